@@ -140,7 +140,7 @@ class Retention(ConfigModel):
 
     Attributes:
         keep_releases: The newest releases of each release config.
-        keep_days: Releases that were resolved, and data sets that were used, in this many last days (of
+        keep_days: Days that a resolved release is kept, and a fetched data set after its last use (of
             what this machine has fetched; what releases have read of them is kept with the releases).
         grace_hours: Nothing younger than this is removed, and an artifact only after it was unused for this long;
             no stage may take longer from finding an artifact to writing its own result.

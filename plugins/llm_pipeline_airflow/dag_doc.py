@@ -42,7 +42,7 @@ Model **{config.model.id}** at `{config.model.revision}`, policy `{config.policy
 {targets}
 
 {_starts(config)}
-Canary steps: {steps}. Every gate ends GO, NO_GO, INCONCLUSIVE or ANOMALOUS; only GO goes on.
+Canary steps: {steps}. Every gate ends in GO, NO_GO, INCONCLUSIVE or ANOMALOUS; only GO continues.
 One release of the model at a time: {turn}.
 Finished work is kept: run the DAG again and stages whose inputs did not change say `reused`.
 """
@@ -54,11 +54,13 @@ def _starts(config: ReleaseConfig) -> str:
     if config.watch is not None:
         watch = config.watch
         text += (
-            f"A new commit on `{config.model.revision}` starts a run that releases exactly it: looked for every "
-            f"{watch.poll_minutes:g} minutes and at the hub's webhook, released when none followed it for "
-            f"{watch.quiet_minutes:g} minutes, at most {watch.rebuilds_per_day} in 24 hours. "
-            "The page Releases says what was decided last.\n"
+            f"A new commit on `{config.model.revision}` starts a run that releases exactly that commit. The watch "
+            f"polls every {watch.poll_minutes:g} minutes and at the hub's webhook, waits until no commit followed for "
+            f"{watch.quiet_minutes:g} minutes, and starts at most {watch.rebuilds_per_day} releases in 24 hours. "
+            "The page Releases shows its last decision.\n"
         )
     if config.schedule is not None:
-        text += f"`{config.schedule}` (UTC) starts a run too; it is skipped when production serves what is there.\n"
+        text += (
+            f"`{config.schedule}` (UTC) starts a run too; it is skipped if production already serves that content.\n"
+        )
     return text

@@ -26,15 +26,15 @@ _LONGEST_RUN = timedelta(minutes=15)
 
 _DOC = """### Guard of {name}
 
-Looks, target by target, for a canary that has traffic and that nobody drives: its controller was not heard of, a person
-was waited for too long, or said no. Such a canary is rolled back. A release that is driven is left alone.
+The watchdog. On each target it rolls back a canary whose controller is gone, that waited too long for a person, or that
+a person denied. A canary with a live controller is left alone.
 
-It also carries out a rollback that was begun, starts a router or a production server that has ended, stops what was
-kept warm when its rollback window ends, and tells people what nobody told them yet. It compares no clocks: a canary is
-silent from when the guard finds nothing new of it. Where the store takes nothing it moves traffic to stable all the
-same, fails, and records it later.
+It also completes a rollback that was begun, starts a router or a production server that has ended, stops the previous
+version when its rollback window ends, and sends notifications that are still due. It compares no clocks of two hosts: a
+canary counts as silent from when the guard finds nothing new of it. If the store accepts no writes, it moves traffic to
+stable anyway, fails, and records it later.
 
-By hand: `llm-pipeline guard`. When it runs is `guard:` in `{file}`; how long is too long, the policy's canary.
+By hand: `llm-pipeline guard`. Its schedule is `guard:` in `{file}`; its time limits are in the policy's `canary`.
 **Keep it unpaused**: without it, traffic stays on a canary whose worker has died until somebody looks.
 """
 

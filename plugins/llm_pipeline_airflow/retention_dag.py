@@ -25,9 +25,9 @@ _PREFIX = "retention__"
 
 _DOC = """### Retention of {name}
 
-Keeps what serves production, what served before, every release on its way, the newest **{rules.keep_releases}**
-releases of each config and those of the last **{rules.keep_days:g} days**. The rest is condemned, and removed by a
-run **{rules.grace_hours:g} hours** later if it is still of no use. Without *delete*, a run only says what would go.
+Keeps what serves production, what served before, every running release, the newest **{rules.keep_releases}** releases
+of each config and those of the last **{rules.keep_days:g} days**. The rest is marked, and removed by a run
+**{rules.grace_hours:g} hours** later if it is still unused. Without *delete*, a run only says what it would remove.
 
 By hand: `llm-pipeline gc`, `llm-pipeline gc --delete`. The rules are `retention:` in `{file}`.
 """

@@ -29,9 +29,9 @@ Trigger it when a release does harm.
 - A release that **serves** is replaced by the one before it. Within the rollback window that one's server is warm, and
   this takes seconds.
 
-It needs no metrics and no approval. Triggered twice, it is done once, and what was taken back is never gone back to.
-Where a canary has just ended in a rollback, production is left only by its name. The last line of the log says what
-serves.
+It needs no metrics and no approval. Triggering it twice is safe, and a release that was rolled back does not return by
+itself. If a canary has just ended in a rollback, name the release in production to leave it. The last line of the log
+says what serves.
 
 By hand: `llm-pipeline rollback MODEL TARGET [--from RELEASE]`.
 """
