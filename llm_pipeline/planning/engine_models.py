@@ -25,6 +25,9 @@ _MODEL_ENVIRONMENT = "model"
 _OF_SEVERAL_PARTS = "ForConditionalGeneration"
 """End of the names of classes that read images or sounds beside text."""
 
+_NO_GROUPS = frozenset({"phi"})
+"""The exporter's sample of a KV cache has a head for each query head, which these fail on where heads share one."""
+
 
 def engine_refusal(target: Target, facts: ModelFacts, transformers: str | None) -> Refused | None:
     """Why a target's engine cannot load a model.
@@ -46,13 +49,19 @@ def engine_refusal(target: Target, facts: ModelFacts, transformers: str | None) 
             reason=f"the CPU engine serves text, and its exporter traces {facts.architecture} with its encoders only",
             nearest="a checkpoint of the text model alone, or a target on a GPU",
         )
+    return _export_refusal(facts, transformers)
+
+
+def _export_refusal(facts: ModelFacts, transformers: str | None) -> Refused | None:
+    """Why the CPU engine's exporter cannot trace a model."""
     table = _table("openvino_exporter")
-    exporter = f"{table['exporter']} {table['version']}"
+    exporter, nearest = f"{table['exporter']} {table['version']}", "a target on a GPU"
     if facts.model_type not in table["architectures"]:
-        return Refused(
-            reason=f"the CPU engine's exporter ({exporter}) does not know architecture {facts.model_type}",
-            nearest="a target on a GPU",
-        )
+        reason = f"the CPU engine's exporter ({exporter}) does not know architecture {facts.model_type}"
+        return Refused(reason=reason, nearest=nearest)
+    if facts.model_type in _NO_GROUPS and facts.key_value_heads != facts.attention_heads:
+        shared = f"{facts.key_value_heads} key and value heads, for {facts.attention_heads} query heads"
+        return Refused(reason=f"{exporter} does not trace {facts.model_type} with {shared}", nearest=nearest)
     oldest, stated = table["architectures"][facts.model_type]
     newest = newest_transformers(facts.model_type, stated)
     if transformers is None or _within(transformers, oldest, newest):
@@ -60,7 +69,7 @@ def engine_refusal(target: Target, facts: ModelFacts, transformers: str | None) 
     span = f"from {oldest} on" if newest is None else f"{oldest or 'old ones'} to {newest}"
     return Refused(
         reason=f"{exporter} traces {facts.model_type} with Transformers {span}, and {transformers} is installed",
-        nearest="a target on a GPU, or a model environment with such a Transformers",
+        nearest=f"{nearest}, or a model environment with such a Transformers",
     )
 
 

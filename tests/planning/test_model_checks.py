@@ -229,6 +229,13 @@ def test_the_cpu_engine_takes_what_its_exporter_traces_with_the_transformers_tha
     assert engine_refusal(gpu_target(), facts_of(model), transformers) is None
 
 
+@pytest.mark.parametrize(("query_heads", "refused"), [(8, False), (32, True)])
+def test_phi_is_not_traced_where_heads_share_keys_and_values(query_heads: int, refused: bool):
+    phi = facts_of("Llama-3.1-8B").model_copy(update={"model_type": "phi", "attention_heads": query_heads})
+    found = engine_refusal(cpu_target(), phi, "5.5.4")
+    assert (found is not None and "8 key and value heads, for 32 query heads" in found.reason) is refused
+
+
 def test_a_model_that_sees_is_not_traced_as_one_that_reads():
     seeing = facts_of("Gemma-3-1B").model_copy(update={"architecture": "Gemma3ForConditionalGeneration"})
     refused = engine_refusal(cpu_target(), seeing, "5.5.4")
