@@ -69,7 +69,7 @@ class Site:
             "maximum_client_lag_milliseconds": 500,
         }
         policy["staging"]["ready_timeout_seconds"] = 300
-        policy["canary"]["steps_percent"] = [10, 50, 100]
+        policy["canary"] |= {"steps_percent": [10, 50, 100], "maximum_bake_seconds": 300}
         path.write_text(yaml.safe_dump(policy))
 
     def run(self, command: str) -> int:
