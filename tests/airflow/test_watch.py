@@ -516,5 +516,6 @@ def test_the_dag_s_documentation_says_what_starts_it(project):
     assert "starts a run" not in release_dag(project.config).doc_md
     project.config.write_text(project.config.read_text() + WATCH + "schedule: '0 3 * * *'\n")
     documentation = release_dag(project.config).doc_md
-    assert "A new commit on `main` starts a run that releases exactly that commit. The watch polls every 5 minutes" in documentation
+    told = "A new commit on `main` starts a run that releases exactly that commit. The watch polls every 5 minutes"
+    assert told in documentation
     assert "`0 3 * * *` (UTC) starts a run too" in documentation
