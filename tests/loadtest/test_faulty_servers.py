@@ -70,11 +70,14 @@ def server(tmp_path_factory):
 
 
 def load_tested(
-    server: FaultyServer, source: TrafficSource, beside: Callable[[Windows], None] = lambda _: None
+    server: FaultyServer,
+    source: TrafficSource,
+    beside: Callable[[Windows], None] = lambda _: None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> LoadTestOutcome:
     """A whole load test; `beside` runs in a thread at the same time."""
     with LoadClient(
-        server.endpoint, processes=1, timeout_seconds=TIMEOUT_SECONDS, server_pids=[server.server.pid]
+        server.endpoint, processes=1, timeout_seconds=timeout_seconds, server_pids=[server.server.pid]
     ) as client:
         windows = Windows(client, source, WORKLOAD, POLICY)
         thread = threading.Thread(target=beside, args=(windows,), daemon=True)
@@ -138,7 +141,7 @@ def test_a_server_that_becomes_slow_misses_its_service_level_and_nothing_else(se
         server.order("slow", factor=35)
 
     server.order()
-    outcome = load_tested(server, source, slow)
+    outcome = load_tested(server, source, slow, timeout_seconds=60.0)  # what waits in its queue is late, not lost
     assert outcome.judgement.verdict is Verdict.NO_GO
     assert {"service level met", "whole answer in time"} <= reasons(outcome)
     assert faults(outcome) == {}
@@ -177,11 +180,14 @@ def test_a_cache_of_answers_flatters_no_window_and_is_anomalous_to_the_probes(se
     assert outcome.judgement.verdict is Verdict.GO  # every prompt was new, so the figures are of generated answers
     probed = asyncio.run(probe(server.endpoint, [], StagingPolicy()))
     assert probed.verdict is Verdict.ANOMALOUS
-    assert "a replay" in probed.summary
+    assert "the server replays answers" in probed.summary
 
 
-@pytest.mark.parametrize(("killed", "fault"), [("kill_model", Fault.TIMEOUT), ("kill", Fault.CONNECTION)])
-def test_a_server_that_dies_under_load_fails(killed, fault, source, tmp_path):
+@pytest.mark.parametrize(
+    ("killed", "possible"),
+    [("kill_model", {Fault.TIMEOUT, Fault.CONNECTION}), ("kill", {Fault.CONNECTION})],  # Triton may die with its stub
+)
+def test_a_server_that_dies_under_load_fails(killed, possible, source, tmp_path):
     def die(windows: Windows) -> None:
         await_target(windows)
         time.sleep(0.6 * WORKLOAD.duration_seconds)
@@ -190,4 +196,4 @@ def test_a_server_that_dies_under_load_fails(killed, fault, source, tmp_path):
     with faulty_server(tmp_path) as server:
         outcome = load_tested(server, source, die)
     assert outcome.judgement.verdict is Verdict.NO_GO
-    assert fault.words in faults(outcome)
+    assert {fault.words for fault in possible} & faults(outcome).keys()

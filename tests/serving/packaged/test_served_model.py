@@ -124,7 +124,7 @@ def test_temperature_samples(server):
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": 2.5}, "temperature"),
         ({"top_p": 0.5}, "top_p: not supported"),
-        ({"parameters": {"top_k": 4, "seed": 1}}, "seed, top_k: not offered"),
+        ({"parameters": {"top_k": 4, "seed": 1}}, "seed, top_k: not supported"),
         ({"stop": [""]}, "none of them empty"),
         ({"stop": ["x"] * 9}, "at most 8"),
     ],
