@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
@@ -45,7 +46,7 @@ class NamedArtifact(Frozen):
     artifact: ArtifactRef
 
 
-class _View(Frozen):
+class _View(Frozen, ABC):
     """Something shown.
 
     Attributes:
@@ -60,8 +61,9 @@ class _View(Frozen):
         if self.damaged:
             yield from ("", *map(str, self.damaged))
 
+    @abstractmethod
     def _facts(self) -> Iterator[str]:
-        raise NotImplementedError
+        """Its own lines."""
 
 
 class ReleaseView(_View):

@@ -5,12 +5,13 @@ Nothing is judged here: each check is their own, so a plan and a build cannot di
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.catalog.runtime_versions import Problem, known_versions, version_order
 from llm_pipeline.catalog.tables import containers, find_gpu
 from llm_pipeline.config.quantization import CheckpointRanks, KvCacheFormat, WeightFormat
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.llm_args.checking import LlmArgsCheck, check_llm_args
 from llm_pipeline.engines.llm_args.dialects import dialect_of
 from llm_pipeline.engines.llm_args.rendering import render_llm_args
 from llm_pipeline.engines.trtllm_build.checkpoint import refuse_other_ranks
@@ -22,6 +23,9 @@ from llm_pipeline.quantization.tensorrt_llm_checkpoint import tensorrt_llm_names
 from llm_pipeline.serving.launch_rules import default_mode, nodes_of, require_launchable
 from llm_pipeline.serving.triton_config.parameters import extra_parameters, target_parameters
 from llm_pipeline.serving.triton_config.queueing import refuse_large_batches
+
+if TYPE_CHECKING:
+    from llm_pipeline.engines.llm_args.checking import LlmArgsCheck
 
 
 def target_problem(target: Target) -> Problem | None:
@@ -80,6 +84,8 @@ def _llm_api_problem(target: Target) -> Problem | None:
 
 
 def _check(target: Target) -> LlmArgsCheck:
+    from llm_pipeline.engines.llm_args.checking import check_llm_args  # jsonschema takes a tenth of a second
+
     arguments = render_llm_args(target, model="checkpoint", checkpoint=None)
     return check_llm_args(arguments.document, arguments.version)
 

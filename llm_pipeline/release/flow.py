@@ -376,7 +376,7 @@ def step_named(name: str) -> Step | None:
 
 
 def clears_up(name: str) -> bool:
-    """Whether a step runs after the others whatever became of them, so that it says nothing of how far they got."""
+    """Whether a step runs even if those before it failed, so that it does not show how far the release got."""
     step = step_named(name)
     return step is not None and not step.decides
 

@@ -121,7 +121,7 @@ class InTurn:
 
     Attributes:
         after: What the first step of every item but the first comes after. Steps of the group itself are those of the
-            item before; that step starts whatever became of them.
+            item before; that step starts when they have ended, well or not.
         needs: What must have ended well nevertheless.
         stopped_by: A step of the group which must have ended well for every earlier item that was offered; "" for none.
     """

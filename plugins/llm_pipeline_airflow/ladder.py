@@ -1,8 +1,8 @@
 """Operators of the ladder: a rung that may be passed over, and the choice behind all of them.
 
-Both run whatever became of the rungs before them, for a recipe that failed must not stop the next one. No trigger rule
-says "all done, but these well" when some are skipped (`all_done_min_one_success` skips with them), so they ask
-for the states that they need.
+Both run when the rungs before them have ended, well or not: a recipe that failed must not stop the next one. No
+trigger rule says "all done, but these well" when some are skipped (`all_done_min_one_success` skips with them), so
+they ask for the states that they need.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RecipeOperator(StageOperator):
 
 
 class NeedingOperator(StageOperator):
-    """A stage that starts whatever became of the tasks before it, and fails or is skipped without some of them.
+    """A stage that starts when the tasks before it have ended, well or not, except for those that it needs or wants.
 
     Args:
         needs: Ids of tasks without whose success it fails.

@@ -478,6 +478,7 @@ SOUND = {"model": "checkpoint", "backend": "pytorch", "tensor_parallel_size": 1,
 
 
 def test_the_llm_apis_model_has_no_finding(tmp_path):
+    pytest.importorskip("jsonschema")
     assert llmapi(tmp_path, SOUND) == ()
 
 
@@ -496,6 +497,7 @@ def test_the_llm_apis_model_has_no_finding(tmp_path):
     ],
 )
 def test_a_mistake_in_the_llm_apis_arguments_is_found(tmp_path, arguments, rule, part):
+    pytest.importorskip("jsonschema")
     findings = [found for found in llmapi(tmp_path, arguments) if found.rule == rule]
     assert findings
     assert {found.file for found in findings} == {"1/model.yaml"}
@@ -503,6 +505,7 @@ def test_a_mistake_in_the_llm_apis_arguments_is_found(tmp_path, arguments, rule,
 
 
 def test_the_line_of_an_argument_is_that_of_the_whole_key(tmp_path):
+    pytest.importorskip("jsonschema")
     text = "model: m\nmax_batch_size: 64\nkv_cache_config:\n  free_memory: 0.9\n"
     text += "triton_config:\n  decoupled: true\n  max_batch_size: 8\n"
     findings = llmapi(tmp_path, text)
@@ -510,6 +513,7 @@ def test_the_line_of_an_argument_is_that_of_the_whole_key(tmp_path):
 
 
 def test_nvidias_model_of_the_llm_api_sets_batches_in_its_arguments_only(tmp_path):
+    pytest.importorskip("jsonschema")
     findings = llmapi(tmp_path, SOUND, max_batch_size=8, model_transaction_policy={"decoupled": True})
     assert {found.rule for found in findings} == {"batching_twice", "decoupled_twice"}
 

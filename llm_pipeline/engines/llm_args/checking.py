@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from jsonschema import Draft202012Validator, ValidationError
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import Frozen
@@ -22,7 +25,6 @@ from llm_pipeline.engines.llm_args.doubts import doubts
 from llm_pipeline.engines.llm_args.problem import Problem
 from llm_pipeline.engines.llm_args.recorded_schema import RecordedSchema, recorded_schema
 from llm_pipeline.engines.llm_args.rules import broken_rules, rule_warnings
-from llm_pipeline.engines.llm_args.schema_errors import SchemaError, schema_errors
 
 _ALIKE = 0.5
 _DISCRIMINATOR = "decoding_type"
@@ -69,7 +71,7 @@ def check_llm_args(document: object, version: str) -> LlmArgsCheck:
         problem = Problem(path="", problem=f"the file is {kind}, and must be a mapping", hint="key: value lines")
         return LlmArgsCheck(version=version, errors=(problem,))
     schema = recorded_schema(dialect)
-    found = _leaf_errors(schema, schema_errors(dict(document), schema.document, schema.document))
+    found = _leaf_errors(schema, Draft202012Validator(schema.document).iter_errors(dict(document)))
     problems = sorted((problem for error in found for problem in _problems(error, dialect)), key=lambda one: one.path)
     errors = [problem for problem in problems if problem.sure or not is_later_than_recorded(version)]
     errors = errors or list(broken_rules(document, dialect))
@@ -80,28 +82,36 @@ def check_llm_args(document: object, version: str) -> LlmArgsCheck:
     return LlmArgsCheck(version=version, warnings=warnings)
 
 
-def _leaf_errors(schema: RecordedSchema, errors: Iterable[SchemaError]) -> Iterator[SchemaError]:
+def _leaf_errors(schema: RecordedSchema, errors: Iterable[ValidationError]) -> Iterator[ValidationError]:
     """Errors of unions replaced by those of the branch that was meant."""
     for error in errors:
-        if error.keyword not in ("anyOf", "oneOf"):
+        if error.validator not in ("anyOf", "oneOf"):
             yield error
-        elif isinstance(error.value, dict) and (meant := schema.branch_for(dict(error.schema), error.value)):
-            inside = list(schema_errors(error.value, meant, schema.document, error.path))
-            below = len(error.path)
-            yield from _leaf_errors(schema, [one for one in inside if _DISCRIMINATOR in one.path[below:]] or inside)
+        elif isinstance(error.instance, dict) and (meant := schema.branch_for(error.schema, error.instance)):
+            inside = list(_inside(error, schema, meant))
+            yield from _leaf_errors(schema, [one for one in inside if _DISCRIMINATOR in one.path] or inside)
         else:
             yield error
 
 
-def _problems(error: SchemaError, dialect: Dialect) -> Iterator[Problem]:
-    if error.keyword == "additionalProperties":
+def _inside(error: ValidationError, schema: RecordedSchema, branch: dict[str, Any]) -> Iterator[ValidationError]:
+    """The errors of a value against one branch, at the place where the union stands."""
+    whole = Draft202012Validator({**branch, "$defs": schema.document["$defs"]})
+    for inner in whole.iter_errors(error.instance):
+        inner.parent = error
+        yield inner
+
+
+def _problems(error: ValidationError, dialect: Dialect) -> Iterator[Problem]:
+    path = tuple(str(part) for part in error.absolute_path)
+    if error.validator == "additionalProperties":
         legal = set(error.schema.get("properties", ()))
-        for key in sorted(set(error.value) - legal):
-            yield _unknown_key(error.path, key, legal, dialect)
-    elif error.keyword == "enum":
-        yield _illegal_value(error.path, error.value, dialect)
+        for key in sorted(set(error.instance) - legal):
+            yield _unknown_key(path, key, legal, dialect)
+    elif error.validator == "enum":
+        yield _illegal_value(path, error.instance, dialect)
     else:
-        yield Problem(path=".".join(error.path), problem=error.message)
+        yield Problem(path=".".join(path), problem=error.message)
 
 
 def _unknown_key(path: tuple[str, ...], key: str, legal: Iterable[str], dialect: Dialect) -> Problem:

@@ -105,7 +105,7 @@ class _ArgumentsFile:
             yield self._finding("arguments", message, "decoupled: true for streaming", key="triton_config.decoupled")
 
     def _arguments(self, arguments: dict[str, Any]) -> Iterator[Finding]:
-        from llm_pipeline.engines.llm_args.checking import check_llm_args
+        from llm_pipeline.engines.llm_args.checking import check_llm_args  # jsonschema is not needed before
 
         if "model" not in arguments:
             yield self._finding("missing_key", "model is missing", "model: a directory, or a name on the hub")

@@ -23,6 +23,7 @@ ARGUMENTS = {"backend": "pytorch", "tensor_parallel_size": 2, "kv_cache_config":
 
 @pytest.mark.parametrize("devices", [[], [[0, 1], [2, 3]]])
 def test_the_repository_of_the_llm_api_has_no_finding(gpu_engine, tmp_path, devices):
+    pytest.importorskip("jsonschema")
     engine, target = gpu_engine("tensorrt_llm_llmapi", serving={"gpu_device_ids": devices})
     (engine / "llm_args.yaml").write_text(yaml.safe_dump(ARGUMENTS))
     write_repository(engine, GOLDEN, FACTS, target, tmp_path / "repository", engine_ref=ENGINE)
