@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
 from huggingface_hub.constants import HF_HUB_ETAG_TIMEOUT
 from huggingface_hub.errors import (
     DisabledRepoError,
@@ -27,6 +28,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import build_hf_headers, parse_ratelimit_headers
 
 from llm_pipeline import __version__
+from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
 from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError
 from llm_pipeline.base.logging import quiet_third_parties
 from llm_pipeline.hub.address import PUBLIC_ENDPOINT, hub_address
@@ -38,6 +40,8 @@ from llm_pipeline.hub.bounded_answers import (
     headers_came,
 )
 from llm_pipeline.hub.source import SourceRefused, SourceUnavailable
+
+RepositoryKind = Literal["model", "dataset"]
 
 TIMEOUT_SECONDS = max(30, HF_HUB_ETAG_TIMEOUT)
 _TRANSIENT_STATUSES = {408, 425, 429}
@@ -108,6 +112,51 @@ class Hub:
             token=self.api.token, library_name=LIBRARY_NAME, library_version=__version__, headers=UNPACKED
         )
         return headers
+
+    def information(
+        self, name: str, revision: str, where: str, *, kind: RepositoryKind = "model", **options: Any
+    ) -> Any:
+        """What the hub's API says of a repository at a revision.
+
+        Args:
+            name: `organisation/name`.
+            revision: Branch, tag or commit.
+            where: What is asked for, for errors.
+            kind: What the repository holds.
+            options: More for the client, such as `files_metadata`.
+
+        Raises:
+            HubRefused: No such repository or revision, or no access to it.
+            HubUnavailable: The hub cannot be asked now.
+            IntegrityError: The answer does not have the shape that the API promises, or names no commit.
+        """
+        try:
+            with self.errors_at(where):
+                found = self.api.repo_info(name, revision=revision, repo_type=kind, timeout=TIMEOUT_SECONDS, **options)
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+        ) as error:  # the client reads without checks
+            raise malformed_answer(where, f"{type(error).__name__}: {error}") from error
+        if not found.sha:
+            raise malformed_answer(where, "it names no commit")
+        return found
+
+    def require_access(self, pinned: PinnedModel, file: HubFile, where: str, kind: RepositoryKind = "model") -> None:
+        """Ask for a file's metadata: the names of a gated repository's files are public, the files are not.
+
+        Raises:
+            HubRefused: No access to it.
+            HubUnavailable: The hub cannot be asked now.
+            IntegrityError: The file is served from another commit.
+        """
+        url = hf_hub_url(pinned.id, file.path, repo_type=kind, revision=pinned.commit, endpoint=self.endpoint)
+        with self.errors_at(where):
+            found = get_hf_file_metadata(url, headers=self.headers(), token=self.api.token, timeout=TIMEOUT_SECONDS)
+        if found.commit_hash != pinned.commit:
+            raise malformed_answer(where, f"a file of {pinned.commit} is served from {found.commit_hash}")
 
     @contextmanager
     def errors_at(self, where: str) -> Iterator[None]:
@@ -238,6 +287,12 @@ def connect(endpoint: str | None, token_variable: str) -> Hub:
         headers=UNPACKED,
     )
     return Hub(endpoint=address, token_variable=token_variable, api=api, has_token=bool(token))
+
+
+def listed_file(sibling: Any) -> HubFile:
+    """A file as the hub's API lists it."""
+    sha256, size = (sibling.lfs.sha256, sibling.lfs.size) if sibling.lfs else (None, sibling.size)
+    return HubFile(path=sibling.rfilename, size=size, sha256=sha256, blob_sha1=sibling.blob_id)
 
 
 def malformed_answer(where: str, problem: str) -> IntegrityError:

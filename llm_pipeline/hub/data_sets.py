@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote
 
-from huggingface_hub import get_hf_file_metadata, hf_hub_url
 from huggingface_hub.errors import OfflineModeIsEnabled
 from pydantic import ValidationError
 
@@ -23,7 +22,7 @@ from llm_pipeline.artifacts.model_files import unsafe_reason
 from llm_pipeline.artifacts.pinned import HubFile, PinnedDataSet, PinnedModel
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.deployment import HubAccess
-from llm_pipeline.hub.access import TIMEOUT_SECONDS, Hub, HubRefused, RepositoryDisabled, connect, malformed_answer
+from llm_pipeline.hub.access import Hub, HubRefused, RepositoryDisabled, connect, listed_file, malformed_answer
 from llm_pipeline.hub.cache_source import CacheSource, default_cache
 from llm_pipeline.hub.directory_source import DirectorySource
 from llm_pipeline.hub.hub_source import HubSource
@@ -90,7 +89,9 @@ class HubDataSets:
         pinned = _pinned(info, where)
         if re.fullmatch(r"[0-9a-f]{40}", revision) and pinned.commit != revision:
             raise malformed_answer(where, f"it is of commit {pinned.commit}, which is not the one requested")
-        self._require_access(pinned, where)
+        data = [file for file in pinned.files if not file.path.startswith(".") and file.path != CARD_FILE]
+        if pinned.gated and data:
+            self.hub.require_access(pinned, min(data, key=lambda file: file.size), where, "dataset")
         return pinned
 
     def open(self, model: PinnedModel, file: HubFile, start: int) -> AbstractContextManager[Body]:
@@ -98,26 +99,11 @@ class HubDataSets:
 
     def _info(self, name: str, revision: str, where: str) -> Any:
         try:
-            with self.hub.errors_at(where):
-                return self.hub.api.dataset_info(name, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS)
+            return self.hub.information(name, revision, where, kind="dataset", files_metadata=True)
         except HubRefused as error:
             if isinstance(error.__cause__, OfflineModeIsEnabled):
                 raise HubRefused(error.message, where=where, hint=self.offline_hint) from error
             raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:  # the client checks nothing that it reads
-            raise malformed_answer(where, f"{type(error).__name__}: {error}") from error
-
-    def _require_access(self, pinned: PinnedDataSet, where: str) -> None:
-        """Ask for one file's metadata: names of a gated data set are public, and its card; its data are not."""
-        data = [file for file in pinned.files if not file.path.startswith(".") and file.path != CARD_FILE]
-        if not pinned.gated or not data:
-            return
-        smallest = min(data, key=lambda file: file.size)
-        url = hf_hub_url(
-            pinned.id, smallest.path, repo_type="dataset", revision=pinned.commit, endpoint=self.hub.endpoint
-        )
-        with self.hub.errors_at(where):
-            get_hf_file_metadata(url, headers=self.hub.headers(), token=self.hub.api.token, timeout=TIMEOUT_SECONDS)
 
 
 def _pinned(info: Any, where: str) -> PinnedDataSet:
@@ -126,17 +112,12 @@ def _pinned(info: Any, where: str) -> PinnedDataSet:
     try:
         return PinnedDataSet(
             id=info.id,
-            commit=info.sha or "",
-            files=tuple(sorted(map(_hub_file, siblings), key=lambda file: file.path)),
+            commit=info.sha,
+            files=tuple(sorted(map(listed_file, siblings), key=lambda file: file.path)),
             gated=info.gated or None,
         )
     except ValidationError as error:
         raise malformed_answer(where, str(error)) from error
-
-
-def _hub_file(sibling: Any) -> HubFile:
-    sha256, size = (sibling.lfs.sha256, sibling.lfs.size) if sibling.lfs else (None, sibling.size)
-    return HubFile(path=sibling.rfilename, size=size, sha256=sha256, blob_sha1=sibling.blob_id)
 
 
 @dataclass(frozen=True)

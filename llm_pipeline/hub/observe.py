@@ -8,7 +8,7 @@ from typing import Any
 
 from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.errors import IntegrityError, Unsupported
-from llm_pipeline.hub.access import TIMEOUT_SECONDS, Hub, HubRefused, malformed_answer
+from llm_pipeline.hub.access import Hub, HubRefused, malformed_answer
 from llm_pipeline.hub.watch import Head, Reference, content_digest, counted_files
 
 
@@ -118,7 +118,7 @@ def head_commit(hub: Hub, model_id: str, revision: str) -> str:
         HubUnavailable: The hub cannot be asked now.
         IntegrityError: The answer is malformed.
     """
-    return str(_information(hub, model_id, revision, expand=["sha"]).sha)
+    return str(hub.information(model_id, revision, f"{model_id}@{revision}", expand=["sha"]).sha)
 
 
 def list_commit(hub: Hub, model_id: str, commit: str) -> Listing:
@@ -129,9 +129,10 @@ def list_commit(hub: Hub, model_id: str, commit: str) -> Listing:
         HubUnavailable: The hub cannot be asked now.
         IntegrityError: The answer is malformed.
     """
-    information = _information(hub, model_id, commit, files_metadata=True)
+    where = f"{model_id}@{commit}"
+    information = hub.information(model_id, commit, where, files_metadata=True)
     if information.sha != commit:
-        raise malformed_answer(f"{model_id}@{commit}", f"it names commit {information.sha}")
+        raise malformed_answer(where, f"it names commit {information.sha}")
     siblings: list[Any] = information.siblings or []
     return Listing(commit, {one.rfilename: one.lfs.sha256 if one.lfs else str(one.blob_id) for one in siblings})
 
@@ -139,18 +140,6 @@ def list_commit(hub: Hub, model_id: str, commit: str) -> Listing:
 def listing_of(model: PinnedModel) -> Listing:
     """The files of a model that was resolved before, as far as they are fetched."""
     return Listing(model.commit, {file.path: file.content for file in model.files})
-
-
-def _information(hub: Hub, model_id: str, revision: str, **options: Any) -> Any:
-    where = f"{model_id}@{revision}"
-    try:
-        with hub.errors_at(where):
-            information = hub.api.model_info(model_id, revision=revision, timeout=TIMEOUT_SECONDS, **options)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:  # the client reads what it got without checks
-        raise malformed_answer(where, f"{type(error).__name__}: {error}") from error
-    if not information.sha:
-        raise malformed_answer(where, "it names no commit")
-    return information
 
 
 def _differences(files: Mapping[str, str], before: Mapping[str, str]) -> frozenset[str]:

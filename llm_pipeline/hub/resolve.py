@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from huggingface_hub import get_hf_file_metadata, hf_hub_url
 from pydantic import ValidationError
 
 from llm_pipeline.artifacts.model_files import Selection, select_files
-from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
+from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.hub.access import TIMEOUT_SECONDS, Hub, RepositoryDisabled, RepositoryRenamed, malformed_answer
+from llm_pipeline.hub.access import Hub, RepositoryDisabled, RepositoryRenamed, listed_file, malformed_answer
 from llm_pipeline.hub.model_card import stated_license
 
 log = get_logger(__name__)
@@ -40,7 +39,7 @@ def pin_revision(hub: Hub, model_id: str, revision: str) -> tuple[PinnedModel, S
         IntegrityError: The listing is malformed, or names unsafe files.
     """
     where = f"{model_id}@{revision}"
-    info = _model_info(hub, model_id, revision, where)
+    info = hub.information(model_id, revision, where, files_metadata=True)
     if info.disabled:
         raise RepositoryDisabled("the repository was disabled", where=where, hint="choose another repository")
     _require_same_name(info, model_id, where)
@@ -49,30 +48,17 @@ def pin_revision(hub: Hub, model_id: str, revision: str) -> tuple[PinnedModel, S
     try:
         model = PinnedModel(
             id=model_id,
-            commit=info.sha or "",
-            files=tuple(_hub_file(siblings[path]) for path in selection.fetched),
+            commit=info.sha,
+            files=tuple(listed_file(siblings[path]) for path in selection.fetched),
             license=stated_license(info.card_data.to_dict() if info.card_data else {}, info.tags or ()),
             gated=info.gated or None,
         )
     except ValidationError as error:
         raise malformed_answer(where, str(error)) from error
     _require_requested_commit(model, revision, where)
-    _check_access(hub, model, where)
+    smallest = min(model.files, key=lambda file: file.size)  # select_files refuses a repository without any
+    hub.require_access(model, smallest, where)
     return model, selection
-
-
-def _model_info(hub: Hub, model_id: str, revision: str, where: str) -> Any:
-    try:
-        with hub.errors_at(where):
-            return hub.api.model_info(model_id, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:  # the client reads what it got without checks
-        raise malformed_answer(where, f"{type(error).__name__}: {error}") from error
-
-
-def _hub_file(sibling: Any) -> HubFile:
-    sha256 = sibling.lfs.sha256 if sibling.lfs else None
-    size = sibling.lfs.size if sibling.lfs else sibling.size
-    return HubFile(path=sibling.rfilename, size=size, sha256=sha256, blob_sha1=sibling.blob_id)
 
 
 def _require_same_name(info: Any, model_id: str, where: str) -> None:
@@ -88,16 +74,6 @@ def _require_same_name(info: Any, model_id: str, where: str) -> None:
 def _require_requested_commit(model: PinnedModel, revision: str, where: str) -> None:
     if re.fullmatch(r"[0-9a-f]{40}", revision) and model.commit != revision:
         raise IntegrityError(f"the hub answers with commit {model.commit}, which is not the one requested", where=where)
-
-
-def _check_access(hub: Hub, model: PinnedModel, where: str) -> None:
-    """Ask for one file's metadata: names of a gated repository are public, its files are not."""
-    smallest = min(model.files, key=lambda file: file.size)  # select_files refuses a repository without any
-    url = hf_hub_url(model.id, smallest.path, revision=model.commit, endpoint=hub.endpoint)
-    with hub.errors_at(where):
-        metadata = get_hf_file_metadata(url, headers=hub.headers(), token=hub.api.token, timeout=TIMEOUT_SECONDS)
-    if metadata.commit_hash != model.commit:
-        raise malformed_answer(where, f"a file of {model.commit} is served from {metadata.commit_hash}")
 
 
 def report_resolved(model: PinnedModel, selection: Selection) -> None:

@@ -70,12 +70,14 @@ class S3Checksum:
         sha256: SHA-256 in hex, of the whole object, or of its parts' SHA-256 if there are parts; None if S3 has none.
         parts: How many parts it was uploaded in; 0 for one request.
         claimed: SHA-256 of the whole in hex, as its uploader wrote beside it.
+        version_id: In a bucket with versioning.
     """
 
     item: S3Object
     sha256: str | None
     parts: int
     claimed: str | None
+    version_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,7 @@ class Bucket:
             sha256=base64.b64decode(encoded).hex() if encoded else None,
             parts=int(parts),
             claimed=answer.get("Metadata", {}).get("sha256"),
+            version_id=None if answer.get("VersionId") == "null" else answer.get("VersionId"),
         )
 
     def list(self, prefix: str) -> Iterator[S3Object]:

@@ -4,8 +4,7 @@ import pytest
 
 from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.errors import Unsupported
-from llm_pipeline.hub.license_review import license_change, require_license
-from llm_pipeline.hub.model_card import card_fields, stated_license
+from llm_pipeline.hub.model_card import card_fields, license_change, require_license, stated_license
 
 
 def model(license_name: str | None = None, gated: str | None = None) -> PinnedModel:

@@ -19,7 +19,7 @@ from llm_pipeline.hub.download import download_model
 from llm_pipeline.hub.s3_source import S3Source
 from llm_pipeline.hub.source import Body, SourceRefused, SourceTooSlow, SourceUnavailable
 from llm_pipeline.hub.transfer import Transfer
-from llm_pipeline.store import s3_session
+from llm_pipeline.store import s3_bucket
 
 from .conftest import CONFIG, safetensors_bytes
 
@@ -182,18 +182,11 @@ def test_no_credentials_are_refused_with_what_to_set(prefix: Prefix, monkeypatch
     assert "AWS_ACCESS_KEY_ID" in caught.value.hint
 
 
-def test_an_answer_longer_than_what_was_pinned_is_not_read_to_its_end(prefix: Prefix) -> None:
-    key = {"Bucket": prefix.bucket, "Key": "models/tiny/config.json"}
-    assert prefix.source._bytes(len(CONFIG), **key) == CONFIG
-    with pytest.raises(SourceRefused, match="more than 5 bytes"):
-        prefix.source._bytes(5, **key)
-
-
 def test_an_object_that_drips_is_given_up_although_each_attempt_gets_further(
     prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, access, connect = prefix.resolve(), prefix.source.access, s3_session.connect
-    monkeypatch.setattr(s3_session, "connect", lambda config: connect(config, AnswerLimits(window_seconds=0.1)))
+    model, access, connect = prefix.resolve(), prefix.source.access, s3_bucket.connect
+    monkeypatch.setattr(s3_bucket, "connect", lambda config: connect(config, AnswerLimits(window_seconds=0.1)))
     with faulty(access.endpoint or "") as faults:
         faults.inject(dripping(0.02, at_once=300_000), when=is_a("GET", "model.safetensors"), times=1000)
         source = S3Source(access.model_copy(update={"endpoint": faults.endpoint}))
