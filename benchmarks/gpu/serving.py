@@ -26,7 +26,6 @@ from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.deployment import ServerPorts
-from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import LoadTestPolicy, RateSearch, ServiceLevel
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import EngineLimits, Target
@@ -167,7 +166,7 @@ def _serve(run: Run, repository: Path) -> RunningServer:
 
 
 def _test(run: Run, server: RunningServer, source: TrafficSource, workload: Workload) -> tuple[LoadTestOutcome, float]:
-    endpoint = Endpoint(url=server.http_url, metrics_url=server.metrics_url)
+    endpoint = server.endpoint
     started = time.monotonic()
     with LoadClient(endpoint, timeout_seconds=60, server_pids=[server.pid]) as client:
         windows = Windows(client, source, workload, _policy(run))

@@ -220,10 +220,11 @@ class TritonSlots:
         return self.alive(slot) and asyncio.run(_answers(self._ports[slot].http))
 
     def in_flight(self, slot: SlotName) -> int | None:
-        from llm_pipeline.serving.triton_server import active_requests, find_server
+        from llm_pipeline.serving.endpoint_access import active_requests
+        from llm_pipeline.serving.triton_server import find_server
 
         server = find_server(self._state(slot))
-        return active_requests(server) if server is not None else None
+        return active_requests(server.endpoint) if server is not None else None
 
     def stop(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> bool:
         from llm_pipeline.serving.triton_server import stop_server
@@ -240,8 +241,7 @@ class TritonSlots:
     def _start(
         self, slot: SlotName, repository: ArtifactRef, environment: Mapping[str, str], token: FencingToken
     ) -> None:
-        from llm_pipeline.serving.repository_host import refuse_other_host
-        from llm_pipeline.serving.repository_links import fetch_links
+        from llm_pipeline.serving.repository_links import fetch_links, refuse_other_host
         from llm_pipeline.serving.triton_server import start_server
 
         if self._triton_home is None or self._python is None:

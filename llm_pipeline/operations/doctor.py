@@ -29,7 +29,7 @@ from llm_pipeline.operations.airflow_pools import airflow_pools, pool_problem, s
 from llm_pipeline.operations.place_status import Health
 from llm_pipeline.operations.status import deployment_status
 from llm_pipeline.planning import host
-from llm_pipeline.serving.repository_host import refuse_other_host
+from llm_pipeline.serving.repository_links import refuse_other_host
 from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home
 from llm_pipeline.store import open_store
 from llm_pipeline.store.places import place_state

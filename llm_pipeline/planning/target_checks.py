@@ -21,8 +21,11 @@ from llm_pipeline.planning.interconnect import interconnect_warnings
 from llm_pipeline.planning.unread_options import unread_warnings
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import tensorrt_llm_names
 from llm_pipeline.serving.launch_rules import default_mode, nodes_of, require_launchable
-from llm_pipeline.serving.triton_config.parameters import extra_parameters, target_parameters
-from llm_pipeline.serving.triton_config.queueing import refuse_large_batches
+from llm_pipeline.serving.triton_config.inflight_batcher import (
+    extra_parameters,
+    refuse_large_batches,
+    target_parameters,
+)
 
 if TYPE_CHECKING:
     from llm_pipeline.engines.llm_args.checking import LlmArgsCheck

@@ -16,9 +16,7 @@ from pathlib import Path
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.serving.ports import LOOPBACK
-from llm_pipeline.serving.repository_host import refuse_other_host
-from llm_pipeline.serving.repository_links import fetch_links
+from llm_pipeline.serving.repository_links import fetch_links, refuse_other_host
 from llm_pipeline.serving.triton_server import start_server, stop_server
 from llm_pipeline.store.artifact_store import ArtifactStore
 
@@ -66,6 +64,6 @@ def comparison_server(
             links=fetch_links(repository, store),
             wait_seconds=wait_seconds,
         )
-        yield Endpoint(url=server.http_url, grpc=f"{LOOPBACK}:{ports.grpc}", metrics_url=server.metrics_url)
+        yield server.endpoint
     finally:
         stop_server(state)

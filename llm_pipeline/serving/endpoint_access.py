@@ -1,4 +1,4 @@
-"""What a client needs to be let in at an endpoint: its headers, and a TLS context that trusts its certificate.
+"""What a client needs to be let in at an endpoint (headers, TLS), and the metrics of the model that it serves.
 
 The values of headers come from the environment. They are checked here, because HTTP and gRPC libraries put a value
 that they refuse into their exception.
@@ -7,11 +7,17 @@ that they refuse into their exception.
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.endpoint import Endpoint
+
+ACTIVE_REQUESTS = "llm_active_requests"
+"""The served model's gauge of requests that wait or run."""
 
 
 def request_headers(endpoint: Endpoint) -> dict[str, str]:
@@ -59,6 +65,29 @@ def grpc_security(endpoint: Endpoint) -> dict[str, Any]:
     except OSError as error:
         raise _unreadable(endpoint, error) from error
     return {"ssl": True, "root_certificates": endpoint.ca_file}
+
+
+def active_requests(endpoint: Endpoint, *, seconds: float = 5.0) -> int | None:
+    """Requests in the model's batcher, from its own metric; None if the metrics cannot be read or lack it.
+
+    Args:
+        endpoint: The server's addresses, headers and certificates.
+        seconds: Longest wait for the metrics.
+    """
+    if endpoint.metrics_url is None:
+        return None
+    try:
+        headers, tls = request_headers(endpoint), tls_context(endpoint)
+        answer = call(endpoint.metrics_url, seconds=seconds, headers=headers, tls=tls)
+        values = metric_values(answer.text.splitlines(), ACTIVE_REQUESTS) if answer.status == HTTPStatus.OK else []
+    except (OSError, ValueError, IndexError):
+        return None
+    return int(sum(values)) if values else None
+
+
+def metric_values(lines: Iterable[str], name: str) -> list[float]:
+    """The values of all series of a metric, from the lines of a Prometheus page."""
+    return [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name)]
 
 
 def _unreadable(endpoint: Endpoint, error: OSError) -> ConfigError:

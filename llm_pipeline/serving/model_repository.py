@@ -19,8 +19,8 @@ from llm_pipeline.artifacts.repository_layout import FACTS_FILE, MODEL_NAME, MOD
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import EngineBuilderName, Target
-from llm_pipeline.serving.repositories import batched, llmapi, openvino
-from llm_pipeline.serving.repositories import engine as engine_repository
+from llm_pipeline.serving.repositories.engine import write_engine_set
+from llm_pipeline.serving.repositories.one_model import write_batched, write_llm_api, write_openvino
 from llm_pipeline.serving.repositories.packaged import Fact, PackagedEngine
 from llm_pipeline.serving.repository_links import write_links
 from llm_pipeline.serving.repository_lint import lint_repository
@@ -28,11 +28,11 @@ from llm_pipeline.serving.repository_lint import lint_repository
 __all__ = ["Fact", "RepositoryFacts", "lint_repository", "write_repository"]
 
 _WRITERS: Mapping[EngineBuilderName, Callable[[PackagedEngine, Path], dict[str, ArtifactRef]]] = {
-    "openvino_cpu": openvino.write,
-    "tensorrt_llm_llmapi": llmapi.write,
-    "tensorrt_llm_engine": engine_repository.write,
-    "transformers_torch": batched.write,
-    "vllm": batched.write,
+    "openvino_cpu": write_openvino,
+    "tensorrt_llm_llmapi": write_llm_api,
+    "tensorrt_llm_engine": write_engine_set,
+    "transformers_torch": write_batched,
+    "vllm": write_batched,
 }
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.serving.repository_host import refuse_other_host
-from llm_pipeline.serving.repository_links import fetch_links
+from llm_pipeline.serving.repository_links import fetch_links, refuse_other_host
 from llm_pipeline.serving.triton_runtime import link_repository
 from llm_pipeline.store.artifact_store import ArtifactStore
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import psutil
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.config.server_ports import ServerPorts
 
 LOOPBACK = "127.0.0.1"
 
@@ -24,6 +25,15 @@ class PortOwner:
 
     def __str__(self) -> str:
         return f"pid {self.pid} ({self.name})" if self.pid else "a process that is not visible from here"
+
+
+def loopback_endpoint(ports: ServerPorts) -> Endpoint:
+    """The endpoint of a server on loopback ports of this host."""
+    return Endpoint(
+        url=f"http://{LOOPBACK}:{ports.http}",
+        grpc=f"{LOOPBACK}:{ports.grpc}",
+        metrics_url=f"http://{LOOPBACK}:{ports.metrics}/metrics",
+    )
 
 
 def require_free(ports: ServerPorts, *, what: str) -> None:

@@ -1,7 +1,8 @@
-"""Links of a model repository: artifacts that are laid into a server's view of it, so that no weights are copied.
+"""What a server needs of a model repository before it starts: linked artifacts, and a host that fits.
 
-`links.json` maps a directory inside the repository to an artifact's kind and digest. Whoever starts a server fetches
-the artifacts from the store, verified, and gives their local directories to `start_server`.
+`links.json` maps a directory inside the repository to an artifact's kind and digest, so that no weights are copied.
+Whoever starts a server fetches the artifacts from the store, verified, and gives their local directories to
+`start_server`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import TypeAdapter, ValidationError
 
-from llm_pipeline.artifacts.repository_layout import LINKS_FILE
+from llm_pipeline.artifacts import host_match
+from llm_pipeline.artifacts.engine_description import ENGINE_FILE, EngineDescription
+from llm_pipeline.artifacts.repository_layout import ENGINE_DIRECTORY, LINKS_FILE, MODEL_NAME, MODEL_VERSION
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore
@@ -59,3 +62,16 @@ def is_inside(name: str) -> bool:
     """Whether a link is a plain relative path."""
     parts = PurePosixPath(name).parts
     return bool(parts) and not name.startswith("/") and not {"..", "."} & set(name.split("/"))
+
+
+def refuse_other_host(repository: Path) -> None:
+    """Refuse a repository whose engine was built for another kind of host; one that does not say may go anywhere.
+
+    Raises:
+        IntegrityError: The engine's description is damaged.
+        Unsupported: The host differs; every difference is named.
+        Transient: The host's driver does not answer.
+    """
+    engine = repository / MODEL_NAME / str(MODEL_VERSION) / ENGINE_DIRECTORY
+    if (engine / ENGINE_FILE).is_file():
+        host_match.refuse_other_host(EngineDescription.read(engine))

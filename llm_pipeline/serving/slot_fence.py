@@ -1,12 +1,15 @@
-"""The fence of a place: whoever acts on its slots shows a token, and one older than the newest seen is refused.
+"""The lock of a server slot, and the fence of a place against owners that were replaced without noticing.
 
-A controller that was frozen loses its lease without noticing. When it wakes up, it may be about to start or stop a
-server, and no check that it made before it was frozen holds any more. So the check is made where the server is, under
-the lock of its slot: nobody starts or stops anything between the check and the act.
+Whoever acts on a slot of a place shows a token, and a token older than the newest one seen is refused. A controller
+that was frozen loses its lease without noticing. When it wakes up, it may be about to start or stop a server, and no
+check that it made before it was frozen holds any more. So the check is made where the server is, under the lock of its
+slot: nobody starts or stops anything between the check and the act.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,9 +21,20 @@ from llm_pipeline.base.file_lock import flocked
 from llm_pipeline.base.logging import get_logger
 
 log = get_logger(__name__)
-
 _FILE = "fence.json"
 _LOCK = "fence.lock"
+
+
+@contextmanager
+def exclusive(state: Path) -> Iterator[None]:
+    """Hold a slot's lock; it is free again when the process ends, however it does.
+
+    Raises:
+        HolderStopped: Whoever starts or stops the slot's server is stopped itself.
+    """
+    state.mkdir(parents=True, exist_ok=True)
+    with flocked(state / "lock"):
+        yield
 
 
 @dataclass(frozen=True, order=True)

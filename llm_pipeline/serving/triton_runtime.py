@@ -1,4 +1,4 @@
-"""What a tritonserver needs around it: backends with the right python stub, libraries, and an interpreter that fits.
+"""What a tritonserver needs around it: backends with the right python stub, libraries, a fitting interpreter, memory.
 
 The server is the one inside the nvidia-pytriton wheel (Triton 2.51), or an installed one, as in NVIDIA's containers.
 Its python backend runs `model.py` in a stub process that embeds the first `python3` on PATH and loads that
@@ -7,6 +7,7 @@ interpreter's shared libpython. The wheel has a stub for each Python; an install
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from llm_pipeline.base.directory_listing import refuse_unreadable
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.base.offline import OFFLINE
 
+_DIRECTORY = Path("/dev/shm")  # noqa: S108 - where the kernel keeps POSIX shared memory
 STUB = "triton_python_backend_stub"
 _INTERPRETER_FACTS = """
 import importlib.metadata, json, os, sys, sysconfig
@@ -37,6 +39,7 @@ print(json.dumps({
     "places": sorted({sys.prefix, sys.base_prefix, *(entry for entry in sys.path if os.path.isabs(entry))}),
 }))
 """
+
 _INHERITED = ("LANG", "LC_ALL", "TZ", "USER")  # never a token, never PYTHONPATH
 _HOME, _TEMPORARY = "home", "tmp"
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -45,6 +48,24 @@ _OF_THE_CONTAINER = (
     "OPAL_PREFIX", "PATH",
 )  # fmt: skip
 _OF_THE_CONTAINER_PREFIXES = ("NCCL_", "OMPI_MCA_", "TLLM_", "TRTLLM_", "UCX_")
+
+
+def segment_prefix(state: Path) -> str:
+    """The prefix of the segments of the server whose state directory this is; the same after a restart."""
+    return f"llm_pipeline_{hashlib.sha256(str(state.resolve()).encode()).hexdigest()[:16]}_"
+
+
+def segments(prefix: str) -> list[Path]:
+    """The segments with this prefix that exist now."""
+    return sorted(_DIRECTORY.glob(f"{prefix}*"))
+
+
+def remove_segments(prefix: str) -> int:
+    """Remove the segments with this prefix, which a killed server leaves behind; returns how many."""
+    found = segments(prefix)
+    for segment in found:
+        segment.unlink(missing_ok=True)
+    return len(found)
 
 
 @dataclass(frozen=True)

@@ -16,34 +16,37 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from llm_pipeline.artifacts.repository_layout import MODEL_NAME
 from llm_pipeline.base import detached
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.confinement import confined
 from llm_pipeline.base.digest import sha256_json
+from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import ConfigError, Terminal, Transient
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.base.records import Frozen
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.serving.endpoint_access import active_requests
 from llm_pipeline.serving.identity import served_name
-from llm_pipeline.serving.ports import LOOPBACK, require_free
+from llm_pipeline.serving.ports import LOOPBACK, loopback_endpoint, require_free
 from llm_pipeline.serving.server_log import failure_lines
-from llm_pipeline.serving.shared_memory import remove_segments, segment_prefix
-from llm_pipeline.serving.slot_fence import FencingToken, admit
-from llm_pipeline.serving.slot_lock import exclusive
+from llm_pipeline.serving.slot_fence import FencingToken, admit, exclusive
 from llm_pipeline.serving.triton_runtime import (
     inspect_interpreter,
     link_repository,
     open_home,
     prepare_runtime,
+    remove_segments,
+    segment_prefix,
     server_environment,
     server_reads,
 )
 
 _EXIT_TIMEOUT_SECONDS = 5
 _GRACE_SECONDS = _EXIT_TIMEOUT_SECONDS + 7.0  # Triton itself needs about 3 s after the last request
-_ACTIVE_REQUESTS = "llm_active_requests"
 _log = get_logger(__name__)
 
 
@@ -55,7 +58,7 @@ class SlotBusy(ConfigError):
     """The slot already serves another repository."""
 
 
-class RunningServer(BaseModel):
+class RunningServer(Frozen):
     """A Triton server and what it serves.
 
     Attributes:
@@ -68,8 +71,6 @@ class RunningServer(BaseModel):
         started_at: When it was started, UTC.
         ready_seconds: Time from the start to a loaded model.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     repository: Path
     digest: str = ""
@@ -86,9 +87,14 @@ class RunningServer(BaseModel):
         return self.process.pid
 
     @property
+    def endpoint(self) -> Endpoint:
+        """Where it answers."""
+        return loopback_endpoint(self.ports)
+
+    @property
     def http_url(self) -> str:
         """Base URL of its HTTP endpoint."""
-        return f"http://{LOOPBACK}:{self.ports.http}"
+        return self.endpoint.url
 
     @property
     def metrics_url(self) -> str:
@@ -300,9 +306,7 @@ def _await_ready(server: RunningServer, state: Path, wait_seconds: float) -> Run
             )
         time.sleep(0.05)
     ready = server.model_copy(update={"ready_seconds": round(time.monotonic() - started, 3)})
-    temporary = state / ".server.json"
-    temporary.write_text(ready.model_dump_json(indent=1))
-    temporary.replace(state / "server.json")
+    replace_durably(state / "server.json", ready.model_dump_json(indent=1).encode())
     _log.info("server ready", slot=state.name, pid=ready.pid, url=ready.http_url, seconds=ready.ready_seconds)
     return ready
 
@@ -322,16 +326,8 @@ def _sweep(state: Path) -> None:
 
 def _drain(server: RunningServer, drain_seconds: float) -> None:
     deadline = time.monotonic() + drain_seconds
-    while time.monotonic() < deadline and server.alive and active_requests(server) != 0:
+    while time.monotonic() < deadline and server.alive and active_requests(server.endpoint, seconds=2.0) != 0:
         time.sleep(0.1)
-
-
-def active_requests(server: RunningServer) -> int | None:
-    """Requests in the model's batcher, from its own metric; None when it does not tell."""
-    status, body = _get(server.ports.metrics, "/metrics")
-    lines = body.splitlines() if status == HTTPStatus.OK else []
-    values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(_ACTIVE_REQUESTS)]
-    return int(sum(values)) if values else None
 
 
 def _get(port: int, path: str) -> tuple[int, str]:

@@ -23,8 +23,7 @@ from llm_pipeline.serving.control import Candidate, ServerControl, StagedServer,
 from llm_pipeline.serving.identity import require_served
 from llm_pipeline.serving.kubernetes_manifests.released import ServedRelease
 from llm_pipeline.serving.probes import probe
-from llm_pipeline.serving.repository_host import refuse_other_host
-from llm_pipeline.serving.repository_links import fetch_links
+from llm_pipeline.serving.repository_links import fetch_links, refuse_other_host
 from llm_pipeline.serving.triton_server import SlotBusy
 from llm_pipeline.stages.request_parts import server_slot
 

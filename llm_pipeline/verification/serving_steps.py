@@ -14,7 +14,6 @@ from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.deployment import ServerPorts
-from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.engines.golden_match import LEAST_GOLDEN_MATCH
 from llm_pipeline.serving.model_repository import write_repository
@@ -73,8 +72,7 @@ def _serve(bench: Bench, recipe: PreparedCheckpoint, built: str, step: str, metr
             repository, _free_ports(), triton_home=bench.triton_home, python=bench.python, state=state,
             environment=bench.server_environment, links=links, wait_seconds=_LOAD_SECONDS,
         )  # fmt: skip
-        endpoint = Endpoint(url=server.http_url, metrics_url=server.metrics_url)
-        judgement = asyncio.run(probe(endpoint, golden, policy))
+        judgement = asyncio.run(probe(server.endpoint, golden, policy))
         families = _families(server)
     finally:
         stop_server(state)

@@ -18,8 +18,7 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.slots import WarmUp
 from llm_pipeline.config.deployment import ServerPorts
-from llm_pipeline.serving.slot_fence import FencingToken, admit, newest_token
-from llm_pipeline.serving.slot_lock import exclusive
+from llm_pipeline.serving.slot_fence import FencingToken, admit, exclusive, newest_token
 
 UPSTREAM = Path(__file__).with_name("upstream.py")
 

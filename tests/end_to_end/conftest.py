@@ -18,7 +18,7 @@ from llm_pipeline.demo.console import Console
 from llm_pipeline.demo.layout import DemoLayout
 from llm_pipeline.demo.releases import Demo
 from llm_pipeline.flow import Flow
-from llm_pipeline.serving.shared_memory import segment_prefix, segments
+from llm_pipeline.serving.triton_runtime import segment_prefix, segments
 from llm_pipeline.store import open_store
 
 _REPOSITORY = Path(__file__).parents[2]

@@ -18,7 +18,8 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.cli import main
 from llm_pipeline.config.target import Target
 from llm_pipeline.serving.lint import Finding, lint_repository_directory
-from llm_pipeline.serving.triton_config import (
+from llm_pipeline.serving.triton_config.inflight_batcher import (
+    add_tensors,
     bls_config,
     engine_model_config,
     ensemble_config,
@@ -26,13 +27,19 @@ from llm_pipeline.serving.triton_config import (
     preprocessing_config,
     write_config,
 )
-from llm_pipeline.serving.triton_config.recorded import recorded_llmapi_tensors
-from llm_pipeline.serving.triton_config.tensors import add_tensors
+from llm_pipeline.serving.triton_config.recorded import RecordedTensor
 
 ARTICLES = Path(__file__).parent / "articles"
 TOY = Path(__file__).parent / "toy_repository"
 ENGINE = {"build_config": {"max_batch_size": 32, "max_beam_width": 1}, "pretrained_config": {"mapping": {}}}
 CODE = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+LLMAPI_TENSORS = {
+    side: [RecordedTensor.model_validate(tensor) for tensor in tensors]
+    for side, tensors in json.loads((Path(__file__).parent / "llmapi_tensors.json").read_text()).items()
+    if side in ("inputs", "outputs")
+}
+"""Of the model of NVIDIA's `llmapi` repository."""
+
 EXPECTED = {
     "000": [
         ("tensorrt_llm", 3, "leftover", "tensorrtllm"),
@@ -463,8 +470,7 @@ def llmapi(directory: Path, arguments: Any, **fields: Any) -> tuple[Finding, ...
     from tritonclient.grpc import model_config_pb2 as messages
 
     config = messages.ModelConfig(name="tensorrt_llm", backend="python", **fields)
-    tensors = recorded_llmapi_tensors()
-    add_tensors(config, tensors.inputs, tensors.outputs, {})
+    add_tensors(config, LLMAPI_TENSORS["inputs"], LLMAPI_TENSORS["outputs"], {})
     write_config(config, directory / "tensorrt_llm")
     (directory / "tensorrt_llm/1").mkdir()
     (directory / "tensorrt_llm/1/model.py").write_text(CODE)

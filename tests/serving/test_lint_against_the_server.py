@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from llm_pipeline.config.target import Target
 from llm_pipeline.serving.lint import lint_repository_directory
-from llm_pipeline.serving.triton_config import (
+from llm_pipeline.serving.triton_config.inflight_batcher import (
     engine_model_config,
     ensemble_config,
     postprocessing_config,

@@ -25,7 +25,7 @@ GOLDEN = [
 
 
 def probed(server, golden=GOLDEN, policy=POLICY, **options) -> Judgement:
-    endpoint = Endpoint(url=server.http_url, metrics_url=server.metrics_url)
+    endpoint = server.endpoint
     return asyncio.run(probe(endpoint, golden, policy, **options))
 
 

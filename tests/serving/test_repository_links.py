@@ -11,8 +11,7 @@ from llm_pipeline.artifacts.host_facts import GpuFacts, HostFacts
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import Target
-from llm_pipeline.serving.repository_host import refuse_other_host
-from llm_pipeline.serving.repository_links import fetch_links, read_links, write_links
+from llm_pipeline.serving.repository_links import fetch_links, read_links, refuse_other_host, write_links
 from llm_pipeline.serving.triton_runtime import link_repository
 from llm_pipeline.store import open_store
 

@@ -20,7 +20,7 @@ from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.config.serving_options import ServingOptions
 from llm_pipeline.config.target import Target
 from llm_pipeline.config.triton_names import TRITON_NAMES, TritonName
-from llm_pipeline.serving.triton_config import (
+from llm_pipeline.serving.triton_config.inflight_batcher import (
     apply_queue,
     bls_config,
     config_text,

@@ -19,13 +19,12 @@ from llm_pipeline.base.labels import LABEL_PREFIX, label_value
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_place import DockerServer
-from llm_pipeline.serving.control.endpoints import loopback_endpoint
 from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
 from llm_pipeline.serving.control.waiting import await_model, await_no_requests
 from llm_pipeline.serving.launch_plan import LaunchPlan, launch_plan
-from llm_pipeline.serving.ports import LOOPBACK
+from llm_pipeline.serving.ports import LOOPBACK, loopback_endpoint
 from llm_pipeline.serving.server_log import failure_lines
-from llm_pipeline.serving.slot_lock import exclusive
+from llm_pipeline.serving.slot_fence import exclusive
 from llm_pipeline.serving.triton_runtime import link_repository
 from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy
 

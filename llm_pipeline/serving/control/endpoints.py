@@ -6,7 +6,7 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_place import KubernetesServer, ServerPlace
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.serving.kubernetes_manifests.released import staging_name, workload_endpoint
-from llm_pipeline.serving.ports import LOOPBACK
+from llm_pipeline.serving.ports import loopback_endpoint
 
 
 def endpoint_of(place: ServerPlace, *, release_name: str, target_name: str) -> Endpoint:
@@ -22,15 +22,6 @@ def endpoint_of(place: ServerPlace, *, release_name: str, target_name: str) -> E
     if isinstance(place, KubernetesServer):
         return place.endpoint or _service_endpoint(place, release_name, target_name)
     return place.endpoint
-
-
-def loopback_endpoint(ports: ServerPorts) -> Endpoint:
-    """The endpoint of a server on loopback ports of this host."""
-    return Endpoint(
-        url=f"http://{LOOPBACK}:{ports.http}",
-        grpc=f"{LOOPBACK}:{ports.grpc}",
-        metrics_url=f"http://{LOOPBACK}:{ports.metrics}/metrics",
-    )
 
 
 def _service_endpoint(place: KubernetesServer, release_name: str, target_name: str) -> Endpoint:

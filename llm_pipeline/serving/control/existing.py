@@ -9,19 +9,20 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from llm_pipeline.artifacts.repository_layout import MODEL_NAME
+from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.server_place import ExistingServer
-from llm_pipeline.serving.control.model_control import ModelControl, ModelRefused
+from llm_pipeline.serving.control.model_control import ModelControl, ModelRefused, open_model_control
 from llm_pipeline.serving.control.model_directory import open_model_directory
 from llm_pipeline.serving.control.model_versions import ModelVersions, candidate_config, differing_fields
-from llm_pipeline.serving.control.open_model_control import open_model_control
 from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
 from llm_pipeline.serving.control.waiting import await_no_requests
-from llm_pipeline.serving.slot_lock import exclusive
+from llm_pipeline.serving.slot_fence import exclusive
 from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy
 
 log = get_logger(__name__)
@@ -29,7 +30,7 @@ log = get_logger(__name__)
 _ANSWER_SECONDS = 30.0
 
 
-class LoadedVersion(BaseModel):
+class LoadedVersion(Frozen):
     """What we did to a server, and how it was before.
 
     Attributes:
@@ -39,8 +40,6 @@ class LoadedVersion(BaseModel):
         config: The model's configuration before it; None when it was not loaded.
         ready_seconds: Time of the load; 0 while it has not ended.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: int
     digest: str
@@ -192,6 +191,4 @@ class ExistingControl:
             raise ConfigError("not a record of a loaded version", where=str(self._record)) from error
 
     def _write(self, loaded: LoadedVersion) -> None:
-        temporary = self._record.with_suffix(".partial")
-        temporary.write_text(loaded.model_dump_json(indent=1), encoding="utf-8")
-        temporary.replace(self._record)
+        replace_durably(self._record, loaded.model_dump_json(indent=1).encode())

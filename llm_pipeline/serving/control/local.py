@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.server_place import LocalServer
-from llm_pipeline.serving.control.endpoints import loopback_endpoint
 from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
 from llm_pipeline.serving.control.waiting import await_no_requests
+from llm_pipeline.serving.ports import loopback_endpoint
 from llm_pipeline.serving.triton_server import RunningServer, find_server, start_server, stop_server
 
 
@@ -46,7 +46,7 @@ class LocalControl:
 
 def _staged(server: RunningServer) -> StagedServer:
     return StagedServer(
-        endpoint=loopback_endpoint(server.ports),
+        endpoint=server.endpoint,
         digest=server.digest,
         ready_seconds=server.ready_seconds,
         pids=(server.pid,),

@@ -6,16 +6,28 @@ Source: the model repository extension of the inference protocol (triton-inferen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from http import HTTPStatus
+from typing import Any, Literal, Protocol
 
-from llm_pipeline.base.errors import Terminal
+from llm_pipeline.base.bounded_http import call
+from llm_pipeline.base.errors import ConfigError, Terminal, Transient
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.serving.endpoint_access import grpc_security, request_headers, tls_context
 
 ModelConfigDocument = Mapping[str, Any]
 """A model's configuration as JSON, with the names of `model_config.proto`."""
 
 _READY = "READY"
+_NOT_ALLOWED_STATUS = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+_RESTRICTED = "triton-grpc-protocol-"
+"""Triton looks for the key of a restricted protocol behind this prefix; gateways look for the bare name."""
+
+_AWAY = ("StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED")
+_NOT_ALLOWED = ("StatusCode.UNAUTHENTICATED", "StatusCode.PERMISSION_DENIED")
+_RESTRICTED_ANSWER = "This protocol is restricted"
 
 
 class ModelRefused(Terminal):
@@ -81,3 +93,166 @@ class ModelControl(Protocol):
     def close(self) -> None:
         """Close the connections."""
         ...
+
+
+class HttpModelControl:
+    """A connection for each call: a server that was away for a while is asked again without ado.
+
+    Args:
+        endpoint: The server's addresses, headers and certificates.
+        timeout_seconds: Longest wait for an answer.
+    """
+
+    def __init__(self, endpoint: Endpoint, *, timeout_seconds: float) -> None:
+        self._url = endpoint.url.rstrip("/")
+        self._headers = request_headers(endpoint)
+        self._tls = tls_context(endpoint)
+        self._timeout_seconds = timeout_seconds
+
+    def versions(self, model: str) -> tuple[ModelVersion, ...]:
+        status, body = self._call("POST", "/v2/repository/index", {})
+        if status != HTTPStatus.OK:
+            raise Transient(f"the server does not tell its models: {_reason(body)}", where=self._url)
+        index: list[dict[str, str]] = json.loads(body)
+        return tuple(
+            ModelVersion(int(entry.get("version") or 0), entry.get("state", ""), entry.get("reason", ""))
+            for entry in index
+            if entry["name"] == model
+        )
+
+    def config(self, model: str) -> ModelConfigDocument | None:
+        status, body = self._call("GET", f"/v2/models/{model}/config")
+        return dict(json.loads(body)) if status == HTTPStatus.OK else None
+
+    def is_ready(self, model: str, version: int) -> bool:
+        return self._call("GET", f"/v2/models/{model}/versions/{version}/ready")[0] == HTTPStatus.OK
+
+    def load(self, model: str, config: ModelConfigDocument | None = None) -> None:
+        parameters = {"parameters": {"config": json.dumps(config)}} if config else {}
+        self._act(model, "load", parameters)
+
+    def unload(self, model: str) -> None:
+        self._act(model, "unload", {})
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def _act(self, model: str, verb: str, body: dict[str, Any]) -> None:
+        status, answer = self._call("POST", f"/v2/repository/models/{model}/{verb}", body)
+        if status != HTTPStatus.OK:
+            raise ModelRefused(f"{model}: {_reason(answer)}", where=self._url)
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
+        try:
+            answer = call(
+                self._url + path,
+                seconds=self._timeout_seconds,
+                method=method,
+                headers=self._headers,
+                body=None if body is None else json.dumps(body).encode(),
+                tls=self._tls,
+            )
+        except OSError as error:
+            raise Transient(f"no server answers: {error}", where=self._url) from error
+        if answer.status in _NOT_ALLOWED_STATUS:
+            raise ConfigError(
+                f"the server refuses access: {_reason(answer.body)}",
+                where=f"{self._url}{path}",
+                hint="name the header that opens its restricted APIs under header_variables of the endpoint",
+            )
+        return answer.status, answer.body
+
+
+def _reason(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace")[:300] or "no reason given"
+
+
+class GrpcModelControl:
+    """One channel.
+
+    Args:
+        endpoint: The server's addresses, headers and certificates; a `ca_file` or an https URL means TLS.
+        timeout_seconds: Longest wait for an answer.
+
+    Raises:
+        ConfigError: The endpoint has no gRPC address.
+    """
+
+    def __init__(self, endpoint: Endpoint, *, timeout_seconds: float) -> None:
+        from tritonclient.grpc import InferenceServerClient
+
+        if endpoint.grpc is None:
+            raise ConfigError("the endpoint has no gRPC address", where=endpoint.url, hint="name it as grpc")
+        self._where = f"grpc://{endpoint.grpc}"
+        self._timeout_seconds = timeout_seconds
+        headers = {name.lower(): value for name, value in request_headers(endpoint).items()}
+        self._headers = headers | {f"{_RESTRICTED}{name}": value for name, value in headers.items()}
+        self._client = InferenceServerClient(endpoint.grpc, **grpc_security(endpoint))
+
+    def versions(self, model: str) -> tuple[ModelVersion, ...]:
+        index = self._call(self._client.get_model_repository_index)
+        return tuple(
+            ModelVersion(int(entry.version or 0), entry.state, entry.reason)
+            for entry in index.models
+            if entry.name == model
+        )
+
+    def config(self, model: str) -> ModelConfigDocument | None:
+        from google.protobuf.json_format import MessageToDict
+
+        try:
+            found = self._call(self._client.get_model_config, model)
+        except ModelRefused:
+            return None
+        return dict(MessageToDict(found.config, preserving_proto_field_name=True))
+
+    def is_ready(self, model: str, version: int) -> bool:
+        return bool(self._call(self._client.is_model_ready, model, str(version)))
+
+    def load(self, model: str, config: ModelConfigDocument | None = None) -> None:
+        self._call(self._client.load_model, model, config=json.dumps(config) if config else None)
+
+    def unload(self, model: str) -> None:
+        self._call(self._client.unload_model, model)
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._client.close()
+
+    def _call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        from tritonclient.utils import InferenceServerException
+
+        try:
+            return function(*args, headers=self._headers, client_timeout=self._timeout_seconds, **options)
+        except InferenceServerException as error:
+            status, message = str(error.status()), str(error.message())
+            if status in _NOT_ALLOWED or _RESTRICTED_ANSWER in message:
+                raise ConfigError(
+                    f"the server refuses access: {message}",
+                    where=self._where,
+                    hint="name the header that opens its restricted protocols under header_variables of the endpoint",
+                ) from error
+            if status in _AWAY and "failed to load" not in message:
+                raise Transient(f"no server answers: {message}", where=self._where) from error
+            raise ModelRefused(message, where=self._where) from error
+
+
+def open_model_control(
+    endpoint: Endpoint, protocol: Literal["http", "grpc"] = "http", *, timeout_seconds: float = 600.0
+) -> ModelControl:
+    """The model control of the server at an endpoint.
+
+    Args:
+        endpoint: Its addresses, headers and certificates.
+        protocol: The one to talk.
+        timeout_seconds: Longest wait for an answer; a load answers when the model is loaded.
+
+    Raises:
+        ConfigError: A header's variable is not set, or the certificates cannot be read.
+    """
+    if protocol == "grpc":
+        return GrpcModelControl(endpoint, timeout_seconds=timeout_seconds)
+    return HttpModelControl(endpoint, timeout_seconds=timeout_seconds)

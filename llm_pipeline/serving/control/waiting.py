@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from http import HTTPStatus
 
 from llm_pipeline.artifacts.repository_layout import MODEL_NAME, MODEL_VERSION
-from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.serving.control.open_model_control import open_model_control
-from llm_pipeline.serving.endpoint_access import request_headers, tls_context
+from llm_pipeline.serving.control.model_control import open_model_control
+from llm_pipeline.serving.endpoint_access import active_requests
 
-_ACTIVE_REQUESTS = "llm_active_requests"
 _POLL_SECONDS = 0.1
 _ANSWER_SECONDS = 5.0
 _SILENT_SECONDS = 2.0
@@ -51,20 +48,6 @@ def await_no_requests(endpoint: Endpoint, seconds: float) -> bool:
             return False
         time.sleep(_POLL_SECONDS)
     return True
-
-
-def active_requests(endpoint: Endpoint) -> int | None:
-    """Requests in the model's batcher, from its own metric; None where it does not tell."""
-    if endpoint.metrics_url is None:
-        return None
-    try:
-        headers, tls = request_headers(endpoint), tls_context(endpoint)
-        answer = call(endpoint.metrics_url, seconds=_ANSWER_SECONDS, headers=headers, tls=tls)
-        lines = answer.text.splitlines() if answer.status == HTTPStatus.OK else []
-        values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(_ACTIVE_REQUESTS)]
-    except (OSError, ValueError, IndexError):
-        return None
-    return int(sum(values)) if values else None
 
 
 def _is_ready(ask: Callable[[], bool]) -> bool:

@@ -9,21 +9,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llm_pipeline.serving.lint.batch_io_rules import batch_io_rules
-from llm_pipeline.serving.lint.batching_rules import batching_rules
 from llm_pipeline.serving.lint.code_rules import code_rules
-from llm_pipeline.serving.lint.engine_rules import engine_rules
+from llm_pipeline.serving.lint.engine_rules import engine_rules, set_rules
 from llm_pipeline.serving.lint.ensemble_rules import ensemble_rules
-from llm_pipeline.serving.lint.file_rules import file_rules
-from llm_pipeline.serving.lint.finding import Finding
-from llm_pipeline.serving.lint.instance_rules import instance_rules
 from llm_pipeline.serving.lint.llmapi_rules import llmapi_rules
-from llm_pipeline.serving.lint.model_rules import model_rules
-from llm_pipeline.serving.lint.parameter_rules import template_rules
-from llm_pipeline.serving.lint.repository import read_repository
-from llm_pipeline.serving.lint.sequence_rules import sequence_rules
-from llm_pipeline.serving.lint.set_rules import set_rules
-from llm_pipeline.serving.lint.text_rules import text_rules
+from llm_pipeline.serving.lint.model_rules import batch_io_rules, file_rules, instance_rules, model_rules
+from llm_pipeline.serving.lint.repository import Finding, read_repository
+from llm_pipeline.serving.lint.scheduling_rules import batching_rules, sequence_rules
+from llm_pipeline.serving.lint.template_rules import template_rules, text_rules
 
 __all__ = ["Finding", "lint_repository_directory"]
 

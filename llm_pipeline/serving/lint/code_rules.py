@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_pipeline.artifacts.repository_layout import MODEL_FILE
-from llm_pipeline.serving.lint.finding import Finding, Severity
-from llm_pipeline.serving.lint.repository import ModelSource, Repository
+from llm_pipeline.serving.lint.repository import Finding, ModelSource, Repository, Severity
 
 _COMPILER_NAMES = ("BuildConfig", "PluginConfig")
 _LLM_CLASSES = ("LLM", "AsyncLLM")

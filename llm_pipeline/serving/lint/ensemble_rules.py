@@ -1,17 +1,20 @@
-"""Rules of ensembles: that every tensor is made once and used (triton core, ensemble_utils.cc)."""
+"""Rules of ensembles: wiring, types and order of their tensors (triton core, ensemble_utils.cc)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llm_pipeline.serving.lint.ensemble_graph import graph_rules
-from llm_pipeline.serving.lint.ensemble_types import type_rules
-from llm_pipeline.serving.lint.finding import Finding
-from llm_pipeline.serving.lint.repository import ModelSource, Repository
+from llm_pipeline.serving.lint.repository import Finding, ModelSource, Repository
 
 if TYPE_CHECKING:
-    from tritonclient.grpc.model_config_pb2 import ModelEnsembling
+    from tritonclient.grpc.model_config_pb2 import ModelEnsembling, ModelInput, ModelOutput
+
+    Steps = Sequence[ModelEnsembling.Step]
+
+_ANY = -1
+_NO_STREAM = 0
 
 
 def ensemble_rules(model: ModelSource, repository: Repository) -> Iterator[Finding]:
@@ -139,3 +142,132 @@ def _version(
         loaded = ", ".join(map(str, there)) or "none"
         message = f"its step asks for version {asked} of {called.name}, which loads {loaded}"
         yield model.finding("missing_version", message, "model_version: -1 for the latest", line)
+
+
+@dataclass(frozen=True)
+class _Use:
+    """One end of a tensor of the ensemble.
+
+    Attributes:
+        owner: What declares it, in words.
+        data_type: Triton's name of the type.
+        dims: Without the batch.
+        batched: Whether the owner's requests come in batches, whose dimension comes first.
+    """
+
+    owner: str
+    data_type: str
+    dims: tuple[int, ...]
+    batched: bool
+
+    @property
+    def full_dims(self) -> tuple[int, ...]:
+        """With the batch's."""
+        return (_ANY, *self.dims) if self.batched else self.dims
+
+
+def type_rules(model: ModelSource, repository: Repository) -> Iterator[Finding]:
+    """Every use of a tensor against the first one."""
+    first: dict[str, _Use] = {}
+    for name, use in _uses(model, repository):
+        known, line = first.setdefault(name, use), model.string_line(name)
+        if use.data_type != known.data_type:
+            message = f"{name} is {known.data_type} in {known.owner}, and {use.data_type} in {use.owner}"
+            yield model.finding("tensor_type", message, f"data_type: {use.data_type}", line)
+        elif not (_agree(use.dims, known.dims) or _agree(use.full_dims, known.full_dims)):
+            message = f"{name} has dims {list(known.dims)} in {known.owner}, and {list(use.dims)} in {use.owner}"
+            yield model.finding("tensor_dims", message, f"dims: {list(use.dims)}", line)
+
+
+def _uses(model: ModelSource, repository: Repository) -> Iterator[tuple[str, _Use]]:
+    """The ensemble's own declarations come first, as the server takes them."""
+    config = model.config
+    for tensor in (*config.input, *config.output):
+        dims = tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims
+        yield tensor.name, _use("the ensemble", tensor, tuple(dims), batched=config.max_batch_size > 0)
+    for step in config.ensemble_scheduling.step:
+        called = repository.models.get(step.model_name)
+        if called is None or not called.is_readable:
+            continue
+        batched = called.config.max_batch_size > 0
+        for tensors, mapping in ((called.config.input, step.input_map), (called.config.output, step.output_map)):
+            for tensor in tensors:
+                if tensor.name in mapping:
+                    owner = f"{tensor.name} of {called.name}"
+                    yield mapping[tensor.name], _use(owner, tensor, tuple(tensor.dims), batched=batched)
+
+
+def _use(owner: str, tensor: ModelInput | ModelOutput, dims: tuple[int, ...], *, batched: bool) -> _Use:
+    from tritonclient.grpc import model_config_pb2 as messages
+
+    return _Use(owner, messages.DataType.Name(tensor.data_type), dims, batched)
+
+
+def _agree(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
+    """As the server compares them: -1 agrees with any size."""
+    return len(first) == len(second) and all(a == b or _ANY in (a, b) for a, b in zip(first, second, strict=True))
+
+
+def graph_rules(model: ModelSource, repository: Repository) -> Iterator[Finding]:
+    """Circles, and streams that meet (triton core, `ValidateEnsembleConfig` and the graph of dependencies)."""
+    if model.name in _below(model.name, repository):
+        message = "it calls itself, by its own steps or through another ensemble"
+        yield model.finding("ensemble_circle", message, "take the step out", model.field_line("ensemble_scheduling"))
+    steps = model.config.ensemble_scheduling.step
+    made = {name for step in steps for name in step.output_map.values()}
+    order = _order(steps, made)
+    waiting = [step for step in steps if all(step is not other for other in order)]
+    for name in sorted({name for step in waiting for name in step.output_map.values()}):
+        message = f"{name} is never written: what makes it waits for it"
+        yield model.finding("tensor_circle", message, "map another input to its step", model.string_line(name))
+    if not waiting:
+        yield from _streams(model, order, repository)
+
+
+def _below(name: str, repository: Repository) -> set[str]:
+    """All models that an ensemble calls, through others too."""
+    found: set[str] = set()
+    todo = [name]
+    while todo:
+        model = repository.models.get(todo.pop())
+        called = {step.model_name for step in model.config.ensemble_scheduling.step} if model else set()
+        todo.extend(called - found)
+        found |= called
+    return found
+
+
+def _order(steps: Steps, made: set[str]) -> list[ModelEnsembling.Step]:
+    """The steps that can run, each after those whose tensors it reads; a tensor that no step makes waits for none."""
+    ready: set[str] = set()
+    order: list[ModelEnsembling.Step] = []
+    left = list(steps)
+    while runnable := [step for step in left if not (set(step.input_map.values()) & made) - ready]:
+        order += runnable
+        left = [step for step in left if all(step is not one for one in runnable)]
+        ready |= {name for step in runnable for name in step.output_map.values()}
+    return order
+
+
+def _streams(model: ModelSource, order: Steps, repository: Repository) -> Iterator[Finding]:
+    """A decoupled model answers any number of times, so that its tensors go with those of no other stream."""
+    stream: dict[str, int] = {}
+    for number, step in enumerate(order, start=1):
+        streams = _streams_of(step.input_map.values(), stream)
+        if len(streams) > 1:
+            yield _meeting(model, f"the step of {step.model_name}", step.model_name)
+        called = repository.models.get(step.model_name)
+        is_decoupled = called is not None and called.config.model_transaction_policy.decoupled
+        own = number if is_decoupled else max(streams, default=_NO_STREAM)
+        stream |= dict.fromkeys(step.output_map.values(), own)
+    outputs = [tensor.name for tensor in model.config.output]
+    if len(_streams_of(outputs, stream)) > 1:
+        yield _meeting(model, "its outputs", outputs[0])
+
+
+def _streams_of(names: Iterable[str], stream: Mapping[str, int]) -> set[int]:
+    return {stream.get(name, _NO_STREAM) for name in names}
+
+
+def _meeting(model: ModelSource, where: str, name: str) -> Finding:
+    message = f"tensors of different decoupled models meet in {where}: which answers belong together is undefined"
+    return model.finding("streams_meet", message, "read one decoupled model's outputs only", model.string_line(name))

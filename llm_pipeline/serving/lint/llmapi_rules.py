@@ -12,10 +12,8 @@ from typing import Any
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.yaml_document import parse_yaml
 from llm_pipeline.serving.lint.engine_rules import device_set_rules
-from llm_pipeline.serving.lint.finding import Finding, Severity
-from llm_pipeline.serving.lint.leftovers import find_leftovers
-from llm_pipeline.serving.lint.pbtxt import line_of
-from llm_pipeline.serving.lint.repository import ModelSource, Repository
+from llm_pipeline.serving.lint.pbtxt import find_leftovers, line_of
+from llm_pipeline.serving.lint.repository import Finding, ModelSource, Repository, Severity
 
 ARGUMENTS_FILE = "model.yaml"
 _RECORDED_VERSIONS = ("1.2.1", "1.3.0rc26")

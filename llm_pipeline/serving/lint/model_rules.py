@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_pipeline.serving.lint.finding import Finding, Severity
-from llm_pipeline.serving.lint.repository import ModelSource, Repository
+from llm_pipeline.artifacts.repository_layout import MODEL_FILE
+from llm_pipeline.base.directory_listing import refuse_unreadable
+from llm_pipeline.serving.lint.repository import Finding, ModelSource, Repository, Severity, is_version
 
 if TYPE_CHECKING:
-    from tritonclient.grpc.model_config_pb2 import ModelInput, ModelOutput
+    from tritonclient.grpc.model_config_pb2 import BatchInput, BatchOutput, ModelInput, ModelInstanceGroup, ModelOutput
 
 _PLATFORMS = {
     "onnxruntime_onnx": "onnxruntime",
@@ -24,6 +27,10 @@ _GUESSED_FROM = ("model.py", "model.onnx", "model.plan", "model.pt", "model.xml"
 """Files that the server guesses a backend from."""
 
 _WILDCARD = -1
+_MOST_GPUS = 16
+"""Of one host; more are possible, and unheard of."""
+
+_TYPES = ("TYPE_INT32", "TYPE_FP32")
 
 
 def model_rules(model: ModelSource, _: Repository) -> Iterator[Finding]:
@@ -146,3 +153,117 @@ def _sizes_around_wildcards(dims: Iterable[int]) -> list[int]:
         else:
             sizes[-1] *= dim
     return sizes
+
+
+def instance_rules(model: ModelSource, _: Repository) -> Iterator[Finding]:
+    """GPUs and profiles of every group; an ensemble has none, which is a rule of ensembles."""
+    if model.is_ensemble:
+        return
+    for group in model.config.instance_group:
+        yield from _gpus(model, group)
+        if group.profile and model.config.platform != "tensorrt_plan" and model.config.backend != "tensorrt":
+            message = "profile is for TensorRT models only"
+            yield model.finding("instance_profile", message, "take profile out", model.field_line("profile"))
+
+
+def _gpus(model: ModelSource, group: ModelInstanceGroup) -> Iterator[Finding]:
+    line, gpus = model.field_line("gpus") or model.field_line("instance_group"), list(group.gpus)
+    if gpus and group.kind in (group.KIND_CPU, group.KIND_MODEL):
+        kind = type(group).Kind.Name(group.kind)
+        message = f"a group of {kind} names GPUs {gpus}"
+        yield model.finding("instance_gpus", message, "take gpus out, or kind: KIND_GPU", line)
+    if negative := [gpu for gpu in gpus if gpu < 0]:
+        yield model.finding("instance_gpus", f"there is no GPU {negative[0]}", "GPUs count from 0", line)
+    elif above := [gpu for gpu in gpus if gpu >= _MOST_GPUS]:
+        message = f"GPU {above[0]} needs a host of {above[0] + 1} GPUs: on any other the server refuses it"
+        yield model.finding("instance_gpus", message, "GPUs count from 0", line, "warning")
+
+
+def batch_io_rules(model: ModelSource, _: Repository) -> Iterator[Finding]:
+    """Sources, targets and types of `batch_input` and `batch_output`."""
+    config = model.config
+    inputs = {tensor.name for tensor in config.input}
+    outputs = {tensor.name for tensor in config.output}
+    yield from _sources(model, "batch_input", config.batch_input, inputs)
+    yield from _sources(model, "batch_output", config.batch_output, inputs)
+    for batch in config.batch_input:
+        yield from _type(model, batch)
+    for batch in config.batch_output:
+        yield from _targets(model, list(batch.target_name), outputs)
+
+
+def _sources(
+    model: ModelSource, field: str, batches: Iterable[BatchInput | BatchOutput], inputs: Collection[str]
+) -> Iterator[Finding]:
+    """Every kind is made from exactly one input of the model."""
+    for batch in batches:
+        sources = list(batch.source_input)
+        if len(sources) != 1:
+            message = f"{field} names {len(sources)} source inputs, and every kind is made from one"
+            yield model.finding(field, message, 'source_input: "..."', model.field_line(field))
+        for name in sources:
+            if name not in inputs:
+                fix = f"one of: {', '.join(sorted(inputs)) or 'none'}"
+                yield model.finding(field, f"the model has no input {name}", fix, model.string_line(name))
+
+
+def _type(model: ModelSource, batch: BatchInput) -> Iterator[Finding]:
+    from tritonclient.grpc import model_config_pb2 as messages
+
+    name = messages.DataType.Name(batch.data_type)
+    if name not in _TYPES:
+        message = f"a batch input is {name}"
+        yield model.finding(
+            "batch_input", message, f"data_type: {' or '.join(_TYPES)}", model.field_line("batch_input")
+        )
+
+
+def _targets(model: ModelSource, targets: list[str], outputs: Collection[str]) -> Iterator[Finding]:
+    for name in sorted(set(targets)):
+        if name not in outputs:
+            fix = f"one of: {', '.join(sorted(outputs)) or 'none'}"
+            yield model.finding("batch_output", f"the model has no output {name}", fix, model.string_line(name))
+        if targets.count(name) > 1:
+            message = f"output {name} is scattered to twice"
+            yield model.finding("batch_output", message, "name it once", model.string_line(name))
+
+
+def file_rules(model: ModelSource, _: Repository) -> Iterator[Finding]:
+    """Version directories and links."""
+    yield from _versions(model)
+    for path in sorted(_links(model.directory)):
+        yield model.file_finding(
+            str(path.relative_to(model.directory)),
+            "symbolic_link",
+            "a link: copies and digests of the repository do not hold what it points to",
+            "put the file itself here, or name its path in a parameter",
+            "warning",
+        )
+
+
+def _versions(model: ModelSource) -> Iterator[Finding]:
+    versions = model.versions
+    others = [entry.name for entry in model.directory.iterdir() if entry.is_dir() and not is_version(entry.name)]
+    if not versions:
+        tried = f" (not one: {', '.join(sorted(others))})" if others else ""
+        reason = "an ensemble needs one too, although it is empty" if model.is_ensemble else "the server finds nothing"
+        fix = f"make {model.name}/1" + ("; git keeps no empty directory: put a .gitkeep in it" * model.is_ensemble)
+        yield model.file_finding("", "no_version", f"there is no version directory{tried}: {reason}", fix)
+    asked = [str(version) for version in model.config.version_policy.specific.versions]
+    if missing := [version for version in asked if version not in {path.name for path in versions}]:
+        yield model.finding(
+            "missing_version",
+            f"version_policy asks for versions {', '.join(missing)}, which have no directory",
+            "add them, or take them out of the policy",
+            model.field_line("version_policy"),
+        )
+    if model.config.backend == "python" and not model.config.default_model_filename:
+        for version in versions:
+            if not (version / MODEL_FILE).is_file():
+                message = "a python model without its code"
+                yield model.file_finding(f"{version.name}/{MODEL_FILE}", "missing_file", message, "add the file")
+
+
+def _links(directory: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(directory, onerror=refuse_unreadable):
+        yield from (path for name in (*folders, *files) if (path := Path(folder, name)).is_symlink())

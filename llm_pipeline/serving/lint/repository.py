@@ -1,4 +1,4 @@
-"""A model repository as the rules see it: every model's configuration, as far as it can be read, and its files."""
+"""A model repository as the rules see it, and what they find: configurations as far as they can be read, and files."""
 
 from __future__ import annotations
 
@@ -7,23 +7,53 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from llm_pipeline.artifacts.repository_layout import CONFIG_FILE, MODEL_FILE
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.serving.lint.finding import Finding, Severity
-from llm_pipeline.serving.lint.leftovers import without_leftovers
 from llm_pipeline.serving.lint.parsing import Mistake, parse_config
-from llm_pipeline.serving.lint.pbtxt import line_of, without_comments
+from llm_pipeline.serving.lint.pbtxt import line_of, without_comments, without_leftovers
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-
+Severity = Literal["error", "warning"]
 _COMPLETED_BACKENDS = ("onnxruntime", "openvino", "tensorrt")
 _COMPLETED_PLATFORMS = ("onnxruntime_onnx", "tensorrt_plan")
 _COMPLETED_FILES = ("model.onnx", "model.plan", "model.xml")
 _COMPLETING_FUNCTION = b"def auto_complete_config"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One broken rule.
+
+    Attributes:
+        model: The model's directory; empty for the repository itself.
+        rule: The rule's name.
+        message: What is wrong.
+        fix: What to write instead.
+        file: Path of the file inside the model's directory; empty for the directory itself.
+        line: Of the file, from 1, where known.
+        severity: `error` where the server refuses or misreads it, `warning` where it serves worse than it could.
+    """
+
+    model: str
+    rule: str
+    message: str
+    fix: str
+    file: str = "config.pbtxt"
+    line: int | None = None
+    severity: Severity = "error"
+
+    @property
+    def place(self) -> str:
+        """`model/file:line`, as far as they are known."""
+        path = "/".join(part for part in (self.model, self.file) if part) or "."
+        return path if self.line is None else f"{path}:{self.line}"
+
+    def __str__(self) -> str:
+        return f"{self.place} {self.severity} {self.rule}: {self.message} -> {self.fix}"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import aiohttp
 
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.serving.client import GenerationRequest
-from llm_pipeline.serving.probing.served import ACTIVE_REQUESTS, Gauges, Served
+from llm_pipeline.serving.endpoint_access import ACTIVE_REQUESTS
+from llm_pipeline.serving.probing.served import Gauges, Served
 
 _RELEASE_SECONDS = 10.0
 _PROMPT_SECONDS = 2.0

@@ -15,8 +15,8 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.client import MODEL_PATH, Generation, GenerationClient, GenerationRequest, read_body
+from llm_pipeline.serving.endpoint_access import ACTIVE_REQUESTS, metric_values
 
-ACTIVE_REQUESTS = "llm_active_requests"
 _REQUESTS_TOTAL = "llm_requests_total"
 _TOKENS_TOTAL = "llm_tokens_total"
 _KV_CACHE_USAGE = "llm_kv_cache_usage"
@@ -84,7 +84,7 @@ class Served:
 
     async def generated_tokens(self) -> int | None:
         """Tokens that the model says it has generated so far; None when it does not tell."""
-        values = _values(await self._metric_lines(), _TOKENS_TOTAL)
+        values = metric_values(await self._metric_lines(), _TOKENS_TOTAL)
         return int(sum(values)) if values else None
 
     async def _metric_lines(self) -> list[str]:
@@ -99,9 +99,9 @@ class Served:
     async def gauges(self) -> Gauges | None:
         """The model's metrics now; None when they cannot be read or are not there."""
         lines = await self._metric_lines()
-        active = _values(lines, ACTIVE_REQUESTS)
-        cancelled = _values([line for line in lines if '"cancelled"' in line], _REQUESTS_TOTAL)
-        usage = _values(lines, _KV_CACHE_USAGE)
+        active = metric_values(lines, ACTIVE_REQUESTS)
+        cancelled = metric_values([line for line in lines if '"cancelled"' in line], _REQUESTS_TOTAL)
+        usage = metric_values(lines, _KV_CACHE_USAGE)
         if not active:
             return None
         return Gauges(int(sum(active)), int(sum(cancelled)) if cancelled else None, max(usage, default=None))
@@ -139,7 +139,3 @@ def all_right(name: str, total: int, wrong: Sequence[str]) -> Evidence:
         samples=total,
         detail=f"{len(wrong)} of {total} failed, the first: {wrong[0]}" if wrong else "",
     )
-
-
-def _values(lines: Sequence[str], name: str) -> list[float]:
-    return [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name)]

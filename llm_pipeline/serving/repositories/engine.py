@@ -28,7 +28,8 @@ from llm_pipeline.serving.repositories.packaged import (
     text_switches,
     write_served_model,
 )
-from llm_pipeline.serving.triton_config import (
+from llm_pipeline.serving.triton_config.inflight_batcher import (
+    LogitsType,
     bls_config,
     engine_model_config,
     ensemble_config,
@@ -36,7 +37,6 @@ from llm_pipeline.serving.triton_config import (
     preprocessing_config,
     write_config,
 )
-from llm_pipeline.serving.triton_config.inflight_batcher import LogitsType
 
 _ENGINE = f"{ENGINE_MODEL}/{MODEL_VERSION}/{ENGINE_DIRECTORY}"
 _TOKENIZER = f"{MODEL_NAME}/{MODEL_VERSION}/{TOKENIZER_DIRECTORY}"
@@ -63,7 +63,7 @@ class _EngineConfig(BaseModel):
     pretrained_config: _PretrainedConfig
 
 
-def write(engine: PackagedEngine, repository: Path) -> dict[str, ArtifactRef]:
+def write_engine_set(engine: PackagedEngine, repository: Path) -> dict[str, ArtifactRef]:
     """Write the models; returns what they link to.
 
     Raises:

@@ -23,7 +23,7 @@ from llm_pipeline.artifacts.repository_layout import (
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.serving_options import ServingOptions
 from llm_pipeline.config.target import EngineLimits, Target
-from llm_pipeline.serving.triton_config import write_config
+from llm_pipeline.serving.triton_config.inflight_batcher import write_config
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput, ModelOutput

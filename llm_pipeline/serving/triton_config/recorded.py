@@ -7,18 +7,15 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import JsonValue
 
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.triton_names import ModelName
 
 MODEL_NAMES: tuple[ModelName, ...] = get_args(ModelName)
 
 
-class _Recorded(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class RecordedTensor(_Recorded):
+class RecordedTensor(Frozen):
     """An input or output of a template.
 
     Attributes:
@@ -38,7 +35,7 @@ class RecordedTensor(_Recorded):
     scalar: bool = False
 
 
-class RecordedParameter(_Recorded):
+class RecordedParameter(Frozen):
     """A parameter that a template's model reads.
 
     Attributes:
@@ -90,7 +87,7 @@ class RecordedParameter(_Recorded):
         return bool(limits.get("minimum", number) <= number <= limits.get("maximum", number))
 
 
-class EnsembleStep(_Recorded):
+class EnsembleStep(Frozen):
     """A step of the ensemble: tensors of its model, and the ensemble's tensors they are mapped to."""
 
     model: ModelName
@@ -98,7 +95,7 @@ class EnsembleStep(_Recorded):
     outputs: dict[str, str]
 
 
-class RecordedModel(_Recorded):
+class RecordedModel(Frozen):
     """A template."""
 
     backend: str = ""
@@ -109,34 +106,24 @@ class RecordedModel(_Recorded):
     steps: tuple[EnsembleStep, ...] = ()
 
 
-class RecordedTensors(_Recorded):
-    """Inputs and outputs of the model of NVIDIA's `llmapi` repository."""
-
-    inputs: tuple[RecordedTensor, ...]
-    outputs: tuple[RecordedTensor, ...]
-
-
 @cache
 def recorded_model(name: ModelName) -> RecordedModel:
     """The template of a model of the in-flight batcher set."""
-    return RecordedModel.model_validate(_table("inflight_batcher")["models"][name])
-
-
-@cache
-def recorded_llmapi_tensors() -> RecordedTensors:
-    """The tensors of the model of NVIDIA's `llmapi` repository."""
-    table = _table("llmapi")
-    return RecordedTensors(inputs=table["inputs"], outputs=table["outputs"])
+    return RecordedModel.model_validate(_table()["models"][name])
 
 
 def legal_types(kind: str) -> tuple[str, ...]:
     """The types that a tensor may have: one, or several where it depends on the engine."""
-    types: dict[str, list[str]] = _table("inflight_batcher")["data_types"]
+    types: dict[str, list[str]] = _table()["data_types"]
     return tuple(types.get(kind, [kind]))
 
 
 @cache
-def _table(name: str) -> dict[str, Any]:
-    text = files("llm_pipeline.serving.triton_config").joinpath("data", f"{name}.json").read_text(encoding="utf-8")
+def _table() -> dict[str, Any]:
+    text = (
+        files("llm_pipeline.serving.triton_config")
+        .joinpath("data", "inflight_batcher.json")
+        .read_text(encoding="utf-8")
+    )
     table: dict[str, Any] = json.loads(text)
     return table

@@ -14,7 +14,7 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.config.target import Target
 from llm_pipeline.serving.control import StagingSlot
-from llm_pipeline.serving.control.endpoints import loopback_endpoint
+from llm_pipeline.serving.ports import loopback_endpoint
 from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home, prepare_runtime
 from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server
 

@@ -16,8 +16,8 @@ from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
 from llm_pipeline.config.server_place import KubernetesServer
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.serving.control import Candidate, ServerControl, StagedServer, endpoint_of, open_control
-from llm_pipeline.serving.control.endpoints import loopback_endpoint
 from llm_pipeline.serving.kubernetes_manifests import ServedRelease
+from llm_pipeline.serving.ports import loopback_endpoint
 from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy
 from llm_pipeline.store import open_store
 

@@ -17,7 +17,6 @@ import psutil
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import ServerPorts
-from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.target import Target
 from llm_pipeline.serving.repositories.packaged import PackagedEngine, write_served_model
 from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server
@@ -32,7 +31,7 @@ class FaultyServer:
 
     def __init__(self, server: RunningServer, state: Path) -> None:
         self.server, self.state = server, state
-        self.endpoint = Endpoint(url=server.http_url, metrics_url=server.metrics_url)
+        self.endpoint = server.endpoint
 
     def order(self, kind: str = "", **how: float) -> None:
         """Give the server a fault, or none; its counters start again."""

@@ -26,7 +26,6 @@ from tritonclient.grpc import model_config_pb2
 from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import ServerPorts
-from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 from llm_pipeline.serving.model_repository import write_repository
@@ -102,7 +101,7 @@ def test_the_engine_is_linked_and_the_repository_lints(repository):
 
 
 def test_the_golden_prompts_and_every_other_probe_pass(server, repository):
-    endpoint = Endpoint(url=server.http_url, metrics_url=server.metrics_url)
+    endpoint = server.endpoint
     judgement = asyncio.run(probe(endpoint, read_golden(repository), StagingPolicy(), version=1))
     assert judgement.verdict == "GO", judgement
 

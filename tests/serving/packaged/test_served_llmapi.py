@@ -15,7 +15,6 @@ pytest.importorskip("tritonclient")
 from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import ServerPorts
-from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 from llm_pipeline.serving.model_repository import write_repository
@@ -86,7 +85,7 @@ def asking(prompt="which colour?", maximum_tokens=40, **options):
 
 
 def test_the_golden_prompts_and_every_other_probe_pass(server, repository):
-    endpoint = Endpoint(url=server.http_url, metrics_url=server.metrics_url)
+    endpoint = server.endpoint
     judgement = asyncio.run(probe(endpoint, read_golden(repository), StagingPolicy(), version=1))
     assert judgement.verdict == "GO", judgement
 

@@ -1,0 +1,114 @@
+"""Repositories of engines that one model serves: OpenVINO's, the batching engines' and the LLM API's."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llm_pipeline.artifacts.repository_layout import (
+    BATCHER_FILE,
+    CHECKPOINT_DIRECTORY,
+    COMPILED_DIRECTORY,
+    ENGINE_DIRECTORY,
+    LLM_FILE,
+    MODEL_NAME,
+    MODEL_VERSION,
+    OPENVINO_FILES,
+    TOKENIZER_FILE,
+    VLLM_PROCESS_FILE,
+)
+from llm_pipeline.base.errors import ConfigError, IntegrityError, unless_io
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.yaml_document import parse_yaml
+from llm_pipeline.config.target import EngineBuilderName, Target
+from llm_pipeline.serving.repositories.packaged import PackagedEngine, copy_code, text_switches, write_served_model
+
+_CODE: Mapping[EngineBuilderName, Mapping[str, str]] = {
+    "transformers_torch": {"transformers_batcher": BATCHER_FILE},
+    "vllm": {"vllm_batcher": BATCHER_FILE, "vllm_process": VLLM_PROCESS_FILE},
+}
+"""The files beside `model.py`, by the code that they are copied from."""
+
+LLM_ARGUMENTS_FILE = "llm_args.yaml"
+"""In the engine: the arguments of `LLM` as they were checked by the build."""
+
+
+def write_openvino(engine: PackagedEngine, repository: Path) -> dict[str, ArtifactRef]:
+    """Write the models; the runtime's files only, for a store keeps its own beside them. Nothing is linked."""
+    version = write_served_model(engine, "openvino_model", repository)
+    for name in (*OPENVINO_FILES, TOKENIZER_FILE):
+        if (engine.directory / name).is_file():  # the lint tells of a missing one
+            shutil.copyfile(engine.directory / name, version / ENGINE_DIRECTORY / name)
+    return {}
+
+
+def write_batched(engine: PackagedEngine, repository: Path) -> dict[str, ArtifactRef]:
+    """Write the model; returns what it links to.
+
+    Raises:
+        IntegrityError: The engine names no checkpoint.
+    """
+    checkpoint = engine.description.checkpoint
+    if checkpoint is None:
+        raise IntegrityError("the engine names no checkpoint", where=str(engine.directory))
+    serving = engine.target.serving
+    parameters = {
+        **text_switches(serving),
+        "cancellation_check_milliseconds": str(serving.cancellation_check_milliseconds),
+    }
+    version = write_served_model(engine, "batched_model", repository, parameters=parameters)
+    for code, file in _CODE[engine.description.facts.builder].items():
+        copy_code(code, version / file)
+    if (engine.directory / COMPILED_DIRECTORY).is_dir():
+        shutil.copytree(engine.directory / COMPILED_DIRECTORY, version / ENGINE_DIRECTORY / COMPILED_DIRECTORY)
+    return {f"{MODEL_NAME}/{MODEL_VERSION}/{CHECKPOINT_DIRECTORY}": checkpoint}
+
+
+def write_llm_api(engine: PackagedEngine, repository: Path) -> dict[str, ArtifactRef]:
+    """Write the model; returns what it links to.
+
+    Raises:
+        IntegrityError: The engine names no checkpoint, or has no arguments.
+    """
+    checkpoint = engine.description.checkpoint
+    if checkpoint is None:
+        raise IntegrityError("the engine names no checkpoint", where=str(engine.directory))
+    sets = engine.target.serving.gpu_device_ids
+    devices = {"gpu_device_ids": ";".join(",".join(map(str, one)) for one in sets)} if sets else {}
+    parameters = {**text_switches(engine.target.serving), **devices}
+    version = write_served_model(engine, "llmapi_model", repository, parameters=parameters, instances=len(sets) or 1)
+    document = model_file(read_arguments(engine.directory), engine.target)
+    (version / LLM_FILE).write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+    return {f"{MODEL_NAME}/{MODEL_VERSION}/{CHECKPOINT_DIRECTORY}": checkpoint}
+
+
+def read_arguments(engine: Path) -> dict[str, Any]:
+    """The arguments of `LLM` in an engine.
+
+    Raises:
+        IntegrityError: The file is missing, or holds no mapping.
+    """
+    path = engine / LLM_ARGUMENTS_FILE
+    try:
+        document = parse_yaml(path.read_bytes(), where=str(path)).value
+    except (OSError, ConfigError) as error:
+        raise unless_io(
+            error, IntegrityError(f"the engine has no arguments for LLM: {error}", where=str(path))
+        ) from error
+    if not isinstance(document, dict):
+        raise IntegrityError("the arguments for LLM are not a mapping", where=str(path))
+    return document
+
+
+def model_file(arguments: dict[str, Any], target: Target) -> dict[str, Any]:
+    """The content of `model.yaml`: the arguments, the checkpoint beside it, and what the Triton model reads."""
+    triton = {
+        "max_batch_size": 0,
+        "decoupled": True,
+        "cancellation_check_period_ms": target.serving.cancellation_check_milliseconds,
+    }
+    return {**arguments, "model": CHECKPOINT_DIRECTORY, "triton_config": triton}
