@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 import logging
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -32,6 +30,7 @@ from llm_pipeline.release.tasks import Instance, Task, instances, release_tasks
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners
 from llm_pipeline.store import open_store
+from llm_pipeline.store.provenance import user_here
 
 _POLL_SECONDS = 0.1
 _ATTEMPTS = 3
@@ -113,8 +112,7 @@ class LocalRun:
                 self._stop_stage()  # before the claim is given back
 
     def _hand_over(self) -> None:
-        store, by = open_store(self._deployment.store), f"{getpass.getuser()}@{socket.gethostname()}"
-        replace(store, self._places.values(), self._model_id, by=by)
+        replace(open_store(self._deployment.store), self._places.values(), self._model_id, by=user_here())
 
     def _release(self, flow: Flow) -> Verdict:
         tasks = release_tasks(flow.release, flow.recipes)

@@ -2,6 +2,7 @@
 
     PENDING -> WARM -> SHIFTING(k) -> BAKING(k) -> PASSED(k) -> ... -> PROMOTED
     any -> ROLLING_BACK -> ROLLED_BACK;  SHIFTING or BAKING -> PAUSED (hold) -> SHIFTING again
+    PENDING, WARM, BAKING, PASSED: held while a person's pause stands (see `pause_request`)
     BAKING -> PAUSED (undecided, frozen) or PASSED -> PAUSED (approval) -> as a person answers (see `approvals`)
     PROMOTED or ROLLED_BACK by an earlier run of the release -> PENDING (see `attempts`)
 
@@ -26,6 +27,7 @@ from llm_pipeline.canary.approvals import StepApproval
 from llm_pipeline.canary.epochs import epoch_above
 from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.holding import NOT_THE_STORE
+from llm_pipeline.canary.pause_request import PauseRequest, read_pause
 from llm_pipeline.canary.record import (
     CanaryRecord,
     Pause,
@@ -44,6 +46,7 @@ from llm_pipeline.canary.watching import Watching
 log = get_logger(__name__)
 
 _SETTLED = frozenset({Phase.PROMOTED, Phase.ROLLED_BACK})
+_PAUSABLE = frozenset({Phase.PENDING, Phase.WARM, Phase.BAKING, Phase.PASSED})
 
 
 class CanaryController(Starting, Watching):
@@ -90,7 +93,14 @@ class CanaryController(Starting, Watching):
                 self._lease.check()
 
     def _turn(self, record: CanaryRecord, percent: float) -> CanaryRecord:
-        """Do what the phase asks for; returns the record as saved."""
+        """Do what the phase asks for, unless a person paused it; returns the record as saved."""
+        if record.phase in _PAUSABLE:
+            record = self._with_pause_request(record)
+            if record.pause_request is not None:
+                return self._stay(record, record.pause_request)
+        return self._advance(record, percent)
+
+    def _advance(self, record: CanaryRecord, percent: float) -> CanaryRecord:
         match record.phase:
             case Phase.PENDING:
                 approved = self._with_approval(record, percent)
@@ -109,6 +119,42 @@ class CanaryController(Starting, Watching):
                 return self._roll_back(record)
             case _:
                 raise ConfigError(f"the canary is {record.phase}", where=record.release_id)
+
+    def _with_pause_request(self, record: CanaryRecord) -> CanaryRecord:
+        """The record with a person's pause as it stands, and with the events of its beginning and its end."""
+        known, found = record.pause_request, self._pause_request()
+        wanted = found if found is not None and found.holds(record.began_at) else None
+        if wanted == known:
+            return record
+        if wanted is None:
+            by = found.resumed_by if found is not None else self._owner
+            words, kind, label = f"{by} resumed it", EventKind.RESUMED, "resumed"
+        else:
+            by, words = wanted.by, wanted.words()
+            kind, label = EventKind.PAUSED_BY_PERSON, "paused by a person"
+        log.warning(words, percent=record.step_percent)
+        record = record.with_event(kind, words, by=by).marked(label, share=record.share_percent / 100)
+        return self._save(record, pause_request=wanted)
+
+    def _pause_request(self) -> PauseRequest | None:
+        """As it was read last, if the store cannot be read now: nobody resumes a canary by that."""
+        try:
+            self._paused = read_pause(self._journal.store, self._plan.release_id, self._plan.target)
+        except Transient as error:
+            log.warning("cannot read whether a person paused or resumed it", reason=str(error))
+        return self._paused
+
+    def _stay(self, record: CanaryRecord, paused: PauseRequest) -> CanaryRecord:
+        """Keep what is, and watch a candidate that has traffic."""
+        if paused.over(time.time()):
+            return self._condemn(
+                record, findings.nobody_resumed(paused.by, record.share_percent, paused.deadline_seconds)
+            )
+        if record.phase in (Phase.BAKING, Phase.PASSED) and record.analysis is not None:
+            return self._look(record)
+        self._keep_stable_behind(record)
+        time.sleep(self._policy.look_seconds)
+        return self._save(record)
 
     def _adopt(self, percent: float) -> CanaryRecord:
         """Load the record, or make it; writing it with our epoch fences whoever wrote it before."""

@@ -28,6 +28,7 @@ class EventKind(StrEnum):
     PASSED = "step passed"
     EXTENDED = "bake extended"
     PAUSED = "paused"
+    PAUSED_BY_PERSON = "paused by a person"
     RESUMED = "resumed"
     APPROVAL_ASKED = "approval asked"
     APPROVED = "approved"

@@ -137,6 +137,13 @@ def nobody_answered(percent: float, seconds: float) -> Judgement:
     return judge(f"waited at {percent:g} % and {detail}", [fact])
 
 
+def nobody_resumed(by: str, percent: float, seconds: float) -> Judgement:
+    """A person paused the canary and nobody resumed it for as long as it may stay paused."""
+    detail = f"nobody resumed it within {seconds:.0f} s"
+    fact = _fact("pause", Verdict.INCONCLUSIVE, percent, samples=0, detail=detail)
+    return judge(f"{by} paused the canary at {percent:g} %, and {detail}", [fact])
+
+
 def accepted(percent: float, by: str, requests: int) -> Judgement:
     """A person let a step pass that the tests did not pass."""
     fact = _fact("a person's decision", Verdict.GO, percent, samples=max(1, requests), detail=f"accepted by {by}")

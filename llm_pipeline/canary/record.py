@@ -20,6 +20,7 @@ from llm_pipeline.canary.analysis import AnalysisState
 from llm_pipeline.canary.evalue_history import Look
 from llm_pipeline.canary.events import CanaryEvent, EventKind, with_event
 from llm_pipeline.canary.in_flight import NOTHING_IN_FLIGHT, InFlight
+from llm_pipeline.canary.pause_request import PauseRequest
 from llm_pipeline.canary.router import RouteState, SlotName
 from llm_pipeline.canary.sources.arm_metrics import MetricsCursor
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
@@ -144,6 +145,7 @@ class CanaryRecord(BaseModel):
         watched_seconds: How long the step in force was watched, by the controllers' own clocks: the wall clock may
             jump, and what nobody watched is no bake. Before the first step: how long traffic was waited for.
         pause: Why it waits, while it is paused.
+        pause_request: A person's pause that its controller obeys now: the phase stays, and the controller watches on.
         rules: What the guard goes by.
         heard_at: When its controller wrote last.
         began_cursor: Where in the access log the canary begins.
@@ -183,6 +185,7 @@ class CanaryRecord(BaseModel):
     step_began_at: float = 0.0
     watched_seconds: float = 0.0
     pause: Pause | None = None
+    pause_request: PauseRequest | None = None
     rules: GuardRules = GuardRules()
     heard_at: float = 0.0
     began_cursor: LogCursor = LogCursor()
@@ -207,6 +210,13 @@ class CanaryRecord(BaseModel):
     def settled(self) -> bool:
         """Whether nothing is left to be done: promoted, or all traffic is on stable."""
         return self.phase in (Phase.PROMOTED, Phase.ROLLED_BACK)
+
+    @property
+    def standing(self) -> str:
+        """The phase, and who paused it if a person did."""
+        if self.pause_request is None or self.settled:
+            return self.phase.value
+        return f"{self.phase.value}, paused by {self.pause_request.by}"
 
     @property
     def share_percent(self) -> float:

@@ -52,6 +52,11 @@ class Starting(Holding):
         record = record.with_event(EventKind.STARTED, f"candidate started in {record.candidate}", by=self._owner)
         return self._save(record.marked("candidate started", share=0.0), phase=Phase.WARM)
 
+    def _keep_stable_behind(self, record: CanaryRecord) -> None:
+        """Where the candidate stands by: or else users would wait for stable to start, with nobody to ask."""
+        if record.stood_in is not None:
+            self._keep_stable()
+
     def _keep_stable(self) -> None:
         """Before the first step the candidate only stands by for it, and that step may take long to come."""
         production = self._plan.production
@@ -66,8 +71,7 @@ class Starting(Holding):
             log.error("stable's server does not start", slot=production.slot, reason=str(error))  # noqa: TRY400 - told
 
     def _warm_up(self, record: CanaryRecord, percent: float) -> CanaryRecord:
-        if record.stood_in is not None:  # or else users would wait for stable to start, with nobody to ask
-            self._keep_stable()
+        self._keep_stable_behind(record)
         warm = self._slots.warm_up(record.candidate, record.repository)
         log.info("candidate warmed up", prompts=warm.prompts, answered=warm.answered, seconds=warm.seconds)
         if warm.answered == 0:

@@ -13,6 +13,7 @@ from llm_pipeline.canary import analysis
 from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.analysis import AnalysisState
 from llm_pipeline.canary.events import EventKind
+from llm_pipeline.canary.pause_request import PauseRequest
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.questions import Questions
 from llm_pipeline.canary.record import (
@@ -68,6 +69,7 @@ class Transitions:
         self._epoch = lease.epoch
         self._clock = WatchClock()
         self._blind_since: float | None = None
+        self._paused: PauseRequest | None = None
 
     @property
     def _token(self) -> FencingToken:

@@ -66,7 +66,7 @@ class Watching(Holding):
         if (drift := self._drift(record, current)) is not None:
             return self._drifted(record, drift)
         elapsed = self._clock.look(self._policy.look_seconds)
-        watched = record.watched_seconds + elapsed
+        watched = record.watched_seconds + (0.0 if record.pause_request else elapsed)
         began = self._clock.began(record.step_began_at, watched)
         watching = record.model_copy(update={"watched_seconds": watched, "step_began_at": began})
         tests = tests_of(record)
@@ -102,6 +102,8 @@ class Watching(Holding):
         if not self._slots.alive(record.candidate):
             ended = findings.server_ended(f"{record.step_percent:g} %")
             decision = Decision(outcome=Outcome.REGRESSED, judgement=ended)
+        if record.pause_request is not None and decision.outcome in (Outcome.PASS, Outcome.UNDECIDED):
+            decision = decision.model_copy(update={"outcome": Outcome.CONTINUE})  # a person says when it goes on
         if decision.outcome is Outcome.CONTINUE or tests.step is None:
             return decision
         arms = self._traffic.step_arms(record)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import getpass
-import socket
 import sys
 from typing import TYPE_CHECKING
 
@@ -42,13 +40,14 @@ def add_commands(commands: Commands) -> None:
 def _approve(options: argparse.Namespace) -> int:
     from llm_pipeline.operations.approval import answer
     from llm_pipeline.store import open_store
+    from llm_pipeline.store.provenance import user_here
     from llm_pipeline.store.references import release_of, resolve_reference
 
     deployment = deployment_of(options)
     store = open_store(deployment.store)
     release_id = release_of(resolve_reference(store, options.release_id))
-    by = f"{getpass.getuser()}@{socket.gethostname()}"
-    answered = answer(store, release_id, options.gpu_target, options.percent, approved=not options.deny, by=by)
+    approved, by = not options.deny, user_here()
+    answered = answer(store, release_id, options.gpu_target, options.percent, approved=approved, by=by)
     write_lines([answered.message])
     if answered.counted and options.deny:
         sys.stdout.write("the canary's controller or the guard rolls it back; `llm-pipeline guard` does it now\n")

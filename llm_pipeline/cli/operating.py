@@ -1,4 +1,4 @@
-"""Commands for what serves: `status` looks, `start` and `stop` act."""
+"""Commands for what serves: `status` looks, `pause`, `resume`, `start` and `stop` act."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llm_pipeline.config.deployment import Deployment
+    from llm_pipeline.operations.pausing import Asked
     from llm_pipeline.operations.place_status import DeploymentStatus
     from llm_pipeline.store.artifact_store import ArtifactStore
 
@@ -36,6 +37,23 @@ def add_commands(commands: Commands) -> None:
     status.add_argument("--json", action="store_true", help="print JSON")
     add_deployment_option(status)
     status.set_defaults(run=_status)
+
+    pause = commands.add_parser(
+        "pause",
+        help="pause the canary that runs at a place: its split stays, and it is still rolled back if it does harm",
+        description="Pause the canary that runs at a place. Its split stays, no step ends or begins, and it is still "
+        "watched. `resume` ends the pause; without that the canary is rolled back after the policy's "
+        "pause_deadline_seconds. Safe to repeat.",
+    )
+    pause.add_argument("place", nargs="?", help=_ONE_PLACE)
+    pause.add_argument("--reason", default="", help="recorded with the pause")
+    add_deployment_option(pause)
+    pause.set_defaults(run=_pause)
+
+    resume = commands.add_parser("resume", help="let a paused canary go on; safe to repeat")
+    resume.add_argument("place", nargs="?", help=_ONE_PLACE)
+    add_deployment_option(resume)
+    resume.set_defaults(run=_resume)
 
     start = commands.add_parser(
         "start", help="start production's servers and router, or stage a packaged release for a look"
@@ -77,6 +95,29 @@ def _show(status: DeploymentStatus, *, as_json: bool) -> int:
     else:
         write_lines(status.lines())
     return status.exit_code
+
+
+def _pause(options: argparse.Namespace) -> int:
+    from llm_pipeline.operations.pausing import pause
+    from llm_pipeline.store import open_store
+    from llm_pipeline.store.provenance import user_here
+
+    deployment, place = _named_place(options)
+    return _answer(pause(open_store(deployment.store), place, by=user_here(), why=options.reason))
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from llm_pipeline.operations.pausing import resume
+    from llm_pipeline.store import open_store
+    from llm_pipeline.store.provenance import user_here
+
+    deployment, place = _named_place(options)
+    return _answer(resume(open_store(deployment.store), place, by=user_here()))
+
+
+def _answer(asked: Asked) -> int:
+    write_lines([asked.message])
+    return ExitCode.GO if asked.counted else ExitCode.INCONCLUSIVE
 
 
 def _start(options: argparse.Namespace) -> int:

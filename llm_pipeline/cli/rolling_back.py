@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import getpass
-import socket
 import sys
 
 from llm_pipeline.base.errors import ExitCode
@@ -44,10 +42,11 @@ def _roll_back(options: argparse.Namespace) -> int:
     from llm_pipeline.notifications.outbox import notify_of_targets
     from llm_pipeline.operations.served_place import roll_back_at
     from llm_pipeline.store import open_store
+    from llm_pipeline.store.provenance import user_here
 
     deployment = deployment_of(options)
     store, target = open_store(deployment.store), options.gpu_target
-    by = options.by or f"{getpass.getuser()}@{socket.gethostname()}"
+    by = options.by or user_here()
     by = f"{by}: {options.reason}" if options.reason else by
     production = roll_back_at(store, deployment, options.model_id, target, by=by, leaving=options.leaving).production
     notify_of_targets(store, deployment, secrets_here(deployment.notifications), [target])

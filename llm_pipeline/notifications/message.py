@@ -18,6 +18,7 @@ _KINDS: Mapping[EventKind, NotificationKind] = {
     EventKind.PASSED: "step",
     EventKind.EXTENDED: "step",
     EventKind.PAUSED: "pause",
+    EventKind.PAUSED_BY_PERSON: "pause",
     EventKind.RESUMED: "pause",
     EventKind.APPROVAL_ASKED: "pause",
     EventKind.APPROVED: "pause",
@@ -87,6 +88,8 @@ def _action(event: CanaryEvent, release_id: str, target: str) -> str:
     answer = f"llm-pipeline approve-step {release_id} {target} {event.percent:g} [--deny]"
     if event.kind is EventKind.APPROVAL_ASKED:
         return f"To do: approve or reject the next step in Airflow (Required Actions), or by `{answer}`."
+    if event.kind is EventKind.PAUSED_BY_PERSON:
+        return f"To do: `llm-pipeline resume {target}`, or roll back. It is still rolled back if it does harm."
     if event.kind is EventKind.PAUSED:
         return (
             "To do: the traffic stays as it is until a person decides, or the deadline rolls it back. "

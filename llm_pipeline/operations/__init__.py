@@ -6,6 +6,7 @@
 | roll back | `rollback.roll_back`, `carry_on` | command line, rollback DAG, guard, `stop` |
 | end a run's canary | `trial_rollback.ensure_rolled_back` | the stage `rollback`: teardown of DAG and local run |
 | answer a step's question | `approval.answer` | command line, approval task, terminal of a local run |
+| pause, resume | `pausing.pause`, `resume` | command line |
 | start | `switching.start`, `start_ended` | command line, demo, the canary of what serves already; the guard |
 | stop | `switching.stop`, `end_here`, `stopping.stop_all` | command line; the end of the demo |
 | replace | `replacement.replace` | `run --replace`, the form of the release's DAG |
@@ -15,6 +16,6 @@
 Only these modules and the canary's own controller write routes, slots and the pointers of production: an import
 contract of `make lint` and `tests/operations/test_walls.py` say so. They act under the lease of the place
 (`acting`) and with a fencing token above all that were seen there (`canary.epochs`): of two who act at the same moment
-one is refused, and asking twice is safe. A rollback does not wait: it takes the lease over. A person's answer and a
-replacement move nothing by themselves, and are fenced by compare-and-swap of their documents.
+one is refused, and asking twice is safe. A rollback does not wait: it takes the lease over. A person's answer, a
+pause and a replacement move nothing by themselves, and are fenced by compare-and-swap of their documents.
 """

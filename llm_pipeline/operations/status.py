@@ -123,7 +123,7 @@ class _Look:
         found = {
             "health": judge_health(pointers, servers, router, problems),
             "on_trial": on_trial.release_id if on_trial is not None else "",
-            "on_trial_phase": on_trial.phase.value if on_trial is not None else "",
+            "on_trial_phase": on_trial.standing if on_trial is not None else "",
             "servers": (*servers.values(), *self._staging(names)),
             "router": router,
             "guard_heard_seconds": heard,

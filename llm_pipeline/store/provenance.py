@@ -66,14 +66,19 @@ class Provenance(Frozen):
     finished_at: datetime | None = None
 
 
-def here() -> dict[str, str]:
-    """The facts of provenance that are the same for all a process makes."""
+def user_here() -> str:
+    """`user@host` of this process, for records of who did something."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user may have no name
         user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def here() -> dict[str, str]:
+    """The facts of provenance that are the same for all a process makes."""
     return {
-        "made_by": f"{user}@{socket.gethostname()}",
+        "made_by": user_here(),
         "container": os.environ.get(CONTAINER_VARIABLE, ""),
         "source_commit": _source_commit(),
     }

@@ -1,4 +1,4 @@
-"""`llm-pipeline approve-step` and `llm-pipeline guard`, as a person calls them."""
+"""`llm-pipeline approve-step`, `pause`, `resume` and `guard`, as a person calls them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.approvals import ask, read_approval
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, set_current_canary
 from llm_pipeline.cli import main
 from llm_pipeline.store.local import LocalStore
 
@@ -54,3 +56,21 @@ def test_the_guard_says_when_there_is_nothing_to_do(deployment, capsys) -> None:
     assert main(["guard"]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert (first.startswith("deployment here, store file://"), second) == (True, "nothing to do")
+
+
+def test_a_canary_is_paused_once_and_resumed_once(deployment, capsys) -> None:
+    assert main(["pause"]) == 4
+    assert "nothing is on trial on cpu" in capsys.readouterr().err
+    repository = ArtifactRef(kind="model_repository", digest="b" * 64)
+    record = CanaryRecord(
+        release_id="r1", target="cpu", repository=repository, stable="blue", candidate="green", began_at=1.0
+    )
+    CanaryJournal(deployment, "r1", "cpu").save(record)
+    set_current_canary(deployment, "cpu", "r1")
+    assert main(["pause", "cpu", "--reason", "odd"]) == 0
+    assert capsys.readouterr().out.startswith("paused: the canary of r1 keeps its 0 % of the traffic on cpu")
+    assert main(["pause"]) == 2
+    assert "nothing was changed" in capsys.readouterr().out
+    assert main(["resume"]) == 0
+    assert capsys.readouterr().out == "resumed: the canary of r1 on cpu\n"
+    assert main(["resume"]) == 2

@@ -1,0 +1,234 @@
+"""A person pauses a canary that runs, and resumes it: the controller's logic on a target in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import pytest
+from simulated import MODEL, PATIENCE, Killed, Site
+
+from llm_pipeline.base.errors import ConfigError, Transient
+from llm_pipeline.canary import controller, moving
+from llm_pipeline.canary.access_log import LogCursor
+from llm_pipeline.canary.observations import ObservedRequest
+from llm_pipeline.canary.record import Phase, read_events
+from llm_pipeline.notifications.message import kind_of, message_of
+from llm_pipeline.operations.pausing import Asked, pause, resume
+from llm_pipeline.operations.place_now import ServedPlace
+from llm_pipeline.operations.rollback import roll_back
+from llm_pipeline.operations.trial_rollback import ensure_rolled_back
+
+FIRST_LOOK = 1
+LATER = 40
+"""Looks, by now several times the longest bake of the policy if they counted."""
+
+Act = Callable[[], object]
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    site = Site(tmp_path)
+    site.policy |= {"minimum_bake_seconds": 0.03}  # a look counts for 0.01 s at most: no step passes at its first
+    return site
+
+
+def pause_it(site: Site) -> Asked:
+    return pause(site.store, "cpu", by="alice", why="the dashboard looks odd")
+
+
+def resume_it(site: Site) -> Asked:
+    return resume(site.store, "cpu", by="bob")
+
+
+def at_looks(site: Site, acts: Mapping[int, Act]) -> list[int]:
+    """Do something at some of the looks to come, counted from 1; returns a list with an entry for each look."""
+    read, looks = site.log.read, []
+
+    def counted(cursor: LogCursor, most_bytes: int = 0) -> tuple[list[ObservedRequest], LogCursor]:
+        looks.append(len(looks) + 1)
+        acts.get(looks[-1], lambda: None)()
+        return read(cursor)
+
+    site.log.read = counted  # type: ignore[method-assign]
+    return looks
+
+
+def test_a_paused_canary_keeps_its_split_for_longer_than_any_bake_and_goes_on_when_it_is_resumed(site) -> None:
+    assert site.step(20).verdict == "GO"
+    found: list[object] = []
+
+    def look_and_resume() -> None:
+        record = site.record()
+        found.extend([record.phase, site.weights(), record.watched_seconds])
+        time.sleep(0.1)  # twice the longest bake
+        resume_it(site)
+
+    told = len(site.told)
+    at_looks(site, {FIRST_LOOK: lambda: pause_it(site), LATER: look_and_resume})
+    assert site.step(50).verdict == "GO"
+    assert found[:2] == [Phase.BAKING, {"blue": 5_000, "green": 5_000}]
+    assert isinstance(found[2], float)
+    assert found[2] < 0.05, "what is paused is no bake"
+    assert len(site.told) == told + 2, "claimed, and shifted to 50 %"
+    assert [kind for kind in site.kinds() if kind in ("paused by a person", "resumed")] == [
+        "paused by a person",
+        "resumed",
+    ]
+    assert [event.by for event in site.record().events if event.kind == "resumed"] == ["bob"]
+
+
+def test_a_step_whose_tests_pass_meanwhile_ends_when_it_is_resumed(site) -> None:
+    assert site.step(20).verdict == "GO"
+    site.policy |= {"minimum_requests": 1_500, "maximum_bake_seconds": 60}  # 100 a look
+    passed: list[int] = []
+
+    def look_and_resume() -> None:
+        passed.append(site.kinds().count("step passed"))
+        resume_it(site)
+
+    at_looks(site, {5: lambda: pause_it(site), LATER: look_and_resume})
+    assert site.step(50).verdict == "GO"
+    assert (passed, site.kinds().count("step passed")) == ([1], 2)
+
+
+def test_asking_twice_changes_nothing_and_says_who_was_first(site) -> None:
+    answers: list[Asked] = []
+    asks = [pause, pause, resume, resume]
+
+    def ask() -> None:
+        answers.extend(one(site.store, "cpu", by=f"person {number}") for number, one in enumerate(asks))
+
+    at_looks(site, {FIRST_LOOK: ask})
+    assert site.step(20).verdict == "GO"
+    assert [answer.counted for answer in answers] == [True, False, True, False]
+    assert answers[1].message.startswith("nothing was changed: person 0 paused the canary of r1 on cpu at ")
+    assert answers[3].message == "nothing was changed: the canary of r1 on cpu is not paused"
+
+
+def test_a_candidate_that_fails_while_it_is_paused_is_rolled_back(site) -> None:
+    def fail() -> None:
+        site.faulty = True
+
+    at_looks(site, {FIRST_LOOK: lambda: pause_it(site), 20: fail})
+    judgement = site.step(20)
+    assert (judgement.verdict, site.weights()) == ("NO_GO", {"blue": 10_000})
+    assert "fails request after request" in judgement.summary
+
+
+def test_a_candidate_whose_server_ends_while_it_is_paused_between_two_steps_is_rolled_back(site) -> None:
+    assert site.step(20).verdict == "GO"
+    assert pause_it(site).counted
+    at_looks(site, {10: lambda: site.running.discard("green")})
+    judgement = site.step(50)
+    assert (judgement.verdict, site.weights()) == ("NO_GO", {"blue": 10_000})
+    assert {"green": 5_000, "blue": 5_000} not in [state.weights for state in site.told]
+
+
+def test_a_pause_between_two_steps_begins_no_step_until_it_is_resumed(site) -> None:
+    assert site.step(20).verdict == "GO"
+    assert pause_it(site).counted
+    found: list[dict[str, int]] = []
+
+    def look_and_resume() -> None:
+        found.append(site.weights())
+        resume_it(site)
+
+    at_looks(site, {LATER: look_and_resume})
+    assert site.step(50).verdict == "GO"
+    assert found == [{"blue": 8_000, "green": 2_000}]
+
+
+def test_a_killed_controller_is_continued_paused(site) -> None:
+    def die() -> None:
+        site.die_at = site.boundary + 1
+
+    at_looks(site, {FIRST_LOOK: lambda: pause_it(site), 20: die})
+    with pytest.raises(Killed):
+        site.step(20)
+    site.buried()
+    looks = at_looks(site, {LATER: lambda: resume_it(site)})
+    assert site.step(20).verdict == "GO"
+    assert len(looks) > LATER, "the next controller waited for the person"
+    assert site.kinds().count("paused by a person") == 1
+
+
+def test_a_pause_that_nobody_ends_rolls_back_at_its_deadline(site) -> None:
+    site.policy["pause_deadline_seconds"] = 0.2
+    at_looks(site, {FIRST_LOOK: lambda: pause_it(site)})
+    judgement = site.step(20)
+    assert judgement.summary == "alice paused the canary at 20 %, and nobody resumed it within 0 s"
+    assert (judgement.verdict, site.weights()) == ("INCONCLUSIVE", {"blue": 10_000})
+    late = resume_it(site)
+    assert (late.counted, late.message) == (False, "too late, nothing was changed: the canary of r1 is rolled back")
+
+
+@pytest.mark.parametrize("how", ["teardown", "rollback"])
+def test_a_paused_canary_is_rolled_back_on_request(site, how) -> None:
+    site.serve_first()
+
+    def back() -> None:
+        if how == "teardown":
+            ensure_rolled_back(site.store, "r1", "cpu", router=site.router, slots=site.slots, patience=PATIENCE)
+        else:
+            roll_back(ServedPlace(site.store, MODEL, "cpu", lambda: site.router, site.slots, PATIENCE), by="carol")
+
+    def die_and_roll_back() -> None:
+        site.die_at = site.boundary + 1
+
+    at_looks(site, {FIRST_LOOK: lambda: pause_it(site), 20: die_and_roll_back})
+    with pytest.raises(Killed):
+        site.step(20)
+    site.buried()
+    back()
+    assert (site.record().phase, site.weights()) == (Phase.ROLLED_BACK, {"blue": 10_000})
+    assert not pause_it(site).counted, "what was taken back cannot be paused"
+
+
+def test_the_next_run_of_a_release_is_not_paused_by_what_was_asked_of_the_one_before(site) -> None:
+    site.policy["pause_deadline_seconds"] = 0.05
+    at_looks(site, {FIRST_LOOK: lambda: pause_it(site)})
+    assert site.step(20).verdict == "INCONCLUSIVE"
+    site.policy["pause_deadline_seconds"] = 60.0
+    assert site.step(20, run="second run").verdict == "GO"
+
+
+def test_a_place_where_nothing_is_on_trial_cannot_be_paused(site) -> None:
+    with pytest.raises(ConfigError, match="nothing is on trial on cpu"):
+        pause_it(site)
+    with pytest.raises(ConfigError, match="nothing is on trial on cpu"):
+        resume_it(site)
+
+
+def test_a_store_that_cannot_be_read_keeps_a_canary_paused(site, monkeypatch) -> None:
+    """What was read last counts: a pause must not end because the store has a bad minute."""
+    really, down = controller.read_pause, []
+
+    def read(*arguments: object) -> object:
+        if down:
+            raise Transient("the store does not answer")
+        return really(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(controller, "read_pause", read)
+    looks = at_looks(
+        site, {FIRST_LOOK: lambda: pause_it(site), 20: lambda: down.append(1), LATER: lambda: resume_it(site)}
+    )
+    at_looks(site, {LATER + 20: down.clear})
+    assert site.step(20).verdict == "GO"
+    assert len(looks) > LATER + 20
+
+
+def test_people_are_told_of_a_pause_and_how_to_end_it(site, caplog) -> None:
+    at_looks(site, {FIRST_LOOK: lambda: pause_it(site), 20: lambda: resume_it(site)})
+    assert site.step(20).verdict == "GO"
+    told = next(one for one in read_events(site.store, "r1", "cpu") if one.kind == "paused by a person")
+    message = message_of(told, release_id="r1", target="cpu")
+    assert kind_of(told) == "pause"
+    assert "alice paused it (the dashboard looks odd)" in told.summary
+    assert "rolled back if nobody resumes it within 14400 s" in told.summary
+    assert "llm-pipeline resume cpu" in message.action
+    log = caplog.text
+    assert "alice paused it" in log
+    assert "bob resumed it" in log
