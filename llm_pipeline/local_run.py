@@ -15,7 +15,7 @@ from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.base.verdict import Verdict, worst
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import Flow, passed, placement, resolve_request
-from llm_pipeline.notifications.channels import secrets_here
+from llm_pipeline.notifications.channel import no_connections
 from llm_pipeline.notifications.outbox import notify
 from llm_pipeline.operations.approval import answer
 from llm_pipeline.operations.replacement import replace
@@ -278,7 +278,7 @@ class LocalRun:
         if config.wanted and step is not None and step.effect is Effect.PRODUCTION:
             place = self._places[request.subject.partition(":")[0]]
             store = open_store(self._deployment.store)
-            notify(store, config, secrets_here(config), request.release_id, place)
+            notify(store, config, no_connections, request.release_id, place)
 
     def _wait(self, job: Job, stage: str) -> StageResult:
         offset, relay = 0, LogRelay(logging.getLogger(f"llm_pipeline.stage.{stage}"))

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from llm_pipeline.artifacts.host_facts import HostFacts
 from llm_pipeline.base.errors import IntegrityError, unless_io
 from llm_pipeline.base.records import ArtifactRef, Metric
-from llm_pipeline.config.target import EngineBuilderName, Target
+from llm_pipeline.config.target import Target
 
 ENGINE_FILE = "engine.json"
 
@@ -35,7 +35,7 @@ class EngineFacts(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    builder: EngineBuilderName
+    builder: str
     bytes: int
     weight_format: str
     quantization: str | None

@@ -5,27 +5,59 @@
 
 An adapter is imported when its kind is used, and not earlier. Ours stand in a table: they are found in a checkout or
 an image without installed metadata, too, and reading the metadata of all packages takes a tenth of a second.
+
+| group | kind in the configuration | port |
+|---|---|---|
+| `engines` | `engine` of a target | `llm_pipeline.engines.builder` |
+| `routers` | `kind` of a place's `router` | `llm_pipeline.canary.router` |
+| `metric_sources` | `kind` of a place's `metrics` | `llm_pipeline.canary.sources.arm_metrics` |
+| `server_controls` | `kind` of a place's `staging` | `llm_pipeline.serving.control.server` |
+| `runners` | `runner` of an environment | `llm_pipeline.runners.runner` |
+| `stores` | scheme of the store's URI | `llm_pipeline.store.artifact_store` |
+| `notifications` | `kind` of a notification channel | `llm_pipeline.notifications.channel` |
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from llm_pipeline.base.errors import ConfigError
 
-Group = Literal["engines", "routers", "metric_sources", "server_controls", "runners"]
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+Group = Literal["engines", "routers", "metric_sources", "server_controls", "runners", "stores", "notifications"]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What an entry point names; some groups ask for more, and have a class of their own below this one.
+
+    Attributes:
+        config: The model of its settings, which derives from the group's own (`RouterModel`, `EnvironmentModel`, ...).
+            Its `problems` and `warnings` are what `plan` says of them.
+        open: Makes what the group's port describes, from those settings and what the port says besides.
+        probe: Looks at what the settings name, and returns what `doctor` says of it; it raises a `PipelineError` where
+            that does not work. None where there is nothing to look at.
+    """
+
+    config: type[BaseModel]
+    open: Callable[..., Any]
+    probe: Callable[[Any], str] | None = field(default=None, kw_only=True)
+
 
 _OURS: Mapping[Group, Mapping[str, str]] = {
     "engines": {
-        "openvino_cpu": "llm_pipeline.adapters.openvino.builder:OpenVinoCpuBuilder",
-        "tensorrt_llm_llmapi": "llm_pipeline.adapters.tensorrt_llm.llmapi_builder:TensorRtLlmLlmApiBuilder",
-        "tensorrt_llm_engine": "llm_pipeline.adapters.tensorrt_llm.engine_builder:TensorRtLlmEngineBuilder",
-        "transformers_torch": "llm_pipeline.adapters.transformers.builder:TransformersTorchBuilder",
-        "vllm": "llm_pipeline.adapters.vllm.builder:VllmBuilder",
+        "openvino_cpu": "llm_pipeline.adapters.openvino.adapter:ADAPTER",
+        "tensorrt_llm_llmapi": "llm_pipeline.adapters.tensorrt_llm.adapter:LLM_API",
+        "tensorrt_llm_engine": "llm_pipeline.adapters.tensorrt_llm.adapter:COMPILED",
+        "transformers_torch": "llm_pipeline.adapters.transformers.adapter:ADAPTER",
+        "vllm": "llm_pipeline.adapters.vllm.adapter:ADAPTER",
     },
     "routers": {
         "envoy": "llm_pipeline.adapters.envoy.adapter:STARTED",
@@ -40,15 +72,23 @@ _OURS: Mapping[Group, Mapping[str, str]] = {
         "cloudwatch": "llm_pipeline.adapters.aws.cloudwatch:ADAPTER",
     },
     "server_controls": {
-        "local": "llm_pipeline.serving.control.local:LocalControl",
-        "existing": "llm_pipeline.serving.control.existing:ExistingControl",
-        "docker": "llm_pipeline.adapters.docker.server:DockerControl",
-        "kubernetes": "llm_pipeline.adapters.kubernetes.server:KubernetesControl",
+        "local": "llm_pipeline.serving.control.local:ADAPTER",
+        "existing": "llm_pipeline.serving.control.existing:ADAPTER",
+        "docker": "llm_pipeline.adapters.docker.server:ADAPTER",
+        "kubernetes": "llm_pipeline.adapters.kubernetes.server:ADAPTER",
     },
     "runners": {
-        "process": "llm_pipeline.runners.process:ProcessRunner",
-        "docker": "llm_pipeline.adapters.docker.runner:DockerRunner",
-        "kubernetes": "llm_pipeline.adapters.kubernetes.runner:KubernetesRunner",
+        "process": "llm_pipeline.runners.process:ADAPTER",
+        "docker": "llm_pipeline.adapters.docker.runner:ADAPTER",
+        "kubernetes": "llm_pipeline.adapters.kubernetes.runner:ADAPTER",
+    },
+    "stores": {
+        "file": "llm_pipeline.store.local:ADAPTER",
+        "s3": "llm_pipeline.store.s3:ADAPTER",
+    },
+    "notifications": {
+        "webhook": "llm_pipeline.adapters.webhook.channel:ADAPTER",
+        "email": "llm_pipeline.adapters.email.channel:ADAPTER",
     },
 }
 
@@ -70,8 +110,11 @@ def adapter(group: Group, kind: str) -> Any:
     where = f"entry points llm_pipeline.{group}"
     found = [one for one in _installed(group) if one.name == kind]
     if not found:
-        raise ConfigError(f"no {group.replace('_', ' ')[:-1]} of kind {kind!r} is installed", where=where,
-                          hint=f"kinds are: {', '.join(kinds(group))}")  # fmt: skip
+        raise ConfigError(
+            f"no {group.replace('_', ' ').removesuffix('s')} of kind {kind!r} is installed",
+            where=where,
+            hint=f"kinds are: {', '.join(kinds(group))}; packages add theirs by {where}",
+        )
     if len({one.value for one in found}) > 1:
         raise ConfigError(f"two packages have a kind {kind!r}", where=where, hint="uninstall one of them")
     try:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.base.errors import Terminal, Transient, Unsupported
 from llm_pipeline.config.router_place import RouterModel
 
@@ -230,11 +231,11 @@ class StartedRouter(Protocol):
 
 
 @dataclass(frozen=True)
-class RouterAdapter:
-    """What an entry point `llm_pipeline.routers` names.
+class RouterAdapter(Adapter):
+    """What an entry point `llm_pipeline.routers` names; see `Adapter`.
 
     Attributes:
-        config: The model of its settings; its class variables say what it can do, its `problems` are told by `plan`.
+        config: The model of its settings; its class variables say what it can do.
         open: The router, started or told its first routes where that is ours to do, of `(place, slots, state,
             initial=...)`: see `open_router`.
         as_it_is: The router without starting or asking anything, of `(place, slots, state)`; None where none ever ran.
@@ -247,4 +248,10 @@ class RouterAdapter:
 
 def remote(config: type[RouterModel], router: Callable[[Any], TrafficRouter]) -> RouterAdapter:
     """The adapter of a router that runs elsewhere: it has nothing to start, and all it needs is its place."""
-    return RouterAdapter(config, lambda place, *_, **__: router(place), lambda place, *_: router(place))
+
+    def probe(place: Any) -> str:
+        state, _ = router(place).read()
+        shares = ", ".join(f"{slot} {weight / 100:g} %" for slot, weight in sorted(state.weights.items()))
+        return f"{place.kind} answers: {shares}"
+
+    return RouterAdapter(config, lambda place, *_, **__: router(place), lambda place, *_: router(place), probe=probe)

@@ -55,7 +55,7 @@ def _approve(options: argparse.Namespace) -> int:
 
 
 def _guard(options: argparse.Namespace) -> int:
-    from llm_pipeline.notifications.channels import secrets_here
+    from llm_pipeline.notifications.channel import no_connections
     from llm_pipeline.notifications.outbox import notify_of_targets
     from llm_pipeline.operations.guard import guard_once
     from llm_pipeline.operations.place_status import named_deployment
@@ -66,7 +66,7 @@ def _guard(options: argparse.Namespace) -> int:
     store = open_store(deployment.store)
     write_lines([f"{named_deployment(deployment.name, store.uri)}, places {', '.join(deployment.places) or 'none'}"])
     actions = guard_once(store, deployment)
-    notify_of_targets(store, deployment, secrets_here(deployment.notifications))
+    notify_of_targets(store, deployment, no_connections)
     for action in actions:
         write_lines([f"{action.gpu_target}  {action.release_id}  {action.what}: {action.detail}"])
     if not actions:

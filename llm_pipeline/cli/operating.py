@@ -151,7 +151,7 @@ def _start_staging(store: ArtifactStore, deployment: Deployment, place: str, ref
 
 
 def _stop(options: argparse.Namespace) -> int:
-    from llm_pipeline.notifications.channels import secrets_here
+    from llm_pipeline.notifications.channel import no_connections
     from llm_pipeline.notifications.outbox import notify_of_targets
     from llm_pipeline.operations.stopping import stop_all
     from llm_pipeline.store import open_store
@@ -168,7 +168,7 @@ def _stop(options: argparse.Namespace) -> int:
         done = stop_all(store, deployment, place, drain_seconds=options.drain)
         write_lines([f"{place}: stopped {', '.join(done)}" if done else f"{place}: nothing ran, nothing was stopped"])
         write_lines(_left_alone(store, place))
-    notify_of_targets(store, deployment, secrets_here(deployment.notifications), places)
+    notify_of_targets(store, deployment, no_connections, places)
     return ExitCode.GO
 
 

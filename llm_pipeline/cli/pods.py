@@ -37,7 +37,7 @@ def _lay_out(options: argparse.Namespace) -> int:
     kind, _, digest = options.repository.partition("/")
     try:
         written = options.store.startswith("{")
-        store = StoreConfig.model_validate_json(options.store) if written else StoreConfig(uri=options.store)
+        store = StoreConfig.model_validate_json(options.store) if written else StoreConfig.model_validate(options.store)
     except ValidationError as error:
         raise ConfigError(f"not a store: {error}", where="--store") from error
     lay_out_view(open_store(store), ArtifactRef(kind=kind, digest=digest), options.view)

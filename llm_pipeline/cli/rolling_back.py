@@ -38,7 +38,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def _roll_back(options: argparse.Namespace) -> int:
-    from llm_pipeline.notifications.channels import secrets_here
+    from llm_pipeline.notifications.channel import no_connections
     from llm_pipeline.notifications.outbox import notify_of_targets
     from llm_pipeline.operations.served_place import roll_back_at
     from llm_pipeline.store import open_store
@@ -49,7 +49,7 @@ def _roll_back(options: argparse.Namespace) -> int:
     by = options.by or user_here()
     by = f"{by}: {options.reason}" if options.reason else by
     production = roll_back_at(store, deployment, options.model_id, target, by=by, leaving=options.leaving).production
-    notify_of_targets(store, deployment, secrets_here(deployment.notifications), [target])
+    notify_of_targets(store, deployment, no_connections, [target])
     serving = f"{production.release_id} serves in {production.slot}" if production else "nothing serves"
     sys.stdout.write(f"{options.model_id} on {target}: {serving}\n")
     return ExitCode.GO

@@ -26,7 +26,7 @@ from llm_pipeline.config.notifications import Notifications
 from llm_pipeline.config.router_place import RouterPlace
 from llm_pipeline.config.server_place import ServerPlace
 from llm_pipeline.config.server_ports import ServerPorts
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import Store
 
 __all__ = [
     "Deployment", "GuardSchedule", "HubAccess", "QuantizationHost", "Retention", "RouterPlace", "ServerPorts",
@@ -194,7 +194,7 @@ class Deployment(ConfigModel):
     """
 
     name: Name
-    store: StoreConfig
+    store: Store
     work_root: HostPath
     state_root: HostPath
     hub: HubAccess = HubAccess()

@@ -6,10 +6,12 @@ A plain string is short for an interpreter of this host.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, SerializeAsAny
 
+from llm_pipeline.config.installed import or_installed
 from llm_pipeline.config.model import (
     ConfigModel,
     Cores,
@@ -28,7 +30,19 @@ from llm_pipeline.config.model import (
 VariableNames = Annotated[tuple[VariableName, ...], Field(max_length=256)]
 
 
-class Interpreter(ConfigModel):
+class EnvironmentModel(ConfigModel):
+    """What every kind of environment is; those of other packages derive from it, too, and name a `runner`."""
+
+    def problems(self) -> Iterator[str]:
+        """Why no stage can run there, as far as its settings tell; `plan` refuses a release that needs it."""
+        yield from ()
+
+    def warnings(self) -> Iterator[str]:
+        """What `plan` says of it besides."""
+        yield from ()
+
+
+class Interpreter(EnvironmentModel):
     """A Python interpreter of the host that the Airflow worker runs on.
 
     Attributes:
@@ -53,7 +67,7 @@ class Mount(ConfigModel):
     writable: bool = False
 
 
-class DockerEnvironment(ConfigModel):
+class DockerEnvironment(EnvironmentModel):
     """A container of the Docker engine on the worker's host.
 
     Attributes:
@@ -109,7 +123,7 @@ Tolerations = Annotated[tuple[Toleration, ...], Field(max_length=64)]
 Claims = Annotated[tuple[ClaimMount, ...], Field(max_length=256)]
 
 
-class KubernetesEnvironment(ConfigModel):
+class KubernetesEnvironment(EnvironmentModel):
     """A Kubernetes Job of one pod. The store must be one that pods reach: S3, or a claim at the same path.
 
     Attributes:
@@ -165,4 +179,7 @@ def _from_path(value: Any) -> Any:
 Environment = Annotated[
     Annotated[Interpreter | DockerEnvironment | KubernetesEnvironment, Field(discriminator="runner")],
     BeforeValidator(_from_path),
+    SerializeAsAny(),
+    or_installed("runners", key="runner"),
 ]
+"""One of our kinds, or one that an installed package brings; a path alone is an interpreter of this host."""

@@ -7,21 +7,30 @@ from typing import Any
 
 from pydantic import ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
 
-from llm_pipeline.base.adapters import Group, adapter, is_ours
+from llm_pipeline.base.adapters import Adapter, Group, adapter, is_ours
 from llm_pipeline.base.errors import ConfigError
 
 
-def or_installed(group: Group) -> WrapValidator:
-    """Let a kind that is not ours be checked by the model of the installed adapter (its attribute `config`)."""
+def or_installed(group: Group, key: str = "kind") -> WrapValidator:
+    """Let a kind that is not ours be checked by the model of the installed adapter; `key` names the kind."""
 
     def validate(value: Any, ours: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-        kind = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
+        kind = value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)
         if not isinstance(kind, str) or is_ours(group, kind):
             return ours(value)
-        try:
-            model = adapter(group, kind).config
-        except ConfigError as error:
-            raise ValueError(f"{error.message}; {error.hint}") from error
-        return model.model_validate(value, context=info.context)
+        return installed_model(group, kind).model_validate(value, context=info.context)
 
     return WrapValidator(validate)
+
+
+def installed_model(group: Group, kind: str) -> type[Any]:
+    """The model of the settings of a kind that is not ours, for validators.
+
+    Raises:
+        ValueError: No package has it, or it cannot be imported.
+    """
+    try:
+        found: Adapter = adapter(group, kind)
+    except ConfigError as error:
+        raise ValueError("; ".join(filter(None, [error.message, error.hint]))) from error
+    return found.config

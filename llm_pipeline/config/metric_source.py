@@ -22,6 +22,10 @@ class MetricSourceModel(ConfigModel):
         """Why it cannot count the requests that this router splits."""
         yield from ()
 
+    def warnings(self, router: RouterPlace) -> Iterator[str]:  # noqa: ARG002
+        """What `plan` says of it besides."""
+        yield from ()
+
 
 class EnvoySource(MetricSourceModel):
     """The statistics of the Envoy that splits the traffic: counts of requests and errors, no latencies."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, SerializeAsAny, StringConstraints, model_validator
 
-from llm_pipeline.config.model import ConfigModel, VariableName
+from llm_pipeline.config.installed import or_installed
+from llm_pipeline.config.model import ConfigModel, Name, VariableName
 
 NotificationKind = Literal["start", "step", "pause", "verdict", "rollback", "promotion"]
 """What a message is about."""
@@ -15,8 +17,62 @@ ConnectionId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,250}
 EmailAddress = Annotated[str, StringConstraints(pattern=r"^[^@\s<>,;:\"]+@[^@\s<>,;:\"]+$", max_length=320)]
 
 
+class ChannelModel(ConfigModel):
+    """What every kind of channel is; those of other packages derive from it, too, and name a `kind`."""
+
+    def problems(self) -> Iterator[str]:
+        """Why it can send nothing, as far as its settings tell; `plan` refuses the deployment."""
+        yield from ()
+
+    def warnings(self) -> Iterator[str]:
+        """What `plan` says of it besides."""
+        yield from ()
+
+
+class WebhookChannel(ChannelModel):
+    """A Slack-compatible webhook. Its URL is a secret: it stands in a variable or a connection, never here.
+
+    Attributes:
+        variable: Environment variable with the URL, wherever canaries are driven: Airflow's workers, or the shell of
+            `llm-pipeline run`.
+        connection: Airflow connection with the URL as its password; only what Airflow runs can send by it.
+    """
+
+    kind: Literal["webhook"]
+    variable: VariableName | None = None
+    connection: ConnectionId | None = None
+
+    @model_validator(mode="after")
+    def _names_one(self) -> Self:
+        if (self.variable is None) == (self.connection is None):
+            raise ValueError("variable and connection name the same thing: give one of them")
+        return self
+
+
+class EmailChannel(ChannelModel):
+    """E-mails.
+
+    Attributes:
+        to: Who gets them.
+        connection: Airflow connection of the mail server, as Airflow's SMTP provider reads it; its extra field
+            `from_email` is the sender. Only what Airflow runs can send by it.
+    """
+
+    kind: Literal["email"]
+    to: Annotated[tuple[EmailAddress, ...], Field(min_length=1, max_length=256)]
+    connection: ConnectionId = "smtp_default"
+
+
+NotificationChannel = Annotated[
+    Annotated[WebhookChannel | EmailChannel, Field(discriminator="kind")],
+    SerializeAsAny(),
+    or_installed("notifications"),
+]
+"""One of our kinds, or one that an installed package brings."""
+
+
 class Notifications(ConfigModel):
-    """Messages about canaries. The webhook's URL is a secret: it stands in a variable or a connection, never here.
+    """Messages about canaries, by one webhook and by e-mail, and by further channels. Secrets never stand here.
 
     Attributes:
         webhook_variable: Environment variable with the URL of a Slack-compatible webhook, wherever canaries are driven:
@@ -25,6 +81,7 @@ class Notifications(ConfigModel):
         email_to: Who gets an e-mail; empty for none.
         email_connection: Airflow connection of the mail server, as Airflow's SMTP provider reads it; its extra field
             `from_email` is the sender. Only what Airflow runs can send by it.
+        channels: Further channels, by names of yours.
         events: Which events are sent; all by default.
     """
 
@@ -32,6 +89,7 @@ class Notifications(ConfigModel):
     webhook_connection: ConnectionId | None = None
     email_to: Annotated[tuple[EmailAddress, ...], Field(max_length=256)] = ()
     email_connection: ConnectionId = "smtp_default"
+    channels: Annotated[dict[Name, NotificationChannel], Field(max_length=64)] = Field(default={})
     events: tuple[NotificationKind, ...] = Field(
         default=("start", "step", "pause", "verdict", "rollback", "promotion"), min_length=1, max_length=16
     )
@@ -42,7 +100,28 @@ class Notifications(ConfigModel):
             raise ValueError("webhook_variable and webhook_connection name the same thing: give one of them")
         return self
 
+    @model_validator(mode="after")
+    def _names_are_free(self) -> Notifications:
+        if taken := self._short().keys() & self.channels.keys():
+            raise ValueError(f"channels: {', '.join(sorted(taken))} is the name of one that the fields above describe")
+        return self
+
     @property
     def wanted(self) -> bool:
         """Whether anybody is to be notified."""
-        return bool(self.webhook_variable or self.webhook_connection or self.email_to)
+        return bool(self.by_name())
+
+    def by_name(self) -> dict[str, NotificationChannel]:
+        """Every channel. Its name is in what the store remembers of it."""
+        return {**self._short(), **self.channels}
+
+    def _short(self) -> dict[str, NotificationChannel]:
+        """The channels that fields of their own describe."""
+        found: dict[str, NotificationChannel] = {}
+        if self.webhook_variable or self.webhook_connection:
+            found["webhook"] = WebhookChannel(
+                kind="webhook", variable=self.webhook_variable, connection=self.webhook_connection
+            )
+        if self.email_to:
+            found["email"] = EmailChannel(kind="email", to=self.email_to, connection=self.email_connection)
+        return found

@@ -68,6 +68,10 @@ class RouterModel(ConfigModel):
         """What it cannot do of a policy, beyond what the class variables say."""
         yield from ()
 
+    def warnings(self, policy: CanaryPolicy) -> Iterator[str]:  # noqa: ARG002
+        """What `plan` says of it besides."""
+        yield from ()
+
 
 class UserLimits(ConfigModel):
     """What users may take of the port.

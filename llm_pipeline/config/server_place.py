@@ -5,24 +5,42 @@ The kind decides; ports without a kind are a server of this host.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.environment import VariableNames
+from llm_pipeline.config.installed import or_installed
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
 from llm_pipeline.config.model import ConfigModel, PathText, PlainUrl, PositiveGib, Word
 from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.config.target import Target
 
 
-class LocalServer(ServerPorts):
+class ServerModel(ConfigModel):
+    """What every kind of staging server is; those of other packages derive from it, too, and name a `kind`.
+
+    One on ports of this host derives from `ServerPorts` besides; any other has a field `endpoint`.
+    """
+
+    def problems(self, target: Target) -> Iterator[str]:  # noqa: ARG002 - most servers take every target
+        """Why it cannot serve a target, as far as its settings tell; `plan` refuses a release of it."""
+        yield from ()
+
+    def warnings(self, target: Target) -> Iterator[str]:  # noqa: ARG002
+        """What `plan` says of it besides."""
+        yield from ()
+
+
+class LocalServer(ServerPorts, ServerModel):
     """A tritonserver of this host, on loopback ports: the one in `triton_home`."""
 
     kind: Literal["local"] = "local"
 
 
-class DockerServer(ServerPorts):
+class DockerServer(ServerPorts, ServerModel):
     """The target's container on this host, its ports published on loopback.
 
     Attributes:
@@ -47,7 +65,7 @@ class DockerServer(ServerPorts):
         return readable
 
 
-class KubernetesServer(ConfigModel):
+class KubernetesServer(ServerModel):
     """Pods of a cluster, by the manifests that `llm-pipeline render` writes, and gone after the run.
 
     Attributes:
@@ -63,7 +81,7 @@ class KubernetesServer(ConfigModel):
     endpoint: Endpoint | None = None
 
 
-class ExistingServer(ConfigModel):
+class ExistingServer(ServerModel):
     """A Triton that runs already, with `--model-control-mode=explicit`: the candidate becomes a version of its own.
 
     Attributes:
@@ -103,5 +121,7 @@ def _local_by_default(value: Any) -> Any:
 ServerPlace = Annotated[
     Annotated[LocalServer | DockerServer | KubernetesServer | ExistingServer, Field(discriminator="kind")],
     BeforeValidator(_local_by_default),
+    SerializeAsAny(),
+    or_installed("server_controls"),
 ]
-"""One of the kinds; ports alone are a local server."""
+"""One of our kinds, or one that an installed package brings; ports alone are a local server."""

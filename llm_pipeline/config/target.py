@@ -2,16 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+)
 
+from llm_pipeline.base.adapters import is_ours
 from llm_pipeline.config.engine_options import EngineBuildOptions
+from llm_pipeline.config.installed import installed_model
 from llm_pipeline.config.model import BatchSize, ConfigModel, Gpus, Line, Name, Queue, Ranks, Tokens, Word
 from llm_pipeline.config.runtime_options import RuntimeOptions
 from llm_pipeline.config.serving_options import ServingOptions
 
-EngineBuilderName = Literal["openvino_cpu", "tensorrt_llm_llmapi", "tensorrt_llm_engine", "transformers_torch", "vllm"]
+if TYPE_CHECKING:
+    from llm_pipeline.config.quantization import QuantizationRecipe
+
+
+def _known_engine(name: str) -> str:
+    if not is_ours("engines", name):
+        installed_model("engines", name)
+    return name
+
+
+EngineBuilderName = Annotated[Word, AfterValidator(_known_engine)]
+"""One of our engines, or one that an installed package brings."""
+
+
+class EngineModel(ConfigModel):
+    """Options of an engine of another package: its model derives from this one. Ours have none of their own."""
+
+    def problems(self, target: Target, recipe: QuantizationRecipe) -> Iterator[str]:  # noqa: ARG002
+        """Why a recipe cannot be built or served on a target with this engine; `plan` refuses it."""
+        yield from ()
+
+    def warnings(self, target: Target, recipe: QuantizationRecipe) -> Iterator[str]:  # noqa: ARG002
+        """What `plan` says of it besides."""
+        yield from ()
 
 
 class Parallelism(ConfigModel):
@@ -61,7 +96,9 @@ class Target(ConfigModel):
         accelerator: `cpu`, or a GPU's name in the GPU catalog.
         accelerator_count: GPUs of one engine instance; 0 on a CPU.
         gpus_per_node: GPUs of one host; an instance of more GPUs is spread over several.
-        engine: The engine builder.
+        engine: The engine builder: `openvino_cpu`, `tensorrt_llm_llmapi`, `tensorrt_llm_engine`,
+            `transformers_torch`, `vllm`, or one that an installed package brings.
+        engine_options: Options of an engine that an installed package brings, in the shape of its own model.
         weight_format: `native` keeps the artifact's own quantized weights; the others let the engine
             compiler quantize again, which only the served-accuracy gate can see.
         runtime_version: Version of the runtime, for GPU targets.
@@ -79,6 +116,7 @@ class Target(ConfigModel):
     accelerator_count: Gpus = 1
     gpus_per_node: Annotated[Gpus, Field(ge=1)] = 8
     engine: EngineBuilderName
+    engine_options: SerializeAsAny[EngineModel] | None = Field(default=None, validate_default=True)
     weight_format: Literal["native", "fp32", "int8", "int4"] = "native"
     parallelism: Parallelism = Parallelism()
     limits: EngineLimits = EngineLimits()
@@ -88,6 +126,29 @@ class Target(ConfigModel):
     runtime: RuntimeOptions = RuntimeOptions()
     build: EngineBuildOptions = EngineBuildOptions()
     serving: ServingOptions = ServingOptions()
+
+    @field_validator("engine_options", mode="wrap")
+    @classmethod
+    def _in_the_engines_shape(
+        cls, value: Any, _: ValidatorFunctionWrapHandler, info: ValidationInfo
+    ) -> EngineModel | None:
+        engine = info.data.get("engine")
+        if engine is None or isinstance(value, EngineModel):
+            return None if engine is None else value
+        if not is_ours("engines", engine):
+            options: EngineModel = installed_model("engines", engine).model_validate(value or {}, context=info.context)
+            return options
+        if value:
+            raise ValueError(f"engine {engine} has no options here: see runtime, build and serving")
+        return None
+
+    @model_serializer(mode="wrap")
+    def _without_options_that_it_has_not(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Stage keys of engines of ours are what they were before engines had options."""
+        document: dict[str, Any] = handler(self)
+        if document.get("engine_options", ...) is None:
+            del document["engine_options"]
+        return document
 
     @property
     def ranks_per_node(self) -> int:

@@ -1,6 +1,6 @@
 """The engine builder's port: from a checkpoint and a target to a directory that a server can load.
 
-    builder = engine_builder(target.engine)
+    builder = engine_builder(target.engine, target.engine_options)
     facts = builder.build(BuildInputs(checkpoint, target, dtype="float16"), destination)
 
 The engine directory holds what serving needs, and `engine.json`: the facts, the target it was built for and the
@@ -9,18 +9,18 @@ properties that the runtime must be given so that it computes what was measured.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from llm_pipeline.artifacts.engine_description import EngineFacts
 from llm_pipeline.artifacts.golden import GoldenPrompt
-from llm_pipeline.base.adapters import adapter
+from llm_pipeline.base.adapters import Adapter, adapter
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.base.offline import refuse_telemetry
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.target import EngineBuilderName, Target
+from llm_pipeline.config.target import EngineModel, Target
 
 BaselinePrecision = Literal["float16", "bfloat16"]
 
@@ -62,15 +62,54 @@ class EngineBuilder(Protocol):
         """
 
 
-def engine_builder(name: EngineBuilderName) -> EngineBuilder:
-    """The builder of that name; its libraries are imported here and not earlier.
+@dataclass(frozen=True)
+class EngineAdapter(Adapter):
+    """What an entry point `llm_pipeline.engines` names; see `Adapter`. Its module imports no library of the engine.
+
+    Attributes:
+        config: The model of the target's `engine_options`.
+        open: The builder, of these options; the engine's libraries are imported when it is called.
+        write_repository: Writes what Triton serves of an engine, of `(engine, directory)`: see `PackagedEngine` and
+            `write_served_model` in `llm_pipeline.serving.repositories.packaged`. Returns the artifacts that are linked
+            instead of copied, by their place in the directory.
+        runtime: Distribution that runs the engine; reports show its version.
+        files: Files that must lie beside the served model's `model.py`.
+        tools: Distributions of the build's environment whose versions decide what is built: a part of the stage key.
+    """
+
+    config: type[EngineModel]
+    open: Callable[[Any], EngineBuilder]
+    write_repository: Callable[[Any, Path], dict[str, ArtifactRef]]
+    runtime: str = ""
+    files: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+
+
+def engine_adapter(name: str) -> EngineAdapter:
+    """What is known of an engine without its libraries.
 
     Raises:
+        ConfigError: No installed package has that engine.
+    """
+    found: EngineAdapter = adapter("engines", name)
+    return found
+
+
+def engine_builder(name: str, options: EngineModel | None = None) -> EngineBuilder:
+    """The builder of that name; its libraries are imported here and not earlier.
+
+    Args:
+        name: The target's `engine`.
+        options: The target's `engine_options`; None for the defaults.
+
+    Raises:
+        ConfigError: No installed package has that engine.
         Unsupported: This interpreter lacks its libraries.
     """
     refuse_telemetry()
+    found = engine_adapter(name)
     try:
-        made: EngineBuilder = adapter("engines", name)()
+        made = found.open(options or found.config())
     except ModuleNotFoundError as error:
         raise Unsupported(
             f"engine builder {name} needs {error.name}, which this interpreter does not have",

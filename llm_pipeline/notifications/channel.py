@@ -1,11 +1,18 @@
-"""The port of a notification channel, and its errors: those to try again, and those not to."""
+"""The port of a notification channel, its errors, and the channels that a deployment names.
+
+for name, channel in channels(deployment.notifications):
+channel.send(message)
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Protocol
 
+from llm_pipeline.base.adapters import adapter
 from llm_pipeline.base.errors import Terminal, Transient
+from llm_pipeline.config.notifications import Notifications
 from llm_pipeline.notifications.message import Message
 
 
@@ -18,11 +25,7 @@ class Refused(Terminal):
 
 
 class Channel(Protocol):
-    """Takes a message to people."""
-
-    @property
-    def name(self) -> str:
-        """Its name in logs, and in what is remembered."""
+    """Takes a message to people. No error, log or repr of it shows a secret."""
 
     def send(self, message: Message) -> None:
         """Send it.
@@ -34,18 +37,31 @@ class Channel(Protocol):
 
 
 @dataclass(frozen=True)
-class MailServer:
-    """A mail server and who we are to it.
+class Connection:
+    """What an Airflow connection holds; each field may be empty."""
 
-    Attributes:
-        security: How the connection is encrypted: at once, by STARTTLS, or not at all.
-        timeout: In seconds.
+    host: str = ""
+    port: int | None = None
+    login: str = ""
+    password: str = field(default="", repr=False)
+    extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+ConnectionReader = Callable[[str], Connection | None]
+"""From the name of an Airflow connection to what it holds; None where it cannot be had."""
+
+
+def no_connections(_: str) -> None:
+    """The `ConnectionReader` of a process that Airflow did not start."""
+
+
+def channels(config: Notifications, connections: ConnectionReader = no_connections) -> Iterator[tuple[str, Channel]]:
+    """The channels whose secrets can be had here, with their names; others are left to whoever has theirs.
+
+    An entry point `llm_pipeline.notifications` names an `Adapter` whose `open` takes the channel's settings and the
+    `ConnectionReader`, and returns the channel, or None where its secret cannot be had here.
     """
-
-    host: str
-    port: int
-    sender: str
-    login: str | None = None
-    password: str | None = field(default=None, repr=False)
-    security: Literal["tls", "starttls", "none"] = "starttls"
-    timeout: float = 10.0
+    for name, settings in config.by_name().items():
+        channel: Channel | None = adapter("notifications", settings.kind).open(settings, connections)
+        if channel is not None:
+            yield name, channel

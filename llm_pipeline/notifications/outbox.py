@@ -17,8 +17,7 @@ from llm_pipeline.canary.events import CanaryEvent
 from llm_pipeline.canary.record import current_canary, read_events
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.notifications import Notifications
-from llm_pipeline.notifications.channel import Channel, NotSent, Refused
-from llm_pipeline.notifications.channels import Secrets, channels
+from llm_pipeline.notifications.channel import Channel, ConnectionReader, NotSent, Refused, channels
 from llm_pipeline.notifications.message import kind_of, message_of
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood
@@ -49,34 +48,36 @@ class DeliveryState(Frozen):
     claimed_until: float = 0.0
 
 
-def notify(store: ArtifactStore, config: Notifications, secrets: Secrets, release_id: str, target: str) -> int:
+def notify(
+    store: ArtifactStore, config: Notifications, connections: ConnectionReader, release_id: str, target: str
+) -> int:
     """Send a canary's new notifications; returns how many were accepted. Never raises: errors are logged.
 
     Args:
         store: Where the canary's record is.
         config: Who is to be told.
-        secrets: Where they are reached; channels that it does not know are left to others.
+        connections: Where secrets are, besides the environment; channels whose secret is not had are left to others.
         release_id: The release on trial.
         target: The target's name.
     """
     try:
-        found = tuple(channels(config, secrets))
+        found = tuple(channels(config, connections))
         events = read_events(store, release_id, target) if found else ()
-        return sum(_Outbox(store, one, release_id, target).tell(events, config.events) for one in found)
+        return sum(_Outbox(store, name, one, release_id, target).tell(events, config.events) for name, one in found)
     except Exception as error:  # noqa: BLE001 - people who are not told must not stop a canary
         _log_untold(error, "the canary's notifications could not be sent", release_id)
         return 0
 
 
 def notify_of_targets(
-    store: ArtifactStore, deployment: Deployment, secrets: Secrets, targets: Iterable[str] | None = None
+    store: ArtifactStore, deployment: Deployment, connections: ConnectionReader, targets: Iterable[str] | None = None
 ) -> int:
     """Send new notifications about the latest canary of each target; see `notify`.
 
     Args:
         store: The deployment's.
         deployment: Who is to be told.
-        secrets: Where they are reached.
+        connections: Where secrets are, besides the environment.
         targets: Names of targets; None for all of the deployment.
     """
     config = deployment.notifications
@@ -87,7 +88,7 @@ def notify_of_targets(
     except Exception as error:  # noqa: BLE001 - see `notify`
         _log_untold(error, "notifications of canaries could not be sent")
         return 0
-    return sum(notify(store, config, secrets, release, target) for target, release in on_trial.items() if release)
+    return sum(notify(store, config, connections, release, target) for target, release in on_trial.items() if release)
 
 
 def _log_untold(error: Exception, event: str, release_id: str = "-") -> None:
@@ -99,12 +100,13 @@ def _log_untold(error: Exception, event: str, release_id: str = "-") -> None:
 class _Outbox:
     """One channel, and what it has been sent about one canary."""
 
-    def __init__(self, store: ArtifactStore, channel: Channel, release_id: str, target: str) -> None:
+    def __init__(self, store: ArtifactStore, name: str, channel: Channel, release_id: str, target: str) -> None:
         self._store = store
+        self._channel_name = name
         self._channel = channel
         self._release_id = release_id
         self._target = target
-        self._name = f"releases/{release_id}/told/{target}.{channel.name}.json"
+        self._name = f"releases/{release_id}/told/{target}.{name}.json"
         self._revision: str | None = None
 
     def tell(self, events: Sequence[CanaryEvent], wanted: Iterable[str]) -> int:
@@ -116,7 +118,7 @@ class _Outbox:
         try:
             return self._tell(new, told, frozenset(wanted))
         except Conflict:
-            log.info("another process is sending it", channel=self._channel.name)
+            log.info("another process is sending it", channel=self._channel_name)
             return 0
 
     def _tell(self, new: Sequence[CanaryEvent], told: DeliveryState, wanted: frozenset[str]) -> int:
@@ -142,7 +144,7 @@ class _Outbox:
         gives_up = isinstance(error, Refused) or attempts >= MOST_ATTEMPTS
         log.warning(
             "notification not sent" if gives_up else "notification not sent yet",
-            channel=self._channel.name, about=event.kind.value, attempt=attempts, reason=str(error),
+            channel=self._channel_name, about=event.kind.value, attempt=attempts, reason=str(error),
         )  # fmt: skip
         if gives_up:
             return DeliveryState(through=event.number)

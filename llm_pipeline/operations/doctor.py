@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from llm_pipeline.artifacts.host_facts import HostFacts, read_host_facts
 from llm_pipeline.artifacts.host_match import driver_warning, target_problems
-from llm_pipeline.base.adapters import adapter
+from llm_pipeline.base.adapters import Adapter, Group, adapter
 from llm_pipeline.base.errors import ConfigError, PipelineError, Unsupported
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.guard_sign import RECENT_SECONDS, is_guarded
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.environment import Environment, Interpreter
+from llm_pipeline.config.environment import Interpreter
 from llm_pipeline.config.target import Target
 from llm_pipeline.operations.airflow_pools import airflow_pools, pool_problem, slots_needed
 from llm_pipeline.operations.place_status import Health
@@ -77,7 +77,7 @@ def examine(
         Check(
             subject="deployment", state="ok", detail=f"{deployment.name}: {', '.join(deployment.places) or 'no place'}"
         ),
-        *(_environment(name, found) for name, found in deployment.environments.items()),
+        *_adapters(deployment, targets),
         *_task_modules(deployment, task_modules),
         _attempt("store", lambda: _store(deployment)),
         *_directories(deployment),
@@ -102,13 +102,28 @@ def _attempt(subject: str, look: Callable[[], str]) -> Check:
         return Check(subject=subject, state="failed", detail=f"{where}{error.message}", fix=error.hint)
 
 
-def _environment(name: str, environment: Environment) -> Check:
-    return _attempt(f"environment {name}", lambda: _look_at(environment))
+def _adapters(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Check]:
+    """What the adapters of all that the deployment names say of it, as far as they look at anything."""
+    for subject, group, kind, settings in _named(deployment, targets):
+        found: Adapter = adapter(group, kind)
+        if found.probe is not None:
+            yield _attempt(subject, partial(found.probe, settings))
 
 
-def _look_at(environment: Environment) -> str:
-    said: str = adapter("runners", environment.runner).probe(environment)
-    return said
+def _named(deployment: Deployment, targets: Sequence[Target]) -> Iterator[tuple[str, Group, str, Any]]:
+    """Subject, group, kind and settings of whatever an adapter opens."""
+    for name, environment in deployment.environments.items():
+        yield f"environment {name}", "runners", environment.runner, environment
+    yield "store's address", "stores", deployment.store.kind, deployment.store
+    for name, place in deployment.places.items():
+        yield f"staging of {name}", "server_controls", place.staging.kind, place.staging
+        yield f"router of {name}", "routers", place.router.kind, place.router
+        if place.metrics is not None:
+            yield f"metrics of {name}", "metric_sources", place.metrics.kind, place.metrics
+    for name, channel in deployment.notifications.by_name().items():
+        yield f"notifications by {name}", "notifications", channel.kind, channel
+    for target in targets:
+        yield f"engine of {target.name}", "engines", target.engine, target.engine_options
 
 
 def _task_modules(deployment: Deployment, needed: Mapping[str, Sequence[str]]) -> Iterator[Check]:

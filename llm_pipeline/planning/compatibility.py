@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import Literal
 
+from llm_pipeline.base.adapters import is_ours
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.runtime_versions import (
     container_problem,
@@ -20,7 +21,7 @@ from llm_pipeline.catalog.runtime_versions import (
 )
 from llm_pipeline.catalog.tables import Column, containers, find_family, find_gpu, first_reader_version
 from llm_pipeline.config.quantization import KvCacheFormat, QuantizationRecipe, WeightFormat
-from llm_pipeline.config.target import Target
+from llm_pipeline.config.target import EngineModel, Target
 from llm_pipeline.planning.engine_formats import (
     compiled_formats,
     compiled_kv_cache,
@@ -110,6 +111,8 @@ def judge_compatibility(
     Raises:
         ConfigError: The target's accelerator is not in the GPU catalog, or modelopt has no such recipe.
     """
+    if not is_ours("engines", target.engine):
+        return _judge_installed(target, recipe)
     if target.accelerator == "cpu":
         return _judge_on_cpu(target, recipe, fits)
     platform = platform_of(target, model_id)
@@ -120,6 +123,14 @@ def judge_compatibility(
     if target.engine == "vllm":
         return _judge_vllm(platform, target, recipe, fits)
     return _judge_on_gpu(platform, target, recipe, dtype, fits)
+
+
+def _judge_installed(target: Target, recipe: QuantizationRecipe) -> Legal | Refused:
+    """As the package that brings the engine says."""
+    options = target.engine_options or EngineModel()
+    if problems := list(options.problems(target, recipe)):
+        return Refused(reason="; ".join(problems), nearest="what that engine takes, or another engine")
+    return Legal(warnings=tuple(options.warnings(target, recipe)))
 
 
 def platform_of(target: Target, model_id: str | None = None) -> Platform:

@@ -20,6 +20,7 @@ from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.loadtest.sample_size import require_enough, sample_size
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host
+from llm_pipeline.planning.adapter_checks import adapter_warnings, check_adapters
 from llm_pipeline.planning.aiconfigurator_predictions import with_predictions
 from llm_pipeline.planning.background import BackgroundCall
 from llm_pipeline.planning.canary_power import canary_power
@@ -102,6 +103,7 @@ def plan_release(
     holders = ask_holders(loaded, opened, store_seconds)
     check_prices(loaded)
     check_data_files(loaded)
+    check_adapters(loaded)
     check_routers(loaded)
     _refuse_before_reading(loaded)
     model = see_model(loaded, revision, source_seconds, required=read_model)
@@ -170,6 +172,7 @@ def plan_release(
             *(line for gate in gates for line in gate.warnings),
             *load_test_warnings(requests),
             *canary.warnings,
+            *adapter_warnings(loaded),
             *router_warnings(loaded),
             *gpu_warnings(loaded, gpus, facts, here=here),
             *time_warnings(release, costs),

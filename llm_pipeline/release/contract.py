@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, JsonValue, TypeAdapter
 from llm_pipeline.base.errors import ErrorDocument
 from llm_pipeline.base.records import ArtifactRef, Frozen, Metric
 from llm_pipeline.base.verdict import Judgement, Verdict
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import Store
 
 if TYPE_CHECKING:
     from llm_pipeline.store.artifact_store import ArtifactStore
@@ -46,7 +46,7 @@ class StageRequest(Frozen):
     subject: str = ""
     config: dict[str, JsonValue]
     inputs: dict[str, ArtifactRef] = Field(default={})
-    store: StoreConfig
+    store: Store
     work_root: str
     time_limit_seconds: float = Field(default=24 * 3600.0, gt=0.0)
 

@@ -6,11 +6,11 @@ from typing import TypeVar
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.environment import DockerEnvironment, KubernetesEnvironment
+from llm_pipeline.config.environment import DockerEnvironment, EnvironmentModel, KubernetesEnvironment
 from llm_pipeline.runners.runner import Placement
 
 ContainerEnvironment = DockerEnvironment | KubernetesEnvironment
-EnvironmentT = TypeVar("EnvironmentT", DockerEnvironment, KubernetesEnvironment)
+EnvironmentT = TypeVar("EnvironmentT", bound=EnvironmentModel)
 
 
 def environment_of(deployment: Deployment, name: str, kind: type[EnvironmentT]) -> EnvironmentT:

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 from llm_pipeline.base import detached
+from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import ConfigError, StageCrashed
 from llm_pipeline.config.deployment import Deployment
@@ -142,3 +143,6 @@ def _yield_to_servers(pid: int) -> None:
         os.setpriority(os.PRIO_PROCESS, pid, _BATCH_NICENESS)
     with contextlib.suppress(OSError):  # no such file where sessions do not count
         Path(f"/proc/{pid}/autogroup").write_text(str(_BATCH_NICENESS), encoding="ascii")
+
+
+ADAPTER = Adapter(config=Interpreter, open=ProcessRunner, probe=ProcessRunner.probe)

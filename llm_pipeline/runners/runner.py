@@ -12,12 +12,10 @@ A job is small data that outlives whoever submitted it: any process with the sam
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.release.contract import EnvironmentName, StageRequest, StageResult
-
-RunnerName = Literal["process", "docker", "kubernetes"]
 
 STAGE_VARIABLES = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 """Environment variables of every stage's process: its log has whole lines, and no bars."""
@@ -39,26 +37,28 @@ class Job(Frozen):
     """One submitted stage.
 
     Attributes:
-        runner: What runs it.
+        runner: The kind of what runs it.
         environment: The deployment's environment that it runs in.
         name: The container's or the Kubernetes Job's name; empty for a process.
         directory: Holds `request.json`, `log.jsonl`, `process.json` and, at the end, `result.json`, as far as the
             runner keeps them on this host; nothing for a Kubernetes Job.
         request_digest: Digest of the request, so that the same request is not started twice.
         outcome_document: Document of the store that holds the outcome, where no file is shared; empty for a file.
+        log_command: Command by which a person reads the stage's log, where it is no file of this host.
     """
 
-    runner: RunnerName = "process"
+    runner: str = "process"
     environment: EnvironmentName
     name: str = ""
     directory: Path
     request_digest: str
     outcome_document: str = ""
+    log_command: str = ""
 
     @property
     def log_place(self) -> str:
         """Where a person finds the stage's log."""
-        return f"kubectl logs job/{self.name}" if self.runner == "kubernetes" else str(self.log)
+        return self.log_command or str(self.log)
 
     @property
     def log(self) -> Path:

@@ -6,7 +6,7 @@ from llm_pipeline.base.adapters import adapter
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.release.contract import StageRequest, StageResult
-from llm_pipeline.runners.runner import Job, Placement, RunnerName, StageRunner
+from llm_pipeline.runners.runner import Job, Placement, StageRunner
 
 
 class Runners:
@@ -14,7 +14,7 @@ class Runners:
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
-        self._runners: dict[RunnerName, StageRunner] = {}
+        self._runners: dict[str, StageRunner] = {}
 
     def submit(self, request: StageRequest, placement: Placement) -> Job:
         environment = self._deployment.environments.get(placement.environment)
@@ -37,7 +37,7 @@ class Runners:
     def cancel(self, job: Job) -> None:
         self._runner(job.runner).cancel(job)
 
-    def _runner(self, name: RunnerName) -> StageRunner:
+    def _runner(self, name: str) -> StageRunner:
         if name not in self._runners:
-            self._runners[name] = adapter("runners", name)(self._deployment)
+            self._runners[name] = adapter("runners", name).open(self._deployment)
         return self._runners[name]

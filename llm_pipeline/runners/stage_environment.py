@@ -81,7 +81,8 @@ class _Needed:
             identity = signing.keyless.token_variable if signing.keyless else None
             names |= {*filter(None, [signing.password_variable, identity])}
         prefixes = []
-        if store.directory is None or kinds & _AWS_KINDS or any(_mentions_s3(document) for document in documents):
+        names |= {*_names_in(store.model_dump(mode="json", exclude={"signing"}))}
+        if store.kind == "s3" or kinds & _AWS_KINDS or any(_mentions_s3(document) for document in documents):
             prefixes.append("AWS_")
         if kinds & _CLUSTER_KINDS:
             prefixes += ["KUBERNETES_", "KUBECONFIG"]

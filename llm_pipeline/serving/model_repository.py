@@ -8,7 +8,7 @@ The rest is the engine builder's (`serving/repositories`). A repository is read-
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,24 +16,15 @@ from llm_pipeline.artifacts import golden as golden_prompts
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.artifacts.repository_layout import FACTS_FILE, MODEL_NAME, MODEL_VERSION
-from llm_pipeline.base.errors import IntegrityError, Unsupported
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.target import EngineBuilderName, Target
-from llm_pipeline.serving.repositories.engine import write_engine_set
-from llm_pipeline.serving.repositories.one_model import write_batched, write_llm_api, write_openvino
+from llm_pipeline.config.target import Target
+from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.serving.repositories.packaged import Fact, PackagedEngine
 from llm_pipeline.serving.repository_links import write_links
 from llm_pipeline.serving.repository_lint import lint_repository
 
 __all__ = ["Fact", "RepositoryFacts", "lint_repository", "write_repository"]
-
-_WRITERS: Mapping[EngineBuilderName, Callable[[PackagedEngine, Path], dict[str, ArtifactRef]]] = {
-    "openvino_cpu": write_openvino,
-    "tensorrt_llm_llmapi": write_llm_api,
-    "tensorrt_llm_engine": write_engine_set,
-    "transformers_torch": write_batched,
-    "vllm": write_batched,
-}
 
 
 @dataclass(frozen=True)
@@ -79,11 +70,10 @@ def write_repository(
     Raises:
         IntegrityError: The engine is not one, or the result breaks a rule of the server.
         ConfigError: Options of the target do not fit together.
-        Unsupported: Engines of this builder are not served by Triton.
     """
     packaged = PackagedEngine(engine, engine_ref, EngineDescription.read(engine), target, facts)
     destination.mkdir()
-    write_links(destination, _writer(packaged)(packaged, destination))
+    write_links(destination, engine_adapter(packaged.description.facts.builder).write_repository(packaged, destination))
     golden_prompts.write_golden(destination, golden)
     (destination / FACTS_FILE).write_text(json.dumps(dict(facts), indent=1, sort_keys=True) + "\n", encoding="utf-8")
     if problems := lint_repository(destination):
@@ -97,10 +87,3 @@ def write_repository(
         golden_prompts=len(golden),
         maximum_tokens_per_request=packaged.limits.maximum_tokens_per_request,
     )
-
-
-def _writer(engine: PackagedEngine) -> Callable[[PackagedEngine, Path], dict[str, ArtifactRef]]:
-    builder = engine.description.facts.builder
-    if builder not in _WRITERS:
-        raise Unsupported(f"there is no model repository for engines of {builder}", where="package")
-    return _WRITERS[builder]

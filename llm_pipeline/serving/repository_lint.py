@@ -6,28 +6,23 @@ repository are those of `serving/lint`; here is what the model `llm`, the engine
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_pipeline.artifacts.engine_description import ENGINE_FILE, EngineDescription
 from llm_pipeline.artifacts.repository_layout import (
     BASE_FILE,
-    BATCHER_FILE,
     CONFIG_FILE,
     ENGINE_DIRECTORY,
     INPUTS,
     LIMIT_PARAMETERS,
-    LLM_FILE,
     MODEL_FILE,
     MODEL_NAME,
-    OPENVINO_FILES,
     OUTPUTS,
-    TOKENIZER_DIRECTORY,
-    VLLM_PROCESS_FILE,
 )
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.config.target import EngineBuilderName
+from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.serving.lint import lint_repository_directory
 from llm_pipeline.serving.lint.repository import ModelSource, read_repository
 from llm_pipeline.serving.repository_links import read_links
@@ -35,18 +30,6 @@ from llm_pipeline.serving.repository_links import read_links
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-_FILES: Mapping[EngineBuilderName, tuple[str, ...]] = {
-    "openvino_cpu": tuple(f"{ENGINE_DIRECTORY}/{name}" for name in OPENVINO_FILES),
-    "tensorrt_llm_llmapi": (LLM_FILE,),
-    "transformers_torch": (BATCHER_FILE,),
-    "vllm": (BATCHER_FILE, VLLM_PROCESS_FILE),
-    "tensorrt_llm_engine": (
-        "engine_call.py",
-        "own_server.py",
-        "engine_tokenizer.py",
-        f"{TOKENIZER_DIRECTORY}/tokenizer_config.json",
-    ),
-}
 _NEVER_OURS = ("symbolic_link", "tensor_twice")
 """Rules that only warn of what is in others' repositories."""
 
@@ -118,7 +101,7 @@ def _needed(version: Path) -> tuple[str, ...]:
         builder = EngineDescription.read(version / ENGINE_DIRECTORY).facts.builder
     except IntegrityError:
         return (BASE_FILE, f"{ENGINE_DIRECTORY}/{ENGINE_FILE}")
-    return (BASE_FILE, *_FILES[builder])
+    return (BASE_FILE, *engine_adapter(builder).files)
 
 
 def _link_problems(directory: Path) -> Iterator[str]:

@@ -19,7 +19,7 @@ from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.serving_options import ServingOptions
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.builder import BaselinePrecision, BuildInputs, engine_builder
+from llm_pipeline.engines.builder import BaselinePrecision, BuildInputs, engine_adapter, engine_builder
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 from llm_pipeline.stages.request_parts import GOLDEN_MAXIMUM_TOKENS
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from llm_pipeline.flow import Flow
 
 log = get_logger(__name__)
-
-_CPU_TOOLS = ("openvino", "openvino-genai", "openvino-tokenizers", "optimum-intel", "nncf", "torch", "transformers")
 
 
 class BuildConfig(ConfigModel):
@@ -54,7 +52,7 @@ def run(context: StageContext[BuildConfig]) -> StageOutput:
         shutil.rmtree(leftover)
     log.info("building", builder=target.engine, gpu_target=target.name, weight_format=target.weight_format)
     started = time.monotonic()
-    builder = engine_builder(target.engine)
+    builder = engine_builder(target.engine, target.engine_options)
     import_seconds = time.monotonic() - started
     facts = builder.build(_inputs(context), destination)
     _report(facts)
@@ -109,7 +107,7 @@ def _metrics(facts: EngineFacts, import_seconds: float) -> dict[str, Metric]:
 
 def _tools(config: BuildConfig) -> tuple[str, ...]:
     """What compiles here; a target with a runtime names its version and container, and both are in the config."""
-    return _CPU_TOOLS if config.target.engine == "openvino_cpu" else ()
+    return engine_adapter(config.target.engine).tools
 
 
 def request(flow: Flow, subject: str) -> tuple[BuildConfig, Mapping[str, ArtifactRef]]:

@@ -16,7 +16,8 @@ from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.model import ConfigModel
-from llm_pipeline.config.target import EngineBuilderName, Target
+from llm_pipeline.config.target import Target
+from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 from llm_pipeline.serving.model_repository import Fact, write_repository
 from llm_pipeline.stages.request_parts import GOLDEN_MAXIMUM_TOKENS
@@ -25,15 +26,6 @@ if TYPE_CHECKING:
     from llm_pipeline.flow import Flow
 
 log = get_logger(__name__)
-
-_RUNTIMES: Mapping[EngineBuilderName, str] = {
-    "openvino_cpu": "openvino-genai",
-    "tensorrt_llm_engine": "tensorrt_llm",
-    "tensorrt_llm_llmapi": "tensorrt_llm",
-    "transformers_torch": "transformers",
-    "vllm": "vllm",
-}
-"""Distributions that run the engines of each builder."""
 
 
 class PackageConfig(ConfigModel):
@@ -93,7 +85,7 @@ def _facts(context: StageContext[PackageConfig]) -> dict[str, Fact]:
         "built_on": facts.device,
         "built_in": host.container if host else None,
         "compute_capability": host.gpus[0].sm if host and host.gpus else None,
-        "runtime_version": facts.versions.get(_RUNTIMES[facts.builder]),
+        "runtime_version": facts.versions.get(engine_adapter(facts.builder).runtime),
         "engine_digest": context.request.inputs["engine"].digest,
         "evaluation_digest": context.request.inputs["evaluation"].digest,
     }

@@ -2,6 +2,7 @@
 
 from pydantic import ValidationError
 
+from llm_pipeline.base.adapters import adapter
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.store.artifact_store import ArtifactStore
@@ -21,8 +22,5 @@ def open_store(config: StoreConfig | str) -> ArtifactStore:
         config = StoreConfig.model_validate(config)
     except ValidationError as error:
         raise ConfigError(error.errors()[0]["msg"], where=str(config)) from error
-    if config.uri.startswith("s3://"):
-        from llm_pipeline.store.s3 import S3Store
-
-        return S3Store(config)
-    return LocalStore(config)
+    store: ArtifactStore = adapter("stores", config.kind).open(config)
+    return store

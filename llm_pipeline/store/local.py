@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.base.digest import FileDigest, copy_file, sha256_bytes
 from llm_pipeline.base.directory_listing import list_directories, list_directory, walk_files
 from llm_pipeline.base.durable import (
@@ -381,3 +382,6 @@ def _store_error(error: OSError, message: str) -> Transient:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     hint = "free disk space, then run the same command again" if full else "check the store's disk"
     return Transient(f"{message}: {error.strerror or error}", where=str(error.filename or ""), hint=hint)
+
+
+ADAPTER = Adapter(config=StoreConfig, open=LocalStore)

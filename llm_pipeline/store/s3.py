@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
@@ -300,3 +301,6 @@ class _Stored:
 
 def _directory(ref: ArtifactRef) -> str:
     return checked_name(f"{_ARTIFACTS}/{ref.kind}/{ref.digest}")
+
+
+ADAPTER = Adapter(config=StoreConfig, open=S3Store)

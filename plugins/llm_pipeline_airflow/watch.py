@@ -24,7 +24,7 @@ from llm_pipeline.base.errors import ConfigError, PipelineError, as_pipeline_err
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import Watch
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import Store
 from llm_pipeline.hub.watch import DAY, Decision, Outcome, Reference, Trouble, WatchState, decide
 from llm_pipeline.release.watch_record import (
     WatchStatus,
@@ -63,7 +63,7 @@ class Watched(ConfigModel):
     watch: Watch
     endpoint: str | None
     token_variable: str
-    store: StoreConfig
+    store: Store
 
 
 def release_schedule(loaded: LoadedRelease) -> Asset | AssetOrTimeSchedule | CronTriggerTimetable | None:

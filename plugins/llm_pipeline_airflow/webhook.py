@@ -22,7 +22,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llm_pipeline.config.loading import LoadedRelease, load_release
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import Store
 from llm_pipeline.release.watch_record import call_webhook
 from llm_pipeline.store import open_store
 from llm_pipeline_airflow.faults import attempt, known_fault
@@ -61,7 +61,7 @@ class _WatchedConfig:
     name: str
     model_id: str
     secret_variable: str
-    store: StoreConfig
+    store: Store
 
 
 @router.post("/webhooks/hub", status_code=202)

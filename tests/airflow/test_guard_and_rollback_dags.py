@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, ParamValidationError
 from llm_pipeline_airflow.guard_dag import GuardOperator, guard_dags
-from llm_pipeline_airflow.notifications import secrets_of
+from llm_pipeline_airflow.notifications import connection_of
 from llm_pipeline_airflow.rollback_dag import RollBackOperator, rollback_dags
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.way_back_record import WayBack, write_way_back
 from llm_pipeline.config.loading import load_deployment
 from llm_pipeline.config.notifications import Notifications
+from llm_pipeline.notifications.channel import channels
 from llm_pipeline.store import open_store
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers
@@ -152,16 +153,16 @@ def test_airflows_connections_hold_what_the_deployment_names(monkeypatch, caplog
     extra = {"from_email": "llm@example.org", "disable_ssl": True}
     mail = {"conn_type": "smtp", "host": "mx", "port": 587, "login": "llm", "password": "hush", "extra": extra}
     monkeypatch.setenv("AIRFLOW_CONN_MAIL", json.dumps(mail))
-    secrets = secrets_of(config)
-    assert secrets.webhook_url == "https://hooks/T0/hush"
-    server = secrets.mail_server
+    found = dict(channels(config, connection_of))
+    assert found["webhook"].url == "https://hooks/T0/hush"
+    server = found["email"].server
     assert (server.host, server.port, server.sender, server.security) == ("mx", 587, "llm@example.org", "starttls")
-    assert "hush" not in repr(secrets) + caplog.text
+    assert "hush" not in repr(found) + caplog.text
 
     slack = {"conn_type": "slackwebhook", "host": "https://hooks.slack.com/services", "password": "T0/B0/hush"}
     monkeypatch.setenv("AIRFLOW_CONN_CHAT", json.dumps(slack))
-    assert secrets_of(config).webhook_url == "https://hooks.slack.com/services/T0/B0/hush"
+    assert dict(channels(config, connection_of))["webhook"].url == "https://hooks.slack.com/services/T0/B0/hush"
 
     monkeypatch.setenv("AIRFLOW_CONN_CHAT", "{ no connection")
     monkeypatch.delenv("AIRFLOW_CONN_MAIL")
-    assert secrets_of(config).webhook_url is secrets_of(config).mail_server is None
+    assert not list(channels(config, connection_of))

@@ -15,8 +15,7 @@ from llm_pipeline.canary.events import CanaryEvent, EventKind
 from llm_pipeline.canary.record import CanaryRecord, record_name
 from llm_pipeline.config.notifications import Notifications
 from llm_pipeline.notifications import outbox
-from llm_pipeline.notifications.channel import MailServer
-from llm_pipeline.notifications.channels import Secrets, secrets_here
+from llm_pipeline.notifications.channel import Connection, channels, no_connections
 from llm_pipeline.notifications.message import kind_of, message_of
 from llm_pipeline.notifications.outbox import notify
 from llm_pipeline.store import open_store
@@ -26,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from message_servers import mail_server, webhook_server
 
 CONFIG = Notifications(webhook_variable="CHAT_WEBHOOK", email_to=("ops@example.org",))
+BY_CONNECTION = Notifications(webhook_connection="chat", email_to=("ops@example.org",))
 STORY = (EventKind.STARTED, EventKind.SHIFTED, EventKind.PASSED, EventKind.APPROVAL_ASKED, EventKind.ROLLED_BACK)
 
 
@@ -57,7 +57,9 @@ def event(kind: EventKind, number: int = 1, *, summary: str = "it happened", ago
 
 
 def told(store, chat, config: Notifications = CONFIG) -> int:
-    return notify(store, config, Secrets(webhook_url=chat.url), "tiny-1", "cpu-a")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("CHAT_WEBHOOK", chat.url)
+        return notify(store, config, no_connections, "tiny-1", "cpu-a")
 
 
 def test_each_event_is_told_once_however_often_and_by_whom_it_is_asked(store, chat):
@@ -129,15 +131,17 @@ def test_nothing_that_goes_wrong_reaches_who_drives_the_canary_and_no_log_shows_
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    nobody = MailServer(host="127.0.0.1", port=port, sender="a@example.org", password="hush-hush")
+    nobody = Connection(host="127.0.0.1", port=port, login="a@example.org", password="hush-hush")
     for url in (f"http://127.0.0.1:{port}/services/top-secret", "ftp://top-secret", "https://top secret/\r\n"):
-        secrets = Secrets(webhook_url=url, mail_server=nobody)
+        held = {"chat": Connection(password=url), "smtp_default": nobody}
         with caplog.at_level(logging.DEBUG):
-            assert notify(store, CONFIG, secrets, f"tiny-{len(url)}", "cpu-a") == 0
-            assert notify(store, CONFIG, secrets, "tiny-1", "cpu-a") == 0
-        assert "secret" not in repr(secrets) + repr(nobody)
+            assert notify(store, BY_CONNECTION, held.get, f"tiny-{len(url)}", "cpu-a") == 0
+            assert notify(store, BY_CONNECTION, held.get, "tiny-1", "cpu-a") == 0
+        shown = repr(held) + repr(list(channels(BY_CONNECTION, held.get)))
+        assert "secret" not in shown
+        assert "hush" not in shown
     store.write_document("releases/tiny-2/canary-cpu-a.json", {"not": "a record"}, None)
-    assert notify(store, CONFIG, secrets, "tiny-2", "cpu-a") == 0
+    assert notify(store, BY_CONNECTION, held.get, "tiny-2", "cpu-a") == 0
     assert "notification not sent" in caplog.text
     assert "top" not in caplog.text
     assert "hush" not in caplog.text
@@ -166,9 +170,10 @@ def test_every_kind_of_event_is_about_something():
 def test_an_email_says_the_same(store):
     happened(store, EventKind.PROMOTED)
     with mail_server() as received:
-        server = MailServer(host="127.0.0.1", port=received.port, sender="llm@example.org", security="none")
-        assert notify(store, CONFIG, Secrets(mail_server=server), "tiny-1", "cpu-a") == 1
-        assert notify(store, CONFIG, Secrets(mail_server=server), "tiny-1", "cpu-a") == 0
+        extra = {"from_email": "llm@example.org", "disable_ssl": True, "disable_tls": True}
+        held = {"smtp_default": Connection(host="127.0.0.1", port=received.port, extra=extra)}
+        assert notify(store, CONFIG, held.get, "tiny-1", "cpu-a") == 1
+        assert notify(store, CONFIG, held.get, "tiny-1", "cpu-a") == 0
     (mail,) = received.messages
     assert "Subject: Canary of tiny-1 on cpu-a: promoted" in mail
     assert "To: ops@example.org" in mail
@@ -177,12 +182,26 @@ def test_an_email_says_the_same(store):
 
 def test_the_environment_holds_the_url_and_the_config_only_its_name(monkeypatch):
     monkeypatch.setenv("CHAT_WEBHOOK", " https://hooks.example.org/T0 \n")
-    assert secrets_here(CONFIG).webhook_url == "https://hooks.example.org/T0"
+    ((name, channel),) = channels(CONFIG)
+    assert (name, channel.url) == ("webhook", "https://hooks.example.org/T0")
     monkeypatch.delenv("CHAT_WEBHOOK")
-    assert secrets_here(CONFIG).webhook_url is None
+    assert not list(channels(CONFIG))
     with pytest.raises(ValidationError, match="give one of them"):
         Notifications(webhook_variable="A", webhook_connection="b")
     assert not Notifications().wanted
+
+
+def test_further_channels_have_names_of_their_own(store, chat, monkeypatch):
+    further = {"kind": "webhook", "variable": "SECOND_WEBHOOK"}
+    config = Notifications.model_validate({"webhook_variable": "CHAT_WEBHOOK", "channels": {"second": further}})
+    monkeypatch.setenv("SECOND_WEBHOOK", chat.url)
+    happened(store, EventKind.PROMOTED)
+    assert told(store, chat, config) == 2
+    assert told(store, chat, config) == 0
+    with pytest.raises(ValidationError, match="webhook is the name of one that the fields above describe"):
+        Notifications.model_validate({"webhook_variable": "CHAT_WEBHOOK", "channels": {"webhook": further}})
+    with pytest.raises(ValidationError, match="no notification of kind 'fax' is installed; kinds are: webhook, email"):
+        Notifications.model_validate({"channels": {"second": {"kind": "fax"}}})
 
 
 @pytest.mark.parametrize("place", ["channels", "read_events", "message_of"])

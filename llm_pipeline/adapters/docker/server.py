@@ -13,6 +13,7 @@ from typing import Any
 
 from llm_pipeline.adapters.docker.connection import connect, engine_answers
 from llm_pipeline.adapters.docker.image import resolve_image
+from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError, Transient, Unsupported
 from llm_pipeline.base.labels import LABEL_PREFIX, label_value
@@ -241,3 +242,11 @@ class DockerControl:
         container.remove(force=True)
         if self._find() is not None:
             raise Transient("the container is not gone yet", where=f"container {self.name}", hint="try again")
+
+
+def _probe(place: DockerServer) -> str:
+    with engine_answers():
+        return f"Docker engine {connect().version()['Version']}, image {place.image or 'of the target'}"
+
+
+ADAPTER = Adapter(config=DockerServer, open=DockerControl, probe=_probe)

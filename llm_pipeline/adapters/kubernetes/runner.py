@@ -17,6 +17,7 @@ from llm_pipeline.adapters.kubernetes.api import Cluster
 from llm_pipeline.adapters.kubernetes.job import WORK_LABEL, job_manifest
 from llm_pipeline.adapters.kubernetes.log import lines_after, since
 from llm_pipeline.adapters.kubernetes.state import PodState, ending, waits_in_vain
+from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import PipelineError, StageCrashed, Transient, from_document
 from llm_pipeline.base.logging import get_logger
@@ -189,6 +190,7 @@ class KubernetesRunner:
             directory=Path(request.work_root) / "jobs" / request.release_id / name,
             request_digest=digest,
             outcome_document=job_outcome_name(request.release_id, name),
+            log_command=f"kubectl logs job/{name}",
         )
 
     def _next_number(self, base: str, request: StageRequest, job_names: list[str]) -> int:
@@ -226,3 +228,6 @@ class KubernetesRunner:
             return "(its log is gone with its pod)"
         lines, _ = lines_after(cluster.log(pod.name, last_lines=_TAIL), 0)
         return last_lines(lines)
+
+
+ADAPTER = Adapter(config=KubernetesEnvironment, open=KubernetesRunner, probe=KubernetesRunner.probe)

@@ -12,6 +12,7 @@ from typing import Any
 
 from llm_pipeline.adapters.kubernetes.server_objects import Manifest, ServingCluster
 from llm_pipeline.adapters.kubernetes.state import waits_in_vain
+from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.labels import LABEL_PREFIX
 from llm_pipeline.base.logging import get_logger
@@ -189,3 +190,12 @@ class KubernetesControl:
 
 def _digest_of(workload: Manifest) -> str:
     return str((workload["metadata"].get("annotations") or {}).get(_DIGEST_ANNOTATION, ""))
+
+
+def _probe(place: KubernetesServer) -> str:
+    namespace = place.manifests.namespace
+    pods = ServingCluster(namespace, place.context).pods_with({})
+    return f"namespace {namespace} answers and has {len(pods)} pods"
+
+
+ADAPTER = Adapter(config=KubernetesServer, open=KubernetesControl, probe=_probe)

@@ -90,6 +90,14 @@ class PrometheusMetrics:
         counters = self._with_total(since, arms, now)
         return MetricsWindow(arms=arms, cursor=MetricsCursor(began=since.began, until=now, counters=counters))
 
+    def count(self, selector: str) -> int:
+        """How many series a selector has now.
+
+        Raises:
+            SourceDown: Prometheus does not answer.
+        """
+        return len(self._query(selector, time.time()))
+
     def _refuse_stale(self, now: float) -> None:
         newest: dict[str, float] = {}
         for labels, value in self._query(f"timestamp({self._source.requests})", now):
@@ -217,4 +225,10 @@ def _authorization(source: PrometheusSource) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-ADAPTER = MetricSourceAdapter(config=PrometheusSource, open=lambda source, _place, _router: PrometheusMetrics(source))
+def _probe(source: PrometheusSource) -> str:
+    return f"{source.url} answers and has {PrometheusMetrics(source).count(source.requests)} series of requests"
+
+
+ADAPTER = MetricSourceAdapter(
+    config=PrometheusSource, open=lambda source, _place, _router: PrometheusMetrics(source), probe=_probe
+)

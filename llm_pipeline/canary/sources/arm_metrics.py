@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from pydantic import Field
 
+from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.router import SlotName
@@ -129,11 +130,10 @@ def check_total(arms: Mapping[str, int], total: int, *, tolerance: float, what: 
 
 
 @dataclass(frozen=True)
-class MetricSourceAdapter:
-    """What an entry point `llm_pipeline.metric_sources` names.
+class MetricSourceAdapter(Adapter):
+    """What an entry point `llm_pipeline.metric_sources` names; see `Adapter`.
 
     Attributes:
-        config: The model of its settings; its `problems` are told by `plan`.
         open: The source of `(source, place, router)`, without asking it anything; raises ConfigError where it does not
             fit the router, or lacks something here.
     """

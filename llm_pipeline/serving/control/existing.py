@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from llm_pipeline.artifacts.repository_layout import MODEL_NAME
+from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
@@ -192,3 +193,15 @@ class ExistingControl:
 
     def _write(self, loaded: LoadedVersion) -> None:
         replace_durably(self._record, loaded.model_dump_json(indent=1).encode())
+
+
+def _probe(place: ExistingServer) -> str:
+    control = open_model_control(place.endpoint, place.control, timeout_seconds=_ANSWER_SECONDS)
+    try:
+        versions = control.versions(MODEL_NAME)
+    finally:
+        control.close()
+    return f"{place.endpoint.url} lets models be loaded, and has {len(versions)} versions of {MODEL_NAME}"
+
+
+ADAPTER = Adapter(config=ExistingServer, open=ExistingControl, probe=_probe)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.server_place import LocalServer
 from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
@@ -51,3 +52,6 @@ def _staged(server: RunningServer) -> StagedServer:
         ready_seconds=server.ready_seconds,
         pids=(server.pid,),
     )
+
+
+ADAPTER = Adapter(config=LocalServer, open=LocalControl)

@@ -9,5 +9,5 @@ from llm_pipeline.serving.control.server import ServerControl, StagingSlot
 
 def open_control(place: ServerPlace, slot: StagingSlot) -> ServerControl:
     """The control of the server of a place. Nothing is started, and nobody is asked, yet."""
-    control: ServerControl = adapter("server_controls", place.kind)(place, slot)
+    control: ServerControl = adapter("server_controls", place.kind).open(place, slot)
     return control

@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 
 from llm_pipeline.artifacts.repository_layout import (
-    BATCHER_FILE,
     CHECKPOINT_DIRECTORY,
     COMPILED_DIRECTORY,
     ENGINE_DIRECTORY,
@@ -19,19 +18,12 @@ from llm_pipeline.artifacts.repository_layout import (
     MODEL_VERSION,
     OPENVINO_FILES,
     TOKENIZER_FILE,
-    VLLM_PROCESS_FILE,
 )
 from llm_pipeline.base.errors import ConfigError, IntegrityError, unless_io
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.yaml_document import parse_yaml
-from llm_pipeline.config.target import EngineBuilderName, Target
+from llm_pipeline.config.target import Target
 from llm_pipeline.serving.repositories.packaged import PackagedEngine, copy_code, text_switches, write_served_model
-
-_CODE: Mapping[EngineBuilderName, Mapping[str, str]] = {
-    "transformers_torch": {"transformers_batcher": BATCHER_FILE},
-    "vllm": {"vllm_batcher": BATCHER_FILE, "vllm_process": VLLM_PROCESS_FILE},
-}
-"""The files beside `model.py`, by the code that they are copied from."""
 
 LLM_ARGUMENTS_FILE = "llm_args.yaml"
 """In the engine: the arguments of `LLM` as they were checked by the build."""
@@ -46,8 +38,13 @@ def write_openvino(engine: PackagedEngine, repository: Path) -> dict[str, Artifa
     return {}
 
 
-def write_batched(engine: PackagedEngine, repository: Path) -> dict[str, ArtifactRef]:
+def write_batched(engine: PackagedEngine, repository: Path, *, code: Mapping[str, str]) -> dict[str, ArtifactRef]:
     """Write the model; returns what it links to.
+
+    Args:
+        engine: The engine.
+        repository: The model repository.
+        code: Names of files of `serving/models`, and what they are called beside `model.py`.
 
     Raises:
         IntegrityError: The engine names no checkpoint.
@@ -61,8 +58,8 @@ def write_batched(engine: PackagedEngine, repository: Path) -> dict[str, Artifac
         "cancellation_check_milliseconds": str(serving.cancellation_check_milliseconds),
     }
     version = write_served_model(engine, "batched_model", repository, parameters=parameters)
-    for code, file in _CODE[engine.description.facts.builder].items():
-        copy_code(code, version / file)
+    for name, file in code.items():
+        copy_code(name, version / file)
     if (engine.directory / COMPILED_DIRECTORY).is_dir():
         shutil.copytree(engine.directory / COMPILED_DIRECTORY, version / ENGINE_DIRECTORY / COMPILED_DIRECTORY)
     return {f"{MODEL_NAME}/{MODEL_VERSION}/{CHECKPOINT_DIRECTORY}": checkpoint}

@@ -61,13 +61,21 @@ class PackagedEngine:
 
 def write_served_model(
     engine: PackagedEngine,
-    code: str,
+    code: str | Path,
     repository: Path,
     *,
     parameters: Mapping[str, str] | None = None,
     instances: int = 1,
 ) -> Path:
-    """Write the model `llm` with the code of that name and the engine's description; returns its version directory."""
+    """Write the model `llm` and the engine's description; returns its version directory.
+
+    Args:
+        engine: The engine.
+        code: Its `model.py`: the file, or the name of one of `serving/models`.
+        repository: The model repository.
+        parameters: Parameters of the model beside limits and facts.
+        instances: Engines side by side, each with GPUs of its own.
+    """
     version = repository / MODEL_NAME / str(MODEL_VERSION)
     (version / ENGINE_DIRECTORY).mkdir(parents=True)
     engine.description.write(version / ENGINE_DIRECTORY)
@@ -105,10 +113,10 @@ def text_switches(serving: ServingOptions) -> dict[str, str]:
     return {name: str(value).lower() for name, value in switches.items()}
 
 
-def copy_code(name: str, destination: Path) -> None:
-    """Copy a file of `serving/models`."""
+def copy_code(code: str | Path, destination: Path) -> None:
+    """Copy a file, or one of `serving/models` by its name."""
     destination.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(_CODE / f"{name}.py", destination)
+    shutil.copyfile(code if isinstance(code, Path) else _CODE / f"{code}.py", destination)
 
 
 def _limit_parameters(limits: EngineLimits) -> dict[str, str]:

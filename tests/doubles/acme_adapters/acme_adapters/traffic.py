@@ -1,12 +1,12 @@
 # ruff: noqa: ARG002
-"""Another company's router, and its counts: a file each. Nothing of ours knows this package."""
+"""A router, and its counts: a file each."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from llm_pipeline.canary.router import RouterAdapter, RouteState, remote, rounded
+from llm_pipeline.canary.router import RouterAdapter, RouterUnavailable, RouteState, remote, rounded
 from llm_pipeline.canary.sources.arm_metrics import ArmWindow, MetricsCursor, MetricSourceAdapter, MetricsWindow
 from llm_pipeline.config.metric_source import MetricSourceModel
 from llm_pipeline.config.model import AbsolutePath
@@ -34,7 +34,10 @@ class AcmeRouter:
         return rounded(want, 100, where="acme")
 
     def read(self) -> tuple[RouteState, str]:
-        document = json.loads(self._file.read_text())
+        try:
+            document = json.loads(self._file.read_text())
+        except FileNotFoundError as error:
+            raise RouterUnavailable("there are no routes yet", where=str(self._file)) from error
         return RouteState.model_validate(document["state"]), document["revision"]
 
     def write(self, want: RouteState, expect: str | None) -> str:

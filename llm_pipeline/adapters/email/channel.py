@@ -4,12 +4,38 @@ from __future__ import annotations
 
 import smtplib
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
+from typing import Literal
 
-from llm_pipeline.notifications.channel import MailServer, NotSent, Refused
+from llm_pipeline.base.adapters import Adapter
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.config.notifications import EmailChannel
+from llm_pipeline.notifications.channel import Connection, ConnectionReader, NotSent, Refused
 from llm_pipeline.notifications.message import Message
+
+log = get_logger(__name__)
+
+_SMTPS_PORT = 465
+
+
+@dataclass(frozen=True)
+class MailServer:
+    """A mail server and who we are to it.
+
+    Attributes:
+        security: How the connection is encrypted: at once, by STARTTLS, or not at all.
+        timeout: In seconds.
+    """
+
+    host: str
+    port: int
+    sender: str
+    login: str | None = None
+    password: str | None = field(default=None, repr=False)
+    security: Literal["tls", "starttls", "none"] = "starttls"
+    timeout: float = 10.0
 
 
 @dataclass(frozen=True)
@@ -18,7 +44,6 @@ class Email:
 
     server: MailServer
     to: tuple[str, ...]
-    name: str = "email"
 
     def send(self, message: Message) -> None:
         """Send it to all of them at once; see `Channel`."""
@@ -52,3 +77,30 @@ class Email:
             connection.close()
             raise
         return connection
+
+
+def _open(settings: EmailChannel, connections: ConnectionReader) -> Email | None:
+    found = connections(settings.connection)
+    server = _server_of(found) if found else None
+    return Email(server, settings.to) if server else None
+
+
+def _server_of(connection: Connection) -> MailServer | None:
+    """The connection as Airflow's SMTP provider reads it."""
+    extra = connection.extra
+    sender = extra.get("from_email") or connection.login
+    if not connection.host or not sender:
+        log.warning("no notification is sent by e-mail: the connection names no host, or no sender (from_email)")
+        return None
+    plain = bool(extra.get("disable_tls", False))
+    return MailServer(
+        host=connection.host,
+        port=connection.port or _SMTPS_PORT,
+        sender=sender,
+        login=connection.login or None,
+        password=connection.password or None,
+        security=("none" if plain else "starttls") if bool(extra.get("disable_ssl", False)) else "tls",
+    )
+
+
+ADAPTER = Adapter(config=EmailChannel, open=_open)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
+from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.base.bounded_http import call
-from llm_pipeline.notifications.channel import NotSent, Refused
+from llm_pipeline.config.notifications import WebhookChannel
+from llm_pipeline.notifications.channel import Connection, ConnectionReader, NotSent, Refused
 from llm_pipeline.notifications.message import Message
 
 TIMEOUT_SECONDS = 10.0
@@ -19,7 +22,6 @@ class Webhook:
     """Posts messages to a secret URL: no error, log or repr shows any part of it."""
 
     url: str = field(repr=False)
-    name: str = "webhook"
 
     def send(self, message: Message) -> None:
         """Post it; see `Channel`."""
@@ -47,3 +49,21 @@ def _answered(status: int) -> NotSent | Refused:
 def _kind(error: Exception) -> str:
     reason = getattr(error, "reason", None)
     return type(reason if isinstance(reason, Exception) else error).__name__
+
+
+def _open(settings: WebhookChannel, connections: ConnectionReader) -> Webhook | None:
+    if settings.variable:
+        url = (os.environ.get(settings.variable) or "").strip()
+    else:
+        found = connections(settings.connection or "")
+        url = _url_of(found) if found else ""
+    return Webhook(url) if url else None
+
+
+def _url_of(connection: Connection) -> str:
+    """The password, which is the whole URL, or what comes after the host, as in Airflow's Slack connections."""
+    secret = connection.password
+    return secret if "://" in secret or not connection.host else f"{connection.host.rstrip('/')}/{secret}"
+
+
+ADAPTER = Adapter(config=WebhookChannel, open=_open)

@@ -1,0 +1,24 @@
+"""What the rest of the package knows of the engine `openvino_cpu`."""
+
+from __future__ import annotations
+
+from llm_pipeline.artifacts.repository_layout import ENGINE_DIRECTORY, OPENVINO_FILES
+from llm_pipeline.config.target import EngineModel
+from llm_pipeline.engines.builder import EngineAdapter, EngineBuilder
+from llm_pipeline.serving.repositories.one_model import write_openvino
+
+
+def _open(_: EngineModel) -> EngineBuilder:
+    from llm_pipeline.adapters.openvino.builder import OpenVinoCpuBuilder
+
+    return OpenVinoCpuBuilder()
+
+
+ADAPTER = EngineAdapter(
+    config=EngineModel,
+    open=_open,
+    write_repository=write_openvino,
+    runtime="openvino-genai",
+    files=tuple(f"{ENGINE_DIRECTORY}/{name}" for name in OPENVINO_FILES),
+    tools=("openvino", "openvino-genai", "openvino-tokenizers", "optimum-intel", "nncf", "torch", "transformers"),
+)

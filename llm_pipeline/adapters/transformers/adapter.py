@@ -1,0 +1,25 @@
+"""What the rest of the package knows of the engine `transformers_torch`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from llm_pipeline.artifacts.repository_layout import BATCHER_FILE
+from llm_pipeline.config.target import EngineModel
+from llm_pipeline.engines.builder import EngineAdapter, EngineBuilder
+from llm_pipeline.serving.repositories.one_model import write_batched
+
+
+def _open(_: EngineModel) -> EngineBuilder:
+    from llm_pipeline.adapters.transformers.builder import TransformersTorchBuilder
+
+    return TransformersTorchBuilder()
+
+
+ADAPTER = EngineAdapter(
+    config=EngineModel,
+    open=_open,
+    write_repository=partial(write_batched, code={"transformers_batcher": BATCHER_FILE}),
+    runtime="transformers",
+    files=(BATCHER_FILE,),
+)

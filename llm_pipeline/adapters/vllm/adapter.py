@@ -1,0 +1,27 @@
+"""What the rest of the package knows of the engine `vllm`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from llm_pipeline.artifacts.repository_layout import BATCHER_FILE, VLLM_PROCESS_FILE
+from llm_pipeline.config.target import EngineModel
+from llm_pipeline.engines.builder import EngineAdapter, EngineBuilder
+from llm_pipeline.serving.repositories.one_model import write_batched
+
+_CODE = {"vllm_batcher": BATCHER_FILE, "vllm_process": VLLM_PROCESS_FILE}
+
+
+def _open(_: EngineModel) -> EngineBuilder:
+    from llm_pipeline.adapters.vllm.builder import VllmBuilder
+
+    return VllmBuilder()
+
+
+ADAPTER = EngineAdapter(
+    config=EngineModel,
+    open=_open,
+    write_repository=partial(write_batched, code=_CODE),
+    runtime="vllm",
+    files=tuple(_CODE.values()),
+)

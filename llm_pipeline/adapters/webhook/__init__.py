@@ -1,0 +1,1 @@
+"""Notifications by a Slack-compatible webhook."""
