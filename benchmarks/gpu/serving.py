@@ -30,11 +30,11 @@ from llm_pipeline.config.policy import LoadTestPolicy, RateSearch, ServiceLevel
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import EngineLimits, Target
 from llm_pipeline.config.workload import UniformLengths, Workload
+from llm_pipeline.loadtest.findings import format_load_test
 from llm_pipeline.loadtest.measure import LoadClient
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, write_outcome
 from llm_pipeline.loadtest.physics import PhysicalLimits
 from llm_pipeline.loadtest.session import run_session
-from llm_pipeline.loadtest.table import format_load_test
 from llm_pipeline.loadtest.windows import Windows
 from llm_pipeline.loadtest.workload import TrafficSource
 from llm_pipeline.model_facts.facts import ModelFacts

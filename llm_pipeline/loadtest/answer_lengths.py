@@ -16,8 +16,7 @@ from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.policy import Regression
 from llm_pipeline.loadtest.faults import Fault
 from llm_pipeline.loadtest.outcome import Ratio
-from llm_pipeline.loadtest.pairs import same_requests
-from llm_pipeline.loadtest.records import Records
+from llm_pipeline.loadtest.records import Records, same_requests
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 from llm_pipeline.statistics.intervals import critical_value
 

@@ -1,17 +1,28 @@
-"""Random draws whose bytes are the same on every machine and under every release of numpy.
+"""Random draws of arrivals and lengths, with the same bytes on every machine and under every release of numpy.
 
 The bits are PCG64's, whose stream numpy keeps (NEP 19); the methods of its `Generator` may change, and its logarithm
-differs in the last bit between processors. All that is built on the bits here is made of operations that IEEE 754
-rounds exactly: + - * / and the square root, element by element.
+differs in the last bit between processors. So everything here is built from operations that IEEE 754 rounds exactly:
++ - * / and the square root, element by element.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import TypeVar
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
+
+from llm_pipeline.config.workload import (
+    Arrivals,
+    ConstantArrivals,
+    GammaArrivals,
+    Lengths,
+    LognormalLengths,
+    PoissonArrivals,
+    RecordedLengths,
+    UniformLengths,
+)
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -21,8 +32,6 @@ _LN2_LOW = 1.90821492927058770002e-10
 _LOG_TERMS = 13
 _EXP_TERMS = 14
 _LOWEST_EXPONENT = -708.0
-
-Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class Draws:
@@ -108,3 +117,102 @@ def exp(values: Floats) -> Floats:
         series = 1.0 + series * rest / term
     powers: Floats = np.ldexp(series, doublings.astype(np.int32))
     return np.where(values > _LOWEST_EXPONENT, powers, 0.0)
+
+
+_LEAD_IN_SCALES = 10.0
+
+
+def arrival_times(arrivals: Arrivals, rate_per_second: float, duration_seconds: float, seed: int) -> Floats:
+    """Times in seconds from the start of a window, rising, all before its end; shape [requests].
+
+    Raises:
+        ValueError: The rate or the duration is not positive.
+    """
+    if rate_per_second <= 0 or duration_seconds <= 0:
+        raise ValueError(f"{rate_per_second=} and {duration_seconds=} must be positive")
+    draws, expected = Draws(seed, "arrivals"), rate_per_second * duration_seconds
+    if isinstance(arrivals, PoissonArrivals):
+        return duration_seconds * _poisson(expected, draws)
+    if isinstance(arrivals, ConstantArrivals):
+        return (np.arange(round(expected)) + 0.5) / max(1, round(expected)) * duration_seconds
+    if isinstance(arrivals, GammaArrivals):
+        return duration_seconds * _gamma(expected, arrivals.burstiness, draws)
+    return duration_seconds * _ramp(_poisson(expected, draws), arrivals.first_share)
+
+
+def _poisson(expected: float, draws: Draws) -> Floats:
+    """Gaps are exponential, as in MLPerf Inference's server scenario: users do not wait for one another."""
+    return _renewals(expected, draws.exponential) / expected
+
+
+def _gamma(expected: float, burstiness: float, draws: Draws) -> Floats:
+    """Gaps are gamma numbers with `burstiness` as their coefficient of variation.
+
+    The process runs before the window begins: one that starts with it starts with a burst.
+    """
+    scale = burstiness * burstiness
+    lead_in = _LEAD_IN_SCALES * max(1.0, scale)
+    times = _renewals(expected + lead_in, lambda count: scale * draws.gamma(1.0 / scale, count)) - lead_in
+    return times[times > 0.0] / expected
+
+
+def _ramp(uniform_times: Floats, first_share: float) -> Floats:
+    """Times of a constant rate on [0, 1], moved to those of a rate that rises linearly (time rescaling).
+
+    The expected share of requests by time t is f t + (1 - f) t^2, which is solved for t.
+    """
+    root = np.sqrt(first_share * first_share + 4.0 * (1.0 - first_share) * uniform_times)
+    return 2.0 * uniform_times / (first_share + root)
+
+
+def _renewals(end: float, gaps: Callable[[int], Floats]) -> Floats:
+    """Sums of gaps of mean 1 that are below `end`."""
+    drawn = np.empty(0)
+    times = drawn
+    while not len(times) or times[-1] < end:
+        missing = end - (times[-1] if len(times) else 0.0)
+        drawn = np.concatenate([drawn, gaps(int(missing + 4.0 * missing**0.5 + 16.0))])
+        times = np.cumsum(drawn)
+    return times[times < end]
+
+
+_NORMAL_P95 = 1.6448536269514722
+
+
+def draw_lengths(lengths: tuple[int, int] | UniformLengths | LognormalLengths, count: int, draws: Draws) -> Integers:
+    """Lengths in tokens, 1 or more; shape [count]."""
+    if isinstance(lengths, LognormalLengths):
+        return _lognormal(lengths, count, draws)
+    least, most = lengths if isinstance(lengths, tuple) else (lengths.minimum, lengths.maximum)
+    return least + draws.integers(most - least + 1, count)
+
+
+def _lognormal(lengths: LognormalLengths, count: int, draws: Draws) -> Integers:
+    spread = log(np.array([lengths.p95 / lengths.median])) / _NORMAL_P95
+    drawn = lengths.median * exp(spread * draws.normal(count))
+    return np.clip(np.rint(drawn).astype(np.int64), lengths.minimum, lengths.maximum)
+
+
+def longest(lengths: tuple[int, int] | Lengths) -> int:
+    """The longest that can be drawn, in tokens."""
+    return lengths[1] if isinstance(lengths, tuple) else lengths.maximum
+
+
+def cut(recorded: Integers, lengths: RecordedLengths) -> Integers:
+    """Recorded lengths, none above the maximum."""
+    return np.minimum(recorded, lengths.maximum)
+
+
+def assign(shares: Mapping[int, float], count: int, draws: Draws) -> Integers:
+    """A value for each request, each for exactly its share of them, to one request; shape [count].
+
+    What the shares leave gets 0.
+    """
+    values = np.zeros(count, dtype=np.int64)
+    order, taken, total = draws.order(count), 0, 0.0
+    for value, share in sorted(shares.items()):
+        total += share
+        end = min(count, round(total * count))
+        values[order[taken:end]] = value
+        taken = end
+    return values

@@ -5,13 +5,23 @@ A column or a table without data is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from llm_pipeline.base.text_table import aligned
+from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
-from llm_pipeline.loadtest.cells import gigabytes, milliseconds, number, per_second, percent, quote, text_or_blank
-from llm_pipeline.loadtest.deciding_windows import deciding_windows, quantile_of
-from llm_pipeline.loadtest.outcome import Latency, LoadTestOutcome, Quantile, WindowSummary
+from llm_pipeline.loadtest.attainment import level_in_words
+from llm_pipeline.loadtest.outcome import (
+    Latency,
+    LoadTestOutcome,
+    Quantile,
+    WindowSummary,
+    deciding_windows,
+    quantile_of,
+)
 
 _MEASURES: tuple[tuple[str, str, str], ...] = (
     ("to the first token", "first_token", "first_token_milliseconds"),
@@ -57,17 +67,6 @@ def findings(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> tuple[Table, .
         _second_opinion(outcome),
     )
     return tuple(table for table in tables if table is not None)
-
-
-def level_in_words(level: ServiceLevel) -> str:
-    """The limits of a service level: `first token 150 ms, end to end 600 ms`."""
-    named = (
-        ("first token", level.first_token_milliseconds),
-        ("time per output token", level.time_per_output_token_milliseconds),
-        ("longest stall", level.longest_stall_milliseconds),
-        ("end to end", level.end_to_end_milliseconds),
-    )
-    return ", ".join(f"{name} {limit:g} ms" for name, limit in named if limit is not None)
 
 
 def rates_in_words(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> tuple[str, ...]:
@@ -262,3 +261,89 @@ def _bounded(quantile: Quantile | None) -> str:
     if quantile is None:
         return ""
     return f"{milliseconds(quantile.milliseconds)} [{milliseconds(quantile.lower)}..{milliseconds(quantile.upper)}]"
+
+
+ValueT = TypeVar("ValueT")
+
+_THREE_DIGITS = 100.0
+_LONGEST_QUOTE = 60
+
+
+def text_or_blank(value: ValueT | None, shown: Callable[[ValueT], str]) -> str:
+    """The text of a value; empty without one."""
+    return "" if value is None else shown(value)
+
+
+def milliseconds(value: float | None) -> str:
+    """Three digits; empty without a value."""
+    if value is None:
+        return ""
+    return f"{value:.0f}" if value >= _THREE_DIGITS else f"{value:#.3g}".rstrip(".")
+
+
+def number(value: float) -> str:
+    """Three digits, or all digits of a larger whole number, with commas."""
+    return f"{value:,.0f}" if abs(value) >= _THREE_DIGITS else f"{value:.3g}"
+
+
+def per_second(rate: float) -> str:
+    """A rate."""
+    return f"{number(rate)}/s"
+
+
+def percent(fraction: float) -> str:
+    """A fraction in whole percent."""
+    return f"{100 * fraction:.0f} %"
+
+
+def gigabytes(size: int) -> str:
+    """Bytes in decimal gigabytes."""
+    return f"{size / 1e9:.2f} GB"
+
+
+def quote(text: str) -> str:
+    """Text of a server on one line, cut."""
+    words = " ".join(text.split())
+    return words if len(words) <= _LONGEST_QUOTE else f"{words[: _LONGEST_QUOTE - 3]}..."
+
+
+WIDTH = 120
+_FACTS = ("verdict", "fact", "measured", "bounds", "limit", "n")
+
+
+def format_load_test(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> str:
+    """All that decides, and at the end the sentence that decided; starts with a line break."""
+    blocks = ["\n".join(_wrapped(rates_in_words(outcome, policy)))]
+    blocks += ["\n".join(_lines(table)) for table in (*findings(outcome, policy), _facts(outcome.judgement))]
+    blocks.append("\n".join(_wrapped((f"{outcome.judgement.verdict}: {outcome.judgement.summary}",))))
+    return "\n" + "\n\n".join(blocks)
+
+
+def _lines(table: Table) -> Iterator[str]:
+    """Aligned columns, figures at the right, below a title; long notes go on indented."""
+    yield table.title
+    numbers = [column for column in range(len(table.head)) if table.is_number(column)]
+    yield from aligned([table.head, *table.rows], right=numbers)
+    yield from _wrapped(table.notes)
+
+
+def _wrapped(sentences: tuple[str, ...]) -> Iterator[str]:
+    for sentence in sentences:
+        yield from textwrap.wrap(" ".join(sentence.split()), WIDTH, subsequent_indent="  ")
+
+
+def _facts(judgement: Judgement) -> Table:
+    """The facts, and what is to be known of those that do not say GO."""
+    notes = [f"{f.name}: {f.detail}" for f in judgement.evidence if f.detail and f.verdict is not Verdict.GO]
+    return Table("Facts", _FACTS, tuple(map(_fact_row, judgement.evidence)), tuple(notes))
+
+
+def _fact_row(fact: Evidence) -> tuple[str, ...]:
+    measured = "no data" if fact.measured is None else f"{_number(fact.measured)} {fact.unit}".strip()
+    bounds = "" if fact.lower is None and fact.upper is None else f"{_number(fact.lower)} .. {_number(fact.upper)}"
+    limit = "" if fact.limit is None else _number(fact.limit)
+    return (str(fact.verdict), fact.name, measured, bounds.strip(), limit, f"{fact.samples:,}")
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"

@@ -5,15 +5,16 @@
 A request that failed has missed every limit; one whose user left as planned is not judged. Shares of good and of
 failed requests are exact binomial one-sided statements, as in MLPerf Inference's early stopping: GO when even the worse
 bound is within what is allowed, NO_GO when even the better one is not. Requests that share a queue are not independent,
-so that they are counted for as many as they are worth, and a GO has to hold for spells of waiting, too (`spells.py`);
+so that they are counted for as many as they are worth, and a GO has to hold for spells of waiting, too;
 windows that differ are judged as if they were as slow as others may be (`design_effect.py`); looks at data that is
-extended share the error. What no window was long enough to see is told (`stalls.py`).
+extended share the error. The summary names the stalls that no window was long enough to see (`stalls.py`).
 
-What cannot be is ANOMALOUS, a client that could not keep up is INCONCLUSIVE, and both before any good figure.
+Impossible results are ANOMALOUS and a client that fell behind is INCONCLUSIVE, whatever the other figures say.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -34,12 +35,13 @@ from llm_pipeline.loadtest.design_effect import (
     design_effect,
     effect_of_misses,
     slowdown,
+    upper_share,
     waiting_effect,
 )
 from llm_pipeline.loadtest.faults import Fault
-from llm_pipeline.loadtest.floor import FloorTimes
+from llm_pipeline.loadtest.measure import client_lag_seconds, rate_share
 from llm_pipeline.loadtest.outcome import ServerUse
-from llm_pipeline.loadtest.physics import PhysicalLimits
+from llm_pipeline.loadtest.physics import FloorTimes, PhysicalLimits
 from llm_pipeline.loadtest.records import Records
 from llm_pipeline.loadtest.sample_size import (
     ShareBounds,
@@ -49,11 +51,7 @@ from llm_pipeline.loadtest.sample_size import (
     shown_above,
     worth_of,
 )
-from llm_pipeline.loadtest.spells import upper_share
 from llm_pipeline.loadtest.stalls import not_excluded, rare_stalls
-from llm_pipeline.loadtest.void import client_facts, void_reason
-
-__all__ = ["judge_windows", "probe_verdict", "void_reason"]
 
 _TOLD_FACTOR = 1.005
 
@@ -270,3 +268,59 @@ def _summary(judgement: Judgement, windows: Sequence[Records], policy: LoadTestP
     at = f" at look {look} of {looks}" if looks > 1 else ""
     fact = judgement.evidence[0]
     return f"Not shown{at}: {share}. {fact.name}: {fact.detail}"
+
+
+MINIMUM_RATE_SHARE = 0.98
+"""A client that sent less than this share of the offered rate has not offered it."""
+
+_ADVICE = (
+    "The load generator could not keep up, so the run says nothing about the server. Its host was too busy: run "
+    "less beside it, give the test a host or cores of its own, more client_processes where cores are free, or a "
+    "lower rate; maximum_client_lag_milliseconds may rise as far as such a delay does not matter for the service level."
+)
+
+
+def void_reason(records: Records, policy: LoadTestPolicy) -> str:
+    """Why a window of an open loop is void; empty when it is not."""
+    facts = client_facts([records], policy)
+    return next((f"{fact.name}: {fact.detail}" for fact in facts if fact.verdict is not Verdict.GO), "")
+
+
+def client_facts(windows: Sequence[Records], policy: LoadTestPolicy) -> list[Evidence]:
+    """Whether the client kept up; of several windows the worst is reported."""
+    lag = max((_milliseconds(client_lag_seconds(window)) for window in windows), default=math.inf)
+    requests, limit = sum(len(window) for window in windows), policy.maximum_client_lag_milliseconds
+    share = min((_rate_share(window, limit / 1e3) for window in windows), default=0.0)
+    return [
+        _fact("client's own delay, p99", lag, limit, "ms", requests, kept_up=lag <= limit),
+        _fact(
+            "sent rate, share of the offered one",
+            share,
+            MINIMUM_RATE_SHARE,
+            "fraction",
+            requests,
+            kept_up=share >= MINIMUM_RATE_SHARE,
+        ),
+    ]
+
+
+def _rate_share(window: Records, allowed_seconds: float) -> float:
+    """The rate's share, without what the allowed delay alone takes from it in a short window."""
+    span = float(np.ptp(window["arrives_at"])) if len(window) else 0.0
+    return min(1.0, rate_share(window) * (1.0 + allowed_seconds / span)) if span else rate_share(window)
+
+
+def _fact(name: str, measured: float, limit: float, unit: str, requests: int, *, kept_up: bool) -> Evidence:
+    return Evidence(
+        name=name,
+        verdict=Verdict.GO if kept_up and requests else Verdict.INCONCLUSIVE,
+        measured=measured if requests and math.isfinite(measured) else None,
+        limit=limit,
+        unit=unit,
+        samples=requests,
+        detail="" if kept_up else _ADVICE,
+    )
+
+
+def _milliseconds(seconds: float) -> float:
+    return math.inf if math.isnan(seconds) else 1e3 * seconds

@@ -26,8 +26,7 @@ from llm_pipeline.config.policy import LoadTestPolicy, Regression
 from llm_pipeline.loadtest.answer_lengths import compare_lengths
 from llm_pipeline.loadtest.gate import void_reason
 from llm_pipeline.loadtest.outcome import Ratio, RegressionOutcome
-from llm_pipeline.loadtest.pairs import same_requests
-from llm_pipeline.loadtest.records import Records
+from llm_pipeline.loadtest.records import Records, same_requests
 from llm_pipeline.loadtest.sample_size import share_bounds, shown_above
 from llm_pipeline.statistics.intervals import critical_value
 from llm_pipeline.statistics.spending import early, nominal_level

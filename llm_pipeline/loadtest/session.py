@@ -16,6 +16,7 @@ service level is missed, or shows what cannot be, that is the verdict.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from itertools import count
@@ -25,18 +26,18 @@ from numpy.typing import NDArray
 
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.base.verdict import Verdict, judge
-from llm_pipeline.loadtest.confirmation import Decision, Limits, confirm
+from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
+from llm_pipeline.config.policy import LoadTestPolicy, Soak
 from llm_pipeline.loadtest.duration import alone_seconds
-from llm_pipeline.loadtest.floor import FloorTimes
 from llm_pipeline.loadtest.gate import judge_windows, probe_verdict
-from llm_pipeline.loadtest.outcome import LoadTestOutcome, RatePoint
-from llm_pipeline.loadtest.physics import PhysicalLimits
+from llm_pipeline.loadtest.outcome import LoadTestOutcome, RatePoint, ServerUse, WindowSummary
+from llm_pipeline.loadtest.physics import FloorTimes, PhysicalLimits
 from llm_pipeline.loadtest.records import Records
+from llm_pipeline.loadtest.sample_size import MOST_RATES, looks_at_most
 from llm_pipeline.loadtest.search import highest_passed, search_highest_rate
-from llm_pipeline.loadtest.soak import judge_soak
-from llm_pipeline.loadtest.steady import FEWEST, steady_from
 from llm_pipeline.loadtest.windows import Windows
+
+_log = get_logger(__name__)
 
 _WARMUP_SLICES = 5
 _WARMUP_SECONDS = 60.0
@@ -45,7 +46,8 @@ _REQUESTS_A_USER = 200
 _BEYOND_CEILING = 1.2
 """Rates much above what the closed loop got through are not worth a probe."""
 
-_log = get_logger(__name__)
+_FEWEST_STEADY, _STEADY_BATCH = 100, 5
+_FEWEST_MEMORY_SAMPLES = 20
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def warm_up(windows: Windows, users: int) -> WarmUp:
         Transient: Not one request was answered.
     """
     started, times, requests, steady = time.monotonic(), np.empty(0), 0, False
-    least = max(FEWEST, windows.workload.warmup_requests)
+    least = max(_FEWEST_STEADY, windows.workload.warmup_requests)
     for _ in range(_WARMUP_SLICES):
         left = _WARMUP_SECONDS - (time.monotonic() - started)
         if steady or left <= 0:
@@ -173,3 +175,122 @@ def _outcome(windows: Windows, warm: WarmUp, decision: Decision, rates: tuple[Ra
 
 def _unsteady(warm: WarmUp) -> str:
     return f"Latencies were not steady after {warm.requests} warm-up requests in {warm.seconds:.0f} s."
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided, and at which rate; no rate when none was confirmed."""
+
+    judgement: Judgement
+    rate_per_second: float | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What no answer can beat: the server alone, and its hardware."""
+
+    floor: FloorTimes
+    physics: PhysicalLimits | None = None
+
+
+def confirm(windows: Windows, highest: float | None, limits: Limits) -> Decision:
+    """Confirm a share of the highest rate, or less, but never less than the target.
+
+    A rate that is not confirmed is lowered towards the target, which is tried last. Every try and every extension is a
+    look at data that may say GO by chance, so all of them share the error that the policy allows.
+
+    Args:
+        windows: What measures.
+        highest: The highest rate that passed its probe; None when none did, or none was looked for.
+        limits: What no answer can beat.
+    """
+    rates = rates_to_confirm(windows.workload.rate_per_second, highest, windows.policy.confirmed_share)
+    for place, rate in enumerate(rates):
+        judgement = _hold(windows, place, rate, limits)
+        if judgement.verdict in (Verdict.GO, Verdict.ANOMALOUS) or place == len(rates) - 1:
+            break
+        _log.info("not confirmed, a lower rate is tried", per_second=round(rate, 3), verdict=str(judgement.verdict))
+    return Decision(judgement, rate if judgement.verdict is Verdict.GO else None)
+
+
+def rates_to_confirm(target: float, highest: float | None, share: float) -> tuple[float, ...]:
+    """Rates from the share of the highest one down to the target, equal factors apart; the target is the last."""
+    first = share * (highest or 0.0)
+    return tuple(np.geomspace(first, target, MOST_RATES).tolist()) if first > target else (target,)
+
+
+def _hold(windows: Windows, place: int, rate: float, limits: Limits) -> Judgement:
+    policy, held, servers = windows.policy, list[Records](), list[ServerUse]()
+    looks, extensions = looks_at_most(policy), math.floor(policy.maximum_extension)
+    numbers = count(1)
+    seconds = windows.workload.duration_seconds * policy.confirmation_multiple / policy.seeds
+    for look in range(1, extensions + 1):
+        for _ in range(policy.seeds):
+            name = f"confirmation-{place + 1}-{next(numbers)}"  # `outcome.deciding_windows` reads the rate from it
+            records = windows.open(name, "confirmation", rate, seconds, keep=True)
+            if windows.summaries[-1].void and held:
+                continue  # measured twice, and both times the client was late: the other windows may do
+            held.append(records)
+            servers.append(windows.summaries[-1].server)
+        judgement = judge_windows(
+            held, policy, look=look, looks=looks, floor=limits.floor, physics=limits.physics, servers=servers
+        )
+        if judgement.verdict is not Verdict.INCONCLUSIVE:
+            break
+        _log.info("undecided", per_second=round(rate, 3), windows=len(held), because=judgement.summary)
+    return judgement
+
+
+def judge_soak(records: Records, window: WindowSummary, soak: Soak, policy: LoadTestPolicy) -> tuple[Evidence, ...]:
+    """Judge a soak by itself: the service level as for any window, and the growth of memory.
+
+    Args:
+        records: Of its window.
+        window: The same in figures.
+        soak: What the policy asks of it.
+        policy: When the server is fast enough.
+    """
+    alone = policy.model_copy(update={"stall_period_seconds": None})  # the time of all windows counts for that
+    judgement = judge_windows([records], alone, servers=[window.server])
+    held = (fact.model_copy(update={"name": f"in the soak: {fact.name}"}) for fact in judgement.evidence)
+    return (*held, memory_growth(window, soak))
+
+
+def memory_growth(window: WindowSummary, soak: Soak) -> Evidence:
+    """Growth of the server's memory over a soak, as a share of its size; without readings INCONCLUSIVE."""
+    use, name, limit = window.server, "memory growth in the soak", soak.maximum_growth_fraction
+    slope, size = use.resident_bytes_per_second, use.resident_bytes
+    if slope is None or not size or use.samples < _FEWEST_MEMORY_SAMPLES:
+        detail = f"The server's memory was read {use.samples} times, {_FEWEST_MEMORY_SAMPLES} are needed."
+        return Evidence(name=name, verdict=Verdict.INCONCLUSIVE, limit=limit, unit="fraction", detail=detail)
+    growth = slope * window.window_seconds / size
+    return Evidence(
+        name=name,
+        verdict=Verdict.GO if growth <= limit else Verdict.NO_GO,
+        measured=growth,
+        limit=limit,
+        unit="fraction",
+        samples=use.samples,
+        detail=f"{slope * 3600 / 1e6:+.1f} MB an hour, of {size / 1e6:.0f} MB.",
+    )
+
+
+def steady_from(values: NDArray[np.float64]) -> int | None:
+    """The place of the first value of the steady part; None when there is none yet, or too few values to tell.
+
+    The first part is cut so that the rest varies least around its mean: MSER-5, with White's (1997) batches of five
+    (K. Hoad, S. Robinson, R. Davies, "Automating warm-up length estimation", Journal of the Operational Research
+    Society 61, 2010). With fewer than a hundred values it cuts far too much.
+
+    Args:
+        values: A measure of each request, in the order in which they were sent.
+    """
+    if len(values) < _FEWEST_STEADY:
+        return None
+    batches = values[: len(values) // _STEADY_BATCH * _STEADY_BATCH].reshape(-1, _STEADY_BATCH).mean(axis=1)
+    left = np.arange(len(batches), 0, -1)
+    sums, squares = np.cumsum(batches[::-1])[::-1], np.cumsum((batches**2)[::-1])[::-1]
+    errors = (squares - sums**2 / left) / left**2
+    most = len(batches) // 2  # of the second half too little is left to vary: its minimum is chance
+    cut = int(np.argmin(errors[: most + 1]))
+    return cut * _STEADY_BATCH if cut < most else None

@@ -8,12 +8,12 @@ from typing import Any
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.config.workload import Workload
+from llm_pipeline.loadtest.gate import void_reason
 from llm_pipeline.loadtest.measure import LoadClient
 from llm_pipeline.loadtest.outcome import Phase, WindowSummary
 from llm_pipeline.loadtest.records import Records, write_records
 from llm_pipeline.loadtest.summary import summarize_window
 from llm_pipeline.loadtest.traffic import Traffic
-from llm_pipeline.loadtest.void import void_reason
 from llm_pipeline.loadtest.workload import TrafficSource
 
 _SEEDS_APART = 1000

@@ -18,9 +18,7 @@ import numpy as np
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.workload import PoissonArrivals, RecordedLengths, Workload
-from llm_pipeline.loadtest.arrivals import arrival_times
-from llm_pipeline.loadtest.draws import Draws, Floats, Integers
-from llm_pipeline.loadtest.lengths import assign, cut, draw_lengths, longest
+from llm_pipeline.loadtest.draws import Draws, Floats, Integers, arrival_times, assign, cut, draw_lengths, longest
 from llm_pipeline.loadtest.prompts import Composer, CountTokens, RecordedPrompt, read_prompts
 from llm_pipeline.loadtest.traces import BLOCK_TOKENS, RecordedTraffic, read_trace
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic

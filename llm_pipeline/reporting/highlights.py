@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from llm_pipeline.loadtest.deciding_windows import deciding_windows, quantile_of
-from llm_pipeline.loadtest.outcome import WindowSummary
+from llm_pipeline.loadtest.outcome import WindowSummary, deciding_windows, quantile_of
 from llm_pipeline.reporting.model import AccuracyStudy, CanaryStudy, Highlight, LoadStudy, Variant
 from llm_pipeline.reporting.quantities import duration, measure, megabytes, points
 

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llm_pipeline.config.policy import LoadTestPolicy
-from llm_pipeline.loadtest.deciding_windows import deciding_windows
-from llm_pipeline.loadtest.outcome import LoadTestOutcome, read_outcome
+from llm_pipeline.loadtest.outcome import LoadTestOutcome, deciding_windows, read_outcome
 from llm_pipeline.loadtest.records import Records, join, read_records
 from llm_pipeline.reporting.model import LatencyCurve, LoadStudy
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from llm_pipeline.loadtest.deciding_windows import deciding_windows
-from llm_pipeline.loadtest.outcome import WindowSummary
+from llm_pipeline.loadtest.outcome import WindowSummary, deciding_windows
 from llm_pipeline.reporting.figure import Plot, colour, draw_plot, legend_below, milliseconds_axis
 from llm_pipeline.reporting.model import LatencyCurve, LoadStudy
 from llm_pipeline.reporting.over_time_plot import plot_over_time, windows_over_time

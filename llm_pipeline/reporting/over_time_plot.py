@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from llm_pipeline.loadtest.deciding_windows import deciding_windows
-from llm_pipeline.loadtest.outcome import SecondOfTraffic, WindowSummary
+from llm_pipeline.loadtest.outcome import SecondOfTraffic, WindowSummary, deciding_windows
 from llm_pipeline.reporting.figure import Plot, colour, draw_plot
 from llm_pipeline.reporting.model import LoadStudy
 from llm_pipeline.reporting.quantities import measure

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.loadtest.deciding_windows import deciding_windows, quantile_of
-from llm_pipeline.loadtest.outcome import Latency, RatePoint, WindowSummary
+from llm_pipeline.loadtest.outcome import Latency, RatePoint, WindowSummary, deciding_windows, quantile_of
 from llm_pipeline.reporting.figure import VERDICT_ROLE, Plot, colour, draw_plot, legend_below, milliseconds_axis
 from llm_pipeline.reporting.model import LoadStudy
 from llm_pipeline.reporting.quantities import measure

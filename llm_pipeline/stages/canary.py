@@ -31,7 +31,7 @@ from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.release import Drill
 from llm_pipeline.config.router_place import EnvoyPlace, ExistingEnvoyPlace, users_address
 from llm_pipeline.config.workload import Workload
-from llm_pipeline.loadtest.lengths import longest
+from llm_pipeline.loadtest.draws import longest
 from llm_pipeline.loadtest.prompts import read_prompts
 from llm_pipeline.loadtest.workload_files import locate_files
 from llm_pipeline.operations.place_now import ServedPlace

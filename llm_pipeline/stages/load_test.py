@@ -23,16 +23,22 @@ from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import LoadTestPolicy, StagingPolicy
 from llm_pipeline.config.server_place import LocalServer
 from llm_pipeline.config.workload import Workload
-from llm_pipeline.loadtest.deciding_windows import deciding_windows, quantile_of
+from llm_pipeline.loadtest.findings import format_load_test
 from llm_pipeline.loadtest.measure import LoadClient
-from llm_pipeline.loadtest.outcome import Latency, LoadTestOutcome, RegressionOutcome, write_outcome
+from llm_pipeline.loadtest.outcome import (
+    Latency,
+    LoadTestOutcome,
+    RegressionOutcome,
+    deciding_windows,
+    quantile_of,
+    write_outcome,
+)
 from llm_pipeline.loadtest.physics import PhysicalLimits
 from llm_pipeline.loadtest.regression import compare
 from llm_pipeline.loadtest.sample_size import require_enough
 from llm_pipeline.loadtest.second_opinion.aiperf import require_tool
 from llm_pipeline.loadtest.second_opinion.opinion import second_opinion
 from llm_pipeline.loadtest.session import run_session
-from llm_pipeline.loadtest.table import format_load_test
 from llm_pipeline.loadtest.token_counter import find_tokenizer, open_counter
 from llm_pipeline.loadtest.windows import Windows
 from llm_pipeline.loadtest.workload import TrafficSource

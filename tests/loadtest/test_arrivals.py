@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llm_pipeline.config.workload import ConstantArrivals, GammaArrivals, PoissonArrivals, RampArrivals
-from llm_pipeline.loadtest.arrivals import arrival_times
+from llm_pipeline.loadtest.draws import arrival_times
 
 ROOT = Path(__file__).parents[2]
 KINDS = (PoissonArrivals(), ConstantArrivals(), GammaArrivals(), GammaArrivals(burstiness=0.5), RampArrivals())
@@ -17,7 +17,7 @@ GOLDEN = "5a270bf1afdb"
 _OTHER_INTERPRETER = """
 import hashlib, numpy
 from llm_pipeline.config.workload import GammaArrivals
-from llm_pipeline.loadtest.arrivals import arrival_times
+from llm_pipeline.loadtest.draws import arrival_times
 print(numpy.__version__, hashlib.sha256(arrival_times(GammaArrivals(), 50.0, 100.0, 7).tobytes()).hexdigest())
 """
 

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_pipeline.config.workload import LognormalLengths, RecordedLengths, UniformLengths
-from llm_pipeline.loadtest.draws import Draws
-from llm_pipeline.loadtest.lengths import assign, cut, draw_lengths, longest
+from llm_pipeline.loadtest.draws import Draws, assign, cut, draw_lengths, longest
 
 CHAT = LognormalLengths(median=200, p95=1000, minimum=20, maximum=4000)
 

@@ -11,14 +11,20 @@ import pytest
 from load_windows import answered
 from scripted_server import ScriptedServer
 
+from benchmarks.perf_analyzer_export import read_perf_analyzer
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
 from llm_pipeline.config.workload import SharedPrefixes, UniformLengths, Workload
 from llm_pipeline.loadtest.records import Records
 from llm_pipeline.loadtest.second_opinion import aiperf
-from llm_pipeline.loadtest.second_opinion.aiperf import PROGRAM_VARIABLE, require_tool, run_aiperf
-from llm_pipeline.loadtest.second_opinion.exports import AIPERF_SUMMARY, read_aiperf, read_perf_analyzer
+from llm_pipeline.loadtest.second_opinion.aiperf import (
+    AIPERF_SUMMARY,
+    PROGRAM_VARIABLE,
+    read_aiperf,
+    require_tool,
+    run_aiperf,
+)
 from llm_pipeline.loadtest.second_opinion.opinion import compare_runs, paired_traffic, second_opinion
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 from llm_pipeline.loadtest.workload import TrafficSource

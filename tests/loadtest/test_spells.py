@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llm_pipeline.loadtest.design_effect import waiting_effect
-from llm_pipeline.loadtest.spells import upper_share
+from llm_pipeline.loadtest.design_effect import upper_share, waiting_effect
 
 
 @pytest.mark.parametrize("late", [0, 3, 40])

@@ -16,7 +16,7 @@ from llm_pipeline.loadtest.gate import judge_windows
 from llm_pipeline.loadtest.outcome import ServerUse, WindowSummary
 from llm_pipeline.loadtest.records import Records
 from llm_pipeline.loadtest.sample_size import require_enough, sample_size
-from llm_pipeline.loadtest.soak import judge_soak
+from llm_pipeline.loadtest.session import judge_soak
 from llm_pipeline.loadtest.stalls import excluded_period, in_words, seconds_to_exclude, watched_seconds
 
 POLICY = LoadTestPolicy(

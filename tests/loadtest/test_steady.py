@@ -4,8 +4,7 @@ import pytest
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import Soak
 from llm_pipeline.loadtest.outcome import ServerUse, WindowSummary
-from llm_pipeline.loadtest.soak import memory_growth
-from llm_pipeline.loadtest.steady import steady_from
+from llm_pipeline.loadtest.session import memory_growth, steady_from
 
 
 def noise(count: int, mean: float = 10.0) -> np.ndarray:

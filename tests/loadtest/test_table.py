@@ -9,10 +9,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from load_sample import CONFIRMED_RATE, POLICY, sample_load_test
 
-from llm_pipeline.loadtest.deciding_windows import deciding_windows, quantile_of
-from llm_pipeline.loadtest.findings import findings
-from llm_pipeline.loadtest.outcome import LoadTestOutcome, RegressionOutcome, ServerUse
-from llm_pipeline.loadtest.table import WIDTH, format_load_test
+from llm_pipeline.loadtest.findings import WIDTH, findings, format_load_test
+from llm_pipeline.loadtest.outcome import LoadTestOutcome, RegressionOutcome, ServerUse, deciding_windows, quantile_of
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +66,7 @@ def test_a_quantile_of_several_windows_lies_between_the_bounds_of_all(outcome):
 def test_limits_rates_faults_ratios_and_the_second_opinion_are_all_told(outcome):
     text = format_load_test(outcome, POLICY).replace("\n  ", " ")
     for told in (
-        "first token 250 ms, time per output token 25 ms, longest stall 500 ms, end to end 1500 ms",
+        "250 ms to the first token, 25 ms a token after it, 500 ms of silence, 1500 ms to the end",
         "the search met the service level up to 59.1/s; no rate is confirmed",
         "0.42 USD",
         "stream cut         2  confirmation-1-3  connection reset by peer",

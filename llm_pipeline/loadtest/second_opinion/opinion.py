@@ -22,8 +22,7 @@ from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.measure import LoadClient, client_lag_seconds
 from llm_pipeline.loadtest.outcome import SecondOpinion
 from llm_pipeline.loadtest.records import Records
-from llm_pipeline.loadtest.second_opinion.aiperf import REQUEST_TIMEOUT_SECONDS, require_tool, run_aiperf
-from llm_pipeline.loadtest.second_opinion.exports import ToolRun
+from llm_pipeline.loadtest.second_opinion.aiperf import REQUEST_TIMEOUT_SECONDS, ToolRun, require_tool, run_aiperf
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 from llm_pipeline.loadtest.workload import TrafficSource
 
