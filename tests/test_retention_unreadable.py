@@ -20,7 +20,7 @@ from llm_pipeline.base import detached
 from llm_pipeline.base.errors import IntegrityError, PipelineError, Transient
 from llm_pipeline.cli import main
 from llm_pipeline.retention.collection import collect_garbage
-from llm_pipeline.retention.limit import TooMuchToRemove
+from llm_pipeline.retention.plan import TooMuchToRemove
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.pending_deletion import RETENTION_LEASE
 from llm_pipeline.store.pointers import pointers_name

@@ -16,8 +16,7 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.hub.kept_data_sets import KeptDataSet, remove_kept
 from llm_pipeline.quantization.calibration_store import calibration_document
 from llm_pipeline.release.execute import record_name
-from llm_pipeline.retention.limit import FORCE, TooMuchToRemove, refusal, taken
-from llm_pipeline.retention.plan import RetentionPlan, plan_retention
+from llm_pipeline.retention.plan import FORCE, RetentionPlan, TooMuchToRemove, plan_retention, refusal, taken
 from llm_pipeline.retention.report import Keeping, RetentionReport, going
 from llm_pipeline.retention.state import ReleaseState, WorkDirectory, read_state
 from llm_pipeline.store import open_store
@@ -35,7 +34,7 @@ log = get_logger(__name__)
 def collect_garbage(
     deployment: Deployment, *, delete: bool, force: bool = False, now: datetime | None = None
 ) -> RetentionReport:
-    """Find what nobody needs any more, and remove it if requested.
+    """Find what is not needed any more, and remove it if requested.
 
     Args:
         deployment: Whose store, whose rules, and whose work directories on this machine.
@@ -132,7 +131,7 @@ class _Collector:
         return document.revision if document else None
 
     def _remove_leased(self, name: str, document: Document, what: str) -> None:
-        """Remove a lease and its conclusion, holding it: whoever wants to compute or reuse waits, and finds nothing."""
+        """Remove a lease and its conclusion while holding it: others that want either wait, and find nothing."""
         epoch = lease_of(document, name).epoch + 1
         held = LeaseState.of_this_process(epoch=epoch, expires_at=time.time() + _RECORD_LEASE_SECONDS)
         try:

@@ -1,4 +1,4 @@
-"""What is kept and why, what goes and why: a pure function of the state of a store."""
+"""What is kept and why, what goes and why, and whether that is too much: pure functions of the state of a store."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import PurePosixPath
 
+from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import Retention
 from llm_pipeline.hub.kept_data_sets import KeptDataSet
+from llm_pipeline.inspection.table import readable_bytes
 from llm_pipeline.release.claim_state import Claimant
 from llm_pipeline.retention.state import (
     LeaseDocument,
@@ -22,6 +24,9 @@ from llm_pipeline.retention.state import (
 )
 from llm_pipeline.store.artifact_store import Leftover
 from llm_pipeline.store.pending_deletion import Condemned
+
+FORCE = "look at the list of `llm-pipeline gc`; if it is right, run `llm-pipeline gc --delete --force`"
+"""What to do about a refusal."""
 
 _STAGE_KEY = re.compile(r"[0-9a-f]{64}")
 _CANARY_LEASE = re.compile(r"canary-(?P<target>.+)")
@@ -206,3 +211,51 @@ def _newest(releases: tuple[ReleaseState, ...], count: int) -> set[str]:
 
 def _sorted(refs: set[ArtifactRef]) -> tuple[ArtifactRef, ...]:
     return tuple(sorted(refs, key=lambda ref: (ref.kind, ref.digest)))
+
+
+class TooMuchToRemove(Terminal):
+    """A run would take more of the store than the deployment lets it."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """How much of a store nobody needs: what goes now, and what is condemned and goes later.
+
+    Attributes:
+        artifacts: How many artifacts.
+        of_artifacts: How many there are.
+        bytes: Their size, as far as it is known.
+        of_bytes: The size of all, likewise.
+    """
+
+    artifacts: int
+    of_artifacts: int
+    bytes: int
+    of_bytes: int
+
+    @property
+    def share(self) -> float:
+        """The larger one of both shares, 0 to 1."""
+        return max(self.artifacts / max(1, self.of_artifacts), self.bytes / max(1, self.of_bytes))
+
+    def __str__(self) -> str:
+        size = f"{readable_bytes(self.bytes)} of {readable_bytes(self.of_bytes)}"
+        return f"{self.artifacts} of the store's {self.of_artifacts} artifacts ({size})"
+
+
+def taken(plan: RetentionPlan, sizes: Mapping[ArtifactRef, int | None]) -> Taken:
+    """How much of a store a plan takes."""
+    going = plan.stored & {*plan.condemned, *plan.waiting, *plan.removed}
+    return Taken(
+        artifacts=len(going),
+        of_artifacts=len(plan.stored),
+        bytes=sum(sizes.get(ref) or 0 for ref in going),
+        of_bytes=sum(sizes.get(ref) or 0 for ref in plan.stored),
+    )
+
+
+def refusal(found: Taken, limit: float) -> str:
+    """Why a run does not remove anything, and what to do about it; empty when it may."""
+    if found.share <= limit:
+        return ""
+    return f"nobody needs {found}: more than the {limit:.0%} that a run may take (retention.max_deleted_share)"

@@ -12,8 +12,7 @@ from pydantic import Field
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.config.deployment import Retention
 from llm_pipeline.inspection.table import aligned, readable_bytes, readable_time
-from llm_pipeline.retention.limit import FORCE
-from llm_pipeline.retention.plan import RetentionPlan
+from llm_pipeline.retention.plan import FORCE, RetentionPlan
 from llm_pipeline.retention.state import ReleaseState
 
 What = Literal[
@@ -33,7 +32,7 @@ SizeOf = Callable[[ArtifactRef], int | None]
 
 
 class Going(Frozen):
-    """One thing that goes.
+    """One thing that a retention run removes, now or later.
 
     Attributes:
         fate: `removed` in this run; `condemned`: removed by a later run unless it is of use again.
@@ -57,7 +56,7 @@ class Keeping(Frozen):
 
 
 class RetentionReport(Frozen):
-    """A retention run.
+    """What a retention run kept and removed, or would remove.
 
     Attributes:
         deleted: Whether it was done; else it is what would be done.
@@ -83,7 +82,7 @@ class RetentionReport(Frozen):
     skipped: tuple[str, ...] = Field(default=())
 
     def lines(self) -> Iterator[str]:
-        """As tables."""
+        """The report as lines of text, with tables."""
         yield f"{'retention' if self.deleted else 'retention, dry run'}: {self.deployment}, {self.store}"
         yield from ("", "kept")
         kept = [(one.release_id, "; ".join(one.why)) for one in self.kept]

@@ -129,7 +129,7 @@ class StoreState:
 
 
 def read_state(store: ArtifactStore, deployment: Deployment) -> StoreState:
-    """Read everything.
+    """Read all that a retention run decides by.
 
     Condemnations are read before whatever makes an artifact reachable: one that is spared or named meanwhile is then
     seen either here or by the compare-and-swap of its removal. Calibrations are read before artifacts: what one names

@@ -12,10 +12,9 @@ from pydantic import JsonValue
 
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.store.difference import Difference
 
 if TYPE_CHECKING:
-    from llm_pipeline.store.manifest import Manifest
+    from llm_pipeline.store.manifest import Difference, Manifest
     from llm_pipeline.store.provenance import Provenance
     from llm_pipeline.store.signing import Signatures
 
@@ -61,7 +60,7 @@ class Leftover:
 
 
 class ArtifactStore(Protocol):
-    """What every store offers.
+    """The port of artifact stores: artifacts by their content, documents by compare-and-swap.
 
     Layout, the same everywhere: `artifacts/<kind>/<digest>/`, `stages/<key>.json`, `calibrations/<key>.json`,
     `accuracy-gates/<lane>.<candidate>.json`, `releases/<release id>/`, `pointers/<model>/<target>.json`,
@@ -159,7 +158,7 @@ class ArtifactStore(Protocol):
         """Write a mutable file for people (a report), atomically."""
 
     def read_file(self, name: str) -> bytes:
-        """Read such a file.
+        """Read a file that `write_file` wrote.
 
         Raises:
             FileNotFoundError: There is none.

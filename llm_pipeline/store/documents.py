@@ -1,16 +1,30 @@
-"""Reading the store's documents: one clear error for each that is damaged."""
+"""The store's documents: which names they may have, and one clear error for each that is damaged."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, JsonValue, ValidationError
 
-from llm_pipeline.base.errors import IntegrityError, PipelineError
+from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError
 
 Model = TypeVar("Model", bound=BaseModel)
+
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@-]*(/[A-Za-z0-9_][A-Za-z0-9_.:+@-]*)*")
+
+
+def checked_name(name: str) -> str:
+    """The name itself, if it cannot leave the store.
+
+    Raises:
+        ConfigError: It is absolute, empty, hidden, or has parts or characters that a store does not take.
+    """
+    if not _SAFE_NAME.fullmatch(name):
+        raise ConfigError(f"not a name for the store: {name!r}")
+    return name
 
 
 @dataclass(frozen=True)
@@ -34,13 +48,7 @@ class Unwrapped(NamedTuple):
 
 
 def unwrapped(data: bytes, name: str, where: str, revision_key: str) -> Unwrapped:
-    """The value of a stored document, and what is beside it.
-
-    Args:
-        data: The stored bytes.
-        name: The document's name, for the error.
-        where: Its file or address, for the error.
-        revision_key: Key of what the store wrote beside the value.
+    """The value of a stored document, and what the store wrote beside it under `revision_key`.
 
     Raises:
         IntegrityError: It is no document of a store.
@@ -66,12 +74,6 @@ def _no_document(name: str, where: str, problem: str) -> IntegrityError:
 
 def understood(model: type[Model], value: JsonValue, name: str, *, hint: str = "") -> Model:
     """The content of a document as a model.
-
-    Args:
-        model: What it should be.
-        value: The content.
-        name: The document's name, for the error.
-        hint: What to do about a damaged document; by default what is right for any.
 
     Raises:
         IntegrityError: The document is damaged, or of a version of this package that writes another form.

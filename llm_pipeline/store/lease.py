@@ -27,15 +27,15 @@ log = get_logger(__name__)
 
 
 class LeaseHeld(Transient):
-    """Somebody else holds the lease."""
+    """Another process holds the lease."""
 
 
 class LeaseLost(Transient):
-    """The lease was taken over by somebody else; what we did since must not be published."""
+    """Another process took the lease over; what was done since must not be published."""
 
 
 class LeaseState(Frozen):
-    """A lease as stored.
+    """A lease as its document holds it.
 
     Attributes:
         host: The owner's host.
@@ -174,7 +174,7 @@ class Lease:
             raise self._loss()
 
     def confirm(self) -> None:
-        """`check`, by the store itself: whoever was stalled may not have noticed yet.
+        """`check`, by reading the store: a process that was stalled may not have noticed yet.
 
         Raises:
             LeaseLost: It is not ours any more.

@@ -12,6 +12,7 @@ import stat
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,6 @@ from pydantic import Field, ValidationError, field_validator
 from llm_pipeline.base.digest import FileDigest, digest_file, sha256_bytes, sha256_json
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef, Frozen
-from llm_pipeline.store.difference import Difference
 from llm_pipeline.store.provenance import PREDICATE_TYPE, Provenance, from_predicate, to_predicate
 
 MANIFEST_FILE = "_MANIFEST.json"
@@ -30,6 +30,14 @@ MARKERS = frozenset({MANIFEST_FILE, SIGNATURE_FILE, COMPLETE_FILE})
 """Files of an artifact that are the store's own, not its maker's."""
 
 _STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One way in which an artifact is not what its manifest says."""
+
+    path: str
+    problem: str
 
 
 class ManifestFile(Frozen):
@@ -61,12 +69,12 @@ class Manifest(Frozen):
 
     @property
     def ref(self) -> ArtifactRef:
-        """The artifact's name."""
+        """The artifact's name: kind and digest."""
         return ArtifactRef(kind=self.kind, digest=self.digest)
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Bytes of all files, without the store's own."""
         return sum(file.size for file in self.files)
 
     def to_json(self) -> bytes:
@@ -85,7 +93,7 @@ class Manifest(Frozen):
 
     @classmethod
     def from_json(cls, data: bytes) -> Manifest:
-        """Read a statement back.
+        """Read a statement that `to_json` wrote.
 
         Raises:
             IntegrityError: It is not a manifest.

@@ -53,7 +53,7 @@ class Condemned:
 
 
 def read_condemned(store: ArtifactStore) -> dict[ArtifactRef, Condemned]:
-    """All condemnations.
+    """Every condemned artifact, with its condemnation.
 
     Raises:
         IntegrityError: One cannot be understood.
@@ -106,7 +106,7 @@ def remove_unfinished(store: ArtifactStore, leftover: Leftover) -> None:
 
 
 def _unfinished(leftover: Leftover) -> ArtifactRef | None:
-    """The artifact whose files a leftover is; None for a leftover that is nobody's but its maker's."""
+    """The artifact that a leftover has files of; None for one that only its maker uses."""
     artifacts, *name = leftover.name.split("/")
     if artifacts != "artifacts" or len(name) != 2:  # noqa: PLR2004 - kind and digest
         return None

@@ -34,7 +34,7 @@ class PlaceContested(PlaceTaken):
 
 
 class Holder(Frozen):
-    """Who holds a place.
+    """The model that holds a place, and the one that it is handed over to.
 
     Attributes:
         model_id: `organisation/name`.
@@ -89,7 +89,7 @@ def require_place(store: ArtifactStore, place: str, model_id: str) -> Holder | N
 
 
 def refuse_stranger(store: ArtifactStore, place: str, model_id: str) -> None:
-    """For the way back, which must not wait: refuse where it is clear that another model holds the place.
+    """Refuse a rollback only where another model clearly holds the place: a rollback must not wait for the store.
 
     Raises:
         PlaceTaken: It is.
@@ -101,7 +101,7 @@ def refuse_stranger(store: ArtifactStore, place: str, model_id: str) -> None:
 
 
 def claim_place(store: ArtifactStore, place: str, model_id: str, *, by: str) -> Holder:
-    """Hold a place for a model, if nobody does; for whoever is about to put its first release there.
+    """Claim a free place for a model, before its first release is put there.
 
     Raises:
         PlaceTaken: Another model holds it.

@@ -31,12 +31,12 @@ class Pointer(Frozen):
 
 
 class Pointers(Frozen):
-    """What serves now and what served before, on one target.
+    """What serves now, and what served before, on one target.
 
     Attributes:
-        previous: What a rollback of production goes back to; None after one, for what was taken back is not gone back
-            to: only another canary brings it into production again.
-        taken_back: Releases that were taken back on this target since they were promoted, the latest last.
+        previous: What a rollback of production restores; None after a rollback: only another canary brings a release
+            that was rolled back into production again.
+        taken_back: Releases that were rolled back on this target since they were promoted, the latest last.
     """
 
     production: Pointer | None = None
@@ -44,7 +44,7 @@ class Pointers(Frozen):
     taken_back: tuple[str, ...] = ()
 
     def without_release(self, release_id: str) -> Pointers:
-        """These once a release was taken back; that they are written fences whoever was about to settle it."""
+        """The pointers with a release noted as rolled back; writing them fences a run that is about to promote it."""
         others = [one for one in self.taken_back if one != release_id]
         return self.model_copy(update={"taken_back": (*others, release_id)[-_MOST_TAKEN_BACK:]})
 

@@ -47,7 +47,7 @@ class ReleaseReference:
 
 @dataclass(frozen=True)
 class ArtifactReference:
-    """An artifact."""
+    """An artifact, by kind and digest."""
 
     ref: ArtifactRef
 
@@ -57,7 +57,7 @@ class ArtifactReference:
 
 @dataclass(frozen=True)
 class StageReference:
-    """A stage key, whole."""
+    """A stage key, with all of its digits."""
 
     key: str
 
@@ -109,7 +109,7 @@ def stage_keys(store: ArtifactStore) -> list[str]:
 
 
 def placed_pointers(store: ArtifactStore) -> list[PlacedPointers]:
-    """All pointers.
+    """The pointers of every model and target.
 
     Raises:
         IntegrityError: A document of them is damaged.
@@ -145,7 +145,7 @@ def _placed(store: ArtifactStore, name: str) -> list[PlacedPointers]:
 
 
 def resolve_reference(store: ArtifactStore, text: str) -> Reference:
-    """The one thing that a reference names.
+    """Find what a reference names.
 
     Raises:
         ConfigError: It names nothing, or more than one thing; the error lists what there is.

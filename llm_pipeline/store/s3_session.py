@@ -34,7 +34,7 @@ class Absent(Transient):
 
 
 class Changed(Transient):
-    """The object is not, or no longer, the one that a conditional request was about."""
+    """The object is not, or no longer, in the state that a conditional request expects."""
 
 
 class OverLimit(Transient):
@@ -80,10 +80,6 @@ def require_boto3(config: StoreConfig) -> None:
 
 def connect(config: StoreConfig, limits: AnswerLimits = AnswerLimits()) -> Any:  # noqa: B008 - it is immutable
     """A boto3 client of the store's bucket. It sends nothing yet, except to assume a role.
-
-    Args:
-        config: The store, and how it is reached.
-        limits: What each answer may take.
 
     Raises:
         ConfigError: The profile does not exist, or the endpoint or region cannot be.

@@ -26,8 +26,7 @@ from pydantic import JsonValue
 from llm_pipeline.base.digest import sha256_bytes, sha256_json
 from llm_pipeline.base.errors import ConfigError, Transient, Unsupported
 from llm_pipeline.config.store import Keyless, Signing
-from llm_pipeline.store.difference import Difference
-from llm_pipeline.store.manifest import COMPLETE_FILE, MANIFEST_FILE, SIGNATURE_FILE, Manifest
+from llm_pipeline.store.manifest import COMPLETE_FILE, MANIFEST_FILE, SIGNATURE_FILE, Difference, Manifest
 
 _NOT_AUTHENTIC = "altered: the signature does not fit its own content"
 _NOT_A_BUNDLE = "not a signature: it is not a sigstore bundle"
@@ -49,9 +48,7 @@ class Signatures:
     def sign(self, manifest: Manifest, statement: bytes) -> bytes | None:
         """The signature of an artifact; None when nothing signs here and none is required.
 
-        Args:
-            manifest: The artifact's manifest.
-            statement: The content of its `_MANIFEST.json`.
+        `statement` is the content of its `_MANIFEST.json`.
 
         Raises:
             ConfigError: The key cannot be used, or what it signs would be refused.

@@ -14,7 +14,7 @@ from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.digest import FileDigest, copy_file
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.store.artifact_store import Leftover
-from llm_pipeline.store.difference import Difference
+from llm_pipeline.store.manifest import Difference
 
 
 def _append(weights: Path) -> None:

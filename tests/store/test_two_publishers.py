@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.store import lease as lease_module
-from llm_pipeline.store.difference import Difference
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
-from llm_pipeline.store.manifest import COMPLETE_FILE
+from llm_pipeline.store.manifest import COMPLETE_FILE, Difference
 
 _STEPS = ("open", "rename", "replace", "mkdir", "fsync", "unlink", "utime")
 _LEASE_SECONDS = 60.0

@@ -32,12 +32,12 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.store.artifact_store import Conflict, Document, Leftover, StoredArtifact
-from llm_pipeline.store.difference import Difference
-from llm_pipeline.store.documents import unwrapped
+from llm_pipeline.store.documents import checked_name, unwrapped
 from llm_pipeline.store.manifest import (
     COMPLETE_FILE,
     MANIFEST_FILE,
     SIGNATURE_FILE,
+    Difference,
     Manifest,
     ManifestFile,
     Seal,
@@ -45,7 +45,6 @@ from llm_pipeline.store.manifest import (
     differences,
     inventory_of,
 )
-from llm_pipeline.store.names import checked_name
 from llm_pipeline.store.provenance import Provenance
 from llm_pipeline.store.signing import Signatures, signed_by
 
@@ -262,7 +261,7 @@ class LocalStore:
         sync_file_system(content)
 
     def _put_damaged_aside(self, ref: ArtifactRef, seen: tuple[int, int]) -> None:
-        """Put aside what was found damaged, not what somebody may have put in its place since."""
+        """Put aside what was found damaged, unless it was replaced since."""
         directory = self._directory(ref)
         try:
             with self._locked(_lock_name(ref)):

@@ -13,8 +13,7 @@ from pathlib import Path
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.store.difference import Difference
-from llm_pipeline.store.manifest import Manifest, ManifestFile, differences
+from llm_pipeline.store.manifest import Difference, Manifest, ManifestFile, differences
 
 log = get_logger(__name__)
 

@@ -7,8 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from llm_pipeline.store.difference import Difference
-from llm_pipeline.store.manifest import MARKERS, Manifest, ManifestFile
+from llm_pipeline.store.manifest import MARKERS, Difference, Manifest, ManifestFile
 from llm_pipeline.store.s3_bucket import Bucket, S3Object, in_parallel
 from llm_pipeline.store.s3_session import Changed
 

@@ -34,10 +34,8 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.store.artifact_store import Conflict, Document, Leftover, StoredArtifact
-from llm_pipeline.store.difference import Difference
-from llm_pipeline.store.documents import unwrapped
-from llm_pipeline.store.manifest import COMPLETE_FILE, Manifest, ManifestFile, inventory
-from llm_pipeline.store.names import checked_name
+from llm_pipeline.store.documents import checked_name, unwrapped
+from llm_pipeline.store.manifest import COMPLETE_FILE, Difference, Manifest, ManifestFile, inventory
 from llm_pipeline.store.provenance import Provenance
 from llm_pipeline.store.s3_answers import back_off
 from llm_pipeline.store.s3_bucket import Bucket, S3Object, S3Upload, in_parallel, revision_is

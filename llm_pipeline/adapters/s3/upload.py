@@ -119,7 +119,7 @@ def _place(
     present: Mapping[str, S3Object],
     send: Callable[[Bucket, LocalFile, str | None], str],
 ) -> str:
-    """Make the object be there with the file's bytes, whatever is there and whoever else is writing it; its ETag."""
+    """Upload the file unless its object has these bytes already, also while others write it; returns the ETag."""
     there = bucket.head(file.name) if file.name in present else None
     for attempt in range(_ATTEMPTS):
         if there is not None and _holds(bucket, there, file):
