@@ -14,13 +14,12 @@ from accuracy_gate_ours import CONFIDENCE, MARGIN, TASK_MARGIN, Gate, Truth
 from numpy.typing import NDArray
 
 from llm_pipeline.accuracy.error_budget import policy_at, share_of_error
+from llm_pipeline.accuracy.evaluation import TaskGroup
 from llm_pipeline.accuracy.gate import judge_pairs
-from llm_pipeline.accuracy.look_planning import plan_looks
 from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.paired import TaskPairs
-from llm_pipeline.accuracy.rehearsal import parts_of, rehearse
+from llm_pipeline.accuracy.rehearsal import parts_of, plan_looks, rehearse
 from llm_pipeline.accuracy.sequential import decision_rule
-from llm_pipeline.accuracy.task_groups import TaskGroup
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.statistics.losses import LossSample

@@ -70,8 +70,8 @@ def _hf(place: Path, dtype: str, batch_size: str, items: str, softmax: str) -> d
 def _ours(place: Path) -> dict[str, Any]:
     import torch
 
+    from benchmarks.whole_evaluation import evaluate_checkpoint
     from llm_pipeline.accuracy.batch_size import BatchSize
-    from llm_pipeline.accuracy.lm_eval_checkpoint import evaluate_checkpoint
     from llm_pipeline.accuracy.shared_prefix import score_continuations
     from llm_pipeline.config.release import Evaluation
     from llm_pipeline.quantization.readback import load_model

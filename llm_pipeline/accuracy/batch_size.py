@@ -11,6 +11,7 @@ import torch
 from llm_pipeline.accuracy.token_rows import Row
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.quantization.device_memory import free_bytes
 
 log = get_logger(__name__)
 
@@ -51,7 +52,7 @@ class BatchSize:
         return cls(
             requests=None if wanted == "auto" else wanted,
             tokens=_GPU_TOKENS if wanted == "auto" else None,
-            bytes=int(_SHARE * _free_bytes(model.device)),
+            bytes=int(_SHARE * free_bytes(model.device)),
             token_bytes=(inner + 16 * config.hidden_size) * model.dtype.itemsize,
             logit_bytes=config.vocab_size * model.dtype.itemsize,
         )
@@ -62,12 +63,7 @@ class BatchSize:
         return BatchSize(token_bytes=self.token_bytes, logit_bytes=self.logit_bytes, **half)
 
     def take(self, rows: Sequence[Row], start: int) -> Sequence[Row]:
-        """The rows from `start` that go into one pass: at least one, however large it is.
-
-        Args:
-            rows: Longest first.
-            start: Where to begin.
-        """
+        """The rows from `start` that go into one pass: at least one, however large. `rows` has the longest first."""
         longest, requests, scored, end = rows[start].length, 0, 0, start
         while end < len(rows):
             count = end + 1 - start
@@ -94,7 +90,7 @@ def sequences_that_fit(model: Any, tokens: int, wanted: int | Literal["auto"]) -
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     cached = 2 * config.num_hidden_layers * heads * width * model.dtype.itemsize
     needed = int(tokens * (2 * cached + 8 * config.hidden_size * model.dtype.itemsize))
-    return max(1, min(_GPU_SEQUENCES, int(_SHARE * _free_bytes(model.device)) // needed))
+    return max(1, min(_GPU_SEQUENCES, int(_SHARE * free_bytes(model.device)) // needed))
 
 
 def out_of_memory_halves(run: Callable[[Sequence[Row]], None], rows: Sequence[Row], batch_size: BatchSize) -> None:
@@ -120,9 +116,3 @@ def out_of_memory_halves(run: Callable[[Sequence[Row]], None], rows: Sequence[Ro
             log.warning("out of device memory: the batch is halved", rows=len(batch))
             continue
         start += len(batch)
-
-
-def _free_bytes(device: torch.device) -> int:
-    free, _ = torch.cuda.mem_get_info(device)
-    held_but_unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(free + held_but_unused)

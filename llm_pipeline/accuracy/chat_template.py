@@ -64,7 +64,7 @@ class ChatTemplate(BaseModel):
             raise unless_io(error, IntegrityError(f"no readable chat template: {error}", where=str(path))) from error
 
     def write(self, directory: Path) -> None:
-        """Keep it in `directory`."""
+        """Write it as JSON into an evaluation's directory."""
         (directory / CHAT_TEMPLATE_FILE).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
     @property

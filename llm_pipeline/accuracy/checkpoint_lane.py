@@ -14,19 +14,19 @@ from llm_pipeline.accuracy.evaluation import (
     EvaluationSummary,
     NoiseFloor,
     read_summary,
+    refuse_other_harness,
     summarise,
     write_evaluation,
 )
-from llm_pipeline.accuracy.harness import refuse_other_harness
 from llm_pipeline.accuracy.item_runner import Asking
-from llm_pipeline.accuracy.look_planning import plan_looks
 from llm_pipeline.accuracy.looks import LookPlan, evaluation_order
-from llm_pipeline.accuracy.progress import Progress
+from llm_pipeline.accuracy.rehearsal import plan_looks
 from llm_pipeline.accuracy.saved_items import SavedItems
 from llm_pipeline.accuracy.score_scale import Scoring
 from llm_pipeline.artifacts.items import ScoredItem, read_items
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.progress import Progress
 from llm_pipeline.base.records import Metric
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.policy import AccuracyPolicy
@@ -103,7 +103,7 @@ class _Lane:
 
     def asking(self, count: int) -> Asking:
         """Ask the first `count` items."""
-        self.model.progress = Progress(len(self.questions.instances(self.order[:count])))
+        self.model.progress = Progress("evaluating", len(self.questions.instances(self.order[:count])), "requests")
         return Asking(self.questions, self.model, self.order, self._saved, self.model.progress)
 
     def written(self, items: list[ScoredItem], **facts: object) -> LaneEvaluation:

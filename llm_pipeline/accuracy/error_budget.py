@@ -68,10 +68,7 @@ class GateLedger:
         return f"accuracy-gates/{self.lane}.{self.candidate}.json"
 
     def enter(self, key: str) -> int:
-        """The number of this gate among those of the candidate, from 1; the same on each call.
-
-        Args:
-            key: The stage key of the gate.
+        """The number of the gate with that stage key among the candidate's, from 1; the same on each call.
 
         Raises:
             IntegrityError: The ledger is damaged.

@@ -38,7 +38,7 @@ _LONGEST_REASON = 400
 
 
 class HeldDataSet(Frozen):
-    """One data set.
+    """One data set of the hub, as it lies in a directory of evaluation data.
 
     Attributes:
         asked: As tasks name it.
@@ -76,7 +76,7 @@ class EvalDataRecord(Frozen):
     calls: tuple[HeldCall, ...] = ()
 
     def read_by(self, held: HeldCall) -> DataRead:
-        """What a call reads."""
+        """The repository, commit and files behind a call, for the summary."""
         sets = {one.asked: one for one in self.data_sets}
         own = [sets[asked] for asked in held.call.repositories]
         return DataRead(

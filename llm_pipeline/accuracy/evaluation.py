@@ -1,19 +1,37 @@
-"""What an evaluation leaves on disk: the scored items, and a summary for people."""
+"""What an evaluation leaves on disk: the scored items and a summary, which says whether two of them compare."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from llm_pipeline.accuracy.task_groups import TaskGroup
 from llm_pipeline.accuracy.task_metrics import TaskMetric
 from llm_pipeline.artifacts.items import ScoredItem, write_items
 from llm_pipeline.base.errors import IntegrityError, unless_io
 
 SUMMARY_FILE = "summary.json"
+_SHOWN = 16
+
+
+class TaskGroup(BaseModel):
+    """A group that an evaluation asked for by name: one score, and its tasks are information.
+
+    Attributes:
+        name: What the release config calls it.
+        tasks: Its tasks, those of groups inside of it included, sorted.
+        weighting: `items` counts every document alike (lm-eval's `weight_by_size: true`); `tasks` takes the mean of
+            the tasks' means.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    tasks: tuple[str, ...]
+    weighting: Literal["items", "tasks"] = "items"
 
 
 class TaskSummary(BaseModel):
@@ -94,7 +112,7 @@ class EvaluationSummary(BaseModel):
         planned: Items that would have been asked had no look decided earlier.
         look: At which look the gate decided, from 1; None for an evaluation that is no gate's.
         looks: How many looks were planned.
-        harness: What must be the same on both sides of a comparison, see `llm_pipeline.accuracy.harness`.
+        harness: What must be the same on both sides of a comparison, see `refuse_other_harness`.
         scoring: How log-likelihoods were computed, and why not with shared prefixes if they were not.
         noise: The noise floor; of a baseline only.
         perplexity: Of the divergence's texts.
@@ -165,7 +183,7 @@ def write_evaluation(directory: Path, items: Sequence[ScoredItem], summary: Eval
 
 
 def read_summary(directory: Path) -> EvaluationSummary:
-    """Read an evaluation's summary.
+    """Read the summary that `write_evaluation` wrote.
 
     Raises:
         IntegrityError: It is missing or is not one.
@@ -175,3 +193,31 @@ def read_summary(directory: Path) -> EvaluationSummary:
         return EvaluationSummary.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, ValidationError) as error:
         raise unless_io(error, IntegrityError(f"no readable summary: {error}", where=str(path))) from error
+
+
+def refuse_other_harness(baseline: Mapping[str, str], candidate: Mapping[str, str]) -> None:
+    """Refuse to compare evaluations that were made in different ways.
+
+    Args:
+        baseline: The harness of the baseline's evaluation: versions, digests and settings by name.
+        candidate: The same of the candidate; what it does not name does not matter to it. The served lane, for one,
+            has no tokenizer of its own.
+
+    Raises:
+        IntegrityError: Something differs; each of it is named, with both values.
+    """
+    different = [
+        f"{name}: {_short(baseline.get(name))} before, {_short(value)} now"
+        for name, value in candidate.items()
+        if baseline.get(name) != value
+    ]
+    if different:
+        raise IntegrityError(
+            f"not comparable with the baseline: {'; '.join(different)}",
+            where="harness of baseline and candidate",
+            hint="evaluate both with the same harness, tasks and data; the baseline is computed again when they change",
+        )
+
+
+def _short(value: str | None) -> str:
+    return "unknown" if value is None else value[:_SHOWN]

@@ -17,8 +17,8 @@ from llm_pipeline.config.policy import AccuracyPolicy
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
 
-    from llm_pipeline.accuracy.progress import Progress
     from llm_pipeline.accuracy.questions import Questions
+    from llm_pipeline.base.progress import Progress
 
 log = get_logger(__name__)
 
@@ -28,14 +28,7 @@ resumed evaluation, and the baseline's and the candidate's, make the same batche
 
 
 class Asking:
-    """A running evaluation.
-
-    Args:
-        questions: The items.
-        model: Who is asked.
-        order: In which order.
-        saved: Where items are kept; what an earlier attempt saved is taken up.
-        progress: Told about items that need not be asked again.
+    """A running evaluation, which takes up what an earlier attempt saved.
 
     Attributes:
         items: What was asked so far, by earlier attempts too.

@@ -14,12 +14,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llm_pipeline.accuracy.questions import Questions  # isort: skip  # it keeps the libraries below offline
+import llm_pipeline.accuracy.questions  # noqa: F401  # isort: skip  # it keeps the libraries below offline
 
 import torch
 from lm_eval.api.instance import Instance
@@ -27,14 +26,11 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 
 from llm_pipeline.accuracy.batch_size import BatchSize, sequences_that_fit
-from llm_pipeline.accuracy.chat_template import ChatTemplate
-from llm_pipeline.accuracy.evaluation import EvaluationSummary, summarise
-from llm_pipeline.accuracy.progress import Progress
 from llm_pipeline.accuracy.shared_prefix import score_continuations, why_not_shared
 from llm_pipeline.artifacts.checkpoint_loading import load_tokenizer
-from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.progress import Progress
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.quantization.readback import load_model
 
@@ -78,7 +74,7 @@ class HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval is untyped
         )
         self.batch_size_per_gpu: int
         self._likelihood_batch = BatchSize.for_model(model, evaluation.batch_size)
-        self.progress = Progress(0)
+        self.progress = Progress("evaluating", 0, "requests")
         reason = why_not_shared(model, self.max_length) if shared_prefix else "lm-eval's own method is requested"
         self._shared = reason is None
         self.scoring = "shared prefixes" if reason is None else f"a sequence for each choice: {reason}"
@@ -280,52 +276,3 @@ def load_harness_model(
 def harness_versions() -> dict[str, str]:
     """Versions of the harness and of what it runs on."""
     return {name: metadata.version(name) for name in _DISTRIBUTIONS}
-
-
-@dataclass(frozen=True)
-class CheckpointEvaluation:
-    """An evaluation in memory."""
-
-    items: tuple[ScoredItem, ...]
-    summary: EvaluationSummary
-
-
-def evaluate_checkpoint(
-    checkpoint: Path,
-    task_directory: Path | None,
-    evaluation: Evaluation,
-    dtype: str,
-    *,
-    device: str | None = None,
-    shared_prefix: bool = True,
-) -> CheckpointEvaluation:
-    """Score every item of the evaluation's tasks at once: what benchmarks time.
-
-    Args:
-        checkpoint: A Hugging Face checkpoint, plain or with modelopt's quantization.
-        task_directory: Where the tasks' files are; None for lm-eval's own tasks.
-        evaluation: Tasks, limits and batch size.
-        dtype: Precision of everything that is not quantized.
-        device: Where to run; None takes a GPU if there is one.
-        shared_prefix: False scores as lm-eval itself does, to compare with.
-
-    Raises:
-        IntegrityError: The checkpoint is damaged, or gives log-likelihoods that are not finite.
-        ConfigError: A task is unknown, its data are unreadable, or an item is too long.
-        Unsupported: The checkpoint's format cannot be read back.
-    """
-    clock = [time.monotonic()]
-    model = load_harness_model(checkpoint, evaluation, dtype, device=device, shared_prefix=shared_prefix)
-    clock.append(time.monotonic())
-    chat = ChatTemplate.of(model.tokenizer)
-    questions = Questions.load(task_directory, evaluation, evaluation.tasks, chat)
-    clock.append(time.monotonic())
-    model.progress = Progress(len(questions.instances()))
-    order = [(task, number) for task, clusters in questions.clusters.items() for number in range(len(clusters))]
-    items = questions.ask(model, order)
-    clock.append(time.monotonic())
-    phases = ("load", "questions", "scoring")
-    seconds = {name: round(clock[n + 1] - clock[n], 3) for n, name in enumerate(phases)}
-    summary = summarise(items, seconds, harness_versions())
-    harness = {**questions.identity, **model.identity}
-    return CheckpointEvaluation(tuple(items), summary.model_copy(update={"harness": harness, "scoring": model.scoring}))

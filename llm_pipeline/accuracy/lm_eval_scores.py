@@ -27,12 +27,7 @@ _LIKELIHOOD_OF_TEXT = -100.0
 def item_scores(
     loaded: LoadedTasks, documents: Mapping[str, Sequence[Sequence[Instance]]], evaluation: Evaluation
 ) -> dict[str, ItemScore]:
-    """By which metric each task is judged.
-
-    Args:
-        loaded: The tasks.
-        documents: The requests of a few documents of each.
-        evaluation: What the release config names.
+    """By which metric each task is judged, found out with the requests of a few documents of each.
 
     Raises:
         ConfigError: A task cannot be judged item by item, or lacks what is named, or something it needs is missing.

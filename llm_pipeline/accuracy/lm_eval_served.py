@@ -18,8 +18,8 @@ from lm_eval.api.model import LM
 from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 
 from llm_pipeline.accuracy.chat_template import ChatTemplate
-from llm_pipeline.accuracy.progress import Progress
 from llm_pipeline.base.errors import Transient, Unsupported
+from llm_pipeline.base.progress import Progress
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
@@ -33,11 +33,6 @@ _VERSIONS = ("lm_eval", "aiohttp")
 class ServedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
     """A model behind an endpoint, as lm-eval sees it.
 
-    Args:
-        endpoint: Where it answers.
-        concurrency: Requests in flight at once.
-        timeout_seconds: Longest time for one answer.
-
     Attributes:
         progress: Told about requests that were answered.
     """
@@ -47,7 +42,7 @@ class ServedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
         self._endpoint = endpoint
         self._concurrency = concurrency
         self._timeout_seconds = timeout_seconds
-        self.progress = Progress(0)
+        self.progress = Progress("evaluating", 0, "requests")
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:  # noqa: ARG002
         """Greedy texts, cut at the task's stop words.
@@ -64,7 +59,7 @@ class ServedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
         ]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:  # noqa: ARG002
-        """Refused.
+        """Refuse: a server returns text, not the likelihood of a given one.
 
         Raises:
             Unsupported: Always.
@@ -72,7 +67,7 @@ class ServedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
         raise _no_likelihood(str(requests[0].task_name if requests else ""))
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:  # noqa: ARG002
-        """Refused.
+        """Refuse: a server returns text, not the likelihood of a given one.
 
         Raises:
             Unsupported: Always.
@@ -95,13 +90,7 @@ class ServedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
 def served_questions(
     task_directory: Path | None, evaluation: Evaluation, chat: ChatTemplate | None = None, data: Path | None = None
 ) -> Questions:
-    """The items of the served tasks.
-
-    Args:
-        task_directory: Where the tasks' files are; None for lm-eval's own tasks.
-        evaluation: Tasks and their limit.
-        chat: The chat format that the baseline was asked in.
-        data: What the `eval_data` stage fetched for them.
+    """The items of the served tasks; the arguments are those of `Questions.load`.
 
     Raises:
         Unsupported: A task is not a generative one.

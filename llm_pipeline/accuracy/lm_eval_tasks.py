@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from llm_pipeline.accuracy.dataset_calls import SPLIT_FIELDS
 from llm_pipeline.accuracy.eval_data import read_from
-from llm_pipeline.accuracy.evaluation import DataRead
-from llm_pipeline.accuracy.task_data import data_files, read_documents
-from llm_pipeline.accuracy.task_files import TaskCode, TaskDirectory, TaskFile, inside, read_task_directory
-from llm_pipeline.accuracy.task_groups import TaskGroup
+from llm_pipeline.accuracy.evaluation import DataRead, TaskGroup
+from llm_pipeline.accuracy.task_data import data_files, inside, read_documents
+from llm_pipeline.accuracy.task_files import TaskCode, TaskDirectory, TaskFile, read_task_directory
 from llm_pipeline.accuracy.task_metrics import TaskMetric
 from llm_pipeline.base.errors import ConfigError, PipelineError, unless_io
 from llm_pipeline.config.release import Evaluation
@@ -117,10 +116,7 @@ class LoadedTasks:
         )
 
     def judged(self, metrics: Mapping[str, TaskMetric]) -> tuple[tuple[TaskGroup, ...], dict[str, tuple[str, ...]]]:
-        """What stands behind each name that is not a task's own.
-
-        Args:
-            metrics: By which each task is judged.
+        """The tasks behind each name that is not a task's own; `metrics` says by which each task is judged.
 
         Returns:
             Groups that lm-eval gives one score to, and the tasks of each mere label: of a tag, and of a group without
@@ -139,7 +135,7 @@ class LoadedTasks:
 def load_tasks(
     directory: Path | None, evaluation: Evaluation, names: Sequence[str], data: Path | None = None
 ) -> LoadedTasks:
-    """Load tasks by name.
+    """Load tasks, groups and tags by name, with the data that they read.
 
     Args:
         directory: Directory with task files; None for the tasks that come with lm-eval.

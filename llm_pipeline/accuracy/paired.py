@@ -237,11 +237,7 @@ def bound_losses(
 ) -> Comparison:
     """Bound the loss of each task and of all together.
 
-    Args:
-        tasks: What was paired.
-        confidence: Of each upper bound of a loss, one-sided.
-        lower_confidence: Of each lower bound.
-        test: Whose bounds to take.
+    `confidence` is that of each upper bound, one-sided, and `lower_confidence` that of each lower one.
     """
     levels = confidence, lower_confidence
     return Comparison(

@@ -45,13 +45,6 @@ def prompt_style(
 ) -> PromptStyle:
     """How a task is asked; the number of its examples is set in lm-eval's task.
 
-    Args:
-        name: The task's name.
-        task: lm-eval's task.
-        loaded: All tasks.
-        evaluation: What the release config says.
-        chat: The model's chat format; None where it has none.
-
     Raises:
         ConfigError: The task fixes its examples, or the model lacks the chat format that is asked for.
     """

@@ -176,11 +176,7 @@ class Questions:
         return self._scores[question.instances[0].task_name].of(values, "a guess")
 
     def ask(self, model: LM, order: Sequence[Place]) -> list[ScoredItem]:
-        """Ask items and score them.
-
-        Args:
-            model: Any model of lm-eval.
-            order: Which items; the result is in this order.
+        """Ask a model of lm-eval some items and score them, in the given order.
 
         Raises:
             IntegrityError: The model answers with another number of answers, or a score is NaN.

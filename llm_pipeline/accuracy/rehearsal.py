@@ -1,7 +1,7 @@
-"""How often a model that lost nothing would pass a gate, over its real tasks, sizes and looks: simulated beforehand.
+"""After how many items the gate looks, and how often a model that lost nothing would pass: simulated beforehand.
 
-    rehearsed = rehearse(parts_of({"gsm8k": 1319, "mmlu": 14042}), plan, policy)
-    rehearsed.go  # 0.97: the chance of GO
+    plan = plan_looks({"gsm8k": 1319, "mmlu": 14042}, policy)
+    rehearse(parts_of({"gsm8k": 1319, "mmlu": 14042}), plan, policy).go  # 0.97: the chance of GO
 
 A gate that passes a lossless model in fewer than four of five runs wastes what it costs, whatever it is asked. The
 counts of many evaluations are drawn and judged at once by the gate's own statistics, looks and levels. What is left
@@ -14,14 +14,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llm_pipeline.accuracy.evaluation import TaskGroup
 from llm_pipeline.accuracy.gate import is_only_for_harm
 from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.power import TYPICAL_FLIPS
-from llm_pipeline.accuracy.task_groups import TaskGroup
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.statistics.evalue import log_mixture, wealth_needed
 from llm_pipeline.statistics.spending import IMPROBABLE, boundaries, late
@@ -29,6 +30,11 @@ from llm_pipeline.statistics.spending import IMPROBABLE, boundaries, late
 RUNS = 400
 """Simulated evaluations: a chance of 0.8 is met within 0.04 in 95 of 100 cases."""
 
+_RUNS_TO_CHOOSE = 200
+_AS_OFTEN = 0.05
+"""Two methods that pass a lossless model this much alike differ by what they ask."""
+
+_GROWTH = 1.15
 _NEARLY = 1e-9
 _SEED = 20_261_122
 _NORMAL = NormalDist()
@@ -52,7 +58,7 @@ class Part:
 
     @property
     def items(self) -> int:
-        """All of its items."""
+        """Items of all of its tasks together."""
         return sum(self.sizes)
 
 
@@ -72,12 +78,7 @@ class Rehearsal:
 
 
 def parts_of(available: Mapping[str, int], groups: Sequence[TaskGroup] = ()) -> tuple[Part, ...]:
-    """The parts that are judged: groups instead of their tasks.
-
-    Args:
-        available: Items of each task.
-        groups: Those that were asked for by name.
-    """
+    """The parts that are judged: groups instead of their tasks."""
     left, parts = dict(available), list[Part]()
     for group in groups:
         if own := [left.pop(task) for task in group.tasks if task in left]:
@@ -94,7 +95,7 @@ def rehearse(
     loss: float = 0.0,
     runs: int = RUNS,
 ) -> Rehearsal:
-    """Simulate the gate.
+    """Simulate many evaluations of one model, and how the gate judges them.
 
     Args:
         parts: What is judged.
@@ -237,3 +238,55 @@ def _wealth(counts: Counts, seen: Counts, limit: float | Numbers, copies: float)
     losses = (weights[:, None] * np.array([1.0, -1.0, 0.0])).ravel()
     limit = np.minimum(limit, most * (1.0 - _NEARLY))
     return log_mixture((limit - losses) / (most - limit), copies * changes.reshape(len(counts), -1))
+
+
+def plan_looks(
+    available: Mapping[str, int], policy: AccuracyPolicy, groups: Sequence[TaskGroup] = (), *, bounded: bool = True
+) -> LookPlan:
+    """Plan the looks of one evaluation.
+
+    Args:
+        available: Items of each task.
+        policy: Its `maximum_items` caps what is asked; `auto` becomes the method by which a lossless model passes these
+            tasks more often, or by which it is asked less where both pass it as often.
+        groups: Tasks that are judged as one.
+        bounded: Every score has bounds. Nothing can be bet on a loss without them: looks are planned then.
+    """
+    items = sum(available.values())
+    if policy.maximum_items is not None:
+        items = min(items, policy.maximum_items)
+    if policy.method == "fixed" or (policy.method != "auto" and bounded):
+        return _planned(policy.method, items, policy)
+    if not bounded:
+        return _planned("group_sequential", items, policy)
+    plans = [_planned(method, items, policy) for method in ("group_sequential", "e_value")]
+    if len(plans[1].sizes) == 1:
+        return plans[0]
+    looks, bets = (rehearse(parts_of(available, groups), plan, policy, runs=_RUNS_TO_CHOOSE) for plan in plans)
+    if abs(looks.go - bets.go) <= _AS_OFTEN:
+        return plans[bets.items < looks.items]
+    return plans[bets.go > looks.go]
+
+
+def _planned(method: Literal["fixed", "group_sequential", "e_value"], items: int, policy: AccuracyPolicy) -> LookPlan:
+    if method == "e_value":
+        return LookPlan(method, _growing(policy.minimum_items, items))
+    looks = policy.looks if method == "group_sequential" else 1
+    return LookPlan(method, _even(policy.minimum_items, items, looks))
+
+
+def _even(smallest: int, items: int, looks: int) -> tuple[int, ...]:
+    first = max(smallest, math.ceil(items / looks))
+    if looks == 1 or first >= items:
+        return (items,)
+    step = (items - first) / (looks - 1)
+    return tuple(sorted({first + round(step * look) for look in range(looks)}))
+
+
+def _growing(smallest: int, items: int) -> tuple[int, ...]:
+    sizes = []
+    size = float(smallest)
+    while size < items:
+        sizes.append(int(size))
+        size *= _GROWTH
+    return (*sizes, items)

@@ -14,8 +14,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from llm_pipeline.accuracy.evaluation import EvaluationSummary
-from llm_pipeline.accuracy.task_groups import TaskGroup
+from llm_pipeline.accuracy.evaluation import EvaluationSummary, TaskGroup
 from llm_pipeline.accuracy.task_metrics import TaskMetric
 from llm_pipeline.base.errors import IntegrityError
 
@@ -77,12 +76,7 @@ class Scoring:
         return all(one.minimum is not None and one.maximum is not None for one in metrics)
 
     def scale(self, task: str, baseline: Sequence[float]) -> ScoreScale:
-        """The scale of a task's scores.
-
-        Args:
-            task: Its name.
-            baseline: The baseline's scores, which are the measure where the metric has no bounds.
-        """
+        """The scale of a task's scores, by the baseline's where its metric has no bounds."""
         metric = self.metrics.get(task, _SHARE)
         low, high = metric.minimum, metric.maximum
         if low is not None and high is not None:

@@ -33,7 +33,7 @@ _MEAN_DIFFERENCE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.
 
 @dataclass(frozen=True)
 class Score:
-    """A continuation's log-likelihood.
+    """The log-likelihood of one continuation after its context.
 
     Attributes:
         log_likelihood: Natural logarithm, summed over the continuation's tokens.
@@ -50,7 +50,7 @@ def score_continuations(
     batch_size: BatchSize,
     finished: Callable[[int], None] = lambda _: None,
 ) -> list[Score]:
-    """Score continuations of contexts.
+    """Score continuations, each after its context, several in one forward pass.
 
     Args:
         model: A causal language model of Transformers, for which `why_not_shared` is None.
@@ -116,12 +116,7 @@ def _mask(contexts: Tensor, continuations: Tensor, positions: Tensor, dtype: tor
 
 
 def why_not_shared(model: Any, maximum_length: int) -> str | None:
-    """Why this model cannot be scored with shared prefixes, or None if it can.
-
-    Args:
-        model: A model of Transformers.
-        maximum_length: Tokens of the longest sequence.
-    """
+    """Why sequences of up to so many tokens cannot be scored with shared prefixes, or None if they can."""
     config = model.config.get_text_config()
     parameters = inspect.signature(model.forward).parameters
     if missing := sorted({"position_ids", "logits_to_keep", "attention_mask"} - parameters.keys()):

@@ -25,10 +25,7 @@ _GLOB = frozenset("*?[")
 def data_files(root: Path, path: Path, configuration: Mapping[str, Any]) -> dict[str, tuple[Path, ...]] | None:
     """The data files of a task by split; None for a task whose data are not in the directory.
 
-    Args:
-        root: The task directory, resolved.
-        path: The task's file.
-        configuration: What it says.
+    `root` is the task directory, resolved, and `path` the task's file.
 
     Raises:
         ConfigError: A file is missing, outside of the directory, or cannot be read; or none is named.
@@ -160,7 +157,9 @@ def _found(root: Path, bases: Sequence[Path], name: str, where: Path) -> list[Pa
         raise ConfigError(f"the data file {name!r} is not in the task directory", where=str(where))
     for base in bases:
         files = sorted(base.glob(name)) if _is_pattern(name) else [base / name]
-        if files := [_inside(root, file, name, where) for file in files if _exists(root, file, name, where)]:
+        if files := [
+            found for file in files if (found := inside(root, file, f"the data file {name!r}", where)).exists()
+        ]:
             for file in files:
                 _refuse_unreadable(file)
             return files
@@ -171,14 +170,15 @@ def _is_pattern(name: str) -> bool:
     return not Path(name).is_absolute() and not name.startswith("..") and bool(_GLOB.intersection(name))
 
 
-def _exists(root: Path, file: Path, name: str, where: Path) -> bool:
-    return _inside(root, file, name, where).exists()
+def inside(root: Path, path: Path, what: str, where: Path) -> Path:
+    """A path with its links resolved.
 
-
-def _inside(root: Path, file: Path, name: str, where: Path) -> Path:
-    resolved = file.resolve()
+    Raises:
+        ConfigError: It is outside of `root`.
+    """
+    resolved = path.resolve()
     if not resolved.is_relative_to(root):
-        raise ConfigError(f"the data file {name!r} is outside the task directory", where=str(where))
+        raise ConfigError(f"{what} is outside the task directory", where=str(where))
     return resolved
 
 

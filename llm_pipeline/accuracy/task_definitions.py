@@ -18,7 +18,7 @@ _PATH, _NAME = "DATASET_PATH", "DATASET_NAME"
 
 @dataclass(frozen=True)
 class TaskDefinition:
-    """One task.
+    """One task of lm-eval, its own or of a task directory.
 
     Attributes:
         name: As it is asked.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llm_pipeline.accuracy.task_data import count_documents, data_files
+from llm_pipeline.accuracy.task_data import count_documents, data_files, inside
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.plain_files import read_plain_file
 from llm_pipeline.base.yaml_document import CONFIG_BOUNDS, Tagged, parse_yaml
@@ -36,7 +36,7 @@ class TaskCode:
 
 @dataclass(frozen=True)
 class TaskFile:
-    """One task or group.
+    """The file of one task or group.
 
     Attributes:
         path: The file that defines it.
@@ -154,18 +154,6 @@ def task_code(value: Any) -> Iterator[TaskCode]:
     elif isinstance(value, list):
         for one in value:
             yield from task_code(one)
-
-
-def inside(root: Path, path: Path, what: str, where: Path) -> Path:
-    """A path with its links resolved.
-
-    Raises:
-        ConfigError: It is outside of `root`.
-    """
-    resolved = path.resolve()
-    if not resolved.is_relative_to(root):
-        raise ConfigError(f"{what} is outside the task directory", where=str(where))
-    return resolved
 
 
 def _merged(root: Path, path: Path, included: set[Path], above: tuple[Path, ...]) -> dict[str, Any]:

@@ -55,13 +55,13 @@ class Row:
 
     @property
     def length(self) -> int:
-        """Tokens of the row."""
+        """Tokens of the row, without filling."""
         own = sum(len(context) - 1 - self.shared for context, _ in self.contexts)
         return self.shared + own + self.scored
 
     @property
     def requests(self) -> int:
-        """Continuations of the row."""
+        """Continuations of all contexts in the row."""
         return sum(len(after) for _, after in self.contexts)
 
 

@@ -49,12 +49,7 @@ def check_directory(directory: Path) -> None:
 
 
 def check_document(path: str, document: Any, *, where: str) -> None:
-    """Make sure that a JSON file of a model makes loaders read nothing else.
-
-    Args:
-        path: The file's path in its repository.
-        document: Its content.
-        where: The file, for the error.
+    """Make sure that a JSON file, at that path of a model's repository, makes loaders read nothing else.
 
     Raises:
         IntegrityError: A key of it does.

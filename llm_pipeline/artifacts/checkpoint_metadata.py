@@ -30,7 +30,7 @@ class LayerScheme:
     group_size: int | None = None
 
     def format(self, where: str) -> LayerFormat:
-        """How it is stored.
+        """How a layer of this scheme is stored.
 
         Raises:
             Unsupported: This package cannot read the algorithm.

@@ -22,7 +22,7 @@ _NO_GPU = "No devices were found"
 
 
 class GpuFacts(Frozen):
-    """One GPU.
+    """One GPU of a host, as its driver describes it.
 
     Attributes:
         name: As the driver says it, e.g. `NVIDIA H200`.

@@ -42,7 +42,7 @@ def target_problems(target: Target, here: HostFacts) -> tuple[str, ...]:
 
 
 def driver_warning(target: Target, here: HostFacts) -> str | None:
-    """What to know of a driver older than the one that the target's container was made for; None when it is not."""
+    """A warning if the driver is older than the one that the target's container was made for; None if it is not."""
     container = find_container(target.container or "")
     if container is None:
         return None

@@ -13,7 +13,7 @@ ITEMS_FILE = "items.jsonl"
 
 
 class ScoredItem(BaseModel):
-    """One evaluated item.
+    """One evaluated item: a document of a task, and its score.
 
     Attributes:
         task: lm-eval task name.

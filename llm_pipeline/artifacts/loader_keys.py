@@ -69,12 +69,7 @@ class FollowedKey:
 
 
 def followed_keys(path: str, document: Any) -> tuple[FollowedKey, ...]:
-    """The keys of a JSON document that lead a loader away from the checked files.
-
-    Args:
-        path: The file's path in its repository, with `/`.
-        document: Its content.
-    """
+    """The keys of a JSON document, at that path of its repository, that lead a loader away from the checked files."""
     name = PurePosixPath(path).name
     if name in _TOKENS_ONLY:
         return ()

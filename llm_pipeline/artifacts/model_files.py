@@ -86,10 +86,6 @@ def _unsafe_segment(segment: str) -> str | None:
 def select_files(paths: Iterable[str], *, where: str = "") -> Selection:
     """Choose the files of a model from a repository's listing.
 
-    Args:
-        paths: Every path of the listing.
-        where: Name of the repository, for errors.
-
     Raises:
         IntegrityError: The listing names a file that could be written outside its directory, or the same file twice.
         Unsupported: The repository has no safetensors weights, or no config.json.

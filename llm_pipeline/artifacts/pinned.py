@@ -85,7 +85,7 @@ class PinnedModel(ConfigModel):
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Bytes of all files that are fetched."""
         return sum(file.size for file in self.files)
 
     @property

@@ -45,7 +45,7 @@ OPENVINO_FILES = (
 """What OpenVINO's runtime needs in the engine directory."""
 
 TOKENIZER_FILE = "tokenizer.json"
-"""The model's tokenizer, where it has a fast one: whoever makes prompts up counts their tokens by it."""
+"""The model's tokenizer, where it has a fast one: the load test counts the tokens of made-up prompts by it."""
 
 LIMIT_PARAMETERS = (
     "kv_cache_blocks",

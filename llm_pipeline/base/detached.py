@@ -138,9 +138,7 @@ def parsed(data: bytes) -> DetachedProcess | None:
 def find(argument: str, log: Path) -> DetachedProcess | None:
     """The process whose command line has that argument, for one that has no record: its starter was killed.
 
-    Args:
-        argument: One that no other process has.
-        log: File that its stdout and stderr go to.
+    `log` is where its output goes.
     """
     for pid in _pids():
         command, fields = _command(pid), _stat_fields(pid)

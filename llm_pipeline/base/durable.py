@@ -28,10 +28,7 @@ def write_durably(path: Path, data: bytes) -> None:
 def replace_durably(path: Path, data: bytes, *, aside: Path | None = None) -> None:
     """Write a file by one rename: after a power cut there is the old content or the new one, never an empty file.
 
-    Args:
-        path: The file.
-        data: Its new content.
-        aside: Directory of the same file system for the unfinished file; None for the one that the file is in.
+    `aside` is a directory of the same file system for the unfinished file, by default that of the file.
     """
     temporary = (aside or path.parent) / f"{uuid.uuid4().hex}.partial"
     try:

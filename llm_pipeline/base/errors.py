@@ -81,11 +81,11 @@ class PipelineError(Exception):
 
 
 class Terminal(PipelineError):
-    """Trying again cannot help."""
+    """An error that stays, however often the same is tried."""
 
 
 class Transient(PipelineError):
-    """Trying again may help."""
+    """An error that may pass: the same can be tried again."""
 
     family = "transient"
 
@@ -111,7 +111,7 @@ class IntegrityError(Terminal):
 
 
 class Fenced(Terminal):
-    """Somebody with a higher epoch took over: this owner must stop."""
+    """An owner with a higher epoch took over: this one must stop."""
 
 
 class InternalError(Terminal):

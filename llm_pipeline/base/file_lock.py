@@ -36,7 +36,7 @@ class HolderStopped(Transient):
 
 @contextlib.contextmanager
 def flocked(path: Path) -> Iterator[None]:
-    """Hold a lock on a file, made if need be. Waits for as long as somebody who runs holds it.
+    """Hold a lock on a file, made if need be. Waits as long as a running process holds it.
 
     Raises:
         HolderStopped: Whoever holds it is stopped.

@@ -142,11 +142,7 @@ def write_json_lines(stream: TextIO = sys.stderr) -> None:
 
 
 def write_readable_lines(handler: logging.Handler | None = None) -> None:
-    """Send the log records of this process to people: ours, and warnings of others.
-
-    Args:
-        handler: Where to; stderr by default.
-    """
+    """Send the log records of this process to people, by default on stderr: ours, and warnings of others."""
     _write_with(ReadableFormatter(), handler or logging.StreamHandler(sys.stderr))
 
 
@@ -281,9 +277,6 @@ class LogRelay:
 
     Lines of `write_json_lines` are logged at their own level. Everything else is output of a tool or a library, also
     where it has the form of such a line: it is logged at INFO, behind a `|`.
-
-    Args:
-        logger: Takes the lines.
     """
 
     def __init__(self, logger: logging.Logger) -> None:
@@ -291,7 +284,7 @@ class LogRelay:
         self._mark: str | None = None
 
     def relay(self, line: str) -> None:
-        """Log one line."""
+        """Log one line that the process wrote."""
         text = line.rstrip()
         if not text:
             return

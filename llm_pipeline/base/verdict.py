@@ -12,7 +12,7 @@ from llm_pipeline.base.errors import ExitCode
 
 
 class Verdict(StrEnum):
-    """What a gate decided."""
+    """The verdict of a gate, or of one of its facts."""
 
     GO = "GO"
     NO_GO = "NO_GO"

@@ -88,12 +88,7 @@ class YamlDocument:
 
 
 def parse_yaml(data: bytes | str, *, where: str, bounds: YamlBounds = CONFIG_BOUNDS) -> YamlDocument:
-    """Read one document.
-
-    Args:
-        data: UTF-8, with or without a byte order mark.
-        where: The file, for errors.
-        bounds: How large it may be.
+    """Read one document in UTF-8, with or without a byte order mark; `where` names it in errors.
 
     Raises:
         ConfigError: It is not YAML, breaks a bound, or has something that is refused: with line, column and key.

@@ -76,7 +76,7 @@ class RepositoryDisabled(HubRefused):
 
 
 class RepositoryRenamed(HubRefused):
-    """The hub answered for another repository than the one requested."""
+    """The hub answered for a repository of another name than the requested one."""
 
 
 class HubUnavailable(SourceUnavailable):

@@ -26,11 +26,6 @@ Headers = Mapping[str, tuple[TensorEntry, ...]]
 def check_checkpoint(model: PinnedModel, directory: Path, sampled_values: int) -> None:
     """Check every JSON file and safetensors header, that index and shards agree, the configuration, and some values.
 
-    Args:
-        model: What the directory holds.
-        directory: The verified files.
-        sampled_values: Values of each tensor that are looked at; 0 for none.
-
     Raises:
         IntegrityError: Something of it is malformed, contradicts itself, makes loaders read other files, or holds NaN
             or an infinity.
@@ -93,9 +88,7 @@ def _incomplete(where: str, problem: str) -> IntegrityError:
 def check_index(index: Path, headers: Headers) -> None:
     """Check that a weight index and the shards that it names say the same.
 
-    Args:
-        index: The file, `*.safetensors.index.json`.
-        headers: Tensors of each weights file of the model, by its path.
+    `headers` has the tensors of each weights file, by its path.
 
     Raises:
         IntegrityError: They do not; the message names the tensors or shards.

@@ -68,7 +68,7 @@ def open_data_sets(source: str, access: HubAccess) -> DataSets:
 
 @dataclass(frozen=True)
 class HubDataSets:
-    """The hub's data sets.
+    """Data sets of a hub, read through its API.
 
     Attributes:
         hub: The connection, from `connect`.

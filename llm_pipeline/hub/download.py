@@ -34,7 +34,7 @@ _MEGABYTE = 1_000_000
 
 @dataclass(frozen=True)
 class DownloadReport:
-    """What a download did.
+    """Files, bytes and time of one download.
 
     Attributes:
         files: Files of the model.
@@ -170,13 +170,7 @@ def _fetch_one(transfer: Transfer, same_content: Sequence[HubFile], destination:
 
 
 def progress_line(done: int, total: int, bytes_per_second: float) -> str:
-    """Progress in one line for people: bytes, share, rate and time to go.
-
-    Args:
-        done: Bytes that are here.
-        total: Bytes of all files.
-        bytes_per_second: Rate so far.
-    """
+    """Progress in one line for people: bytes, share, rate and time to go."""
     rate = f"{bytes_per_second / _MEGABYTE:.1f} MB/s"
     to_go = f"{_duration((total - done) / bytes_per_second)} to go" if bytes_per_second > 0 else "stalled"
     share = f"{100 * done / total:.0f} %" if total else "100 %"

@@ -33,8 +33,7 @@ def lfs_pointer(sha256: str, size: int) -> bytes:
 def commit_id(blobs: Mapping[str, str]) -> str:
     """Git's id of a commit with that tree and nothing else in it: no parent, author or date.
 
-    Args:
-        blobs: Blob id by path, with `/`.
+    `blobs` has the blob id of each path, with `/`.
     """
     tree = _tree_id({PurePosixPath(path).parts: blob for path, blob in blobs.items()})
     return _object_id("commit", f"tree {tree}\n".encode())

@@ -31,12 +31,7 @@ def card_fields(text: str) -> dict[str, Any]:
 
 
 def stated_license(card: Mapping[str, Any], tags: Iterable[str] = ()) -> str | None:
-    """The licence as the hub writes it: the card's, its own name when the card says `other`, or the tag's.
-
-    Args:
-        card: The card's front matter.
-        tags: Tags of the repository, among them perhaps `license:<name>`.
-    """
+    """The licence as the hub writes it: the card's, its own name when the card says `other`, or the tag's."""
     if card.get("license") == "other" and card.get("license_name"):
         return str(card["license_name"])
     if card.get("license"):
@@ -45,11 +40,7 @@ def stated_license(card: Mapping[str, Any], tags: Iterable[str] = ()) -> str | N
 
 
 def require_license(model: PinnedModel, allowed: Sequence[str] | None) -> None:
-    """Refuse a model whose licence is not on the list.
-
-    Args:
-        model: The pinned model.
-        allowed: Licences as the hub writes them; None for any.
+    """Refuse a model whose licence is not on the list, if there is one.
 
     Raises:
         Unsupported: It has another one, or states none.

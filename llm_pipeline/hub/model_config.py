@@ -33,11 +33,7 @@ _OTHER_WIDTHS = ("embedding_size", "word_embed_proj_dim")
 
 
 def check_model_config(path: Path, tensors: Mapping[str, TensorEntry]) -> None:
-    """Check a model's configuration.
-
-    Args:
-        path: Its `config.json`.
-        tensors: All tensors of the model, by name.
+    """Check a `config.json` against fixed bounds and against the model's tensors.
 
     Raises:
         IntegrityError: It is not a JSON object, names no architecture, has absurd dimensions, or the weights contradict

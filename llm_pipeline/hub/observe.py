@@ -58,11 +58,7 @@ class Listing:
 class Observer:
     """Looks at one revision again and again; keeps the listings of the last two commits that mattered.
 
-    Args:
-        hub: The hub, from `connect`.
-        model_id: `organisation/name`.
-        revision: Branch or tag.
-        patterns: Files whose change counts, as in `Watch.files`.
+    `patterns` name the files whose change counts, as in `Watch.files`.
     """
 
     def __init__(self, hub: Hub, model_id: str, revision: str, patterns: tuple[str, ...]) -> None:

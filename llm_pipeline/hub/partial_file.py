@@ -26,10 +26,6 @@ class DiskTooSmall(Terminal):
 class PartialFile:
     """Bytes of one file, from its start, and their hash. What an earlier process left is hashed when it is opened.
 
-    Args:
-        path: Where the bytes are kept; made when it is not there.
-        file: What they should become.
-
     Attributes:
         size: Bytes so far.
     """
@@ -68,7 +64,7 @@ class PartialFile:
         self.size += len(data)
 
     def restart(self) -> None:
-        """Drop every byte."""
+        """Empty the file, to fetch it from the start."""
         self._stream.truncate(0)
         self._stream.seek(0)
         self._hasher, self.size = _hasher(self._file), 0

@@ -27,11 +27,6 @@ def resolve_revision(hub: Hub, model_id: str, revision: str = "main") -> PinnedM
 def pin_revision(hub: Hub, model_id: str, revision: str) -> tuple[PinnedModel, Selection]:
     """Pin a revision, choose its files, and check that they may be read.
 
-    Args:
-        hub: The hub, from `connect`.
-        model_id: `organisation/name`.
-        revision: Branch, tag or commit.
-
     Raises:
         HubRefused: No such repository or revision, or no access to it.
         HubUnavailable: The hub cannot be asked now.

@@ -87,11 +87,7 @@ class Source(FileBytes, Protocol):
     """
 
     def resolve(self, model_id: str, revision: str) -> PinnedModel:
-        """Pin a revision, choose its files, and check that they may be read.
-
-        Args:
-            model_id: `organisation/name`.
-            revision: Branch, tag or commit.
+        """Pin a branch, tag or commit, choose its files, and check that they may be read.
 
         Raises:
             SourceRefused: No such model or revision, or no access to it.

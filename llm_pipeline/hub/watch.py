@@ -142,7 +142,7 @@ class Trouble:
 
 
 class Outcome(StrEnum):
-    """What was decided."""
+    """The outcome of one look at the hub."""
 
     BASELINE = "baseline"
     NOTHING_NEW = "nothing new"
@@ -156,7 +156,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do now.
+    """What to do after one look at the hub.
 
     Attributes:
         words: The decision, for people; the same as long as nothing changes.

@@ -26,9 +26,10 @@ from torch import nn
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.progress import Progress
 from llm_pipeline.config.quantization import QuantizationRecipe, Search
 from llm_pipeline.quantization.calibration import Tokens
-from llm_pipeline.quantization.calibration_passes import CalibrationPasses, Progress, input_ids
+from llm_pipeline.quantization.calibration_passes import CalibrationPasses, input_ids
 from llm_pipeline.quantization.modelopt_configs import disabled_layers, search_formats
 from llm_pipeline.quantization.quantizer_state import (
     QuantizerState,
@@ -131,7 +132,7 @@ class SearchScores:
         return Solution(formats, cost / self._uncompressed * _UNQUANTIZED_BITS)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The scores as JSON."""
+        """The scores as plain JSON, for `from_json`."""
         return asdict(self)
 
     @classmethod
@@ -159,12 +160,6 @@ def search(
 ) -> tuple[SearchScores, dict[str, QuantizerState]]:
     """Calibrate every format and score every layer; the model is of no use afterwards.
 
-    Args:
-        model: Freshly loaded.
-        recipe: Of `weights: auto`.
-        passes: The calibration data.
-        seed: Of the draw of the samples that are scored.
-
     Returns:
         The scores, and the calibrated quantizers by format.
     """
@@ -175,13 +170,13 @@ def search(
     batches = list(passes.batches)
     random.Random(seed).shuffle(batches)  # noqa: S311 - what is scored has to be like the rest, no secret
     steps = _score_steps(batches, wanted)
-    progress = Progress("AutoQuantize", _forward_passes(model, wanted, len(batches), steps))
+    progress = Progress("AutoQuantize", _forward_passes(model, wanted, len(batches), steps), "forward passes")
 
     def forward_step(searched: Any, batch: Sequence[Tokens]) -> Any:
         passes.running = (len(batch), len(batch[0]))
         ids = input_ids(searched, batch)
         output = searched(input_ids=ids, labels=ids if wanted.method == "gradient" else None, use_cache=False)
-        progress.step()
+        progress.advance()
         return output if wanted.method == "gradient" else output.logits
 
     _, state = mtq.auto_quantize(

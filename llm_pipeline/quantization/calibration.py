@@ -69,10 +69,7 @@ class CalibrationSet:
 def read_calibration(source: Path, recipe: QuantizationRecipe, data: Path | None) -> CalibrationSet | None:
     """The token sequences of a recipe; None for a recipe without calibration.
 
-    Args:
-        source: Checkpoint whose tokenizer is used.
-        recipe: What asks for them.
-        data: See `read_sources`.
+    `source` has the tokenizer; `data` is as in `read_sources`.
 
     Raises:
         ConfigError: They are wanted and cannot be made.

@@ -2,44 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.progress import Progress
 from llm_pipeline.quantization.calibration import CalibrationSet, Tokens
-
-log = get_logger(__name__)
-
-_PROGRESS_SECONDS = 10.0
-
-
-class Progress:
-    """Logs how far a pass is, at most every ten seconds, and how long it will still take.
-
-    Args:
-        what: What is done, as the log says it.
-        total: How many steps it has.
-        clock: Seconds, rising.
-    """
-
-    def __init__(self, what: str, total: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._what, self._total, self._clock = what, total, clock
-        self._began = self._reported = clock()
-        self._done = 0
-
-    def step(self) -> None:
-        """One step is done."""
-        self._done += 1
-        now = self._clock()
-        if now - self._reported < _PROGRESS_SECONDS and self._done != self._total:
-            return
-        self._reported, spent = now, now - self._began
-        left = spent / self._done * max(0, self._total - self._done)
-        progress = f"{self._done}/{self._total}"
-        log.info(self._what, batches=progress, seconds=round(spent, 1), seconds_left=round(left, 1))
 
 
 class CalibrationPasses:
@@ -47,10 +16,6 @@ class CalibrationPasses:
 
     The largest batches come first: memory that is too small shows at once. The language model head is left out
     when it is not quantized: nothing that is calibrated depends on it.
-
-    Args:
-        data: The sequences.
-        batch: Sequences a forward pass.
 
     Attributes:
         running: Sequences and tokens of the forward pass that was begun last.
@@ -64,11 +29,11 @@ class CalibrationPasses:
     def __call__(self, model: Any) -> None:
         """One pass over all batches."""
         self._passes += 1
-        progress = Progress(f"calibration pass {self._passes}", len(self.batches))
+        progress = Progress(f"calibration pass {self._passes}", len(self.batches), "batches")
         for batch in self.batches:
             self.running = (len(batch), len(batch[0]))
             forward(model, batch)
-            progress.step()
+            progress.advance()
 
 
 def _tokens(batch: Sequence[Tokens]) -> int:

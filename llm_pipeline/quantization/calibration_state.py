@@ -81,7 +81,7 @@ class CalibrationState:
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """Read a state.
+        """Read the state that `save` wrote.
 
         Raises:
             IntegrityError: It is damaged, or written by another version of this package.

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import JsonValue, ValidationError
 
+from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease, LeaseHeld
 from llm_pipeline.store.pending_deletion import publish_spared, spare
@@ -27,8 +30,39 @@ log = get_logger(__name__)
 
 KIND = "calibration"
 _POLL_SECONDS = 1.0
+_FORMAT = 1
+_TOOLS = ("nvidia-modelopt", "torch", "transformers")
 
 Origin = Literal["computed", "restored"]
+
+
+def calibration_key(
+    recipe: QuantizationRecipe, checkpoint_digest: str, token_digest: str, dtype: str, settings: Any
+) -> str:
+    """SHA-256 in hex: same key, same calibration.
+
+    The bits that a rung of a search asks for are no part of it, so all rungs share one calibration.
+
+    Args:
+        recipe: Its formats, search and batch size.
+        checkpoint_digest: Digest of the checkpoint's artifact.
+        token_digest: Digest of the exact token sequences.
+        dtype: Precision that the checkpoint is loaded in.
+        settings: What modelopt is told, as JSON.
+    """
+    search = recipe.search.model_dump(mode="json", exclude={"effective_bits"}) if recipe.search else None
+    return sha256_json(
+        {
+            "format": _FORMAT,
+            "checkpoint": checkpoint_digest,
+            "tokens": token_digest,
+            "batch_size": recipe.calibration.batch_size if recipe.calibration else None,
+            "dtype": dtype,
+            "settings": settings,
+            "search": search,
+            "tools": {tool: metadata.version(tool) for tool in _TOOLS},
+        }
+    )
 
 
 def calibration_document(key: str) -> str:

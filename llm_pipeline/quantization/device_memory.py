@@ -134,11 +134,9 @@ def peak_bytes() -> dict[str, int]:
 
 
 def sequence_bytes(forward: Callable[[], None], devices: Sequence[torch.device]) -> dict[torch.device, int]:
-    """What a forward pass of one sequence takes on each GPU; nothing on a CPU, where it is not run.
+    """What a forward pass of one sequence takes on each GPU; nothing on a CPU.
 
-    Args:
-        forward: One forward pass of the longest sequence alone.
-        devices: Those that the model is on.
+    `forward` sends the longest sequence alone; it runs twice, and not at all on a CPU.
     """
     on_gpu = [device for device in devices if device.type == "cuda"]
     if not on_gpu:

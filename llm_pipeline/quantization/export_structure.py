@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from llm_pipeline.artifacts.quantized_checkpoint import LAYER_SUFFIXES, Checkpoint
+from llm_pipeline.artifacts.quantized_checkpoint import LAYER_SUFFIXES, Checkpoint, is_kv_scale
 from llm_pipeline.artifacts.stored_tensors import StoredTensors
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.catalog.exported_names import ALGORITHMS, FUSED_PROJECTIONS
@@ -43,6 +43,8 @@ _MODELOPT_ALGORITHMS: Mapping[str, frozenset[str]] = {
     "w4a8_mxfp4_fp8": frozenset({"W4A8_MXFP4_FP8"}),
 }
 """From modelopt's name of a configured layer's format to those of its exports: before calibration, AWQ looks plain."""
+
+_CACHED = {"k_proj": "k_scale", "v_proj": "v_scale"}
 
 Shape = tuple[int, int]
 
@@ -141,9 +143,7 @@ def check_coverage(intended: Intention, export: Checkpoint, where: str) -> None:
 def check_storage(layers: Mapping[str, Shape], export: Checkpoint) -> None:
     """Each quantized layer has the tensors of its format, in its types and shapes: what it is labelled is what it is.
 
-    Args:
-        layers: Shape [out, in] of every quantized layer.
-        export: The checkpoint; only headers are read.
+    `layers` has the shape [out, in] of every quantized layer; only headers of the export are read.
 
     Raises:
         IntegrityError: A tensor is missing, is left over, or has another type or shape.
@@ -176,7 +176,7 @@ def check_storage(layers: Mapping[str, Shape], export: Checkpoint) -> None:
 
 @dataclass(frozen=True)
 class ExportSize:
-    """Bytes of tensors.
+    """How many bytes the tensors of an export and of its source take.
 
     Attributes:
         bytes: Of the export.
@@ -193,12 +193,6 @@ class ExportSize:
 
 def check_size(intended: Intention, source: StoredTensors, export: Checkpoint, precision: torch.dtype) -> ExportSize:
     """An export whose tensors are the model's takes exactly the bytes that its formats need.
-
-    Args:
-        intended: What the recipe makes of the model.
-        source: The plain checkpoint's tensors.
-        export: The quantized one.
-        precision: Of unquantized tensors.
 
     Raises:
         IntegrityError: A tensor is not the source's, or they take more or fewer bytes.
@@ -226,3 +220,46 @@ def check_size(intended: Intention, source: StoredTensors, export: Checkpoint, p
 
 def _bytes(tensors: StoredTensors) -> int:
     return sum(prod(tensors.shape(key)) * tensors.kind(key).itemsize for key in tensors)
+
+
+def packed_matrices(directory: Path, model: Any) -> tuple[dict[str, Shape], frozenset[str]]:
+    """The matrices that a quantized checkpoint holds in packed form: shape [out, in] by the plain tensor's name.
+
+    Returns:
+        The matrices, and the names of all tensors that are no plain ones: packed weights and scales.
+
+    Raises:
+        IntegrityError: A quantized layer lacks a tensor of its format or has another one, in another type or shape;
+            or scales of the KV cache are missing or have no place.
+        Unsupported: A format is unknown.
+    """
+    checkpoint = Checkpoint(directory)
+    layers = {name: _matrix(checkpoint, name) for name in checkpoint.layers}
+    check_storage(layers, checkpoint)
+    _check_kv_scales(checkpoint, model, str(directory))
+    matrices = {f"{name}.weight": shape for name, shape in layers.items()}
+    return matrices, frozenset(checkpoint.tensors) - frozenset(checkpoint.plain)
+
+
+def _matrix(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
+    weight = f"{name}.weight"
+    if weight not in checkpoint.tensors:
+        raise IntegrityError("there are scales, but no weight", where=name)
+    stored = checkpoint.tensors.shape(weight)
+    if len(stored) != 2:  # noqa: PLR2004 - a matrix
+        raise IntegrityError(f"a packed weight of shape {list(stored)} is no matrix", where=weight)
+    return checkpoint.format(name).matrix_shape(stored[0], stored[1])
+
+
+def _check_kv_scales(checkpoint: Checkpoint, model: Any, where: str) -> None:
+    names = [name.rpartition(".") for name, _ in model.named_modules()]
+    projections = [f"{parent}.{leaf}" for parent, _, leaf in names if leaf in _CACHED]
+    projections += [f"{parent}.{leaf}" for parent, _, fused in names if fused in FUSED_PROJECTIONS for leaf in _CACHED]
+    wanted = {f"{name}.{_CACHED[name.rpartition('.')[2]]}" for name in projections if checkpoint.metadata.kv_cache}
+    found = {key for key in checkpoint.tensors if is_kv_scale(key)}
+    if missing := sorted(wanted - found):
+        raise IntegrityError(f"{len(missing)} scales of the KV cache are missing: {missing[:5]}", where=where)
+    if surplus := sorted(found - wanted):
+        raise IntegrityError(f"{len(surplus)} scales of the KV cache have no place: {surplus[:5]}", where=where)
+    if wrong := sorted(key for key in found if set(checkpoint.tensors.shape(key)) - {1}):
+        raise IntegrityError(f"{len(wrong)} scales of the KV cache are not single numbers: {wrong[:5]}", where=where)

@@ -85,11 +85,6 @@ def _check_scale(tensor: torch.Tensor, key: str) -> None:
 def changed_norms(source: StoredTensors, export: Checkpoint, precision: torch.dtype) -> dict[str, torch.Tensor]:
     """What smoothing multiplied norms by, fp32, by the norm's name; all other unquantized tensors are the source's.
 
-    Args:
-        source: The plain checkpoint's tensors.
-        export: The quantized one.
-        precision: Of the export's unquantized tensors.
-
     Raises:
         IntegrityError: A tensor changed that no smoothing changes.
     """

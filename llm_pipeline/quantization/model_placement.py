@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from transformers.utils import logging as transformers_logging
 
 from llm_pipeline.artifacts.checkpoint_loading import load_causal_model
-from llm_pipeline.base.errors import IntegrityError, unless_io
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.hub.checkpoint import read_tensors
 from llm_pipeline.quantization.device_memory import free_bytes
 from llm_pipeline.quantization.model_tensors import refuse_initialised
 
@@ -103,17 +102,9 @@ def weight_bytes(source: Path, dtype: torch.dtype) -> int:
     """Bytes of a checkpoint's tensors once they are loaded at a precision; only headers are read.
 
     Raises:
-        IntegrityError: A file is damaged.
+        IntegrityError: As `read_tensors`.
     """
-    total = 0
-    for path in sorted(source.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="pt") as tensors:
-                slices = (tensors.get_slice(name) for name in tensors.keys())  # noqa: SIM118 - it is no mapping
-                total += sum(prod(tensor.get_shape()) * dtype.itemsize for tensor in slices)
-        except (OSError, SafetensorError) as error:
-            raise unless_io(error, IntegrityError(f"unreadable weights: {error}", where=str(path))) from error
-    return total
+    return sum(prod(tensor.shape) * dtype.itemsize for tensor in read_tensors(source).values())
 
 
 def is_offloaded(model: Any) -> bool:

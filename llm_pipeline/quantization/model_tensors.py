@@ -11,15 +11,15 @@ Torch and Transformers are imported by the call, so that a builder of engines ca
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llm_pipeline.artifacts.checkpoint_metadata import read_quantization
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.hub.checkpoint import read_tensors
 from llm_pipeline.quantization.empty_model import empty_model
-from llm_pipeline.quantization.known_extras import unknown_extras
 
 if TYPE_CHECKING:
     from llm_pipeline.artifacts.safetensors_header import TensorEntry
@@ -39,10 +39,41 @@ _HINT = (
 )
 
 
+class KnownExtra(NamedTuple):
+    """Tensors that may be left out.
+
+    Attributes:
+        pattern: Regular expression of their whole names.
+        reason: Why they are harmless, and who says so.
+    """
+
+    pattern: str
+    reason: str
+
+
+_ROTARY = KnownExtra(
+    r"(.+\.)?rotary_emb\.inv_freq",
+    "frequencies of each layer, computed from the configuration since Transformers 4.31 and left out by its loader "
+    "(modeling_utils.py, _adjust_missing_and_unexpected_keys)",
+)
+_MASKS = "the causal mask, a constant that Transformers 4 before 4.31 stored as a buffer"
+_GPT2_MASKS = KnownExtra(r"(transformer\.)?h\.\d+\.(attn|crossattention)\.(bias|masked_bias)", _MASKS)
+
+KNOWN_EXTRAS: Mapping[str, tuple[KnownExtra, ...]] = {
+    "gpt2": (_GPT2_MASKS,),
+    "gpt_bigcode": (_GPT2_MASKS,),
+    "gptj": (_GPT2_MASKS,),
+    "gpt_neo": (KnownExtra(r"(transformer\.)?h\.\d+\.attn\.attention\.(bias|masked_bias)", _MASKS),),
+    "gpt_neox": (KnownExtra(r"(gpt_neox\.)?layers\.\d+\.attention\.(bias|masked_bias)", _MASKS), _ROTARY),
+    "codegen": (KnownExtra(r"(transformer\.)?h\.\d+\.attn\.(causal_mask|bias|masked_bias)", _MASKS),),
+}
+"""By `model_type`. They replace Transformers' own list, whose `attn.bias` also fits the bias of `c_attn`."""
+
+
 def require_model_tensors(directory: Path) -> None:
     """Check names, shapes and types of a checkpoint's tensors, plain or exported by modelopt; reads headers only.
 
-    Tied weights may be stored once or, with the same values, twice; what `known_extras` names may be there.
+    Tied weights may be stored once or, with the same values, twice; what `KNOWN_EXTRAS` names may be there.
 
     Raises:
         IntegrityError: Tensors are missing, are not the model's, or have another shape or type; each kind is named.
@@ -51,7 +82,7 @@ def require_model_tensors(directory: Path) -> None:
     plain, metadata = read_tensors(directory), read_quantization(directory)
     model, matrices = empty_model(directory), dict[str, tuple[int, ...]]()
     if metadata.algorithm is not None:
-        from llm_pipeline.quantization.packed_tensors import packed_matrices
+        from llm_pipeline.quantization.export_structure import packed_matrices
 
         packed, stored = packed_matrices(directory, model)
         matrices |= packed
@@ -62,9 +93,7 @@ def require_model_tensors(directory: Path) -> None:
 def refuse_initialised(report: Mapping[str, Any], directory: Path) -> None:
     """Refuse a model that the loader completed with numbers of its own: the second line behind the headers.
 
-    Args:
-        report: What `from_pretrained(..., output_loading_info=True)` returns beside the model.
-        directory: What it loaded.
+    `report` is what `from_pretrained(..., output_loading_info=True)` returns beside the model.
 
     Raises:
         IntegrityError: Tensors were missing.
@@ -93,7 +122,7 @@ def _require(
 def _name_problems(model: Any, placement: Placement) -> Iterator[str]:
     left_out = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     computes = any(name.endswith("rotary_emb.inv_freq") for name, _ in model.named_buffers())
-    surplus = unknown_extras(placement.unexpected, model.config.model_type, left_out, computes_rotary=computes)
+    surplus = _unknown_extras(placement.unexpected, model.config.model_type, left_out, computes_rotary=computes)
     yield from _listed("missing", placement.missing)
     yield from _listed("not the model's", surplus)
     yield from _listed("stored twice under different names", placement.repeated)
@@ -133,3 +162,23 @@ def _listed(problem: str, names: list[str] | tuple[str, ...]) -> Iterator[str]:
         shown = ", ".join(name[:200] for name in names[:_LISTED])
         more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
         yield f"{len(names)} {'tensor is' if len(names) == 1 else 'tensors are'} {problem}: {shown}{more}"
+
+
+def _unknown_extras(
+    names: Iterable[str], model_type: str, left_out_by_class: Iterable[str], *, computes_rotary: bool
+) -> list[str]:
+    """The names that no rule explains, sorted.
+
+    Args:
+        names: Tensors that are not the model's.
+        model_type: The model's, as its configuration states it.
+        left_out_by_class: Regular expressions of Transformers' own list for the model's class
+            (`_keys_to_ignore_on_load_unexpected`: layers for multi-token prediction, for one).
+        computes_rotary: The model computes rotary frequencies itself.
+    """
+    if model_type in KNOWN_EXTRAS:
+        whole = [extra.pattern for extra in KNOWN_EXTRAS[model_type]]
+    else:
+        whole = [_ROTARY.pattern] if computes_rotary else []
+        whole += [rf".*(?:{pattern}).*" for pattern in left_out_by_class]
+    return sorted(name for name in names if not any(re.fullmatch(pattern, name) for pattern in whole))

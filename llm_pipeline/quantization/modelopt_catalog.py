@@ -47,7 +47,7 @@ def catalog() -> dict[str, ModeloptRecipe]:
 
 @entry_point
 def main() -> None:
-    """Write the table."""
+    """Write the table of the installed modelopt's recipe files."""
     rows = {name: recipe.model_dump(mode="json", exclude_defaults=True) for name, recipe in catalog().items()}
     TABLE.write_text(json.dumps({"modelopt": version("nvidia-modelopt"), "recipes": rows}, indent=1) + "\n")
 

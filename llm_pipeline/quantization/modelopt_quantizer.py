@@ -29,7 +29,6 @@ from llm_pipeline.catalog.exported_names import ALGORITHMS
 from llm_pipeline.catalog.output_head import with_head_kept
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.quantization import autoquantize
-from llm_pipeline.quantization.algorithms import memory_growth, only_rescales
 from llm_pipeline.quantization.calibration import CalibrationSet
 from llm_pipeline.quantization.calibration_passes import CalibrationPasses, forward
 from llm_pipeline.quantization.calibration_state import CalibrationState
@@ -49,7 +48,9 @@ from llm_pipeline.quantization.model_placement import Placement, devices, is_off
 from llm_pipeline.quantization.model_tensors import require_model_tensors
 from llm_pipeline.quantization.modelopt_configs import (
     kv_cache_config,
+    memory_growth,
     modelopt_config,
+    only_rescales,
     refuse_unsupported,
     search_formats,
 )

@@ -51,12 +51,12 @@ class Steps:
 
     @property
     def checkpoint(self) -> Path:
-        """The export."""
+        """Directory of the exported Hugging Face checkpoint."""
         return self.workdir / "checkpoint"
 
     @property
     def tensorrt_llm_checkpoint(self) -> Path:
-        """The other export, for recipes that ask for it."""
+        """Directory of the TensorRT-LLM checkpoint, for recipes that ask for one."""
         return self.workdir / "tensorrt_llm_checkpoint"
 
     @property

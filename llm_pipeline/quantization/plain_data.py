@@ -17,7 +17,7 @@ _TAGS = frozenset({_TUPLE, _SIZE, _DTYPE, _ITEMS})
 
 
 def to_json(value: Any) -> JsonValue:
-    """The value as JSON.
+    """Encode plain data as JSON, for `from_json`.
 
     Raises:
         TypeError: It holds something that is no plain data.

@@ -81,11 +81,6 @@ def load_model(source: Path, dtype: torch.dtype, device: str = "cpu") -> Any:
     No code of the checkpoint is run, and only safetensors are read. Each tensor goes straight to the device; beside
     the finished model, only a few layers are ever in memory.
 
-    Args:
-        source: The checkpoint's directory.
-        dtype: What the model computes in.
-        device: Where it computes.
-
     Raises:
         IntegrityError: Its tensors are not those of the model, or are damaged, or its files lead out of the directory.
         Unsupported: The checkpoint's format cannot be read.

@@ -7,14 +7,15 @@ checkpoint's documentation and from modelopt's exporter of the release that thos
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_pipeline.artifacts.checkpoint_files import read_json
-from llm_pipeline.artifacts.safetensors_header import read_header
-from llm_pipeline.base.errors import IntegrityError, Unsupported, unless_io
+from llm_pipeline.artifacts.safetensors_header import TensorEntry, read_header
+from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.config.quantization import CheckpointRanks, KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.quantization.tensorrt_llm_tensors import tensor_problems
 
@@ -107,11 +108,12 @@ def check_tensorrt_llm_checkpoint(directory: Path, recipe: QuantizationRecipe, d
         if found != expected:
             raise IntegrityError(f"{name} is {found}, it should be {expected}", where=str(path))
     _check_groups(config, quantization.get("group_size"), path)
-    size = _check_weights(directory, ranks, int(config["num_hidden_layers"]))
-    held = [read_header(directory / f"rank{rank}.safetensors") for rank in range(ranks.world_size)]
+    files = _rank_files(directory, ranks)
+    held = [read_header(path) for path in files]
+    _check_weights(files, held, ranks, int(config["num_hidden_layers"]))
     if problems := [*tensor_problems(config, held)]:
         raise IntegrityError("; ".join(problems), where=str(directory), hint="quantize again: nothing was published")
-    return size
+    return sum(path.stat().st_size for path in files)
 
 
 def _check_groups(config: dict[str, Any], group: int | None, path: Path) -> None:
@@ -121,12 +123,21 @@ def _check_groups(config: dict[str, Any], group: int | None, path: Path) -> None
             raise IntegrityError(f"{name} {width} is not a multiple of the group size {group}", where=str(path))
 
 
-def _check_weights(directory: Path, ranks: CheckpointRanks, layers: int) -> int:
-    """Every rank has its file, and in it its layers, counted from 0 in each group of the pipeline."""
+def _rank_files(directory: Path, ranks: CheckpointRanks) -> list[Path]:
+    """The file of each rank, and no other."""
     files = [directory / f"rank{rank}.safetensors" for rank in range(ranks.world_size)]
+    if missing := [path.name for path in files if not path.is_file()]:
+        raise IntegrityError(f"unreadable weights: there is no {', '.join(missing)}", where=str(directory))
     if surplus := sorted({path.name for path in directory.glob("rank*")} - {path.name for path in files}):
         raise IntegrityError(f"{', '.join(surplus)}: there are {ranks.world_size} ranks", where=str(directory))
-    shapes = [_read_shapes(path) for path in files]
+    return files
+
+
+def _check_weights(
+    files: Sequence[Path], held: Sequence[tuple[TensorEntry, ...]], ranks: CheckpointRanks, layers: int
+) -> None:
+    """Every rank has its layers, counted from 0 in each group of the pipeline."""
+    shapes = [{tensor.name: tensor.shape for tensor in tensors} for tensors in held]
     for rank, path in enumerate(files):
         group = rank // ranks.tensor
         _check_layers(set(shapes[rank]), layers // ranks.pipeline, path)
@@ -135,17 +146,6 @@ def _check_weights(directory: Path, ranks: CheckpointRanks, layers: int) -> int:
                 raise IntegrityError(f"{name} is missing, or not where it belongs", where=str(path))
         if shapes[rank] != shapes[group * ranks.tensor]:
             raise IntegrityError("the ranks of one group are not of one shape", where=str(path))
-    return sum(path.stat().st_size for path in files)
-
-
-def _read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as tensors:
-            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise unless_io(error, IntegrityError(f"unreadable weights: {error}", where=str(path))) from error
 
 
 def _check_layers(names: set[str], layers: int, path: Path) -> None:

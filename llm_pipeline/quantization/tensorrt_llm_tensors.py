@@ -29,12 +29,7 @@ _Kind = tuple[str, tuple[int, ...]]
 
 
 def tensor_problems(config: Mapping[str, Any], ranks: Sequence[tuple[TensorEntry, ...]]) -> Iterator[str]:
-    """What is wrong with the tensors of a checkpoint, each problem with the first tensors that it concerns.
-
-    Args:
-        config: The checkpoint's `config.json`.
-        ranks: The tensors of each rank.
-    """
+    """What is wrong with the tensors of a checkpoint, each problem with the first tensors that it concerns."""
     layers = {(rank, number): layer for rank, held in enumerate(ranks) for number, layer in _layers(held).items()}
     if not layers:
         yield "there are no layers"

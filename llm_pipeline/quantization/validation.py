@@ -34,7 +34,7 @@ from llm_pipeline.quantization.model_tensors import require_model_tensors
 
 @dataclass(frozen=True)
 class ExportFacts:
-    """A sound export.
+    """What was measured of an export that passed all checks.
 
     Attributes:
         bytes: Tensor bytes of the export.

@@ -19,10 +19,6 @@ BLOCKWISE: frozenset[WeightFormat] = frozenset({"int4_blockwise", "int4_awq", "w
 def refuse_partial_blocks(source: Path, recipe: QuantizationRecipe) -> None:
     """Refuse, before any work, layers whose width is not a multiple of the block that their weights would share.
 
-    Args:
-        source: The plain checkpoint; only its config is read.
-        recipe: What is asked for.
-
     Raises:
         Unsupported: There are such layers.
     """
@@ -36,11 +32,7 @@ def refuse_partial_blocks(source: Path, recipe: QuantizationRecipe) -> None:
 
 
 def refuse_partial_widths(layers: Mapping[str, int], recipe: QuantizationRecipe) -> None:
-    """Refuse layers by their widths alone; see `refuse_partial_blocks`.
-
-    Args:
-        layers: Input columns of each layer that may get a format with such blocks.
-        recipe: What is asked for.
+    """Refuse layers by their input columns alone; see `refuse_partial_blocks`.
 
     Raises:
         Unsupported: Some are no multiple of the block.

@@ -78,7 +78,7 @@ def _quantize(context: StageContext[QuantizeConfig]) -> StageOutput:
     if device == "cpu":
         torch.set_num_threads(1)
     from llm_pipeline.quantization.calibration import read_calibration
-    from llm_pipeline.quantization.calibration_key import calibration_key
+    from llm_pipeline.quantization.calibration_store import calibration_key
     from llm_pipeline.quantization.modelopt_quantizer import Quantizer
     from llm_pipeline.quantization.validation import validate_export
 

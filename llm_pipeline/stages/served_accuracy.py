@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING
 
 from llm_pipeline.accuracy.chat_template import ChatTemplate
 from llm_pipeline.accuracy.error_budget import GateLedger, policy_at, share_of_error, with_error
-from llm_pipeline.accuracy.evaluation import read_summary, summarise, write_evaluation
+from llm_pipeline.accuracy.evaluation import read_summary, refuse_other_harness, summarise, write_evaluation
 from llm_pipeline.accuracy.gate import compare_as_judged
-from llm_pipeline.accuracy.harness import refuse_other_harness
 from llm_pipeline.accuracy.item_runner import Asking
-from llm_pipeline.accuracy.look_planning import plan_looks
 from llm_pipeline.accuracy.looks import evaluation_order
-from llm_pipeline.accuracy.progress import Progress
+from llm_pipeline.accuracy.rehearsal import plan_looks
 from llm_pipeline.accuracy.saved_items import SavedItems
 from llm_pipeline.accuracy.score_scale import Scoring
 from llm_pipeline.accuracy.table import format_comparison
 from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.logging import Lines, get_logger
+from llm_pipeline.base.progress import Progress
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.model import ConfigModel
@@ -85,7 +84,7 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     baseline, scoring = read_items(context.inputs["baseline"]), Scoring.of(before)
     available = {task: len(clusters) for task, clusters in questions.clusters.items()}
     plan = plan_looks(available, policy, scoring.groups, bounded=scoring.is_bounded(available))
-    model.progress = Progress(len(questions.instances(order[: plan.items])))
+    model.progress = Progress("evaluating", len(questions.instances(order[: plan.items])), "requests")
     saved = SavedItems(context.workdir / "items", sha256_json([questions.identity, order]))
     built = time.monotonic()
     asking = Asking(questions, model, order, saved, model.progress)

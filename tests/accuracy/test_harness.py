@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from llm_pipeline.accuracy.harness import refuse_other_harness
+from llm_pipeline.accuracy.evaluation import refuse_other_harness
 from llm_pipeline.base.errors import IntegrityError
 
 BASELINE = {"lm-eval": "0.4.13", "tokenizer": "aaaa", "questions of gsm8k": "bbbb"}

@@ -7,9 +7,9 @@ import pytest
 from llm_pipeline.accuracy import item_runner as module
 from llm_pipeline.accuracy.item_runner import Asking
 from llm_pipeline.accuracy.looks import LookPlan
-from llm_pipeline.accuracy.progress import Progress
 from llm_pipeline.accuracy.saved_items import SavedItems
 from llm_pipeline.artifacts.items import ScoredItem
+from llm_pipeline.base.progress import Progress
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
 
@@ -44,7 +44,9 @@ class Questions:
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "PORTION_ITEMS", 100)
-    return lambda questions: Asking(questions, None, ORDER, SavedItems(tmp_path, "one"), Progress(len(ORDER)))
+    return lambda questions: Asking(
+        questions, None, ORDER, SavedItems(tmp_path, "one"), Progress("evaluating", len(ORDER), "requests")
+    )
 
 
 def test_a_lossless_candidate_is_not_asked_everything(start):
@@ -79,10 +81,24 @@ def test_a_killed_evaluation_goes_on_with_the_portion_that_was_lost(start):
 
 def test_progress_says_how_much_is_left_and_not_too_often(caplog):
     seconds = iter([0.0, 1.0, 9.0, 20.0, 21.0])
-    progress = Progress(1000, clock=lambda: next(seconds))
+    progress = Progress("evaluating", 1000, "requests", clock=lambda: next(seconds))
     progress.skip(100)
     with caplog.at_level(logging.INFO):
         for _ in range(4):
             progress.advance(100)
     assert [record.getMessage() for record in caplog.records] == ["evaluating: 400 of 1,000 requests"]
     assert caplog.records[0].llm_pipeline_fields == {"per_second": 15.0, "seconds_left_at_most": 40}
+
+
+def test_progress_is_logged_every_ten_seconds_and_at_the_end(caplog):
+    now = 0.0
+    caplog.set_level(logging.INFO)
+    progress = Progress("calibration", 10, "batches", clock=lambda: now)
+    for _ in range(10):
+        now += 4.0
+        progress.advance()
+    left = [record.llm_pipeline_fields["seconds_left_at_most"] for record in caplog.records]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"calibration: {done} of 10 batches" for done in (3, 6, 9, 10)
+    ]
+    assert left == [28, 16, 4, 0]

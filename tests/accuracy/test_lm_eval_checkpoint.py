@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
-from llm_pipeline.accuracy.lm_eval_checkpoint import evaluate_checkpoint
+from benchmarks.whole_evaluation import evaluate_checkpoint
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.release import Evaluation
 

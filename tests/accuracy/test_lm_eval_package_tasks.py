@@ -13,8 +13,8 @@ lm_eval = pytest.importorskip("lm_eval")
 
 from lm_eval.api.model import LM
 
+from llm_pipeline.accuracy.evaluation import TaskGroup
 from llm_pipeline.accuracy.questions import Questions
-from llm_pipeline.accuracy.task_groups import TaskGroup
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.release import Evaluation, TaskOptions
 

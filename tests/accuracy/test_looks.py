@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_pipeline.accuracy.look_planning import plan_looks
 from llm_pipeline.accuracy.looks import LookPlan, evaluation_order
+from llm_pipeline.accuracy.rehearsal import plan_looks
 from llm_pipeline.config.policy import AccuracyPolicy
 
 POLICY = AccuracyPolicy(minimum_items=500, looks=5, method="group_sequential")

@@ -13,11 +13,10 @@ from lm_eval.models.huggingface import HFLM
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from benchmarks.whole_evaluation import evaluate_checkpoint
 from llm_pipeline.accuracy.chat_template import ChatTemplate
 from llm_pipeline.accuracy.checkpoint_lane import evaluate_baseline, evaluate_candidate
-from llm_pipeline.accuracy.evaluation import read_summary
-from llm_pipeline.accuracy.harness import refuse_other_harness
-from llm_pipeline.accuracy.lm_eval_checkpoint import evaluate_checkpoint
+from llm_pipeline.accuracy.evaluation import read_summary, refuse_other_harness
 from llm_pipeline.accuracy.lm_eval_served import served_questions
 from llm_pipeline.accuracy.lm_eval_tasks import task_manager
 from llm_pipeline.accuracy.questions import Questions

@@ -8,9 +8,8 @@ pytest.importorskip("lm_eval")
 
 from lm_eval.api.model import LM
 
-from llm_pipeline.accuracy.evaluation import read_summary, summarise, write_evaluation
+from llm_pipeline.accuracy.evaluation import TaskGroup, read_summary, summarise, write_evaluation
 from llm_pipeline.accuracy.questions import NotFinite, Questions
-from llm_pipeline.accuracy.task_groups import TaskGroup
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.config.release import Evaluation

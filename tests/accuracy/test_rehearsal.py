@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from llm_pipeline.accuracy import rehearsal
+from llm_pipeline.accuracy.evaluation import TaskGroup
 from llm_pipeline.accuracy.gate import judge_pairs
-from llm_pipeline.accuracy.look_planning import plan_looks
 from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.paired import TaskPairs
-from llm_pipeline.accuracy.rehearsal import Part, parts_of, rehearse
+from llm_pipeline.accuracy.rehearsal import Part, parts_of, plan_looks, rehearse
 from llm_pipeline.accuracy.sequential import decision_rule
-from llm_pipeline.accuracy.task_groups import TaskGroup
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
 

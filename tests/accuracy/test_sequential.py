@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm_pipeline.accuracy.gate import compare_as_judged, judge_pairs
-from llm_pipeline.accuracy.look_planning import plan_looks
 from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.paired import pair_items
+from llm_pipeline.accuracy.rehearsal import plan_looks
 from llm_pipeline.accuracy.sequential import decision_rule, judge_look
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.verdict import Judgement, Verdict

@@ -16,9 +16,9 @@ from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.config.quantization import Calibration, QuantizationRecipe
 from llm_pipeline.quantization import modelopt_quantizer
 from llm_pipeline.quantization.calibration import read_calibration
-from llm_pipeline.quantization.calibration_key import calibration_key
 from llm_pipeline.quantization.calibration_passes import CalibrationPasses
 from llm_pipeline.quantization.calibration_state import CalibrationState
+from llm_pipeline.quantization.calibration_store import calibration_key
 from llm_pipeline.quantization.model_placement import Placement, is_offloaded
 from llm_pipeline.quantization.modelopt_configs import modelopt_config
 from llm_pipeline.quantization.modelopt_quantizer import Quantizer

@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.config.quantization import Calibration, QuantizationRecipe
-from llm_pipeline.quantization.calibration_passes import Progress
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import check_tensorrt_llm_checkpoint
 from llm_pipeline.release.contract import StageRequest
 from llm_pipeline.release.execute import execute
@@ -114,16 +113,3 @@ def test_rungs_of_a_search_share_one_calibration(quantize):
     assert low.artifacts["calibration"] == high.artifacts["calibration"]
     assert low.metrics["effective_bits"] <= 6.0 < high.metrics["effective_bits"] <= 8.0
     assert low.metrics["layers_int4_blockwise"] > high.metrics["layers_int4_blockwise"]
-
-
-def test_progress_is_told_every_ten_seconds_with_the_time_that_is_left(caplog):
-    now = 0.0
-    caplog.set_level("INFO")
-    progress = Progress("calibration", 10, clock=lambda: now)
-    for _ in range(10):
-        now += 4.0
-        progress.step()
-    told = [
-        (record.llm_pipeline_fields["batches"], record.llm_pipeline_fields["seconds_left"]) for record in caplog.records
-    ]
-    assert told == [("3/10", 28.0), ("6/10", 16.0), ("9/10", 4.0), ("10/10", 0.0)]

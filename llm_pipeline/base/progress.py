@@ -1,0 +1,47 @@
+"""How far long work is, in the log: a line now and then, with the time that is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from llm_pipeline.base.logging import get_logger
+
+log = get_logger(__name__)
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class Progress:
+    """Counts steps and logs them at most every ten seconds, and once all are done.
+
+    Args:
+        what: What is done, as the log says it.
+        total: How many steps it has.
+        unit: What a step is, in the plural.
+        clock: Seconds, rising.
+    """
+
+    def __init__(self, what: str, total: int, unit: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._what, self._total, self._unit, self._clock = what, total, unit, clock
+        self._done = self._counted = 0
+        self._started = self._reported = clock()
+
+    def skip(self, steps: int) -> None:
+        """Count steps that an earlier attempt made: they say nothing of the speed."""
+        self._done += steps
+
+    def advance(self, steps: int = 1) -> None:
+        """Count steps that were finished just now."""
+        self._done, self._counted = self._done + steps, self._counted + steps
+        now = self._clock()
+        if now - self._reported < _SECONDS_BETWEEN_LINES and self._done != self._total:
+            return
+        self._reported = now
+        per_second = self._counted / max(now - self._started, 1e-3)
+        left = max(0, self._total - self._done)
+        log.info(
+            f"{self._what}: {self._done:,} of {self._total:,} {self._unit}",
+            per_second=float(f"{per_second:.3g}"),
+            seconds_left_at_most=round(left / per_second),
+        )
