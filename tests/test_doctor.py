@@ -26,6 +26,10 @@ from llm_pipeline.store.places import hand_over, settle_place
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from openai_server import OpenAiDouble
+
 TRITON = Path(__file__).parents[1] / ".envs" / "triton"
 MODEL = "org/model"
 
@@ -232,3 +236,16 @@ def test_modules_that_tasks_need_are_looked_for_where_models_are_evaluated(deplo
     assert checks["task good"].state == "ok"
     assert (checks["task bad"].state, checks["task bad"].detail.split()[-1]) == ("failed", "no_such_module_x")
     assert "install" in checks["task bad"].fix
+
+
+def test_somebody_elses_server_must_answer_and_have_its_model(deployment_file: Path, capsys):
+    places = yaml.safe_load(deployment_file.read_text())["places"]
+    with OpenAiDouble() as server:
+        for model, state, says in (
+            ("llm", "ok", "the model llm, with requests of 512"),
+            ("other", "failed", "has the models llm"),
+        ):
+            places["cpu"]["staging"] = {"kind": "openai", "endpoint": {"url": server.url, "openai_model": model}}
+            _, checks = doctor(broken(deployment_file, places=places), capsys)
+            check = checks["staging of cpu"]
+            assert (check["state"], says in check["detail"]) == (state, True), check

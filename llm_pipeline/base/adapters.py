@@ -72,19 +72,20 @@ _OURS: Mapping[Group, Mapping[str, str]] = {
         "cloudwatch": "llm_pipeline.adapters.aws.cloudwatch:ADAPTER",
     },
     "server_controls": {
-        "local": "llm_pipeline.adapters.local.server:ADAPTER",
-        "existing": "llm_pipeline.adapters.existing_triton.server:ADAPTER",
+        "local": "llm_pipeline.serving.control.local:ADAPTER",
+        "existing": "llm_pipeline.serving.control.existing:ADAPTER",
+        "openai": "llm_pipeline.serving.control.openai:ADAPTER",
         "docker": "llm_pipeline.adapters.docker.server:ADAPTER",
         "kubernetes": "llm_pipeline.adapters.kubernetes.server:ADAPTER",
     },
     "runners": {
-        "process": "llm_pipeline.adapters.local.runner:ADAPTER",
+        "process": "llm_pipeline.runners.process:ADAPTER",
         "docker": "llm_pipeline.adapters.docker.runner:ADAPTER",
         "kubernetes": "llm_pipeline.adapters.kubernetes.runner:ADAPTER",
     },
     "stores": {
-        "file": "llm_pipeline.adapters.local.store:ADAPTER",
-        "s3": "llm_pipeline.adapters.s3.store:ADAPTER",
+        "file": "llm_pipeline.store.local:ADAPTER",
+        "s3": "llm_pipeline.store.s3:ADAPTER",
     },
     "notifications": {
         "webhook": "llm_pipeline.adapters.webhook.channel:ADAPTER",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.model import ConfigModel, HostPath, PlainUrl, VariableName, Word
 
 
 class Endpoint(ConfigModel):
-    """A Triton server's addresses.
+    """A server's addresses: a Triton's, or with `openai_model` those of a server with OpenAI's API.
 
     Attributes:
         url: Base URL of its HTTP endpoint, e.g. `http://127.0.0.1:8000`.
@@ -21,6 +21,10 @@ class Endpoint(ConfigModel):
         dcgm_url: URL of the metrics of DCGM's exporter on its host; None without one.
         header_variables: HTTP headers (gRPC metadata) that every request carries, each with the environment variable
             that holds its value: restricted APIs and gateways ask for some. The values are written nowhere.
+        api_key_variable: Environment variable with an API key, sent as `Authorization: Bearer ...`; None for none. The
+            key is written nowhere.
+        openai_model: Name of the model at a server with OpenAI's API (`vllm serve --served-model-name`), whose
+            completions are asked for at `/v1/completions`; None for a Triton.
         ca_file: Certificates that its TLS certificate is checked against; None for the system's.
     """
 
@@ -29,7 +33,15 @@ class Endpoint(ConfigModel):
     metrics_url: PlainUrl | None = None
     dcgm_url: PlainUrl | None = None
     header_variables: Annotated[dict[Word, VariableName], Field(max_length=64)] = Field(default={})
+    api_key_variable: VariableName | None = None
+    openai_model: Word | None = None
     ca_file: HostPath | None = None
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables that hold headers' values, by header."""
+        key = {} if self.api_key_variable is None else {"Authorization": self.api_key_variable}
+        return {**self.header_variables, **key}
 
     def headers(self) -> dict[str, str]:
         """The headers with their values.
@@ -37,10 +49,19 @@ class Endpoint(ConfigModel):
         Raises:
             ConfigError: A variable is not set.
         """
-        if missing := sorted(name for name in self.header_variables.values() if not os.environ.get(name)):
+        if missing := sorted(name for name in self.variables.values() if not os.environ.get(name)):
             raise ConfigError(
                 f"{', '.join(missing)} must hold a header's value, and is empty",
                 where=self.url,
                 hint="set it in the environment of the workers",
             )
-        return {header: os.environ[name] for header, name in self.header_variables.items()}
+        values = {header: os.environ[name] for header, name in self.variables.items()}
+        if self.api_key_variable is not None:
+            values["Authorization"] = f"Bearer {values['Authorization']}"
+        return values
+
+    @model_validator(mode="after")
+    def _one_authorization(self) -> Endpoint:
+        if self.api_key_variable and any(header.lower() == "authorization" for header in self.header_variables):
+            raise ValueError("api_key_variable and the header Authorization exclude each other")
+        return self

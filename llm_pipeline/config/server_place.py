@@ -105,11 +105,33 @@ class ExistingServer(ServerModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> ExistingServer:
+        if self.endpoint.openai_model is not None:
+            raise ValueError("a server with OpenAI's API is of kind: openai")
         if self.control == "grpc" and self.endpoint.grpc is None:
             raise ValueError("control: grpc needs endpoint.grpc")
         if self.link and self.repository.startswith("s3://"):
             raise ValueError("there are no links in S3")
         return self
+
+
+class OpenAiServer(ServerModel):
+    """A server with OpenAI's API (`vllm serve`) that somebody else starts with the candidate and stops.
+
+    Nothing is loaded into it: it must serve the release's checkpoint under the name `openai_model` of the endpoint.
+
+    Attributes:
+        endpoint: Where it answers, its model, and the variable with its API key.
+    """
+
+    kind: Literal["openai"]
+    endpoint: Endpoint
+
+    @field_validator("endpoint")
+    @classmethod
+    def _has_a_model(cls, endpoint: Endpoint) -> Endpoint:
+        if endpoint.openai_model is None:
+            raise ValueError("openai_model must name the server's model")
+        return endpoint
 
 
 def _local_by_default(value: Any) -> Any:
@@ -119,7 +141,9 @@ def _local_by_default(value: Any) -> Any:
 
 
 ServerPlace = Annotated[
-    Annotated[LocalServer | DockerServer | KubernetesServer | ExistingServer, Field(discriminator="kind")],
+    Annotated[
+        LocalServer | DockerServer | KubernetesServer | ExistingServer | OpenAiServer, Field(discriminator="kind")
+    ],
     BeforeValidator(_local_by_default),
     SerializeAsAny(),
     or_installed("server_controls"),

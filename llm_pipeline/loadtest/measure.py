@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from llm_pipeline.artifacts.repository_layout import MODEL_NAME
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.endpoint import Endpoint
@@ -32,6 +31,7 @@ from llm_pipeline.loadtest.outcome import ServerUse
 from llm_pipeline.loadtest.records import Records
 from llm_pipeline.loadtest.server_metrics import ServerSampler
 from llm_pipeline.loadtest.traffic import Traffic
+from llm_pipeline.serving.endpoint_access import request_headers
 
 _REQUEST_SECONDS = 100e-6
 _CHUNK_SECONDS = 20e-6
@@ -68,7 +68,6 @@ class LoadClient:
         processes: Client processes that share each window; `auto` takes what its rate needs, as far as there are cores.
         timeout_seconds: A request without a whole answer by then has failed.
         server_pids: Processes of the server on this machine, whose memory is watched with that of their children.
-        model_path: Path of the model; add `/versions/1` to pin one.
     """
 
     def __init__(
@@ -78,12 +77,11 @@ class LoadClient:
         processes: int | Literal["auto"] = "auto",
         timeout_seconds: float = 60.0,
         server_pids: Sequence[int] = (),
-        model_path: str = f"/v2/models/{MODEL_NAME}",
     ) -> None:
         self._endpoint = endpoint
         self._count: int | None = None if processes == "auto" else processes
         self._server_pids = tuple(server_pids)
-        self._children = Children(_target(endpoint, model_path, timeout_seconds))
+        self._children = Children(_target(endpoint, timeout_seconds))
 
     def __enter__(self) -> Self:
         self._children.start(self._count or 1)
@@ -163,15 +161,16 @@ def rate_share(records: Records) -> float:
     return 1.0 if sent <= 0 else min(1.0, offered / sent)
 
 
-def _target(endpoint: Endpoint, model_path: str, timeout_seconds: float) -> Target:
+def _target(endpoint: Endpoint, timeout_seconds: float) -> Target:
     url = urlsplit(endpoint.url)
     tls = url.scheme == "https"
     return Target(
         host=url.hostname or "",
         port=url.port or (443 if tls else 80),
-        path=url.path.rstrip("/") + model_path,
+        path=url.path.rstrip("/"),
+        openai_model=endpoint.openai_model,
         tls=tls,
         ca_file=endpoint.ca_file,
-        headers=endpoint.headers(),
+        headers=request_headers(endpoint),
         timeout_seconds=timeout_seconds,
     )

@@ -25,11 +25,13 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.loadtest.outcome import ServerUse
 from llm_pipeline.loadtest.prometheus import Increases, Series, parse_metrics
+from llm_pipeline.serving.protocols import OpenAiProtocol, TritonProtocol
 
 _INTERVAL_SECONDS = 1.0
 _READ_SECONDS = 2.0
 _FEWEST_FOR_A_SLOPE = 3
 _MEBIBYTE = 1 << 20
+_PROTOCOLS = (TritonProtocol, OpenAiProtocol)
 _log = get_logger(__name__)
 
 
@@ -52,11 +54,12 @@ class Samples:
     resident: list[tuple[float, float]] = field(default_factory=list)
 
     def add_page(self, page: dict[Series, float]) -> None:
-        """Take one reading of Triton's metrics."""
+        """Take one reading of the metrics of our models, of TensorRT-LLM's own in Triton, or of vLLM."""
         self.readings += 1
         self.counters.add(page)
-        active = _values(page, "llm_active_requests")
-        kv_cache = _values(page, "llm_kv_cache_usage")
+        ours = [_values_of(page, protocol.metrics.active) for protocol in _PROTOCOLS]
+        active = next(filter(None, ours), [])
+        kv_cache = _values_of(page, [name for protocol in _PROTOCOLS for name in protocol.metrics.kv_cache])
         _extend(self.active, sum, active or _values(page, "nv_trt_llm_request_metrics", ("request_type", "active")))
         _extend(
             self.kv_cache,
@@ -84,13 +87,17 @@ class Samples:
             gpu_memory_bytes=_whole(max(self.gpu_memory or self.dcgm_memory, default=None)),
             resident_bytes=_whole(max(resident, default=None)),
             resident_bytes_per_second=_slope(self.resident),
-            input_tokens=_whole(counters.total("llm_input_tokens_total")),
-            output_tokens=_whole(counters.total("llm_tokens_total")),
+            input_tokens=_first_total(counters, "llm_input_tokens_total", "vllm:prompt_tokens_total"),
+            output_tokens=_first_total(counters, *(protocol.metrics.output_tokens for protocol in _PROTOCOLS)),
             samples=self.readings,
         )
 
     def _queue_milliseconds(self) -> float | None:
         """Time in the queues of all models, an ensemble's steps among them, by the requests that the model served."""
+        seconds = self.counters.total("vllm:request_queue_time_seconds_sum")
+        started = self.counters.total("vllm:request_queue_time_seconds_count")
+        if seconds is not None and started:
+            return 1e3 * seconds / started
         waited = self.counters.total("nv_inference_queue_duration_us")
         served = self.counters.total("nv_inference_request_success", lambda of: of.get("model") == MODEL_NAME)
         return None if waited is None or not served else waited / served / 1e3
@@ -192,6 +199,16 @@ def _values(page: dict[Series, float], name: str, label: tuple[str, str] | None 
         for (metric, labels), value in page.items()
         if metric == name and not math.isnan(value) and (label is None or label in labels)
     ]
+
+
+def _values_of(page: dict[Series, float], names: Iterable[str]) -> list[float]:
+    return [value for name in names for value in _values(page, name)]
+
+
+def _first_total(counters: Increases, *names: str) -> int | None:
+    """What the first of these counters that is there grew by."""
+    found = (counters.total(name) for name in names)
+    return _whole(next((total for total in found if total is not None), None))
 
 
 def _extend(values: list[float], combine: Callable[[list[float]], float], found: list[float]) -> None:

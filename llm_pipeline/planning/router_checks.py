@@ -1,4 +1,4 @@
-"""Whether the routers of a release's targets can do what its policy asks of a canary, before anything is spent."""
+"""Whether the servers and routers of a release's targets can do what its policy asks, before anything is spent."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from collections.abc import Iterator
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.loading import LoadedRelease
-from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.config.policy import CanaryPolicy, LoadTestPolicy
+from llm_pipeline.config.server_place import OpenAiServer
 
 
 def check_routers(loaded: LoadedRelease) -> None:
-    """Refuse policies that a router cannot follow, and routers whose traffic cannot be judged.
+    """Refuse policies that a router or a staging server cannot follow, and routers whose traffic cannot be judged.
 
     Raises:
         ConfigError: Naming every such target.
     """
-    places, policy = loaded.deployment.places, loaded.release.policy.canary
+    places, policy = loaded.deployment.places, loaded.release.policy
     problems = [
         f"target {target.name}: {problem}"
         for target in loaded.release.targets
         if (place := loaded.config.place_of(target.name)) in places
-        for problem in problems_of(places[place], policy)
+        for problem in (*server_problems(places[place], policy.load_test), *problems_of(places[place], policy.canary))
     ]
     if problems:
         raise ConfigError(
             "\n".join(problems),
             where=f"{loaded.path}: deployment {loaded.deployment.name}",
-            hint="change canary of the policy, or router and metrics of the target's place",
+            hint="change the policy, or staging, router and metrics of the target's place",
         )
 
 
@@ -38,6 +39,12 @@ def router_warnings(loaded: LoadedRelease) -> Iterator[str]:
         if place is not None and place.router.left_to_its_operator:
             left = place.router.left_to_its_operator
             yield f"{target.name}: the operator of its {place.router.kind} router has to refuse users {left}"
+
+
+def server_problems(place: TargetPlace, policy: LoadTestPolicy) -> Iterator[str]:
+    """Why a place's staging server cannot be measured as a policy asks."""
+    if isinstance(place.staging, OpenAiServer) and policy.second_opinion is not None:
+        yield f"second_opinion is of Triton's endpoints only, and staging is kind: {place.staging.kind}"
 
 
 def problems_of(place: TargetPlace, policy: CanaryPolicy) -> Iterator[str]:

@@ -4,7 +4,7 @@ Nothing else of ours is handed on. What a stage needs follows from its declarati
 
 | the request or the stage | variables |
 |---|---|
-| a configuration that names variables (`token_variable`, `header_variables`, `variables`) | those |
+| a configuration that names variables (`token_variable`, `api_key_variable`, ...) | those |
 | a store, model or repository in S3, a load balancer or metrics of AWS | `AWS_*` |
 | a place on a cluster, or a router that is one of its objects | `KUBECONFIG`, `KUBERNETES_*` |
 | a server in a container of this host | `DOCKER_*` |
@@ -25,7 +25,7 @@ from llm_pipeline.release.contract import StageRequest
 from llm_pipeline.release.registry import load_stage
 from llm_pipeline.runners.runner import STAGE_VARIABLES
 
-_NAMED_BY = frozenset({"token_variable", "password_variable"})
+_NAMED_BY = frozenset({"token_variable", "password_variable", "api_key_variable"})
 _AWS_KINDS = frozenset({"aws_alb", "cloudwatch"})
 _CLUSTER_KINDS = frozenset({"kubernetes", "gateway_api", "istio"})
 _AWS_SECRETS = frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"})

@@ -10,7 +10,6 @@ broken stream without a word, and puts no end marker on a whole one, so every an
 
 from __future__ import annotations
 
-import json
 import ssl
 import time
 from collections.abc import Mapping
@@ -23,9 +22,19 @@ import aiohttp
 
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.endpoint_access import request_headers, tls_context
+from llm_pipeline.serving.protocols import (
+    AnswerReader,
+    ErrorInAnswer,
+    NotAnAnswer,
+    ServingProtocol,
+    TritonProtocol,
+    header_secrets,
+    protocol_of,
+    refusal_text,
+    without,
+)
 
-MODEL_PATH = "/v2/models/llm"
-_SHOWN_CHARACTERS = 300
+_TRITON = TritonProtocol()
 LONGEST_ANSWER_BYTES = 16 * 1024 * 1024
 """Far above any generation; a server that sends more is not answering the request."""
 
@@ -50,16 +59,16 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     allow_empty: bool = False
 
-    def body(self, *, stream: bool) -> dict[str, Any]:
-        """The JSON body of `generate` and `generate_stream`."""
-        body: dict[str, Any] = {
-            "text_input": self.prompt,
-            "max_tokens": self.maximum_tokens,
-            "temperature": self.temperature,
-            "ignore_eos": self.ignore_eos,
-            "stream": stream,
-        }
-        return {**body, "stop": list(self.stop)} if self.stop else body
+    def body(self, protocol: ServingProtocol, *, stream: bool) -> dict[str, Any]:
+        """The JSON body."""
+        return protocol.body(
+            self.prompt,
+            self.maximum_tokens,
+            stream=stream,
+            ignore_eos=self.ignore_eos,
+            temperature=self.temperature,
+            stop=self.stop,
+        )
 
 
 @dataclass(frozen=True)
@@ -100,6 +109,7 @@ class Generation:
 class _Reading:
     """An answer while it arrives."""
 
+    reader: AnswerReader
     sent_at: float = field(default_factory=time.perf_counter)
     texts: list[str] = field(default_factory=list)
     chunk_seconds: list[float] = field(default_factory=list)
@@ -117,20 +127,17 @@ class _Reading:
         """Take one JSON chunk."""
         now = self.elapsed()
         try:
-            chunk = json.loads(raw)
-            if "error" in chunk:
-                self.error = self.error or str(chunk["error"])
-                return
-            text = str(chunk["text_output"])
-            self.output_tokens += int(chunk["output_tokens"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            self.error = self.error or f"not an answer from the model: {raw[:_SHOWN_CHARACTERS]!r}"
+            piece = self.reader.read(raw)
+        except (ErrorInAnswer, NotAnAnswer) as fault:
+            self.error = self.error or str(fault)
             return
+        if piece is None:
+            return
+        self.output_tokens += piece.tokens
+        self.finish_reason, self.served_version = piece.finish_reason, piece.served_version
         self.chunk_seconds.append(now)
-        self.texts.append(text)
-        self.finish_reason = str(chunk.get("finish_reason", ""))
-        self.served_version = int(chunk.get("served_version", 0))
-        if text and self.first_token_seconds is None:
+        self.texts.append(piece.text)
+        if piece.text and self.first_token_seconds is None:
             self.first_token_seconds = now
 
     def finish(self, request: GenerationRequest) -> Generation:
@@ -141,7 +148,7 @@ class _Reading:
             output_tokens=self.output_tokens,
             finish_reason=self.finish_reason,
             status=self.status,
-            error=self.error or _fault(request, text, self.output_tokens, self.finish_reason),
+            error=self.error or self.reader.lacks() or _fault(request, text, self.output_tokens, self.finish_reason),
             sent_at=self.sent_at,
             first_token_seconds=self.first_token_seconds,
             total_seconds=self.elapsed(),
@@ -151,11 +158,11 @@ class _Reading:
 
 
 class GenerationClient:
-    """Connections to one endpoint: a Triton server, or a router in front of several.
+    """Connections to one endpoint: a server, or a router in front of several.
 
     Args:
         base_url: For example `http://127.0.0.1:8000`.
-        model_path: Path of the model; add `/versions/1` to pin one.
+        protocol: How the model is asked.
         timeout_seconds: Longest time for one whole answer.
         headers: Sent with every request.
         tls: Context of TLS connections; None for the system's certificates.
@@ -165,26 +172,29 @@ class GenerationClient:
         self,
         base_url: str,
         *,
-        model_path: str = MODEL_PATH,
+        protocol: ServingProtocol = _TRITON,
         timeout_seconds: float = 60.0,
         headers: Mapping[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._url = base_url.rstrip("/") + model_path
+        self.protocol = protocol
+        self._url = base_url.rstrip("/")
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         self._headers = {"Accept-Encoding": "identity", **(headers or {})}
+        self._secrets = header_secrets(headers or {})
         self._tls = tls or True
         self._session: aiohttp.ClientSession | None = None
 
     @classmethod
-    def of(cls, endpoint: Endpoint, *, model_path: str = MODEL_PATH, timeout_seconds: float = 60.0) -> Self:
+    def of(cls, endpoint: Endpoint, *, protocol: ServingProtocol | None = None, timeout_seconds: float = 60.0) -> Self:
         """A client of an endpoint, with its headers and its certificates.
 
         Raises:
             ConfigError: A header's variable is not set, or the certificates cannot be read.
         """
         headers, tls = request_headers(endpoint), tls_context(endpoint)
-        return cls(endpoint.url, model_path=model_path, timeout_seconds=timeout_seconds, headers=headers, tls=tls)
+        protocol = protocol or protocol_of(endpoint)
+        return cls(endpoint.url, protocol=protocol, timeout_seconds=timeout_seconds, headers=headers, tls=tls)
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
@@ -209,11 +219,11 @@ class GenerationClient:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """One answer in one piece."""
-        return await self._ask("generate", request, stream=False)
+        return await self._ask(request, stream=False)
 
     async def stream(self, request: GenerationRequest) -> Generation:
         """One answer read token by token as it is made."""
-        return await self._ask("generate_stream", request, stream=True)
+        return await self._ask(request, stream=True)
 
     async def open_stream(self, request: GenerationRequest) -> aiohttp.ClientResponse:
         """A raw stream, for a caller that means to drop it half-way.
@@ -221,12 +231,17 @@ class GenerationClient:
         Raises:
             aiohttp.ClientError: Nobody answers.
         """
-        return await self.session.post(f"{self._url}/generate_stream", json=request.body(stream=True))
+        return await self._post(request, stream=True)
 
-    async def _ask(self, verb: str, request: GenerationRequest, *, stream: bool) -> Generation:
-        reading = _Reading()
+    async def _post(self, request: GenerationRequest, *, stream: bool) -> aiohttp.ClientResponse:
+        path = self.protocol.stream_path if stream else self.protocol.whole_path
+        body = request.body(self.protocol, stream=stream)
+        return await self.session.post(self._url + path, json=body, allow_redirects=False)  # headers may hold keys
+
+    async def _ask(self, request: GenerationRequest, *, stream: bool) -> Generation:
+        reading = _Reading(self.protocol.reader(stream=stream))
         try:
-            async with self.session.post(f"{self._url}/{verb}", json=request.body(stream=stream)) as answer:
+            async with await self._post(request, stream=stream) as answer:
                 reading.status = answer.status
                 if answer.status != HTTPStatus.OK:
                     reading.error = _refusal(answer.status, await read_body(answer))
@@ -238,6 +253,7 @@ class GenerationClient:
             reading.error = reading.error or f"no complete answer within {self._timeout.total:g} s"
         except (aiohttp.ClientError, OSError, ValueError) as error:
             reading.error = reading.error or f"{type(error).__name__}: {error}"
+        reading.error = without(reading.error, self._secrets)
         return reading.finish(request)
 
 
@@ -271,12 +287,7 @@ def _require_bounded(answer: aiohttp.ClientResponse, taken: int) -> None:
 
 
 def _refusal(status: int, body: bytes) -> str:
-    text = body[:_SHOWN_CHARACTERS].decode(errors="replace")
-    try:
-        text = str(json.loads(body.removeprefix(b"data:"))["error"])  # generate_stream refuses with an event
-    except (ValueError, KeyError, TypeError, RecursionError):
-        text = text or "no reason given"
-    return f"HTTP {status}: {text}"
+    return f"HTTP {status}: {refusal_text(body)}"  # generate_stream refuses with an event
 
 
 def _fault(request: GenerationRequest, text: str, tokens: int, finish_reason: str) -> str:

@@ -7,7 +7,6 @@ that they refuse into their exception.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,7 @@ from typing import Any
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.endpoint import Endpoint
-
-ACTIVE_REQUESTS = "llm_active_requests"
-"""The served model's gauge of requests that wait or run."""
+from llm_pipeline.serving.protocols import protocol_of, whole_sum
 
 
 def request_headers(endpoint: Endpoint) -> dict[str, str]:
@@ -30,7 +27,7 @@ def request_headers(endpoint: Endpoint) -> dict[str, str]:
     for header, value in headers.items():
         if not (value.isascii() and value.isprintable() and value == value.strip()):
             raise ConfigError(
-                f"{endpoint.header_variables[header]} holds line ends, blanks or characters that no header may have",
+                f"{endpoint.variables[header]} holds line ends, blanks or characters that no header may have",
                 where=endpoint.url,
                 hint="set it in the environment of the workers to the bare value",
             )
@@ -68,7 +65,7 @@ def grpc_security(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def active_requests(endpoint: Endpoint, *, seconds: float = 5.0) -> int | None:
-    """Requests in the model's batcher, from its own metric; None if the metrics cannot be read or lack it.
+    """Requests that wait or run, from the server's own metrics; None if they cannot be read or do not tell.
 
     Args:
         endpoint: The server's addresses, headers and certificates.
@@ -79,15 +76,10 @@ def active_requests(endpoint: Endpoint, *, seconds: float = 5.0) -> int | None:
     try:
         headers, tls = request_headers(endpoint), tls_context(endpoint)
         answer = call(endpoint.metrics_url, seconds=seconds, headers=headers, tls=tls)
-        values = metric_values(answer.text.splitlines(), ACTIVE_REQUESTS) if answer.status == HTTPStatus.OK else []
-    except (OSError, ValueError, IndexError):
+        lines = answer.text.splitlines() if answer.status == HTTPStatus.OK else []
+        return whole_sum(lines, *protocol_of(endpoint).metrics.active)
+    except (OSError, ValueError):
         return None
-    return int(sum(values)) if values else None
-
-
-def metric_values(lines: Iterable[str], name: str) -> list[float]:
-    """The values of all series of a metric, from the lines of a Prometheus page."""
-    return [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name)]
 
 
 def _unreadable(endpoint: Endpoint, error: OSError) -> ConfigError:

@@ -1,11 +1,14 @@
 """Which repository an endpoint serves: the model's configuration says its digest, or else the server's name does.
 
 A server that is started for one repository has a name (`GET /v2`) with the repository's digest. One that runs already
-has a name of its own; a version that is loaded into it has the digest among the parameters of its configuration.
+has a name of its own; a version that is loaded into it has the digest among the parameters of its configuration. A
+server with OpenAI's API tells no digest: it must have the model that the endpoint names, and whether that is the
+release's model, the golden outputs show.
 """
 
 from __future__ import annotations
 
+import asyncio
 from http import HTTPStatus
 from typing import Any
 
@@ -13,8 +16,9 @@ import aiohttp
 
 from llm_pipeline.base.errors import IntegrityError, Transient
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.serving.client import MODEL_PATH
 from llm_pipeline.serving.endpoint_access import request_headers, tls_context
+from llm_pipeline.serving.openai_models import require_model
+from llm_pipeline.serving.protocols import MODEL_PATH
 
 DIGEST_PARAMETER = "llm_pipeline_repository"
 """Parameter of a model that was loaded as one version of many; the served model does not read it."""
@@ -36,6 +40,9 @@ async def require_served(endpoint: Endpoint, digest: str) -> None:
         Transient: Nobody answers there.
         ConfigError: A header's variable is not set, or the certificates cannot be read.
     """
+    if endpoint.openai_model is not None:
+        await asyncio.to_thread(require_model, endpoint)
+        return
     url = f"{endpoint.url.rstrip('/')}/v2"
     headers, tls = request_headers(endpoint), tls_context(endpoint)
     try:

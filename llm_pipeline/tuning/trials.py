@@ -11,10 +11,11 @@ import os
 import time
 from pathlib import Path
 
-from llm_pipeline.base.errors import RemoteStageError, StageCrashed, Transient
+from llm_pipeline.base.errors import RemoteStageError, StageCrashed, Transient, Unsupported
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.policy import LoadTestPolicy, RateSearch
+from llm_pipeline.config.server_place import OpenAiServer
 from llm_pipeline.config.target import Target
 from llm_pipeline.flow import Flow, placement
 from llm_pipeline.loadtest.measure import LoadClient
@@ -51,9 +52,17 @@ class TrialBench:
         flow: The release.
         target: The target's name.
         runner: Runs stages.
+
+    Raises:
+        Unsupported: The target is staged on a server that somebody else starts.
     """
 
     def __init__(self, flow: Flow, target: str, runner: StageRunner) -> None:
+        if isinstance(flow.place(target).staging, OpenAiServer):
+            raise Unsupported(
+                f"the staging server of {target} is somebody else's, and takes no settings from here",
+                hint="tune at a place whose staging server is started from here",
+            )
         self._flow, self._runner = flow, runner
         self.target: Target = flow.release.target(target)
         self.knobs = knobs_of(self.target, most_threads=os.cpu_count() or 1)

@@ -18,7 +18,14 @@ from llm_pipeline.config.router_place import (
     IstioPlace,
     RouterPlace,
 )
-from llm_pipeline.config.server_place import DockerServer, ExistingServer, KubernetesServer, LocalServer, ServerPlace
+from llm_pipeline.config.server_place import (
+    DockerServer,
+    ExistingServer,
+    KubernetesServer,
+    LocalServer,
+    OpenAiServer,
+    ServerPlace,
+)
 from llm_pipeline.config.server_ports import ServerPorts
 
 PLACE: TypeAdapter[Any] = TypeAdapter(ServerPlace)
@@ -63,7 +70,7 @@ def test_each_example_of_the_gpu_cluster_is_a_place_of_its_kind():
     examples = [(key, yaml.safe_load(f"{key}:{text}")[key]) for key, text in found]
     kinds = [type(KINDS[key].validate_python(example)) for key, example in examples]
     assert kinds == [
-        LocalServer, DockerServer, KubernetesServer, ExistingServer,
+        LocalServer, DockerServer, KubernetesServer, ExistingServer, OpenAiServer,
         EnvoyPlace, ExistingEnvoyPlace, GatewayApiPlace, IstioPlace, AwsAlbPlace,
         PrometheusSource, CloudWatchSource, EnvoySource,
     ]  # fmt: skip

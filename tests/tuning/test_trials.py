@@ -6,7 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from llm_pipeline.base.errors import ErrorDocument, PipelineError, RemoteStageError, StageCrashed, from_document
+from llm_pipeline.base.errors import (
+    ErrorDocument,
+    PipelineError,
+    RemoteStageError,
+    StageCrashed,
+    Unsupported,
+    from_document,
+)
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.config.server_place import OpenAiServer
 from llm_pipeline.config.target import Target
 from llm_pipeline.serving.triton_server import ServerFailed
 from llm_pipeline.tuning.sweep import Trial
@@ -29,7 +38,11 @@ def trial(monkeypatch: pytest.MonkeyPatch, failure: PipelineError) -> Trial:
         raise failure
 
     monkeypatch.setattr(TrialBench, "_package", package)
-    bench = TrialBench(SimpleNamespace(release=SimpleNamespace(target=lambda _: CPU)), "cpu", SimpleNamespace())
+    bench = TrialBench(
+        SimpleNamespace(release=SimpleNamespace(target=lambda _: CPU), place=lambda _: SimpleNamespace(staging=None)),
+        "cpu",
+        SimpleNamespace(),
+    )
     return bench.measure({"limits.maximum_sequences": 64})
 
 
@@ -52,3 +65,10 @@ def test_a_failure_of_the_settings_is_a_trial_with_its_trouble(monkeypatch, fail
 def test_a_failure_that_no_setting_changes_ends_the_sweep(monkeypatch):
     with pytest.raises(RemoteStageError, match="the store is gone"):
         trial(monkeypatch, reported("ConfigError", "the store is gone"))
+
+
+def test_a_server_that_somebody_else_starts_is_not_tuned():
+    endpoint = Endpoint(url="http://vllm.example.com:8000", openai_model="llm")
+    flow = SimpleNamespace(place=lambda _: SimpleNamespace(staging=OpenAiServer(kind="openai", endpoint=endpoint)))
+    with pytest.raises(Unsupported, match="takes no settings from here"):
+        TrialBench(flow, "cpu", SimpleNamespace())

@@ -13,12 +13,14 @@ from math import isnan, nan
 from llm_pipeline.loadtest.client.judging import judge_error, judge_refusal, judge_whole
 from llm_pipeline.loadtest.faults import Fault
 from llm_pipeline.loadtest.traffic import LoadRequest
+from llm_pipeline.serving.protocols import AnswerReader, ErrorInAnswer, NotAnAnswer, TritonProtocol
 
 _SHOWN_CHARACTERS = 300
 _KEPT_BYTES = 1 << 16  # of the body of a refusal
 _FIELDS = (b":", b"event:", b"id:", b"retry:")  # of a stream of events, beside "data:"
 _LONGEST_PIECE_BYTES = 1 << 22  # of one chunk, or of a whole answer: far above any generation
 _decode = json.JSONDecoder().decode
+_TRITON = TritonProtocol().reader(stream=True)
 
 
 class Answer:
@@ -46,6 +48,7 @@ class Answer:
         "_malformed",
         "_pending",
         "_previous_at",
+        "_reader",
         "_stray",
         "arrives_at",
         "detail",
@@ -64,14 +67,23 @@ class Answer:
         "status",
     )
 
-    def __init__(self, number: int, request: LoadRequest, arrives_at: float, start: float, sent_at: float) -> None:
+    def __init__(
+        self,
+        number: int,
+        request: LoadRequest,
+        arrives_at: float,
+        start: float,
+        sent_at: float,
+        *,
+        reader: AnswerReader | None = None,
+    ) -> None:
         self.number, self.request, self.arrives_at = number, request, arrives_at
         self.scheduled_at, self.sent_at = start + arrives_at, sent_at
         self.ended_at, self.first_text_at, self.last_text_at = 0.0, nan, nan
         self.status, self.input_tokens, self.output_tokens = 0, 0, 0
         self.fault, self.detail, self.retried = Fault.NONE, "", False
         self.gaps: list[float] = []
-        self._previous_at = 0.0
+        self._previous_at, self._reader = 0.0, reader or _TRITON
         self._pending = self._stray = b""
         self._finish_reason = self._error = self._malformed = ""
 
@@ -143,15 +155,16 @@ class Answer:
 
     def _take_chunk(self, raw: bytes, now: float) -> None:
         try:
-            chunk = _decode(raw.decode())
-            if "error" in chunk:
-                self._error = self._error or str(chunk["error"]) or "an error without a message"
-                return
-            text, tokens = str(chunk["text_output"]), int(chunk["output_tokens"])
-            reason, input_tokens = str(chunk.get("finish_reason", "")), int(chunk.get("input_tokens", 0))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            self._malformed = self._malformed or f"not an answer from the model: {raw[:_SHOWN_CHARACTERS]!r}"
+            piece = self._reader.read(raw)
+        except ErrorInAnswer as error:
+            self._error = self._error or str(error)
             return
+        except NotAnAnswer as fault:
+            self._malformed = self._malformed or str(fault)
+            return
+        if piece is None:
+            return
+        text, tokens, reason, input_tokens, _ = piece
         self.output_tokens += tokens
         self.input_tokens = max(self.input_tokens, input_tokens)
         if text:
@@ -169,6 +182,8 @@ class Answer:
             return judge_error(self._error), self._error
         if self._malformed:
             return Fault.MALFORMED, self._malformed
+        if lacking := self._reader.lacks():
+            return Fault.CUT, lacking
         has_text = not isnan(self.last_text_at)
         fault, detail = judge_whole(self.request, self.output_tokens, self._finish_reason, has_text=has_text)
         if fault is Fault.CUT and self._stray:

@@ -24,6 +24,7 @@ from llm_pipeline.loadtest.client.answer import Answer
 from llm_pipeline.loadtest.client.target import Target, request_body
 from llm_pipeline.loadtest.faults import Fault
 from llm_pipeline.loadtest.traffic import LoadRequest
+from llm_pipeline.serving.protocols import AnswerReader
 
 _monotonic = time.monotonic
 
@@ -141,7 +142,7 @@ class Connections:
     def __init__(self, target: Target, ended: Callable[[Answer], None]) -> None:
         self.ended = ended
         self._target = target
-        self._heads = target.heads()
+        self._heads, self._protocol = target.heads(), target.protocol
         self._tls = ssl.create_default_context(cafile=target.ca_file) if target.tls else None
         self._address = target.host
         self._idle: list[Connection] = []
@@ -178,8 +179,12 @@ class Connections:
 
     def payload(self, request: LoadRequest) -> bytes:
         """The bytes of a request."""
-        body = request_body(request)
+        body = request_body(request, self._protocol)
         return b"%b%d\r\n\r\n%b" % (self._heads[request.stream], len(body), body)
+
+    def reader(self, request: LoadRequest) -> AnswerReader:
+        """What reads the answer to a request."""
+        return self._protocol.reader(stream=request.stream)
 
     def send(self, answer: Answer, payload: bytes) -> None:
         """Send a request on an idle connection, or on a new one."""

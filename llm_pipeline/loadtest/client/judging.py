@@ -6,13 +6,12 @@ no end marker on a whole one, so that every answer is checked.
 
 from __future__ import annotations
 
-import json
 from http import HTTPStatus
 
 from llm_pipeline.loadtest.faults import Fault
 from llm_pipeline.loadtest.traffic import LoadRequest
+from llm_pipeline.serving.protocols import refusal_text
 
-_SHOWN_BYTES = 300
 _SHED_STATUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _SHED_TEXTS = ("exceeds maximum queue size", "request timeout expired", "queue full", "server is stopping")
 """What UNAVAILABLE says under HTTP 200 and 400: Triton's scheduler_utils.cc, dynamic_batch_scheduler.cc, our models."""
@@ -20,11 +19,7 @@ _SHED_TEXTS = ("exceeds maximum queue size", "request timeout expired", "queue f
 
 def judge_refusal(status: int, body: bytes) -> tuple[Fault, str]:
     """An answer of another status than 200; `generate_stream` refuses in an event, `generate` in plain JSON."""
-    text = body[:_SHOWN_BYTES].decode(errors="replace")
-    try:
-        text = str(json.loads(body.removeprefix(b"data:"))["error"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        text = text or "no reason given"
+    text = refusal_text(body)
     shed = status in _SHED_STATUSES or _says_shed(text)  # Triton answers every error of a decoupled model with 400
     return (Fault.SHED if shed else Fault.REFUSED), f"HTTP {status}: {text}"
 

@@ -95,7 +95,8 @@ class Sender:
         number, request, payload = self._next
         self._sent += 1
         sent_at = max(_monotonic(), self._start + arrives_at)
-        self._connections.send(Answer(number, request, arrives_at, self._start, sent_at), payload)
+        reader = self._connections.reader(request)
+        self._connections.send(Answer(number, request, arrives_at, self._start, sent_at, reader=reader), payload)
         self._advance()
 
     def _advance(self) -> None:

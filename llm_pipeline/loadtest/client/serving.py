@@ -11,7 +11,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import uvloop
 
@@ -20,6 +20,7 @@ from llm_pipeline.loadtest.client.rows import RowWriter
 from llm_pipeline.loadtest.client.sender import Sender
 from llm_pipeline.loadtest.client.share import Share
 from llm_pipeline.loadtest.client.target import Target
+from llm_pipeline.serving.protocols import header_secrets, without
 
 _ORPHANED = 1
 
@@ -35,7 +36,8 @@ async def serve(reads: int, writes: int) -> None:
         EOFError: The parent has gone.
     """
     _, target = read_frame(reads)
-    sender = Sender(Target(**json.loads(target)))
+    sent_to = Target(**json.loads(target))
+    sender, secrets = Sender(sent_to), header_secrets(sent_to.headers)
     loop = asyncio.get_running_loop()
     write_frame(writes, Kind.READY)
     while True:
@@ -49,7 +51,7 @@ async def serve(reads: int, writes: int) -> None:
             rows = await sender.run(start)
             seconds = time.process_time() - before
             loop.remove_reader(reads)
-        _hand_back(writes, rows, seconds)
+        _hand_back(writes, rows, seconds, secrets)
 
 
 async def _readable(descriptor: int) -> None:
@@ -62,12 +64,12 @@ async def _readable(descriptor: int) -> None:
         os.set_blocking(descriptor, True)  # libuv has made it non-blocking
 
 
-def _hand_back(writes: int, rows: RowWriter, processor_seconds: float) -> None:
+def _hand_back(writes: int, rows: RowWriter, processor_seconds: float, secrets: Sequence[str]) -> None:
     for block in rows.blocks():
         write_frame(writes, Kind.ROWS, block)
     rest = {
         "gap_counts": rows.gap_counts,
-        "details": {int(fault): detail for fault, detail in rows.details.items()},
+        "details": {int(fault): without(detail, secrets) for fault, detail in rows.details.items()},
         "processor_seconds": processor_seconds,
     }
     write_frame(writes, Kind.REST, json.dumps(rest).encode())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
 
 from llm_pipeline.loadtest.traffic import LoadRequest
+from llm_pipeline.serving.protocols import ServingProtocol, protocol_named
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,8 @@ class Target:
 
     Attributes:
         host: Name or address.
-        path: Of the model, e.g. `/v2/models/llm`.
+        path: What comes before the protocol's own paths; empty for nothing.
+        openai_model: Name of the model at a server with OpenAI's API; None for a Triton.
         tls: Whether the connection is encrypted.
         ca_file: Certificates that the server's is checked against; None for the system's.
         headers: Sent with every request.
@@ -25,6 +26,7 @@ class Target:
     host: str
     port: int
     path: str
+    openai_model: str | None = None
     tls: bool = False
     ca_file: str | None = None
     headers: dict[str, str] = field(default_factory=dict, repr=False)
@@ -36,26 +38,24 @@ class Target:
         fields = {"Host": f"{host}:{self.port}", "Content-Type": "application/json", **self.headers}
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         whole, streamed = (
-            f"POST {self.path}/{verb} HTTP/1.1\r\n{lines}Content-Length: ".encode("latin-1")
-            for verb in ("generate", "generate_stream")
+            f"POST {self.path}{path} HTTP/1.1\r\n{lines}Content-Length: ".encode("latin-1")
+            for path in (self.protocol.whole_path, self.protocol.stream_path)
         )
         return whole, streamed
 
+    @property
+    def protocol(self) -> ServingProtocol:
+        """How the model is asked."""
+        return protocol_named(self.openai_model)
 
-def request_body(request: LoadRequest) -> bytes:
-    """The JSON body of `generate` and `generate_stream`.
 
-    A priority goes into `parameters`, Triton's place for it in `infer`. Its generate extension hands that to the model
-    as a parameter of the request and does not order the queue by it (server's http_server.cc: HandleGenerate, unlike
-    HandleInfer, never calls TRITONSERVER_InferenceRequestSetPriorityUInt64).
-    """
-    body: dict[str, Any] = {
-        "text_input": request.prompt,
-        "max_tokens": request.maximum_tokens,
-        "temperature": 0.0,
-        "ignore_eos": request.ignore_eos,
-        "stream": request.stream,
-    }
-    if request.priority:
-        body["parameters"] = {"priority": request.priority}
+def request_body(request: LoadRequest, protocol: ServingProtocol) -> bytes:
+    """The JSON body of a request."""
+    body = protocol.body(
+        request.prompt,
+        request.maximum_tokens,
+        stream=request.stream,
+        ignore_eos=request.ignore_eos,
+        priority=request.priority,
+    )
     return json.dumps(body).encode()

@@ -26,6 +26,7 @@ from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.loadtest.client.target import request_body
 from llm_pipeline.loadtest.traffic import Traffic
+from llm_pipeline.serving.protocols import TritonProtocol
 
 PROGRAM_VARIABLE = "LLM_PIPELINE_AIPERF"
 REQUEST_TIMEOUT_SECONDS = 60
@@ -54,7 +55,13 @@ def require_tool(endpoint: Endpoint) -> Path:
             where=named or "PATH",
             hint=f"pip install aiperf==0.13.0 in an environment of its own and name its program in {PROGRAM_VARIABLE}",
         )
-    if endpoint.header_variables:
+    if endpoint.openai_model is not None:
+        raise ConfigError(
+            "the second opinion is of Triton's endpoints only, and this is one of OpenAI's API",
+            where=endpoint.url,
+            hint="leave second_opinion out of the policy",
+        )
+    if endpoint.variables:
         raise ConfigError(
             "aiperf cannot be used on this endpoint: it would show the values of the headers on its command line",
             where=endpoint.url,
@@ -126,7 +133,7 @@ def _write_trace(path: Path, traffic: Traffic) -> None:
     arrivals = [] if traffic.arrivals is None else traffic.arrivals.tolist()
     with path.open("w", encoding="utf-8") as stream:
         for arrival, request in zip(arrivals, traffic.requests, strict=True):
-            row = {"timestamp": round(1e3 * arrival, 3), "payload": json.loads(request_body(request))}
+            row = {"timestamp": round(1e3 * arrival, 3), "payload": json.loads(request_body(request, TritonProtocol()))}
             stream.write(json.dumps(row) + "\n")
 
 

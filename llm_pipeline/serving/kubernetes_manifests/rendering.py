@@ -7,7 +7,6 @@ from typing import Any
 import yaml
 
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
-from llm_pipeline.serving.endpoint_access import ACTIVE_REQUESTS
 from llm_pipeline.serving.kubernetes_manifests.pods import (
     REPOSITORY,
     SSH_OPTIONS,
@@ -19,6 +18,7 @@ from llm_pipeline.serving.kubernetes_manifests.pods import (
 from llm_pipeline.serving.kubernetes_manifests.released import INSTANCE_LABEL, ServedRelease
 from llm_pipeline.serving.launch_plan import LaunchPlan, MpiHosts, launch_plan
 from llm_pipeline.serving.launch_rules import nodes_of
+from llm_pipeline.serving.protocols.triton import ACTIVE_REQUESTS
 
 WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
 """Label that the controller puts on pods: 0 on leaders."""

@@ -9,7 +9,6 @@ import aiohttp
 
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.serving.client import GenerationRequest
-from llm_pipeline.serving.endpoint_access import ACTIVE_REQUESTS
 from llm_pipeline.serving.probing.served import Gauges, Served
 
 _RELEASE_SECONDS = 10.0
@@ -32,7 +31,7 @@ async def departures_free(served: Served) -> list[Evidence]:
     """
     before = await served.gauges()
     if before is None:
-        detail = f"The server has no metric {ACTIVE_REQUESTS}, so this cannot be checked."
+        detail = f"The server has no metric {_active(served)}, so this cannot be checked."
         return [Evidence(name=_PLACE, verdict=Verdict.INCONCLUSIVE, limit=_RELEASE_SECONDS, unit="s", detail=detail)]
     usage = await _usage_of_a_short_request(served)
     try:
@@ -42,6 +41,10 @@ async def departures_free(served: Served) -> list[Evidence]:
         return [Evidence(name=_PLACE, verdict=Verdict.NO_GO, limit=_RELEASE_SECONDS, unit="s", detail=detail)]
     place = await _place_is_free(served, before)
     return [place] if usage is None else [place, await _kv_cache_is_free(served, usage)]
+
+
+def _active(served: Served) -> str:
+    return " and ".join(served.client.protocol.metrics.active)
 
 
 async def _abandon_streams(served: Served) -> None:
@@ -60,7 +63,7 @@ async def _place_is_free(served: Served, before: Gauges) -> Evidence:
     seconds = time.perf_counter() - started
     fault = ""
     if now is None or now.active:
-        fault = f"{ACTIVE_REQUESTS} is still {now.active if now else 'unknown'} after {seconds:.1f} s."
+        fault = f"{_active(served)} is still {now.active if now else 'unknown'} after {seconds:.1f} s."
     elif seconds > _PROMPT_SECONDS and now.cancelled is not None and now.cancelled == before.cancelled:
         # requests that are shorter than the server's check may end before it notices that the client left
         fault = "The requests ran to their end although their clients had gone."

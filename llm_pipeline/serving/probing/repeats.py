@@ -26,6 +26,7 @@ from dataclasses import replace
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.serving.client import Generation, GenerationRequest
 from llm_pipeline.serving.probing.served import Served
+from llm_pipeline.serving.protocols import OpenAiProtocol, TritonProtocol
 
 _NAME = "repeated prompts are generated again"
 _PROMPTS = 3
@@ -37,6 +38,7 @@ _COUNTED_SHARE = 0.5
 _COUNTED_WITHIN_SECONDS = 10.0
 _MANY_PIECES, _FEW_PIECES = 8, 2
 _TEMPERATURE = 2.0
+_COUNTERS = " or ".join(one.metrics.output_tokens for one in (TritonProtocol, OpenAiProtocol))
 
 
 async def repeats_are_generated(served: Served) -> Evidence:
@@ -89,9 +91,7 @@ async def _drawn_twice(served: Served, requests: Sequence[GenerationRequest]) ->
     drawn = [replace(request, temperature=_TEMPERATURE) for request in requests]
     one, other = await served.ask(drawn), await served.ask(drawn)
     if any(not answer.ok for answer in (*one, *other)):
-        detail = (
-            "The server counts no generated tokens (llm_tokens_total) and does not sample, so this cannot be checked."
-        )
+        detail = f"The server counts no generated tokens ({_COUNTERS}) and does not sample, so this cannot be checked."
         return _fact(Verdict.INCONCLUSIVE, detail=detail)
     different = sum(left.text != right.text for left, right in zip(one, other, strict=True))
     if different:

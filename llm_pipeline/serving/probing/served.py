@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import aiohttp
 
@@ -14,12 +13,9 @@ from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.serving.client import MODEL_PATH, Generation, GenerationClient, GenerationRequest, read_body
-from llm_pipeline.serving.endpoint_access import ACTIVE_REQUESTS, metric_values
+from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest, read_body
+from llm_pipeline.serving.protocols import metric_values, whole_sum
 
-_REQUESTS_TOTAL = "llm_requests_total"
-_TOKENS_TOTAL = "llm_tokens_total"
-_KV_CACHE_USAGE = "llm_kv_cache_usage"
 _CONCURRENCY = 8
 _DEFAULT_CONTEXT = 2048
 _PROMPT_SHARE = 8
@@ -58,9 +54,9 @@ class Served:
     context: int
 
     @property
-    def model_url(self) -> str:
-        """URL of the model `llm`."""
-        return self.endpoint.url.rstrip("/") + MODEL_PATH
+    def whole_url(self) -> str:
+        """Where whole answers are asked for."""
+        return self.endpoint.url.rstrip("/") + self.client.protocol.whole_path
 
     @property
     def any_prompt(self) -> str:
@@ -84,8 +80,7 @@ class Served:
 
     async def generated_tokens(self) -> int | None:
         """Tokens that the model says it has generated so far; None when it does not tell."""
-        values = metric_values(await self._metric_lines(), _TOKENS_TOTAL)
-        return int(sum(values)) if values else None
+        return whole_sum(await self._metric_lines(), self.client.protocol.metrics.output_tokens)
 
     async def _metric_lines(self) -> list[str]:
         if self.endpoint.metrics_url is None:
@@ -99,20 +94,20 @@ class Served:
     async def gauges(self) -> Gauges | None:
         """The model's metrics now; None when they cannot be read or are not there."""
         lines = await self._metric_lines()
-        active = metric_values(lines, ACTIVE_REQUESTS)
-        cancelled = metric_values([line for line in lines if '"cancelled"' in line], _REQUESTS_TOTAL)
-        usage = metric_values(lines, _KV_CACHE_USAGE)
-        if not active:
+        names = self.client.protocol.metrics
+        active = whole_sum(lines, *names.active)
+        if active is None:
             return None
-        return Gauges(int(sum(active)), int(sum(cancelled)) if cancelled else None, max(usage, default=None))
+        cancelled = whole_sum([line for line in lines if names.cancelled in line], names.requests)
+        usage = next((found for name in names.kv_cache if (found := metric_values(lines, name))), [])
+        return Gauges(active, cancelled, max(usage, default=None))
 
 
 async def context_length(client: GenerationClient, endpoint: Endpoint) -> int:
-    """Tokens that one request may have, as the model's configuration says it."""
+    """Tokens that one request may have, as the server says it."""
     try:
-        async with client.session.get(f"{endpoint.url.rstrip('/')}{MODEL_PATH}/config") as answer:
-            parameters: dict[str, Any] = json.loads(await read_body(answer)).get("parameters", {})
-            return int(parameters["maximum_tokens_per_request"]["string_value"])
+        async with client.session.get(f"{endpoint.url.rstrip('/')}{client.protocol.context_path}") as answer:
+            return client.protocol.context_length(json.loads(await read_body(answer)))
     except (
         aiohttp.ClientError,
         TimeoutError,

@@ -7,6 +7,7 @@ from llm_pipeline.loadtest.client.answer import Answer
 from llm_pipeline.loadtest.client.target import Target, request_body
 from llm_pipeline.loadtest.faults import Fault
 from llm_pipeline.loadtest.traffic import LoadRequest
+from llm_pipeline.serving.protocols import TritonProtocol
 
 
 def event(text: str, *, tokens: int = 1, reason: str = "", **more: object) -> bytes:
@@ -192,14 +193,14 @@ def test_an_answer_without_text_has_no_first_token():
 
 
 def test_a_priority_is_a_parameter_of_the_request_and_only_sent_when_set():
-    assert json.loads(request_body(LoadRequest("p", 4, priority=2)))["parameters"] == {"priority": 2}
-    assert json.loads(request_body(LoadRequest("p", 4, stream=False, ignore_eos=False))) == {
+    assert json.loads(request_body(LoadRequest("p", 4, priority=2), TritonProtocol()))["parameters"] == {"priority": 2}
+    assert json.loads(request_body(LoadRequest("p", 4, stream=False, ignore_eos=False), TritonProtocol())) == {
         "text_input": "p", "max_tokens": 4, "temperature": 0.0, "ignore_eos": False, "stream": False
     }  # fmt: skip
 
 
 def test_the_head_of_a_request_names_the_host_and_carries_the_headers_which_no_text_shows():
-    target = Target("::1", 8000, "/a/v2/models/llm", headers={"X-Key": "s3cret"})
+    target = Target("::1", 8000, "/a", headers={"X-Key": "s3cret"})
     whole, streamed = target.heads()
     assert whole.startswith(b"POST /a/v2/models/llm/generate HTTP/1.1\r\nHost: [::1]:8000\r\n")
     assert b"\r\nX-Key: s3cret\r\n" in streamed

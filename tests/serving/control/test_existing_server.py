@@ -18,6 +18,7 @@ from llm_pipeline.serving.control.model_control import ModelControl, open_model_
 from llm_pipeline.serving.control.model_directory import LocalModelDirectory
 from llm_pipeline.serving.control.waiting import await_no_requests
 from llm_pipeline.serving.identity import require_served
+from llm_pipeline.serving.protocols import TritonProtocol
 from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy
 
 pytestmark = pytest.mark.slow
@@ -91,7 +92,7 @@ def answer(endpoint: Endpoint, path: str = "/v2/models/llm") -> int:
     """The version that answers."""
 
     async def ask() -> int:
-        async with GenerationClient.of(endpoint, model_path=path, timeout_seconds=5) as client:
+        async with GenerationClient.of(endpoint, protocol=TritonProtocol(path), timeout_seconds=5) as client:
             generation = await client.generate(GenerationRequest("a b", 2))
             assert generation.ok, generation.error
             return generation.served_version

@@ -20,6 +20,7 @@ from llm_pipeline.serving.identity import DIGEST_PARAMETER, require_served
 pytestmark = pytest.mark.slow
 
 RATE_PER_SECOND, SECONDS = 30, 3.0
+from llm_pipeline.serving.protocols import TritonProtocol
 
 
 class Served:
@@ -37,7 +38,7 @@ class Served:
     def answers(self, version: str = "") -> Generation:
         async def ask() -> Generation:
             path = f"/v2/models/llm{version}"
-            async with GenerationClient.of(self.endpoint, model_path=path, timeout_seconds=5) as client:
+            async with GenerationClient.of(self.endpoint, protocol=TritonProtocol(path), timeout_seconds=5) as client:
                 return await client.generate(GenerationRequest("a b", 2))
 
         return asyncio.run(ask())

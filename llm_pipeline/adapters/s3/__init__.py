@@ -1,1 +1,0 @@
-"""A store in S3, or in what speaks its API."""

@@ -1,0 +1,119 @@
+"""A server with OpenAI's API that somebody else runs: it is waited for and checked, and never started or stopped.
+
+Which candidate is staged there is written down, so that two releases are not measured on one server at a time.
+"""
+
+from __future__ import annotations
+
+import time
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from llm_pipeline.base.adapters import Adapter
+from llm_pipeline.base.durable import replace_durably
+from llm_pipeline.base.errors import ConfigError, Transient, Unsupported
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.config.server_place import OpenAiServer
+from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
+from llm_pipeline.serving.control.waiting import await_no_requests
+from llm_pipeline.serving.openai_models import require_model
+from llm_pipeline.serving.slot_fence import exclusive
+from llm_pipeline.serving.triton_server import SlotBusy
+
+log = get_logger(__name__)
+
+_POLL_SECONDS = 1.0
+
+
+class StagedThere(BaseModel):
+    """What is staged on the server: the digest of its repository, and how long the model was waited for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    digest: str
+    ready_seconds: float
+
+
+class OpenAiControl:
+    """Takes the server for one candidate, and gives it back."""
+
+    def __init__(self, place: OpenAiServer, slot: StagingSlot) -> None:
+        self._endpoint = place.endpoint
+        self._slot = slot
+        self._record = slot.state / "openai.json"
+
+    def start(self, candidate: Candidate, *, wait_seconds: float) -> StagedServer:
+        """Wait until the server has the model, and check that it takes requests as long as the target's.
+
+        Raises:
+            IntegrityError: It has other models, or is no server with OpenAI's API.
+        """
+        with exclusive(self._slot.state):
+            staged = self._staged()
+            if staged is not None and staged.digest != candidate.digest:
+                raise SlotBusy(
+                    f"the server is taken by repository {staged.digest[:12]}",
+                    where=self._endpoint.url,
+                    hint="stop that staging first",
+                )
+            started = time.monotonic()
+            self._require_length(self._await_model(wait_seconds))
+            staged = staged or StagedThere(digest=candidate.digest, ready_seconds=round(time.monotonic() - started, 3))
+            replace_durably(self._record, staged.model_dump_json(indent=1).encode())
+        log.info("the server has the model", url=self._endpoint.url, model=self._endpoint.openai_model)
+        return self._server(staged)
+
+    def find(self) -> StagedServer | None:
+        staged = self._staged()
+        return self._server(staged) if staged else None
+
+    def drain(self, seconds: float) -> bool:
+        return await_no_requests(self._endpoint, seconds)
+
+    def stop(self, *, drain_seconds: float = 0) -> None:
+        """Give the server back; it goes on running."""
+        if not self._record.is_file():
+            return
+        if drain_seconds > 0:
+            self.drain(drain_seconds)
+        with exclusive(self._slot.state):
+            self._record.unlink(missing_ok=True)
+
+    def _await_model(self, wait_seconds: float) -> int | None:
+        deadline = time.monotonic() + wait_seconds
+        while True:
+            try:
+                return require_model(self._endpoint)
+            except Transient:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_POLL_SECONDS)
+
+    def _require_length(self, most: int | None) -> None:
+        wanted = self._slot.target.limits.maximum_tokens_per_request
+        if most is not None and most < wanted:
+            raise Unsupported(
+                f"the server takes requests of {most} tokens, and the target {self._slot.target.name} says {wanted}",
+                where=self._endpoint.url,
+                hint="serve it with that --max-model-len, or lower maximum_tokens_per_request of the target",
+            )
+
+    def _server(self, staged: StagedThere) -> StagedServer:
+        return StagedServer(endpoint=self._endpoint, digest=staged.digest, ready_seconds=staged.ready_seconds)
+
+    def _staged(self) -> StagedThere | None:
+        try:
+            return StagedThere.model_validate_json(self._record.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except ValidationError as error:
+            raise ConfigError("not a record of a staged candidate", where=str(self._record)) from error
+
+
+def _probe(place: OpenAiServer) -> str:
+    length = require_model(place.endpoint)
+    context = "" if length is None else f", with requests of {length} tokens at most"
+    return f"{place.endpoint.url} has the model {place.endpoint.openai_model}{context}"
+
+
+ADAPTER = Adapter(config=OpenAiServer, open=OpenAiControl, probe=_probe)

@@ -1,0 +1,64 @@
+"""The protocols that served models are asked by: Triton's generate extension, and OpenAI's completions.
+
+    protocol = protocol_of(endpoint)
+    body = protocol.body("2+2=", 4, stream=True)
+    reader = protocol.reader(stream=True)
+    pieces = [reader.read(data) for data in events]     # text, tokens, why the answer ended
+    reader.lacks()                                      # what an answer that has ended still needs to be whole
+
+Standard library only: the load test's client processes read every chunk of an answer through this.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llm_pipeline.serving.protocols.answers import (
+    AnswerReader,
+    ErrorInAnswer,
+    Metrics,
+    NotAnAnswer,
+    Piece,
+    ServingProtocol,
+    header_secrets,
+    metric_values,
+    reason_in,
+    refusal_text,
+    whole_sum,
+    without,
+)
+from llm_pipeline.serving.protocols.openai import OpenAiProtocol
+from llm_pipeline.serving.protocols.triton import MODEL_PATH, TritonProtocol
+
+if TYPE_CHECKING:
+    from llm_pipeline.config.endpoint import Endpoint
+
+__all__ = [
+    "MODEL_PATH",
+    "AnswerReader",
+    "ErrorInAnswer",
+    "Metrics",
+    "NotAnAnswer",
+    "OpenAiProtocol",
+    "Piece",
+    "ServingProtocol",
+    "TritonProtocol",
+    "header_secrets",
+    "metric_values",
+    "protocol_named",
+    "protocol_of",
+    "reason_in",
+    "refusal_text",
+    "whole_sum",
+    "without",
+]  # fmt: skip
+
+
+def protocol_of(endpoint: Endpoint) -> ServingProtocol:
+    """The protocol of an endpoint."""
+    return protocol_named(endpoint.openai_model)
+
+
+def protocol_named(openai_model: str | None) -> ServingProtocol:
+    """OpenAI's protocol for a model of that name, Triton's without one."""
+    return TritonProtocol() if openai_model is None else OpenAiProtocol(openai_model)

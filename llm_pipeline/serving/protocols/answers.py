@@ -1,0 +1,229 @@
+"""What a protocol says of requests, answers and metrics, whichever it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+SHOWN_CHARACTERS = 300
+_SECRET_CHARACTERS = 4
+"""Shorter values are no secrets, and would blot out words."""
+
+_MOST_TOKENS = 1_000_000_000
+_decode = json.JSONDecoder().decode
+
+
+class ErrorInAnswer(Exception):
+    """The server says, within an answer, that it cannot be used; the message says why."""
+
+
+class NotAnAnswer(Exception):
+    """What came is no answer of this protocol; the message shows its beginning."""
+
+
+class Piece(NamedTuple):
+    """What one chunk of an answer brought.
+
+    Attributes:
+        text: New text.
+        tokens: New tokens, as the server counts them. Below 0 where a count corrects an earlier estimate.
+        finish_reason: `length`, `stop`, `cancelled` or another word; empty until the answer ends.
+        input_tokens: Tokens of the prompt; 0 where the chunk does not say.
+        served_version: Version of the model; 0 where the chunk does not say.
+    """
+
+    text: str
+    tokens: int
+    finish_reason: str
+    input_tokens: int = 0
+    served_version: int = 0
+
+
+class AnswerReader(Protocol):
+    """Reads one answer, chunk by chunk."""
+
+    def read(self, data: bytes) -> Piece | None:
+        """Read the data of one event, or a whole answer; None for an end mark.
+
+        Raises:
+            ErrorInAnswer: It holds an error.
+            NotAnAnswer: It is nothing of this protocol.
+        """
+        ...
+
+    def lacks(self) -> str:
+        """What an answer without errors still lacks once it has ended; empty when it is whole."""
+        ...
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Names of a server's Prometheus metrics; several names are summed, for a gauge of shares the highest counts.
+
+    Attributes:
+        active: Requests that wait or run.
+        requests: Counter of requests that have ended.
+        cancelled: Label of that counter for those whose client left, as it is written.
+        output_tokens: Counter of generated tokens.
+        kv_cache: Share of the KV cache in use; the first name that is there counts.
+    """
+
+    active: tuple[str, ...]
+    requests: str
+    cancelled: str
+    output_tokens: str
+    kv_cache: tuple[str, ...]
+
+
+class ServingProtocol(Protocol):
+    """How a served model is asked and answers. Paths are below the endpoint's URL.
+
+    Attributes:
+        metrics: Names of the server's metrics.
+        whole_path: Where whole answers are asked for.
+        stream_path: Where streams are asked for.
+    """
+
+    @property
+    def metrics(self) -> Metrics: ...
+
+    @property
+    def whole_path(self) -> str: ...
+
+    @property
+    def stream_path(self) -> str: ...
+
+    def body(
+        self,
+        prompt: str,
+        maximum_tokens: int,
+        *,
+        stream: bool,
+        ignore_eos: bool = False,
+        temperature: float = 0.0,
+        stop: Sequence[str] = (),
+        priority: int = 0,
+    ) -> dict[str, Any]:
+        """The JSON body of a request; greedy at temperature 0."""
+        ...
+
+    def reader(self, *, stream: bool) -> AnswerReader:
+        """A reader of one answer."""
+        ...
+
+    def bad_bodies(self, long_prompt: str) -> Mapping[str, bytes]:
+        """Requests that must be refused with a reason, by what is wrong with them.
+
+        Args:
+            long_prompt: A prompt that is far too long for the model.
+        """
+        ...
+
+    @property
+    def context_path(self) -> str:
+        """Where the server says how many tokens one request may have."""
+        ...
+
+    def context_length(self, document: Any) -> int:
+        """Tokens that one request may have, from the document at `context_path`.
+
+        Raises:
+            LookupError, TypeError, ValueError, AttributeError: It does not say.
+        """
+        ...
+
+
+def decoded(data: bytes) -> dict[str, Any]:
+    """A chunk as an object.
+
+    Raises:
+        ErrorInAnswer: It holds an error.
+        NotAnAnswer: It is no object.
+    """
+    try:
+        chunk = _decode(data.decode())
+    except (ValueError, RecursionError):
+        raise not_an_answer(data) from None
+    if not isinstance(chunk, dict):
+        raise not_an_answer(data)
+    if error := chunk.get("error"):
+        raise ErrorInAnswer(error_text(error))
+    if "error" in chunk:
+        raise ErrorInAnswer("an error without a message")
+    return chunk
+
+
+def not_an_answer(data: bytes) -> NotAnAnswer:
+    """The exception for a chunk that is none."""
+    return NotAnAnswer(f"not an answer from the model: {data[:SHOWN_CHARACTERS]!r}")
+
+
+def count(value: Any) -> int:
+    """A number of tokens.
+
+    Raises:
+        ValueError: It is negative, huge or not finite.
+        TypeError: It is no number.
+    """
+    try:
+        number = int(value)
+    except OverflowError as error:
+        raise ValueError("not a number of tokens") from error
+    if not 0 <= number <= _MOST_TOKENS:
+        raise ValueError("not a number of tokens")
+    return number
+
+
+def error_text(error: Any) -> str:
+    """The message of an error: the text itself, or that in OpenAI's object."""
+    if isinstance(error, dict) and error.get("message"):
+        error = error["message"]
+    return str(error)[:SHOWN_CHARACTERS]
+
+
+def refusal_text(body: bytes) -> str:
+    """The reason in the body of a refusal: JSON with an error or a detail, in an event or not, or plain text."""
+    try:
+        reason = reason_in(json.loads(body.removeprefix(b"data:")))
+    except (ValueError, RecursionError):
+        reason = ""
+    return reason or body[:SHOWN_CHARACTERS].decode(errors="replace") or "no reason given"
+
+
+def reason_in(document: Any) -> str:
+    """The reason in the JSON of a refusal; empty without one."""
+    if not isinstance(document, dict):
+        return ""
+    found = document.get("error") or document.get("message") or document.get("detail")
+    return error_text(found) if found else ""
+
+
+def metric_values(lines: Iterable[str], name: str) -> list[float]:
+    """The values of all series of a metric, in Prometheus' text format.
+
+    Raises:
+        ValueError: A value is no number.
+    """
+    starts = (f"{name}{{", f"{name} ")
+    return [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(starts)]
+
+
+def whole_sum(lines: Sequence[str], *names: str) -> int | None:
+    """The sum of all series of these metrics; None where there is none."""
+    values = [value for name in names for value in metric_values(lines, name)]
+    return int(sum(values)) if values else None
+
+
+def header_secrets(headers: Mapping[str, str]) -> tuple[str, ...]:
+    """What of headers' values must be shown nowhere, the longest first; a scheme such as Bearer may be."""
+    values = [part for value in headers.values() for part in (value, value.rpartition(" ")[2])]
+    return tuple(sorted({value for value in values if len(value) >= _SECRET_CHARACTERS}, key=len, reverse=True))
+
+
+def without(text: str, secrets: Sequence[str]) -> str:
+    """The text with `***` for each of these: servers repeat a wrong key in their errors."""
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text

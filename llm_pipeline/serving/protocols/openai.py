@@ -1,0 +1,159 @@
+"""OpenAI's completions, as vLLM, SGLang and `trtllm-serve` offer them.
+
+Prompts are sent as text to `/v1/completions`: chat templates were applied before, by whoever asks. Beyond OpenAI's own
+fields, requests have `ignore_eos`, and `continuous_usage_stats` so that each chunk of a stream counts its tokens; all
+three servers know both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from llm_pipeline.serving.protocols.answers import (
+    SHOWN_CHARACTERS,
+    ErrorInAnswer,
+    Metrics,
+    Piece,
+    count,
+    decoded,
+    not_an_answer,
+)
+
+COMPLETIONS_PATH = "/v1/completions"
+MODELS_PATH = "/v1/models"
+_END = b"[DONE]"
+_REASONS = {"abort": "cancelled"}
+
+
+@dataclass(frozen=True)
+class OpenAiProtocol:
+    """Completions of one model.
+
+    Attributes:
+        model: Its name at the server; an answer of another model is an error.
+    """
+
+    metrics: ClassVar[Metrics] = Metrics(
+        active=("vllm:num_requests_running", "vllm:num_requests_waiting"),
+        requests="vllm:request_success_total",
+        cancelled='finished_reason="abort"',
+        output_tokens="vllm:generation_tokens_total",
+        kv_cache=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    )
+    whole_path: ClassVar[str] = COMPLETIONS_PATH
+    stream_path: ClassVar[str] = COMPLETIONS_PATH
+    context_path: ClassVar[str] = MODELS_PATH
+    model: str
+
+    def body(
+        self,
+        prompt: str,
+        maximum_tokens: int,
+        *,
+        stream: bool,
+        ignore_eos: bool = False,
+        temperature: float = 0.0,
+        stop: Sequence[str] = (),
+        priority: int = 0,
+    ) -> dict[str, Any]:
+        """The JSON body."""
+        body: dict[str, Any] = {
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": maximum_tokens,
+            "temperature": temperature,
+            "stream": stream,
+        }
+        if ignore_eos:
+            body["ignore_eos"] = True
+        if stop:
+            body["stop"] = list(stop)
+        if priority:
+            body["priority"] = priority
+        if stream:
+            body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+        return body
+
+    def reader(self, *, stream: bool) -> OpenAiReader:
+        """A reader of one answer."""
+        return OpenAiReader(self.model, stream=stream)
+
+    def bad_bodies(self, long_prompt: str) -> Mapping[str, bytes]:
+        """Malformed and over-long requests. OpenAI's API allows an empty prompt, and cuts `max_tokens` to what fits."""
+        bodies: dict[str, dict[str, Any]] = {
+            "no prompt": {"model": self.model, "max_tokens": 4},
+            "max_tokens of the wrong type": {"model": self.model, "prompt": "1", "max_tokens": "many"},
+            "max_tokens below 1": {"model": self.model, "prompt": "1", "max_tokens": -1},
+            "a prompt far too long": {"model": self.model, "prompt": long_prompt, "max_tokens": 4},
+            "a model that is not there": {"model": f"{self.model}-not-there", "prompt": "1", "max_tokens": 4},
+        }
+        return {"not JSON": b"{", **{what: json.dumps(body).encode() for what, body in bodies.items()}}
+
+    def context_length(self, document: Any) -> int:
+        """The field `max_model_len` of the model's card, which vLLM and SGLang have."""
+        cards = {card["id"]: card for card in document["data"]}
+        return int(cards[self.model]["max_model_len"])
+
+
+class OpenAiReader:
+    """Reads one completion; tokens are the server's `usage`, and one a chunk until it says."""
+
+    __slots__ = ("_ended", "_model", "_reason", "_stream", "_tokens", "_usage")
+
+    def __init__(self, model: str, *, stream: bool) -> None:
+        self._model, self._stream = model, stream
+        self._reason, self._tokens = "", 0
+        self._usage = self._ended = False
+
+    def read(self, data: bytes) -> Piece | None:
+        if self._ended:
+            raise not_an_answer(data)
+        if self._stream and data.strip() == _END:
+            self._ended = True
+            return None
+        chunk = decoded(data)
+        try:
+            self._require_model(chunk["model"])
+            text = self._choice(chunk["choices"])
+            tokens, input_tokens = self._count(chunk.get("usage"), text)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise not_an_answer(data) from None
+        return Piece(text, tokens, self._reason, input_tokens, 1)
+
+    def lacks(self) -> str:
+        if not self._reason:
+            return ""  # the caller says that the answer has no end
+        if not self._usage:
+            return "the answer has no usage: how many tokens it has is not known"
+        return "" if self._ended or not self._stream else "the stream's end mark [DONE] is missing"
+
+    def _require_model(self, name: Any) -> None:
+        if name != self._model:
+            shown = str(name)[:SHOWN_CHARACTERS]
+            raise ErrorInAnswer(f"the model {shown!r} answered, and {self._model!r} was asked")
+
+    def _choice(self, choices: list[Any]) -> str:
+        """The text of the only choice; empty for the chunk that has usage alone."""
+        if not choices and self._stream:
+            return ""
+        (choice,) = choices
+        text, reason = choice["text"], choice.get("finish_reason")
+        if not isinstance(text, str) or not isinstance(reason, str | None):
+            raise TypeError("a completion has text")
+        if reason:
+            self._reason = _REASONS.get(reason, reason)
+        return text
+
+    def _count(self, usage: Any, text: str) -> tuple[int, int]:
+        """New tokens, and those of the prompt."""
+        if usage is None:
+            new = 1 if text else 0
+            self._tokens += new
+            return new, 0
+        self._usage = True
+        total, before = count(usage["completion_tokens"]), self._tokens
+        self._tokens = total
+        return total - before, count(usage.get("prompt_tokens", 0))

@@ -1,0 +1,117 @@
+"""Triton's generate extension, as the served models `llm` of this package use it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from llm_pipeline.serving.protocols.answers import Metrics, Piece, count, decoded, not_an_answer
+
+MODEL_PATH = "/v2/models/llm"
+ACTIVE_REQUESTS = "llm_active_requests"
+"""The served model's gauge of requests that wait or run."""
+
+_ABSURD_TOKENS = 2_000_000_000
+
+
+@dataclass(frozen=True)
+class TritonProtocol:
+    """Whole answers of `generate`, streams of `generate_stream`.
+
+    Attributes:
+        model_path: Path of the model; add `/versions/1` to pin one.
+    """
+
+    metrics: ClassVar[Metrics] = Metrics(
+        active=(ACTIVE_REQUESTS,),
+        requests="llm_requests_total",
+        cancelled='"cancelled"',
+        output_tokens="llm_tokens_total",
+        kv_cache=("llm_kv_cache_usage",),
+    )
+    model_path: str = MODEL_PATH
+
+    @property
+    def whole_path(self) -> str:
+        return f"{self.model_path}/generate"
+
+    @property
+    def stream_path(self) -> str:
+        return f"{self.model_path}/generate_stream"
+
+    def body(
+        self,
+        prompt: str,
+        maximum_tokens: int,
+        *,
+        stream: bool,
+        ignore_eos: bool = False,
+        temperature: float = 0.0,
+        stop: Sequence[str] = (),
+        priority: int = 0,
+    ) -> dict[str, Any]:
+        """The JSON body.
+
+        A priority goes into `parameters`, Triton's place for it in `infer`. Its generate extension hands that to the
+        model as a parameter of the request and does not order the queue by it (server's http_server.cc:
+        HandleGenerate, unlike HandleInfer, never calls TRITONSERVER_InferenceRequestSetPriorityUInt64).
+        """
+        body: dict[str, Any] = {
+            "text_input": prompt,
+            "max_tokens": maximum_tokens,
+            "temperature": temperature,
+            "ignore_eos": ignore_eos,
+            "stream": stream,
+        }
+        if stop:
+            body["stop"] = list(stop)
+        if priority:
+            body["parameters"] = {"priority": priority}
+        return body
+
+    def reader(self, *, stream: bool) -> TritonReader:  # noqa: ARG002 - both have the same chunks
+        """A reader; chunks say everything of themselves."""
+        return TritonReader()
+
+    def bad_bodies(self, long_prompt: str) -> Mapping[str, bytes]:
+        """Malformed and over-long requests."""
+        bodies: dict[str, dict[str, Any]] = {
+            "no prompt": {"max_tokens": 4},
+            "an empty prompt": {"text_input": "", "max_tokens": 4},
+            "max_tokens of the wrong type": {"text_input": "1", "max_tokens": "many"},
+            "max_tokens far too large": {"text_input": "1", "max_tokens": _ABSURD_TOKENS},
+            "a prompt far too long": {"text_input": long_prompt, "max_tokens": 4},
+        }
+        return {"not JSON": b"{", **{what: json.dumps(body).encode() for what, body in bodies.items()}}
+
+    @property
+    def context_path(self) -> str:
+        return f"{MODEL_PATH}/config"
+
+    def context_length(self, document: Any) -> int:
+        """A parameter of the model's configuration."""
+        return int(document["parameters"]["maximum_tokens_per_request"]["string_value"])
+
+
+class TritonReader:
+    """Reads `generate` and `generate_stream`."""
+
+    __slots__ = ()
+
+    def read(self, data: bytes) -> Piece | None:
+        chunk = decoded(data)
+        try:
+            return Piece(
+                str(chunk["text_output"]),
+                count(chunk["output_tokens"]),
+                str(chunk.get("finish_reason", "")),
+                count(chunk.get("input_tokens", 0)),
+                int(chunk.get("served_version", 0)),
+            )
+        except (ValueError, LookupError, TypeError, OverflowError):
+            raise not_an_answer(data) from None
+
+    def lacks(self) -> str:
+        return ""

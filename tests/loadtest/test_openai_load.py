@@ -1,0 +1,116 @@
+"""The load client against a server of OpenAI's completions, request by request."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.loadtest.faults import Fault
+from llm_pipeline.loadtest.measure import LoadClient
+from llm_pipeline.loadtest.second_opinion.aiperf import require_tool
+from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from openai_server import KEY, OpenAiDouble
+
+FAULTS = {
+    "": (Fault.NONE, Fault.NONE),
+    "usage_at_the_end": (Fault.NONE, Fault.NONE),
+    "truncated": (Fault.CUT, Fault.CUT),
+    "cut": (Fault.CUT, Fault.CUT),
+    "no_reason": (Fault.CUT, Fault.CUT),
+    "no_usage": (Fault.CUT, Fault.CUT),
+    "no_end": (Fault.CUT, Fault.NONE),
+    "error": (Fault.ERROR_IN_ANSWER, Fault.ERROR_IN_ANSWER),
+    "other_model": (Fault.ERROR_IN_ANSWER, Fault.ERROR_IN_ANSWER),
+    "two_choices": (Fault.MALFORMED, Fault.MALFORMED),
+    "absurd_usage": (Fault.MALFORMED, Fault.MALFORMED),
+    "negative_usage": (Fault.MALFORMED, Fault.MALFORMED),
+    "filtered": (Fault.ERROR_IN_ANSWER, Fault.ERROR_IN_ANSWER),
+    "aborted": (Fault.CANCELLED, Fault.CANCELLED),
+    "short": (Fault.SHORT, Fault.SHORT),
+    "long": (Fault.LONG, Fault.LONG),
+    "empty": (Fault.EMPTY, Fault.EMPTY),
+    "redirect": (Fault.REFUSED, Fault.REFUSED),
+    "overloaded": (Fault.SHED, Fault.SHED),
+    "chat": (Fault.MALFORMED, Fault.MALFORMED),
+    "html": (Fault.MALFORMED, Fault.MALFORMED),
+}
+"""What becomes of a stream, and of a whole answer, by the server's fault."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[OpenAiDouble]:
+    with OpenAiDouble(key=KEY) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(server: OpenAiDouble) -> Iterator[LoadClient]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TEST_KEY", KEY)
+        with LoadClient(endpoint_of(server), processes=1, timeout_seconds=5) as found:
+            yield found
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_KEY", KEY)
+
+
+def window(requests: list[LoadRequest]) -> Traffic:
+    return Traffic.open_loop(requests, np.arange(len(requests)) * 0.004, len(requests) * 0.004)
+
+
+def endpoint_of(server: OpenAiDouble) -> Endpoint:
+    return Endpoint(url=server.url, metrics_url=server.metrics_url, openai_model="llm", api_key_variable="TEST_KEY")
+
+
+def test_every_answer_is_judged_by_its_fault_and_tokens_are_the_servers(server, client):
+    requests = [LoadRequest(f"fault={fault} a", 4, stream=stream) for fault in FAULTS for stream in (True, False)]
+    measured = client.send(window(requests))
+    assert server.seen[0]["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+    assert server.seen[0]["ignore_eos"] is True
+    records = measured.records
+    found = [Fault(fault) for fault in records["fault"]]
+    wanted = [fault for both in FAULTS.values() for fault in both]
+    assert dict(zip(((r.prompt, r.stream) for r in requests), found, strict=True)) == dict(
+        zip(((r.prompt, r.stream) for r in requests), wanted, strict=True)
+    )
+    sound = records.answered
+    assert set(records["output_tokens"][sound]) == {4}
+    assert set(records["input_tokens"][sound]) == {2}
+
+
+def test_the_servers_own_figures_are_vllms_metrics(client):
+    requests = [LoadRequest(f"a {number}", 6) for number in range(40)]
+    use = client.send(window(requests)).server
+    assert (use.output_tokens, use.input_tokens) == (40 * 6, 40 * 2)
+    assert use.queue_milliseconds == pytest.approx(2.0)
+    assert use.active_requests is not None
+    assert use.kv_cache_fraction is not None
+
+
+def test_a_user_leaves_after_so_many_tokens(client):
+    leaving = [LoadRequest(f"fault={fault} a", 50, cancel_after_tokens=5) for fault in ("", "usage_at_the_end")]
+    records = client.send(window(leaving)).records
+    assert [Fault(fault) for fault in records["fault"]] == [Fault.LEFT, Fault.LEFT]
+    assert max(records["output_tokens"]) < 50
+
+
+def test_a_key_that_the_server_repeats_reaches_no_record(server, monkeypatch):
+    monkeypatch.setenv("TEST_KEY", wrong := "n0t-the-right-one")
+    with LoadClient(endpoint_of(server), processes=1) as client:
+        details = client.send(window([LoadRequest("a", 2)])).records.details
+    assert details == {Fault.REFUSED: "HTTP 401: Incorrect API key provided: ***"}
+    assert wrong not in str(details)
+
+
+def test_aiperf_is_not_let_to_it(server):
+    with pytest.raises(ConfigError, match=r"OpenAI's API|not installed"):
+        require_tool(endpoint_of(server))

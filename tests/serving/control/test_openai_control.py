@@ -1,0 +1,146 @@
+"""Somebody else's server of OpenAI's completions, as a staging server: taken for one candidate, probed, given back."""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.artifacts.golden import GoldenPrompt
+from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient, Unsupported
+from llm_pipeline.base.verdict import Judgement, Verdict
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.config.policy import StagingPolicy
+from llm_pipeline.config.server_place import OpenAiServer
+from llm_pipeline.serving.client import GenerationClient, GenerationRequest
+from llm_pipeline.serving.control import Candidate, ServerControl, endpoint_of, open_control
+from llm_pipeline.serving.endpoint_access import active_requests
+from llm_pipeline.serving.probes import probe
+from llm_pipeline.serving.triton_server import SlotBusy
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from openai_server import CONTEXT, OpenAiDouble
+
+POLICY = StagingPolicy(ready_timeout_seconds=0.1, minimum_golden_prompts=20)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[OpenAiDouble]:
+    with OpenAiDouble() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def golden(server: OpenAiDouble) -> list[GoldenPrompt]:
+    async def ask() -> list[GoldenPrompt]:
+        async with GenerationClient.of(at(server)) as client:
+            prompts = [f"a{number} b{number}" for number in range(24)]
+            texts = [(await client.generate(GenerationRequest(prompt, 12))).text for prompt in prompts]
+        return [GoldenPrompt(prompt=p, completion=t, maximum_tokens=12) for p, t in zip(prompts, texts, strict=True)]
+
+    return asyncio.run(ask())
+
+
+def at(server: OpenAiDouble, **changes: object) -> Endpoint:
+    return Endpoint(**{"url": server.url, "metrics_url": server.metrics_url, "openai_model": "llm", **changes})
+
+
+def control_of(endpoint: Endpoint, slot, context: int = CONTEXT) -> ServerControl:
+    limits = slot.target.limits.model_copy(update={"maximum_tokens_per_request": context})
+    target = slot.target.model_copy(update={"limits": limits})
+    changed = type(slot)(state=slot.state, release_name=slot.release_name, target=target)
+    return open_control(OpenAiServer(kind="openai", endpoint=endpoint), changed)
+
+
+def candidate(digest: str) -> Candidate:
+    return Candidate(Path("/nowhere"), digest * 64)
+
+
+def test_the_server_is_taken_for_one_candidate_and_given_back(server, staging_slot):
+    control = control_of(at(server), staging_slot)
+    assert control.find() is None
+    staged = control.start(candidate("c"), wait_seconds=5)
+    assert staged.endpoint == endpoint_of(
+        OpenAiServer(kind="openai", endpoint=at(server)), release_name="demo", target_name="cpu"
+    )
+    assert (staged.digest, staged.version, staged.pids) == ("c" * 64, 1, ())
+    assert control.start(candidate("c"), wait_seconds=5) == staged
+    with pytest.raises(SlotBusy, match="cccccccccccc"):
+        control.start(candidate("d"), wait_seconds=5)
+    another = control_of(at(server), staging_slot)  # as a process that never saw the start
+    assert another.find() == staged
+    another.stop(drain_seconds=1)
+    another.stop()
+    assert control.find() is None
+    assert control.start(candidate("d"), wait_seconds=5).digest == "d" * 64
+    control.stop()
+
+
+def test_a_server_that_is_not_there_yet_is_waited_for_and_a_wrong_one_is_not(server, staging_slot):
+    with pytest.raises(Transient, match="no server answers"):
+        control_of(at(server, url="http://127.0.0.1:9"), staging_slot).start(candidate("c"), wait_seconds=0)
+    with pytest.raises(IntegrityError, match="the models llm, not another"):
+        control_of(at(server, openai_model="another"), staging_slot).start(candidate("c"), wait_seconds=60)
+    with pytest.raises(Unsupported, match="requests of 512 tokens, and the target"):
+        control_of(at(server), staging_slot, context=513).start(candidate("c"), wait_seconds=60)
+    assert control_of(at(server), staging_slot).find() is None, "none of them took the server"
+
+
+def test_requests_in_flight_are_those_that_run_and_wait(server, staging_slot):
+    assert active_requests(at(server)) == 0
+    assert control_of(at(server), staging_slot).drain(1)
+    with OpenAiDouble(counts=False) as silent:
+        assert active_requests(at(silent)) is None
+        assert not control_of(at(silent), staging_slot).drain(0)
+
+
+def test_the_place_needs_a_model_and_an_existing_triton_has_none(server):
+    with pytest.raises(ValueError, match="openai_model must name"):
+        OpenAiServer(kind="openai", endpoint=at(server, openai_model=None))
+    with pytest.raises(ValueError, match="exclude each other"):
+        at(server, api_key_variable="A", header_variables={"authorization": "B"})
+
+
+def probed(server: OpenAiDouble, golden: list[GoldenPrompt], **changes: object) -> Judgement:
+    return asyncio.run(probe(at(server, **changes), golden, POLICY, version=1, timeout_seconds=10))
+
+
+def failed(judgement: Judgement) -> dict[str, Verdict]:
+    return {fact.name: fact.verdict for fact in judgement.evidence if fact.verdict is not Verdict.GO}
+
+
+def test_a_sound_server_passes_every_probe(server, golden):
+    judgement = probed(server, golden)
+    assert judgement.verdict is Verdict.GO, judgement.summary
+    assert len(judgement.evidence) == 11
+
+
+FAULTS = {
+    "drift": ("golden outputs reproduced", Verdict.NO_GO),
+    "other_model": ("first real generation", Verdict.NO_GO),
+    "no_end": ("streams equal whole answers", Verdict.NO_GO),
+    "reads_over_stops": ("generation stops at stop words", Verdict.NO_GO),
+    "replay": ("repeated prompts are generated again", Verdict.ANOMALOUS),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_server_that_is_wrong_fails_the_probe_of_its_fault(golden, fault):
+    name, verdict = FAULTS[fault]
+    with OpenAiDouble(fault=fault) as wrong:
+        judgement = probed(wrong, golden)
+    assert failed(judgement).get(name) is verdict, judgement.summary
+
+
+def test_without_metrics_nothing_is_known_of_clients_that_go_away(golden):
+    with OpenAiDouble(counts=False) as silent:
+        judgement = probed(silent, golden, metrics_url=None)
+    assert failed(judgement) == {"a client that goes away frees its place": Verdict.INCONCLUSIVE}
+
+
+def test_a_key_that_is_missing_is_said_before_anything_is_asked(server, staging_slot, monkeypatch):
+    monkeypatch.delenv("TEST_KEY", raising=False)
+    with pytest.raises(ConfigError, match="TEST_KEY must hold"):
+        control_of(at(server, api_key_variable="TEST_KEY"), staging_slot).start(candidate("c"), wait_seconds=5)
