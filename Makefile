@@ -38,6 +38,7 @@ model_tests := $(yielding) $(MODEL) -m pytest -q -o cache_dir=.pytest_cache/mode
 side_by_side := $(MAKE) --no-print-directory --jobs=3 --output-sync=target
 
 test: environments ## All tests, each under the interpreter that it needs
+	@$(CONTROL) -m compileall -q -j 2 llm_pipeline plugins # once, not in each of ten processes that begin at once
 	@$(side_by_side) test-servers test-calm test-model
 
 test-servers: # they wait for times and for one another: what yields takes the cores meanwhile

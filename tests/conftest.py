@@ -42,7 +42,7 @@ CALM = (
 """Rooms and files whose tests start no servers on fixed ports and may be slow: they yield to all others."""
 AIRFLOW = (
     "airflow/test_claim_dag_runs.py", "airflow/test_real_airflow.py", "airflow/test_real_watch.py",
-    "airflow/test_watch.py",
+    "airflow/test_stopped_airflow.py", "airflow/test_watch.py",
 )  # fmt: skip
 """Files of such rooms that take minutes of Airflow's processes, or would starve if they yielded."""
 NOT_CALM = ("store/test_lease.py",)

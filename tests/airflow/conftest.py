@@ -20,9 +20,10 @@ import pytest
 
 if TYPE_CHECKING:
     from in_process_runner import InProcess
+    from real_airflow import RealAirflow
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(REPOSITORY / "tests" / "doubles"), str(Path(__file__).parent)]
+sys.path[:0] = [str(REPOSITORY / "tests" / folder) for folder in ("doubles", "airflow", "hub")]
 STAGES = Path(__file__).parent / "stages_for_tests" / "run_stage.py"
 
 if importlib.util.find_spec("airflow") is None:  # the model environment
@@ -143,18 +144,33 @@ def make_project() -> Callable[..., Project]:
 
 
 @pytest.fixture(scope="session")
-def airflow_database(tmp_path_factory) -> str:
-    """Airflow's home with its database, which is made once for all processes of the test run."""
+def empty_database(tmp_path_factory) -> Path:
+    """Airflow's database without a run, which is made once for all processes of the test run."""
     base = tmp_path_factory.getbasetemp()
-    made = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "airflow.db"
+    made = (base.parent if "PYTEST_XDIST_TESTRUNUID" in os.environ else base) / "airflow.db"
     with made.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
             migrate = [sys.executable, "-m", "airflow", "db", "migrate"]
             subprocess.run(migrate, check=True, capture_output=True, timeout=900)
             Path(_HOME, "airflow.db").rename(made)
-    shutil.copyfile(made, f"{_HOME}/airflow.db")
+    return made
+
+
+@pytest.fixture(scope="session")
+def airflow_database(empty_database) -> str:
+    """The home of this process's Airflow, with its database."""
+    shutil.copyfile(empty_database, f"{_HOME}/airflow.db")
     return _HOME
+
+
+@pytest.fixture(scope="session")
+def real_airflow(tmp_path_factory, make_project, empty_database) -> Iterator[RealAirflow]:
+    """One Airflow with all its services; `test_stopped_airflow.py` runs last and stops it."""
+    from real_airflow import running
+
+    with running(tmp_path_factory.mktemp("airflow"), make_project, empty_database) as airflow:
+        yield airflow
 
 
 def pytest_sessionfinish() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -27,11 +28,18 @@ def triton_home() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_engine(model_python, tmp_path_factory) -> Path:
-    """An engine of a small random llama; `../checkpoint` is what it was built from."""
-    directory = tmp_path_factory.mktemp("tiny")
-    command = [str(model_python), "-W", "ignore", str(ROOT / "tests/engines/tiny_llama.py"), str(directory)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    subprocess.run(command, check=True, env=environment, stdout=sys.stderr, timeout=300)
+    """An engine of a small random llama; `../checkpoint` is what it was built from. Made once for all processes."""
+    base = tmp_path_factory.getbasetemp()
+    directory = (base.parent if "PYTEST_XDIST_TESTRUNUID" in os.environ else base) / "tiny"
+    made = directory / "made"
+    directory.mkdir(exist_ok=True)
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            command = [str(model_python), "-W", "ignore", str(ROOT / "tests/engines/tiny_llama.py"), str(directory)]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+            subprocess.run(command, check=True, env=environment, stdout=sys.stderr, timeout=300)
+            made.touch()
     return directory / "engine"
 
 

@@ -1,0 +1,129 @@
+"""One Airflow with all its services for all tests that need one: each start takes 40 s of a core."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from safetensors_files import write_safetensors
+
+from llm_pipeline.demo.airflow_client import AirflowAccess
+from llm_pipeline.demo.airflow_services import start_airflow, stop_airflow
+from llm_pipeline.demo.hub_repository import publish_revision
+
+if TYPE_CHECKING:
+    from .conftest import Project
+
+PORT = 18591
+WEBHOOK_SECRET = "whsec-canary-of-the-real-watch"
+SETTINGS = {
+    "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin,nobody:",
+    "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "6",  # how soon a dead triggerer's triggers are taken over
+    "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
+    "LLM_PIPELINE_WEBHOOK_SECRET": WEBHOOK_SECRET,
+}
+_WATCH = "watch: { poll_minutes: 60, quiet_minutes: 0 }\n"  # so that only the webhook, or a restart, makes it look
+
+
+@dataclass(frozen=True)
+class RealAirflow:
+    """A running Airflow and its releases.
+
+    Attributes:
+        home: Airflow's directory.
+        access: Where it answers.
+        release: The releases `tiny` and `one_target`, of two targets and of one; a person approves.
+        watched: The release `watched`, started by what the hub publishes; its download fails.
+        hub: The directory of the hub's repositories.
+    """
+
+    home: Path
+    access: AirflowAccess
+    release: Project
+    watched: Project
+    hub: Path
+
+    def start(self) -> AirflowAccess:
+        """Start what does not run."""
+        return start_airflow(self.home, PORT, releases=self.release.config.parent, settings=SETTINGS)
+
+    def token(self, user: str) -> dict[str, str]:
+        """The headers of a user who is logged in."""
+        password = json.loads((self.home / "passwords.json").read_text())[user]
+        answer = httpx.post(f"{self.access.url}/auth/token", json={"username": user, "password": password})
+        return {"Authorization": f"Bearer {answer.json()['access_token']}"}
+
+
+@contextmanager
+def running(root: Path, make_project: Callable[..., Project], empty_database: Path) -> Iterator[RealAirflow]:
+    """An Airflow below `root`, with a hub of its own."""
+    home, hub = root / "airflow", root / "hub"
+    for directory in (home, root / "release", root / "watched"):
+        directory.mkdir()
+    shutil.copyfile(empty_database, home / "airflow.db")
+    (home / "migrated").write_text(version("apache-airflow"))
+    publish(hub)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "llm_pipeline.demo.hub_server", "--root", str(hub), "--port", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    release = _release(make_project(root / "release", approval=True))
+    watched = _watched(release, root / "watched", f"http://127.0.0.1:{port}")
+    access = AirflowAccess("", "", "")
+    airflow = RealAirflow(home=home, access=access, release=release, watched=watched, hub=hub)
+    try:
+        yield replace(airflow, access=airflow.start())
+    finally:
+        stop_airflow(home)
+        server.kill()
+        server.wait()
+
+
+def publish(hub: Path, *, weights: int = 4096, readme: bytes = b"# Tiny") -> str:
+    """Publish the model, with so many bytes of weights; returns the commit."""
+    directory = hub.parent / "source"
+    directory.mkdir(exist_ok=True)
+    write_safetensors(directory / "model.safetensors", {"weight": ("U8", [weights], b"")})
+    (directory / "config.json").write_text("{}")
+    (directory / "README.md").write_bytes(readme)
+    return publish_revision(hub, "demo/tiny", directory, "upload")
+
+
+def until(condition: Callable[[], Any], seconds: float = 300.0, *, look_seconds: float = 0.5) -> Any:
+    """What the condition gives as soon as it is true; looks at Airflow's API take the API server 50 ms of a core."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(look_seconds)
+    return found
+
+
+def _release(project: Project) -> Project:
+    policy = project.root / "configs/policies/quick.yaml"
+    policy.write_text(policy.read_text().replace("[5, 100]", "[5, 100], approve_before_percent: [100]"))
+    one_target = project.config.read_text().replace("[cpu-a, cpu-b]", "[cpu-a]")
+    project.config.with_name("one_target.yaml").write_text(one_target)
+    return project
+
+
+def _watched(release: Project, root: Path, hub_endpoint: str) -> Project:
+    shutil.copy(release.root / "python", root)
+    deployments = release.root / "configs/deployments"
+    text = (deployments / "here.yaml").read_text().replace(str(release.root), str(root))
+    (deployments / "watched.yaml").write_text(f"{text}hub: {{ endpoint: '{hub_endpoint}' }}\n")
+    config = release.config.with_name("watched.yaml")
+    config.write_text(release.config.read_text().replace("deployment: here", "deployment: watched") + _WATCH)
+    watched = replace(release, root=root, config=config)
+    watched.script(download={"error": "terminal"})  # what comes after the first stage is other tests' matter
+    return watched
