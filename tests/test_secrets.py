@@ -32,6 +32,7 @@ from urllib.parse import quote
 import pytest
 
 from llm_pipeline.adapters.envoy.process import start_router, stop_router
+from llm_pipeline.adapters.local.runner import ProcessRunner
 from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
 from llm_pipeline.base import detached
 from llm_pipeline.base.digest import sha256_bytes
@@ -46,7 +47,6 @@ from llm_pipeline.demo.hub_repository import HubAccessRules, publish_revision, r
 from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.sources import open_source
 from llm_pipeline.release.contract import StageRequest
-from llm_pipeline.runners.process import ProcessRunner
 from llm_pipeline.runners.runner import Job, Placement
 from llm_pipeline.stages.download import download_config
 from llm_pipeline.store import open_store

@@ -8,7 +8,7 @@ MODEL_NAME = "llm"
 MODEL_VERSION = 1
 CONFIG_FILE = "config.pbtxt"
 MODEL_FILE = "model.py"
-BASE_FILE = "llm_model_base.py"
+BASE_FILES = ("llm_model_base.py", "served_model.py")
 ENGINE_DIRECTORY = "engine"
 """Beside `model.py`, with `engine.json`: of every repository, whatever its engine is."""
 

@@ -72,20 +72,20 @@ _OURS: Mapping[Group, Mapping[str, str]] = {
         "cloudwatch": "llm_pipeline.adapters.aws.cloudwatch:ADAPTER",
     },
     "server_controls": {
-        "local": "llm_pipeline.serving.control.local:ADAPTER",
-        "existing": "llm_pipeline.serving.control.existing:ADAPTER",
-        "openai": "llm_pipeline.serving.control.openai:ADAPTER",
+        "local": "llm_pipeline.adapters.local.server:ADAPTER",
+        "existing": "llm_pipeline.adapters.existing_triton.server:ADAPTER",
+        "openai": "llm_pipeline.adapters.openai.server:ADAPTER",
         "docker": "llm_pipeline.adapters.docker.server:ADAPTER",
         "kubernetes": "llm_pipeline.adapters.kubernetes.server:ADAPTER",
     },
     "runners": {
-        "process": "llm_pipeline.runners.process:ADAPTER",
+        "process": "llm_pipeline.adapters.local.runner:ADAPTER",
         "docker": "llm_pipeline.adapters.docker.runner:ADAPTER",
         "kubernetes": "llm_pipeline.adapters.kubernetes.runner:ADAPTER",
     },
     "stores": {
-        "file": "llm_pipeline.store.local:ADAPTER",
-        "s3": "llm_pipeline.store.s3:ADAPTER",
+        "file": "llm_pipeline.adapters.local.store:ADAPTER",
+        "s3": "llm_pipeline.adapters.s3.store:ADAPTER",
     },
     "notifications": {
         "webhook": "llm_pipeline.adapters.webhook.channel:ADAPTER",

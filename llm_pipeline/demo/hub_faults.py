@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Literal
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.records import Frozen
 
 _CHUNK = 16 * 1024
 _STALL_SECONDS = 1.0
@@ -23,7 +24,7 @@ ENTITY_TAG: web.RequestKey[str] = web.RequestKey("entity_tag", str)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Fault(BaseModel):
+class Fault(Frozen):
     """One thing that goes wrong.
 
     Attributes:
@@ -37,8 +38,6 @@ class Fault(BaseModel):
         headers: More headers of a `status` fault.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     kind: Literal["cut", "short", "stall", "status", "corrupt", "slow", "no_range"]
     path_ends_with: str = ""
     method: Literal["GET", "HEAD"] | None = "GET"
@@ -46,7 +45,7 @@ class Fault(BaseModel):
     after_bytes: int = Field(default=0, ge=0)
     status: int = Field(default=503, ge=200, le=599)
     retry_after_seconds: int | None = None
-    headers: dict[str, str] = {}
+    headers: dict[str, str] = Field(default={})
     bytes_per_second: int = Field(default=65536, ge=1)
 
 

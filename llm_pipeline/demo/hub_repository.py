@@ -14,10 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from llm_pipeline.base.digest import sha256_bytes, sha256_file
+from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.hub.git_ids import blob_id, commit_id, lfs_pointer
 
 _LARGE_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".model", ".zip", ".gz"}
@@ -25,11 +25,7 @@ _LARGE_BYTES = 10 * 1024 * 1024
 _IGNORED_DIRECTORIES = {".git", ".cache"}
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class HubEntry(_Record):
+class HubEntry(Frozen):
     """One file of a commit.
 
     Attributes:
@@ -49,7 +45,7 @@ class HubEntry(_Record):
     pointer_size: int = 0
 
 
-class HubCommit(_Record):
+class HubCommit(Frozen):
     """A published state of a repository."""
 
     id: str
@@ -58,7 +54,7 @@ class HubCommit(_Record):
     files: tuple[HubEntry, ...]
 
 
-class HubAccessRules(_Record):
+class HubAccessRules(Frozen):
     """Who may read a repository (`access.json`).
 
     Attributes:
@@ -107,14 +103,14 @@ def publish_revision(root: Path, model_id: str, directory: Path, message: str, *
     record = repository / "commits" / f"{commit}.json"
     if not record.exists():
         described = HubCommit(id=commit, message=message, created_at=datetime.now(UTC), files=entries)
-        _write_atomically(record, described.model_dump_json(indent=1))
-    _write_atomically(repository / "refs" / branch, commit)
+        _write(record, described.model_dump_json(indent=1))
+    _write(repository / "refs" / branch, commit)
     return commit
 
 
 def restrict(root: Path, model_id: str, rules: HubAccessRules) -> None:
     """Set who may read a repository."""
-    _write_atomically(root / model_id / "access.json", rules.model_dump_json(indent=1))
+    _write(root / model_id / "access.json", rules.model_dump_json(indent=1))
 
 
 def _files_of(directory: Path) -> Iterable[Path]:
@@ -146,11 +142,9 @@ def _add_blob(repository: Path, directory: Path, relative: Path) -> HubEntry:
     )
 
 
-def _write_atomically(path: Path, text: str) -> None:
+def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    temporary.replace(path)
+    replace_durably(path, text.encode())
 
 
 class HubRepository:
@@ -179,7 +173,7 @@ class HubRepository:
         return {
             path.relative_to(refs).as_posix(): path.read_text().strip()
             for path in sorted(refs.rglob("*"))
-            if path.is_file() and not path.name.startswith(".")
+            if path.is_file() and path.suffix != ".partial"  # one that is being written
         }
 
     def commit(self, revision: str) -> HubCommit | None:

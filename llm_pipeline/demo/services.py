@@ -6,15 +6,15 @@ import json
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from llm_pipeline.base import detached
+from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import ConfigError, StageCrashed, Transient
 from llm_pipeline.base.logging import LogRelay, get_logger
 from llm_pipeline.config.deployment import Deployment
@@ -127,15 +127,13 @@ def generate(deployment: Deployment, prompt: str, maximum_tokens: int = 8) -> st
         Transient: Production does not answer.
     """
     port = router_port(deployment)
+    url = f"http://127.0.0.1:{port}/v2/models/llm/generate"
     body = json.dumps({"text_input": prompt, "max_tokens": maximum_tokens}).encode()
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v2/models/llm/generate", data=body, headers={"Content-Type": "application/json"}
-    )
     try:
-        with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310 - a loopback address of ours
-            return str(json.load(response)["text_output"]).strip()
-    except (urllib.error.URLError, KeyError, ValueError) as error:
-        raise Transient(f"production does not answer: {error}", where=request.full_url) from error
+        answer = call(url, seconds=30, method="POST", headers={"Content-Type": "application/json"}, body=body)
+        return str(json.loads(answer.body)["text_output"]).strip()
+    except (OSError, KeyError, ValueError) as error:
+        raise Transient(f"production does not answer: {error!r}", where=url) from error
 
 
 def stop_everything(layout: DemoLayout) -> list[str]:
@@ -177,12 +175,17 @@ def _relayed(process: subprocess.Popen[str]) -> Iterator[str]:
 
 def _await_answer(url: str, record: Path, log_file: Path, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
-    while True:
-        try:
-            with urllib.request.urlopen(url, timeout=5):  # noqa: S310 - a loopback address of ours
-                return
-        except (urllib.error.URLError, ConnectionError) as error:
-            process = detached.load(record)
-            if process is None or not process.alive or time.monotonic() > deadline:
-                raise Transient(f"no answer: {error}", where=url, hint=f"see {log_file}") from error
-            time.sleep(0.1)
+    while (reason := _silence(url)) is not None:
+        process = detached.load(record)
+        if process is None or not process.alive or time.monotonic() > deadline:
+            raise Transient(f"no answer: {reason}", where=url, hint=f"see {log_file}")
+        time.sleep(0.1)
+
+
+def _silence(url: str) -> str | None:
+    """Why a URL does not answer 200 yet; None when it does."""
+    try:
+        status = call(url, seconds=5).status
+    except OSError as error:
+        return str(error)
+    return None if status == HTTPStatus.OK else f"HTTP {status}"

@@ -19,11 +19,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from llm_pipeline.base.entry import ArgumentParser, entry_point
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger, write_json_lines
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
 
 log = get_logger(__name__)
@@ -37,10 +36,8 @@ _REASON_CHARACTERS = 120
 _ERRORS_KEPT = 20
 
 
-class FailedRequest(BaseModel):
+class FailedRequest(Frozen):
     """One request that a user did not get a proper answer to."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     sent_at: datetime
     streaming: bool
@@ -48,7 +45,7 @@ class FailedRequest(BaseModel):
     reason: str
 
 
-class TrafficRecord(BaseModel):
+class TrafficRecord(Frozen):
     """What became of the traffic so far.
 
     Attributes:
@@ -60,8 +57,6 @@ class TrafficRecord(BaseModel):
         p50_milliseconds: Median time to the last byte, over the newest answers; None before the first.
         p95_milliseconds: 95th percentile of the same.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     started_at: datetime
     updated_at: datetime

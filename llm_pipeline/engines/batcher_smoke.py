@@ -1,4 +1,4 @@
-"""What a batcher answers and how fast: the measurement at the end of a build whose engine batches tokens itself."""
+"""The measurement at the end of a build: whether the loaded model answers as the judged checkpoint, and how fast."""
 
 from __future__ import annotations
 
@@ -9,12 +9,37 @@ from typing import Any, NamedTuple, Protocol
 
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.errors import IntegrityError, Unsupported
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.golden_match import golden_match
+
+log = get_logger(__name__)
+LEAST_GOLDEN_MATCH = 0.5
+"""Kernels and batch sizes differ between runtimes, and greedy texts part at near ties; a broken load matches none."""
 
 _MEASURED_TOKENS = 128
 _MOST_SEQUENCES = 64
 _POLL_SECONDS = 1.0
+
+
+def golden_match(golden: Sequence[GoldenPrompt], completions: Sequence[str]) -> float:
+    """Share of the golden prompts that were answered alike, as the probes compare it.
+
+    Raises:
+        IntegrityError: It is below the floor.
+    """
+    pairs = list(zip(golden, completions, strict=True))
+    different = [(prompt, text) for prompt, text in pairs if prompt.completion.strip() != text.strip()]
+    fraction = 1 - len(different) / len(pairs)
+    log.info("compared with the golden prompts", prompts=len(pairs), golden_match_fraction=fraction)
+    if fraction < LEAST_GOLDEN_MATCH:
+        prompt, text = different[0]
+        raise IntegrityError(
+            f"the loaded model answers {fraction:.0%} of {len(pairs)} golden prompts as the checkpoint that was judged "
+            f"({LEAST_GOLDEN_MATCH:.0%} are needed): to {prompt.prompt!r} it wrote {text!r} "
+            f"instead of {prompt.completion!r}",
+            hint="the runtime reads the checkpoint in another way: look at its quantization, tokenizer and options",
+        )
+    return fraction
 
 
 class BatchedOutput(Protocol):

@@ -12,11 +12,11 @@ from llm_pipeline.catalog.runtime_versions import Problem, known_versions, versi
 from llm_pipeline.catalog.tables import containers, find_gpu
 from llm_pipeline.config.quantization import CheckpointRanks, KvCacheFormat, WeightFormat
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.llm_args.dialects import dialect_of
+from llm_pipeline.engines.llm_args.recorded_schema import dialect_of
 from llm_pipeline.engines.llm_args.rendering import render_llm_args
 from llm_pipeline.engines.trtllm_build.checkpoint import refuse_other_ranks
 from llm_pipeline.engines.trtllm_build.command import PROGRAM, command_problems
-from llm_pipeline.engines.trtllm_build.foreseen import refuse_lost_features
+from llm_pipeline.engines.trtllm_build.output_check import refuse_lost_features
 from llm_pipeline.planning.interconnect import interconnect_warnings
 from llm_pipeline.planning.unread_options import unread_warnings
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import tensorrt_llm_names

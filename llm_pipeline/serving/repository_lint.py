@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from llm_pipeline.artifacts.engine_description import ENGINE_FILE, EngineDescription
 from llm_pipeline.artifacts.repository_layout import (
-    BASE_FILE,
+    BASE_FILES,
     CONFIG_FILE,
     ENGINE_DIRECTORY,
     INPUTS,
@@ -100,8 +100,8 @@ def _needed(version: Path) -> tuple[str, ...]:
     try:
         builder = EngineDescription.read(version / ENGINE_DIRECTORY).facts.builder
     except IntegrityError:
-        return (BASE_FILE, f"{ENGINE_DIRECTORY}/{ENGINE_FILE}")
-    return (BASE_FILE, *engine_adapter(builder).files)
+        return (*BASE_FILES, f"{ENGINE_DIRECTORY}/{ENGINE_FILE}")
+    return (*BASE_FILES, *engine_adapter(builder).files)
 
 
 def _link_problems(directory: Path) -> Iterator[str]:

@@ -6,9 +6,8 @@ from llm_pipeline.base.adapters import adapter
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.local import LocalStore
 
-__all__ = ["ArtifactStore", "LocalStore", "open_store"]
+__all__ = ["ArtifactStore", "open_store"]
 
 
 def open_store(config: StoreConfig | str) -> ArtifactStore:

@@ -11,9 +11,8 @@ from llm_pipeline.artifacts.host_facts import read_host_facts
 from llm_pipeline.base.entry import ArgumentParser, entry_point
 from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.base.logging import write_readable_lines
-from llm_pipeline.verification.bench import Bench, versions
+from llm_pipeline.verification.bench import Bench, Prepared, versions
 from llm_pipeline.verification.installed import ask_installed
-from llm_pipeline.verification.prepared import Prepared
 from llm_pipeline.verification.report import Report, table
 from llm_pipeline.verification.steps import run_steps
 

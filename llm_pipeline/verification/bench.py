@@ -1,4 +1,4 @@
-"""What the steps work on: the host's own target, the prepared checkpoints, and where results go."""
+"""What the steps work on: the host as a target, the prepared checkpoints, and where results go."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden
 from llm_pipeline.artifacts.host_facts import HostFacts
 from llm_pipeline.base.digest import sha256_bytes
-from llm_pipeline.base.errors import Unsupported
+from llm_pipeline.base.errors import IntegrityError, Unsupported, unless_io
 from llm_pipeline.base.json_document import read_object
-from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.catalog.tables import Gpu, find_container, gpus
 from llm_pipeline.config.engine_options import EngineBuildOptions
+from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.runtime_options import KvCacheOptions, RuntimeOptions
 from llm_pipeline.config.target import EngineBuilderName, EngineLimits, Target
-from llm_pipeline.engines.builder import BuildInputs
+from llm_pipeline.engines.builder import BaselinePrecision, BuildInputs
 from llm_pipeline.model_facts.context import context_length
 from llm_pipeline.model_facts.words import ConfigWords
 from llm_pipeline.verification.installed import InstalledRuntime
-from llm_pipeline.verification.prepared import (
-    CHECKPOINT_DIRECTORY,
-    TENSORRT_LLM_DIRECTORY,
-    Prepared,
-    PreparedCheckpoint,
-)
 from llm_pipeline.verification.report import Seen
 
+PREPARED_FILE = "prepared.json"
+CHECKPOINT_DIRECTORY = "checkpoint"
+TENSORRT_LLM_DIRECTORY = "tensorrt_llm_checkpoint"
 _MEMORY_TOLERANCE = 0.06
 _MOST_TOKENS = 512
 _TIME_LIMIT_MINUTES = 30.0
@@ -46,6 +46,54 @@ _DISTRIBUTIONS = {
     "transformers": ("transformers",),
     "numpy": ("numpy",),
 }
+
+
+class PreparedCheckpoint(Frozen):
+    """One checkpoint, in the directory of its recipe's name, with its golden prompts beside it.
+
+    Attributes:
+        recipe: How it was quantized.
+        refused: Why it could not be made; empty when it was.
+    """
+
+    recipe: QuantizationRecipe
+    refused: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its recipe's name."""
+        return self.recipe.name
+
+
+class Prepared(Frozen):
+    """The content of `prepared.json`.
+
+    Attributes:
+        model: The hub's name and commit, or what was trained.
+        dtype: Precision of the baseline.
+        checkpoints: One for each recipe; the first is the baseline, and one is for the engine compiler.
+    """
+
+    model: str
+    dtype: BaselinePrecision
+    checkpoints: tuple[PreparedCheckpoint, ...]
+
+    def write(self, directory: Path) -> None:
+        """Write it into the directory of the checkpoints."""
+        (directory / PREPARED_FILE).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+    @staticmethod
+    def read(directory: Path) -> Prepared:
+        """Read it.
+
+        Raises:
+            IntegrityError: It is missing or not one.
+        """
+        path = directory / PREPARED_FILE
+        try:
+            return Prepared.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise unless_io(error, IntegrityError(f"nothing was prepared here: {error}", where=str(path))) from error
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,9 @@ from llm_pipeline.engines import tool_process
 from llm_pipeline.engines.builder import engine_builder
 from llm_pipeline.engines.trtllm_build.command import PROGRAM
 from llm_pipeline.engines.trtllm_build.output_check import CONFIG_FILE
-from llm_pipeline.engines.trtllm_build.timing_cache import blames_timing_cache
-from llm_pipeline.verification.bench import Bench
-from llm_pipeline.verification.flag_comparison import flag_differences, read_help
-from llm_pipeline.verification.prepared import PreparedCheckpoint
+from llm_pipeline.engines.trtllm_build.progress import blames_timing_cache
+from llm_pipeline.verification.bench import Bench, PreparedCheckpoint
+from llm_pipeline.verification.comparisons import flag_differences, read_help
 from llm_pipeline.verification.report import Seen, Skipped
 
 _BUILDER: EngineBuilderName = "tensorrt_llm_engine"

@@ -17,13 +17,12 @@ from llm_pipeline.catalog.tables import Column
 from llm_pipeline.config.target import EngineBuilderName
 from llm_pipeline.engines.builder import engine_builder
 from llm_pipeline.engines.failures import BuildFailed
-from llm_pipeline.engines.llm_args.dialects import dialect_of
+from llm_pipeline.engines.llm_args.recorded_schema import dialect_of
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
 from llm_pipeline.planning.formats import Platform, kv_support, weights_support, worse
 from llm_pipeline.planning.target_memory import judge_memory
-from llm_pipeline.verification.bench import Bench
-from llm_pipeline.verification.prepared import PreparedCheckpoint
+from llm_pipeline.verification.bench import Bench, PreparedCheckpoint
 from llm_pipeline.verification.report import Seen, Skipped
 
 _BUILDER: EngineBuilderName = "tensorrt_llm_llmapi"

@@ -18,7 +18,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.quantization import CALIBRATED, Calibration, CalibrationSource, QuantizationRecipe
 from llm_pipeline.demo.tasks import distinct, stream
 from llm_pipeline.engines.builder import BaselinePrecision
-from llm_pipeline.verification.prepared import (
+from llm_pipeline.verification.bench import (
     CHECKPOINT_DIRECTORY,
     TENSORRT_LLM_DIRECTORY,
     Prepared,

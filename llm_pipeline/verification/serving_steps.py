@@ -15,14 +15,13 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.policy import StagingPolicy
-from llm_pipeline.engines.golden_match import LEAST_GOLDEN_MATCH
+from llm_pipeline.engines.batcher_smoke import LEAST_GOLDEN_MATCH
 from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.ports import LOOPBACK
 from llm_pipeline.serving.probes import probe
 from llm_pipeline.serving.repository_links import read_links
 from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server
-from llm_pipeline.verification.bench import Bench
-from llm_pipeline.verification.prepared import PreparedCheckpoint
+from llm_pipeline.verification.bench import Bench, PreparedCheckpoint
 from llm_pipeline.verification.report import Seen, Skipped
 
 OUR_METRICS = ("llm_active_requests", "llm_input_tokens_total", "llm_requests_total", "llm_tokens_total")

@@ -7,12 +7,11 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.engines.llm_args.dialects import dialect_of
-from llm_pipeline.engines.llm_args.recorded_schema import recorded_schema
+from llm_pipeline.engines.llm_args.recorded_schema import dialect_of, recorded_schema
 from llm_pipeline.verification import engine_steps, loading_steps, serving_steps
 from llm_pipeline.verification.bench import Bench, look_at_container
+from llm_pipeline.verification.comparisons import schema_differences
 from llm_pipeline.verification.report import Row, Seen, take
-from llm_pipeline.verification.schema_comparison import schema_differences
 
 Step = Callable[[], Seen]
 

@@ -15,6 +15,7 @@ from http_slots import HttpSlots
 
 from llm_pipeline.adapters.envoy.process import start_router, stop_router
 from llm_pipeline.adapters.envoy.router import EnvoyRouter
+from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base import detached
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement
@@ -22,7 +23,6 @@ from llm_pipeline.canary.record import CanaryRecord, read_record
 from llm_pipeline.canary.router import SlotName, all_to
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.router_place import EnvoyPlace
-from llm_pipeline.store.local import LocalStore
 
 STABLE = ArtifactRef(kind="model_repository", digest="a" * 64)
 CANDIDATE = ArtifactRef(kind="model_repository", digest="b" * 64)

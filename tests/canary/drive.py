@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from http_slots import HttpSlots
 
 from llm_pipeline.adapters.envoy.process import find_router
+from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.logging import write_json_lines
 from llm_pipeline.base.records import ArtifactRef
@@ -29,7 +30,6 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.local import LocalStore
 from llm_pipeline.store.pointers import Pointer
 
 

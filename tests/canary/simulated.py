@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import JsonValue
 from simulated_log import AccessLog
 
+from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import ConfigError, Fenced, Transient
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement
@@ -29,7 +30,6 @@ from llm_pipeline.canary.traffic import LoggedTraffic, Traffic
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.serving.slot_fence import FencingToken, admit, newest_token
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.local import LocalStore
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.approvals import ask, read_approval
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, set_current_canary
 from llm_pipeline.cli import main
-from llm_pipeline.store.local import LocalStore
 
 
 @pytest.fixture

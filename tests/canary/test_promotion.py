@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.patience import Patience
@@ -13,7 +14,6 @@ from llm_pipeline.operations.acting import PlaceBusy
 from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote
 from llm_pipeline.operations.served_place import roll_back_at
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.local import LocalStore
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase
 from llm_pipeline.canary.taken_back import taken_back_judgement
-from llm_pipeline.store.local import LocalStore
 
 REPOSITORY = ArtifactRef(kind="model_repository", digest="a" * 64)
 

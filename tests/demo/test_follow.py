@@ -9,7 +9,7 @@ import pytest
 
 from llm_pipeline.demo.airflow_client import TaskState
 from llm_pipeline.demo.console import Console
-from llm_pipeline.demo.follow import FollowedRun
+from llm_pipeline.demo.releases import FollowedRun
 
 
 def airflow(log: list[str]) -> Any:

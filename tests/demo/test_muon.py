@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from llm_pipeline.demo.muon import Muon, orthogonalized
+from llm_pipeline.demo.train import Muon, orthogonalized
 
 SETTINGS = {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.01}
 

@@ -21,18 +21,15 @@ from pydantic import BaseModel, ConfigDict
 from llm_pipeline.artifacts.golden import GoldenPrompt, write_golden
 from llm_pipeline.artifacts.host_facts import read_host_facts
 from llm_pipeline.engines.failures import BuildFailed
-from llm_pipeline.engines.llm_args.dialects import DIALECTS
-from llm_pipeline.engines.llm_args.recorded_schema import recorded_schema
+from llm_pipeline.engines.llm_args.recorded_schema import DIALECTS, recorded_schema
 from llm_pipeline.serving.triton_server import start_server
 from llm_pipeline.verification import loading_steps, serving_steps
 from llm_pipeline.verification.__main__ import main
-from llm_pipeline.verification.bench import Bench
-from llm_pipeline.verification.flag_comparison import flag_differences, read_help
+from llm_pipeline.verification.bench import Bench, Prepared, PreparedCheckpoint
+from llm_pipeline.verification.comparisons import flag_differences, read_help, schema_differences
 from llm_pipeline.verification.installed import InstalledRuntime, PlainSchema
 from llm_pipeline.verification.preparation import recipes
-from llm_pipeline.verification.prepared import Prepared, PreparedCheckpoint
 from llm_pipeline.verification.report import Seen, Skipped, take
-from llm_pipeline.verification.schema_comparison import schema_differences
 from llm_pipeline.verification.steps import run_steps, steps_of
 
 TESTS = Path(__file__).parents[1]

@@ -12,7 +12,7 @@ pytest.importorskip("modelopt")
 
 from llm_pipeline.artifacts.golden import read_golden
 from llm_pipeline.verification import preparation
-from llm_pipeline.verification.prepared import Prepared
+from llm_pipeline.verification.bench import Prepared
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
 

@@ -16,15 +16,16 @@ from trtllm_checkpoint import write_trtllm_checkpoint
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.failures import classify_failure
-from llm_pipeline.engines.trtllm_build.checkpoint import read_build_checkpoint, refuse_other_ranks
-from llm_pipeline.engines.trtllm_build.checkpoint_config import CheckpointConfig
+from llm_pipeline.engines.trtllm_build.checkpoint import CheckpointConfig, read_build_checkpoint, refuse_other_ranks
 from llm_pipeline.engines.trtllm_build.command import command_problems, render_build_command
-from llm_pipeline.engines.trtllm_build.flag_rules import flag_problems
-from llm_pipeline.engines.trtllm_build.flag_table import build_flags, refused_on, removed_flags
-from llm_pipeline.engines.trtllm_build.foreseen import context_attention, foresee, refuse_lost_features
-from llm_pipeline.engines.trtllm_build.output_check import check_engine
-from llm_pipeline.engines.trtllm_build.progress import BuildProgress
-from llm_pipeline.engines.trtllm_build.timing_cache import TimingCache, blames_timing_cache
+from llm_pipeline.engines.trtllm_build.flags import build_flags, flag_problems, refused_on, removed_flags
+from llm_pipeline.engines.trtllm_build.output_check import (
+    check_engine,
+    context_attention,
+    predict_config,
+    refuse_lost_features,
+)
+from llm_pipeline.engines.trtllm_build.progress import BuildProgress, TimingCache, blames_timing_cache
 
 DOUBLES = Path(__file__).parents[1] / "doubles"
 
@@ -454,12 +455,12 @@ def test_integer_formats_are_refused_on_blackwell_before_the_build(algorithm, kv
         refuse_lost_features(off, algorithm, kv_algorithm, "sm100")
 
 
-def test_the_lengths_of_a_speculative_engine_are_foreseen(tmp_path):
+def test_the_lengths_of_a_speculative_engine_are_predicted(tmp_path):
     limits = {"maximum_sequences": 256, "maximum_tokens_per_request": 1024, "maximum_batched_tokens": 2048}
     speculative = {"method": "draft_model", "draft_tokens": 63, "draft_model": "/d"}
     of = target(runtime={"speculative": speculative}, limits=limits)
     checkpoint = read_build_checkpoint(write_trtllm_checkpoint(tmp_path / "in"), of)
-    build = foresee(of, checkpoint.config, "sm90").build
+    build = predict_config(of, checkpoint.config, "sm90").build
     assert build["max_seq_len"] == (1024 + 63,)
     assert build["max_num_tokens"] == (256 * 64,)
 
@@ -472,20 +473,20 @@ def engine(tmp_path):
     """A right engine of two ranks, and a function that checks it."""
     of = target(2, build={"flags": {"fast_build": True, "weight_streaming": True}})
     checkpoint = read_build_checkpoint(write_trtllm_checkpoint(tmp_path / "in", tensor=2), of)
-    foreseen = foresee(of, checkpoint.config, "sm90")
+    predicted = predict_config(of, checkpoint.config, "sm90")
     made = tmp_path / "engine"
     made.mkdir()
     for rank, size in enumerate(checkpoint.rank_bytes):
         (made / f"rank{rank}.engine").write_bytes(bytes(size // 2))
         (made / f"rank{rank}_managed_weights.safetensors").write_bytes(bytes(size // 2))
-    plugins = {name: legal[0] for name, legal in foreseen.plugins.items()}
+    plugins = {name: legal[0] for name, legal in predicted.plugins.items()}
     document = {
         "version": "1.2.1",
         "pretrained_config": json.loads((checkpoint.directory / "config.json").read_text()),
-        "build_config": {**{name: legal[0] for name, legal in foreseen.build.items()}, "plugin_config": plugins},
+        "build_config": {**{name: legal[0] for name, legal in predicted.build.items()}, "plugin_config": plugins},
     }
     (made / "config.json").write_text(json.dumps(document))
-    return made, document, lambda: check_engine(made, of, checkpoint, foreseen)
+    return made, document, lambda: check_engine(made, of, checkpoint, predicted)
 
 
 def test_a_right_engine_passes_without_a_warning(engine, caplog):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.operations.replacement import replace
-from llm_pipeline.store.local import LocalStore
 from llm_pipeline.store.places import claim_place, holder_of
 
 OURS, THEIRS = "demo/ours", "demo/theirs"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.config.quantization import Calibration, QuantizationRecipe
 from llm_pipeline.quantization import calibration_store, modelopt_quantizer, validation
 from llm_pipeline.quantization.calibration_passes import CalibrationPasses
@@ -24,7 +25,6 @@ from llm_pipeline.release.execute import execute
 from llm_pipeline.stages.quantize import QuantizeConfig
 from llm_pipeline.store import open_store
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.local import LocalStore
 
 STEPS = {
     "calibrated, before it is saved": (CalibrationState, "save"),

@@ -17,6 +17,7 @@ from llm_pipeline.accuracy.gate import judge_pairs
 from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.paired import pair_items
 from llm_pipeline.accuracy.sequential import decision_rule
+from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.records import ArtifactRef, Metric
@@ -40,7 +41,6 @@ from llm_pipeline.hub.resolve import PinnedModel
 from llm_pipeline.release.contract import StageFailure, StageResult, Timings
 from llm_pipeline.release.execute import failure_name, results_name
 from llm_pipeline.release.record import ReleaseRecord, record_name
-from llm_pipeline.store.local import LocalStore
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.adapters.local.runner import ProcessRunner
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ConfigError, StageCrashed
-from llm_pipeline.runners.process import ProcessRunner
 from llm_pipeline.runners.runner import Placement
 
 

@@ -220,7 +220,7 @@ def test_the_autoscaler_scales_the_workload_at_four_fifths_of_what_its_engine_ho
 
 
 def test_the_metric_is_one_that_every_served_model_has():
-    code = (HERE.parents[1] / "llm_pipeline/serving/models/llm_model_base.py").read_text()
+    code = (HERE.parents[1] / "llm_pipeline/serving/models/served_model.py").read_text()
     (metric,) = manifests_of("llama_8b_h100_hpa")["HorizontalPodAutoscaler"]["spec"]["metrics"]
     assert f'family(name="{metric["pods"]["metric"]["name"]}"' in code
     query = manifests_of("l40s_engine")["ScaledObject"]["spec"]["triggers"][0]["metadata"]["query"]

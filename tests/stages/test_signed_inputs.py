@@ -7,12 +7,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
+from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.store import Signing, StoreConfig
 from llm_pipeline.release import execute as execution
 from llm_pipeline.release.contract import Stage, StageContext, StageFailure, StageOutput, StageRequest, StageResult
-from llm_pipeline.store import LocalStore
 
 
 class NoConfig(ConfigModel):

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from signing_keys import signing_with_new_keys
 
+from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.config.model import ConfigModel
@@ -22,7 +23,7 @@ from llm_pipeline.quantization.calibration_store import calibration_document, sh
 from llm_pipeline.release import execute as execution
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput, StageRequest, StageResult
 from llm_pipeline.release.execute import record_name, results_name, trusted_stage_record
-from llm_pipeline.store import LocalStore, open_store
+from llm_pipeline.store import open_store
 from llm_pipeline.store.provenance import Provenance
 from llm_pipeline.store.signed_documents import require_signed
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.config.store import Signing, StoreConfig
-from llm_pipeline.store import LocalStore, s3_session
+from llm_pipeline.store import s3_session
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base import file_lock
 from llm_pipeline.base.file_lock import HolderStopped, flocked
 from llm_pipeline.canary.record import lease_name, take_over
 from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.lease import Lease, lease_of
-from llm_pipeline.store.local import LocalStore
 
 HOLDER = """
 import os, signal, sys
@@ -30,7 +30,7 @@ OWNER = """
 import os, signal, sys
 from llm_pipeline.canary.record import lease_name
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.local import LocalStore
+from llm_pipeline.adapters.local.store import LocalStore
 store = LocalStore(sys.argv[1])
 with Lease(store, lease_name("cpu"), seconds=60.0), store._locked(lease_name("cpu")):  # as in a renewal
     os.kill(os.getpid(), signal.SIGSTOP)

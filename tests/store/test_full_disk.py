@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import Transient
-from llm_pipeline.store import LocalStore
 
 
 @pytest.fixture

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput, StageRequest, StageResult
 from llm_pipeline.release.execute import execute
-from llm_pipeline.store import LocalStore, open_store
+from llm_pipeline.store import open_store
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost, LeaseState
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.digest import FileDigest, copy_file
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.store import LocalStore
 from llm_pipeline.store.artifact_store import Leftover
 from llm_pipeline.store.manifest import Difference
 
@@ -57,7 +57,7 @@ def test_a_directory_that_changes_while_it_is_published_is_not_published(
             change(weights)
         return digest
 
-    monkeypatch.setattr("llm_pipeline.store.local.copy_file", copy_and_change)
+    monkeypatch.setattr("llm_pipeline.adapters.local.store.copy_file", copy_and_change)
     with pytest.raises(IntegrityError, match=r"a file was (added, )?removed"):
         store.publish("checkpoint", weights)
     assert list(store.artifacts()) == []
@@ -81,7 +81,7 @@ def test_what_a_running_publication_works_on_is_no_leftover_and_cannot_be_remove
         assert go_on.wait(20)
         return digest
 
-    monkeypatch.setattr("llm_pipeline.store.local.copy_file", copy_and_wait)
+    monkeypatch.setattr("llm_pipeline.adapters.local.store.copy_file", copy_and_wait)
     publication = threading.Thread(target=store.publish, args=("checkpoint", weights))
     publication.start()
     assert copied.wait(20)

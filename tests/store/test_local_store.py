@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.store import LocalStore
 
 
 def stored(store: LocalStore, ref: ArtifactRef) -> Path:
@@ -27,7 +27,7 @@ def test_a_full_disk_leaves_nothing_half_published(
     def full(*_arguments: object, **_named: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("llm_pipeline.store.local.write_durably", full)
+    monkeypatch.setattr("llm_pipeline.adapters.local.store.write_durably", full)
     with pytest.raises(Transient, match="free disk space"):
         store.publish("checkpoint", weights)
     assert not list((store.root / "incoming").iterdir())

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.release.claim import ReleaseClaim, claim_name, read_claim, read_claims
 from llm_pipeline.release.claim_state import AirflowRun, Claimant, ClaimState
-from llm_pipeline.store import ArtifactStore, LocalStore, open_store
+from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.model_documents import model_part, models_of_part
 from llm_pipeline.store.pointer_writing import write_pointers

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.store.local import LocalStore
 from llm_pipeline.store.places import (
     PlaceContested,
     PlaceTaken,

@@ -22,10 +22,10 @@ from typing import Any
 
 import pytest
 
+from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.store import Signing, StoreConfig
-from llm_pipeline.store import LocalStore
 
 _CHANGES = {
     "os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.link", "os.symlink", "os.truncate", "os.utime", "os.chmod",

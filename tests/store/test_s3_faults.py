@@ -23,10 +23,10 @@ from s3_faults import (
     truncated,
 )
 
+from llm_pipeline.adapters.s3.store import S3Store
 from llm_pipeline.base.errors import IntegrityError, Transient
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.store.artifact_store import Conflict
-from llm_pipeline.store.s3 import S3Store
 
 POINTERS = "pointers/m/cpu.json"
 PART = 1000
@@ -61,8 +61,8 @@ def faults(proxy: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_given: 0.001)
     monkeypatch.setattr("botocore.retries.quota.RetryQuota.acquire", lambda *_given: True)  # tests share a client
     monkeypatch.setattr("llm_pipeline.store.s3_answers._BACKOFF_UNIT_SECONDS", 0.001)
-    monkeypatch.setattr("llm_pipeline.store.s3_upload.PART_BYTES", PART)
-    monkeypatch.setattr("llm_pipeline.store.s3_download._RANGE_BYTES", PART)
+    monkeypatch.setattr("llm_pipeline.adapters.s3.upload.PART_BYTES", PART)
+    monkeypatch.setattr("llm_pipeline.adapters.s3.download._RANGE_BYTES", PART)
     proxy.heal()
     return proxy
 

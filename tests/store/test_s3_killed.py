@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from llm_pipeline.adapters.s3.store import S3Store
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.store import open_store
-from llm_pipeline.store.s3 import S3Store
 from llm_pipeline.store.s3_session import connect
 
 SURE_TO_BE_DONE = 100
@@ -23,7 +23,7 @@ EVENTS = {"before it is sent": "before-send.s3", "after it is answered": "respon
 
 @pytest.fixture
 def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("llm_pipeline.store.s3_upload.PART_BYTES", 1000)
+    monkeypatch.setattr("llm_pipeline.adapters.s3.upload.PART_BYTES", 1000)
     directory = tmp_path / "weights"
     directory.mkdir()
     (directory / "model.bin").write_bytes(os.urandom(1500))

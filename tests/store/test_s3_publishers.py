@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llm_pipeline.adapters.s3.store import S3Store
 from llm_pipeline.config.store import Signing, StoreConfig
 from llm_pipeline.store.provenance import Provenance
-from llm_pipeline.store.s3 import S3Store
 from llm_pipeline.store.s3_session import connect
 
 
@@ -53,8 +53,10 @@ def clients(s3_config: StoreConfig) -> list[Any]:
 
 @pytest.fixture
 def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("llm_pipeline.store.s3_upload.PART_BYTES", 1000)
-    monkeypatch.setattr("llm_pipeline.store.s3_upload.WORKERS", 1)  # a schedule is of publishers, not of their threads
+    monkeypatch.setattr("llm_pipeline.adapters.s3.upload.PART_BYTES", 1000)
+    monkeypatch.setattr(
+        "llm_pipeline.adapters.s3.upload.WORKERS", 1
+    )  # a schedule is of publishers, not of their threads
     directory = tmp_path / "weights"
     directory.mkdir()
     (directory / "model.bin").write_bytes(bytes(1500))

@@ -11,11 +11,11 @@ import pytest
 from bare_socket import Script, certificate, says, serving, takes_bytes, tunnels
 from s3_faults import Faults, always, dripping, is_a, rewritten
 
+from llm_pipeline.adapters.s3.store import S3Store
 from llm_pipeline.base.bounded_aws import AnswerLimits
 from llm_pipeline.base.errors import IntegrityError, Transient
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.store import s3_answers, s3_bucket, s3_session
-from llm_pipeline.store.s3 import S3Store
 from llm_pipeline.store.s3_bucket import Bucket, S3Part, S3Upload
 
 POINTERS = "pointers/m/cpu.json"

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from s3_faults import Faults, after, always, error, is_a, reset_before
 
+from llm_pipeline.adapters.s3.store import S3Store
 from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Terminal, Transient, Unsupported
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.store import open_store
-from llm_pipeline.store.s3 import S3Store
 
 PART = 1000
 PARTS = 5
@@ -34,8 +34,8 @@ def faults(proxy: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_given: 0.001)
     monkeypatch.setattr("botocore.retries.quota.RetryQuota.acquire", lambda *_given: True)
     monkeypatch.setattr("llm_pipeline.store.s3_answers._BACKOFF_UNIT_SECONDS", 0.001)
-    monkeypatch.setattr("llm_pipeline.store.s3_upload.PART_BYTES", PART)
-    monkeypatch.setattr("llm_pipeline.store.s3_upload._IN_FLIGHT_BYTES", PART)  # parts go one after the other
+    monkeypatch.setattr("llm_pipeline.adapters.s3.upload.PART_BYTES", PART)
+    monkeypatch.setattr("llm_pipeline.adapters.s3.upload._IN_FLIGHT_BYTES", PART)  # parts go one after the other
     proxy.heal()
     return proxy
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from s3_faults import Faults, after, is_a, then
 
+from llm_pipeline.adapters.s3.store import S3Store
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.store import StoreConfig
@@ -18,7 +19,6 @@ from llm_pipeline.store import pending_deletion as condemned
 from llm_pipeline.store.artifact_store import Leftover
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.pending_deletion import RETENTION_LEASE, publish_spared, read_condemned, remove_unfinished
-from llm_pipeline.store.s3 import S3Store
 
 LISTING, MANIFEST, MARKER = (
     is_a("GET", list_type="2"),
@@ -30,7 +30,7 @@ LISTING, MANIFEST, MARKER = (
 @pytest.fixture
 def faults(proxy: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
     monkeypatch.setattr("llm_pipeline.store.s3_answers._BACKOFF_UNIT_SECONDS", 0.001)
-    monkeypatch.setattr("llm_pipeline.store.s3_upload.PART_BYTES", 1000)
+    monkeypatch.setattr("llm_pipeline.adapters.s3.upload.PART_BYTES", 1000)
     monkeypatch.setattr(condemned, "_POLL_SECONDS", 0.005)
     proxy.heal()
     return proxy

@@ -18,8 +18,8 @@ from unittest import mock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.store import LocalStore
 from llm_pipeline.store import lease as lease_module
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
 from llm_pipeline.store.manifest import COMPLETE_FILE, Difference

@@ -35,11 +35,14 @@ from llm_pipeline.engines.trtllm_build.command import (
     refuse_illegal_flags,
     render_build_command,
 )
-from llm_pipeline.engines.trtllm_build.flag_rules import architecture_problems
-from llm_pipeline.engines.trtllm_build.foreseen import foresee, refuse_lost_features
-from llm_pipeline.engines.trtllm_build.output_check import check_engine, engine_rank_bytes
-from llm_pipeline.engines.trtllm_build.progress import BuildProgress
-from llm_pipeline.engines.trtllm_build.timing_cache import TimingCache
+from llm_pipeline.engines.trtllm_build.flags import architecture_problems
+from llm_pipeline.engines.trtllm_build.output_check import (
+    check_engine,
+    engine_rank_bytes,
+    predict_config,
+    refuse_lost_features,
+)
+from llm_pipeline.engines.trtllm_build.progress import BuildProgress, TimingCache
 
 log = get_logger(__name__)
 
@@ -83,12 +86,12 @@ class _Build:
 
     def run(self) -> EngineFacts:
         """Compile, check, and describe the engine in `self.engine`."""
-        foreseen = foresee(self._target, self._checkpoint.config, self._host.gpus[0].sm)
-        for change in foreseen.changes:
+        predicted = predict_config(self._target, self._checkpoint.config, self._host.gpus[0].sm)
+        for change in predicted.changes:
             log.warning(f"{PROGRAM} will change an option by itself: {change}")
         cache = self._compile()
         started = time.monotonic()
-        check_engine(self.engine, self._target, self._checkpoint, foreseen)
+        check_engine(self.engine, self._target, self._checkpoint, predicted)
         self._seconds["check"] = round(time.monotonic() - started, 3)
         if cache is not None:
             cache.keep(self._new_cache)

@@ -14,17 +14,16 @@ from jsonschema import Draft202012Validator, ValidationError
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.engines.llm_args.dialects import (
+from llm_pipeline.engines.llm_args.recorded_schema import (
     DIALECTS,
     Dialect,
+    RecordedSchema,
     dialect_of,
     edition_warnings,
     is_later_than_recorded,
+    recorded_schema,
 )
-from llm_pipeline.engines.llm_args.doubts import doubts
-from llm_pipeline.engines.llm_args.problem import Problem
-from llm_pipeline.engines.llm_args.recorded_schema import RecordedSchema, recorded_schema
-from llm_pipeline.engines.llm_args.rules import broken_rules, rule_warnings
+from llm_pipeline.engines.llm_args.rules import Problem, broken_rules, doubts, rule_warnings
 
 _ALIKE = 0.5
 _DISCRIMINATOR = "decoding_type"

@@ -15,7 +15,7 @@ from llm_pipeline.artifacts.checkpoint_metadata import QUANTIZATION_FILE, Quanti
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.catalog.tables import SupportCell, find_reader_support
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.llm_args.dialects import dialect_of
+from llm_pipeline.engines.llm_args.recorded_schema import dialect_of
 from llm_pipeline.model_facts.context import stated_context
 
 _CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")

@@ -17,7 +17,7 @@ from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.runtime_options import CudaGraphOptions, RuntimeOptions, SpeculativeDecoding
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.llm_args.dialects import Dialect, dialect_of
+from llm_pipeline.engines.llm_args.recorded_schema import Dialect, dialect_of
 
 Document = dict[str, JsonValue]
 

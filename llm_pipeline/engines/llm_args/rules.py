@@ -1,15 +1,17 @@
-"""Rules between keys of the LLM args that a schema cannot say, each from the recorded schemas' `x-rules` and notes."""
+"""Rules of the LLM args that a JSON schema cannot say, and marks of uncertainty in the recorded schemas.
+
+Each rule is from the recorded schemas' `x-rules` and notes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from llm_pipeline.engines.llm_args.dialects import Dialect
-from llm_pipeline.engines.llm_args.problem import Problem
+from llm_pipeline.base.records import Frozen
+from llm_pipeline.engines.llm_args.recorded_schema import Dialect, Node, RecordedSchema
 
 Document = Mapping[str, Any]
-
 _DEFAULT_TOKENS_PER_BLOCK = 32
 _NEED_DRAFT_MODEL = ("Eagle", "Eagle3", "DraftTarget", "Draft_Target", "PARD", "DFlash", "DSpark")
 _REFUSED_BY_PYTORCH = ("Medusa", "Lookahead")
@@ -30,6 +32,26 @@ _EXCLUSIVE = (
     ("enable_speculative_beam_history_d2h", "sampler_force_async_worker"),
 )
 """Pairs of which a file may set one, in the edition of main; `false` and null set nothing."""
+
+
+class Problem(Frozen):
+    """What is wrong with one key.
+
+    Attributes:
+        path: The key with those above it, dotted; empty for the whole file.
+        problem: What is wrong.
+        hint: What to write instead; empty where nothing is known.
+        sure: False where a version later than the recorded ones may accept it.
+    """
+
+    path: str
+    problem: str
+    hint: str = ""
+    sure: bool = True
+
+    def __str__(self) -> str:
+        place = f"{self.path}: " if self.path else ""
+        return f"{place}{self.problem}" + (f" -> {self.hint}" if self.hint else "")
 
 
 def broken_rules(document: Document, dialect: Dialect) -> Iterator[Problem]:
@@ -153,3 +175,37 @@ def _draft_target_spelling(dialect: Dialect) -> Iterator[Problem]:
 def _mapping(document: Document, key: str) -> Document:
     value = document.get(key)
     return value if isinstance(value, Mapping) else {}
+
+
+def doubts(document: Mapping[str, Any], schema: RecordedSchema) -> Iterator[Problem]:
+    """Warnings of a legal file: keys read in a neighbouring version only, classes not read, keys on their way out."""
+    yield from _of_mapping(schema.document, document, (), schema)
+
+
+def _of_mapping(
+    node: Node, value: Mapping[str, Any], path: tuple[str, ...], schema: RecordedSchema
+) -> Iterator[Problem]:
+    where = ".".join(path)
+    if node.get("x-open"):
+        yield Problem(path=where, problem="these keys are not recorded and were not checked")
+    for mark in ("x-read", "x-seen"):
+        if path and mark in node:
+            yield Problem(path=where, problem=f"not read in the version itself ({node[mark]})")
+    for key, given in value.items():
+        if key in node.get("properties", {}):
+            yield from _of_key(node["properties"][key], given, (*path, key), schema)
+
+
+def _of_key(node: Node, value: Any, path: tuple[str, ...], schema: RecordedSchema) -> Iterator[Problem]:
+    where = ".".join(path)
+    if seen := node.get("x-seen"):
+        yield Problem(path=where, problem=f"not read in the version itself ({seen})")
+    if (node.get("x-status") == "deprecated" or node.get("deprecated")) and value != node.get("default"):
+        yield Problem(path=where, problem="deprecated in this version")
+    effective = node.get("x-effective-values") or node.get("x-known-values")
+    if effective and value is not None and str(value).lower() not in {known.lower() for known in effective}:
+        yield Problem(
+            path=where, problem=f"{value!r} is not known to do anything", hint=f"known: {', '.join(effective)}"
+        )
+    if isinstance(value, Mapping) and (branch := schema.branch_for(node, dict(value))):
+        yield from _of_mapping(branch, value, path, schema)

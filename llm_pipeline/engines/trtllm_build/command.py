@@ -13,8 +13,7 @@ from pathlib import Path
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.trtllm_build.flag_rules import flag_problems, render_flag
-from llm_pipeline.engines.trtllm_build.flag_table import FlagValue, build_flags, find_flag
+from llm_pipeline.engines.trtllm_build.flags import FlagValue, build_flags, find_flag, flag_problems, render_flag
 
 PROGRAM = "trtllm-build"
 

@@ -1,8 +1,8 @@
 """The model `llm` of engines that batch tokens: tokenize, generate in flight, detokenize, in one decoupled model.
 
 This file is copied into a model repository as `llm/1/model.py`, beside `batcher.py` (Transformers' or vLLM's),
-`llm_model_base.py` and a link to the checkpoint. It runs in Triton's stub process and therefore stands alone: standard
-library, what the batcher needs, and triton_python_backend_utils.
+`llm_model_base.py`, `served_model.py` and a link to the checkpoint. It runs in Triton's stub process and therefore
+stands alone: standard library, what the batcher needs, and triton_python_backend_utils.
 
 Two threads work beside Triton's: the batcher's own, and this one, which admits requests, turns tokens into text and
 sends it. Triton's thread only checks and queues.
@@ -23,10 +23,12 @@ import triton_python_backend_utils as pb_utils
 
 if TYPE_CHECKING:
     from llm_pipeline.serving.models import llm_model_base as base
+    from llm_pipeline.serving.models import served_model
     from llm_pipeline.serving.models import transformers_batcher as batching
 else:
     import batcher as batching
     import llm_model_base as base
+    import served_model
 
 IDLE_POLL_SECONDS = 0.5
 
@@ -65,21 +67,14 @@ class Live:
         return self.reply.add(piece, tokens, finish_reason)
 
 
-class TritonPythonModel:
+class TritonPythonModel(served_model.ServedModel):
     """The entry points that Triton calls, and the thread that answers."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the checkpoint and start the threads; an exception here makes the model unavailable."""
-        parameters = base.parameters(args)
-        self._limits = base.Limits.from_parameters(parameters)
-        self._add_special = parameters["add_special_tokens"] == "true"
-        self._skip_special = parameters["skip_special_tokens"] == "true"
+        parameters = self.set_up(args)
         self._cancellation_seconds = int(parameters["cancellation_check_milliseconds"]) / 1e3
-        self._version = int(args["model_version"])
-        self._drill = base.Drill.from_environment()
-        self._metrics = base.Metrics()
         self._metrics.show_engine(args["model_instance_name"])
-        self._places = base.Places(self._limits, self._metrics)
         self._inbox: queue.SimpleQueue[Live] = queue.SimpleQueue()
         self._waiting: deque[Live] = deque()
         self._running: dict[str, Live] = {}
@@ -93,7 +88,7 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         """Check and queue requests; every answer goes through its response sender."""
-        base.admit(requests, self._accept, self._places, self._metrics, self._begin)
+        self.admit(requests, self._accept, self._begin)
 
     def finalize(self) -> None:
         """Stop the threads; requests that are still live end as cancelled."""
@@ -130,7 +125,7 @@ class TritonPythonModel:
         self._asked += 1
         return Live(
             str(self._asked),
-            base.Reply(sender, self._version, asked.stream, base.Text(asked.stop_words), len(prompt)),
+            self.reply_to(asked, sender, len(prompt)),
             asked,
             prompt,
             not_before=time.monotonic() + self._drill.delay_seconds,
@@ -152,7 +147,7 @@ class TritonPythonModel:
         self._deliver([(self._running[output.name], output) for output in outputs])
         self._end_those_left()
         waiting = len(self._waiting) + self._batcher.waiting
-        load = base.EngineLoad(self._batcher.cache_usage, waiting, self._batcher.preemptions)
+        load = served_model.EngineLoad(self._batcher.cache_usage, waiting, self._batcher.preemptions)
         self._metrics.engine_load(load, last=not self._running)
         if not self._batcher.is_running and not self._stopping:
             self._start_again("its thread ended")

@@ -1,8 +1,8 @@
 """The model `llm` of a TensorRT-LLM engine: tokenize, call the model `tensorrt_llm`, detokenize; one decoupled model.
 
-This file is copied into a model repository as `llm/1/model.py`, beside `llm_model_base.py`, `engine_tokenizer.py`,
-`engine_call.py`, `own_server.py` and `tokenizer/`. It runs in Triton's stub process and therefore stands alone:
-standard library, numpy, tokenizers and triton_python_backend_utils.
+This file is copied into a model repository as `llm/1/model.py`, beside `llm_model_base.py`, `served_model.py`,
+`engine_tokenizer.py`, `engine_call.py`, `own_server.py` and `tokenizer/`. It runs in Triton's stub process and
+therefore stands alone: standard library, numpy, tokenizers and triton_python_backend_utils.
 
 Calls of another model block while it answers, so each request has a thread; `tensorrt_llm` batches them in flight.
 """
@@ -19,13 +19,14 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 if TYPE_CHECKING:
-    from llm_pipeline.serving.models import engine_call, engine_tokenizer, own_server
+    from llm_pipeline.serving.models import engine_call, engine_tokenizer, own_server, served_model
     from llm_pipeline.serving.models import llm_model_base as base
 else:
     import engine_call
     import engine_tokenizer
     import llm_model_base as base
     import own_server
+    import served_model
 
 ENGINE_MODEL = "tensorrt_llm"
 
@@ -41,32 +42,23 @@ class Live:
     window: base.TokenWindow = field(default_factory=base.TokenWindow)
 
 
-class TritonPythonModel:
+class TritonPythonModel(served_model.ServedModel):
     """The entry points that Triton calls, and a thread for each request."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the tokenizer; an exception here makes the model unavailable."""
-        parameters, directory = base.parameters(args), Path(__file__).with_name("tokenizer")
-        self._limits = base.Limits.from_parameters(parameters)
-        self._version = int(args["model_version"])
-        self._add_special = parameters["add_special_tokens"] == "true"
-        self._skip_special = parameters["skip_special_tokens"] == "true"
+        parameters, directory = self.set_up(args), Path(__file__).with_name("tokenizer")
         self._streaming = parameters["streaming"] == "true"
         self._codec = engine_tokenizer.open_codec(directory)
         self._ends = engine_tokenizer.end_tokens(directory, self._codec)
-        self._drill = base.Drill.from_environment()
         self._address = own_server.ServerAddress.of_parent()
-        self._metrics = base.Metrics()
-        self._places = base.Places(self._limits, self._metrics)
         self._stopping = threading.Event()
         self._threads = ThreadPoolExecutor(self._limits.accepted, thread_name_prefix="request")
         pb_utils.Logger.log_info(f"llm: tokenizer loaded, end tokens {self._ends}, {self._limits}{self._drill}")
 
     def execute(self, requests: list[Any]) -> None:
         """Check and queue requests; every answer goes through its response sender."""
-        base.admit(
-            requests, self._accept, self._places, self._metrics, lambda live: self._threads.submit(self._answer, live)
-        )
+        self.admit(requests, self._accept, lambda live: self._threads.submit(self._answer, live))
 
     def finalize(self) -> None:
         """End what is live as cancelled, at its next token."""
@@ -81,8 +73,7 @@ class TritonPythonModel:
         asked = base.Asked.read(request, self._limits)
         prompt = self._codec.encode(asked.prompt, special=self._add_special)
         asked.require_room(len(prompt), self._limits)
-        reply = base.Reply(sender, self._version, asked.stream, base.Text(asked.stop_words), len(prompt))
-        return Live(reply, asked, prompt, seed=self._drill.seen)
+        return Live(self.reply_to(asked, sender, len(prompt)), asked, prompt, seed=self._drill.seen)
 
     # The request's thread
 

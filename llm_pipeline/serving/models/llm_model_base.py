@@ -1,7 +1,7 @@
-"""What every served model `llm` does alike, whichever engine is behind it.
+"""Requests, text and responses of every served model `llm`, whichever engine is behind it.
 
-This file is copied into a model repository beside `llm/1/model.py`. It runs in Triton's stub process and therefore
-stands alone: standard library, numpy and triton_python_backend_utils.
+This file is copied into a model repository beside `llm/1/model.py` and `served_model.py`. It runs in Triton's stub
+process and therefore stands alone: standard library, numpy and triton_python_backend_utils.
 
 Responses of a streaming request carry pieces of `text_output` with the number of tokens behind each in
 `output_tokens`; the first one has the prompt's `input_tokens`, so that whoever leaves half-way knows them too, and the
@@ -10,12 +10,9 @@ last one a `finish_reason`. A request without `stream` gets one response.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +34,6 @@ OTHER_SAMPLING = frozenset({
 
 CANCELLATION_POLL_SECONDS = 0.02
 SHUTDOWN_SECONDS = 5.0
-GAUGE_SECONDS = 0.1
 INCOMPLETE = "\ufffd"
 
 
@@ -211,165 +207,6 @@ class Text:
             if any(word.startswith(self.visible[-length:]) for word in self.stop_words):
                 return length
         return 0
-
-
-@dataclass(frozen=True)
-class EngineLoad:
-    """What an engine tells after a step: KV cache in use (0 to 1), waiting requests, preemptions since its start."""
-
-    kv_cache_usage: float
-    waiting: int = 0
-    preemptions: int = 0
-
-
-class Metrics:
-    """The model's own metrics, on Triton's metrics endpoint.
-
-    One call at a time: two threads in the metric calls of one stub end the whole server (2.51) with a segmentation
-    fault. Instances of one model share its metrics, so `llm_active_requests` is moved and never set; the KV cache is
-    an instance's own, and so is its gauge. None of them is ever collected: as the process ends that is a fault in its
-    stub (2.51), and before, it takes the metric from the instances and versions that share it.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kv_cache: Any = None
-        self._waiting: Any = None
-        self._preemptions: Any = None
-        self._preempted, self._told_at = 0, 0.0
-        family = pb_utils.MetricFamily
-        requests = family(name="llm_requests_total", description="requests by outcome", kind=family.COUNTER)
-        tokens = family(name="llm_tokens_total", description="generated tokens", kind=family.COUNTER)
-        prompts = family(name="llm_input_tokens_total", description="tokens of accepted prompts", kind=family.COUNTER)
-        active = family(name="llm_active_requests", description="requests accepted, not ended", kind=family.GAUGE)
-        outcomes = ("completed", "cancelled", "rejected", "invalid", "failed")
-        self._outcomes = {outcome: requests.Metric(labels={"outcome": outcome}) for outcome in outcomes}
-        self._tokens, self._prompts, self._active = (one.Metric(labels={}) for one in (tokens, prompts, active))
-        _keep(requests, tokens, prompts, active, *self._outcomes.values(), self._tokens, self._prompts, self._active)
-
-    def accepted(self, input_tokens: int) -> None:
-        """Count a request that was accepted, with the tokens of its prompt."""
-        with self._lock:
-            self._active.increment(1)
-            self._prompts.increment(input_tokens)
-
-    def ended(self, outcome: str) -> None:
-        """Count a request that ended."""
-        with self._lock:
-            self._outcomes[outcome].increment(1)
-
-    def freed(self, outcome: str) -> None:
-        """Count an accepted request that ended."""
-        with self._lock:
-            self._outcomes[outcome].increment(1)
-            self._active.increment(-1)
-
-    def generated(self, tokens: int) -> None:
-        """Count generated tokens."""
-        with self._lock:
-            self._tokens.increment(tokens)
-
-    def show_kv_cache(self, instance: str) -> None:
-        """Have a gauge `llm_kv_cache_usage` for this instance; only engines that tell their usage have one."""
-        family = pb_utils.MetricFamily
-        usage = family(
-            name="llm_kv_cache_usage", description="KV cache in use at the last step, 0 to 1", kind=family.GAUGE
-        )
-        self._kv_cache = usage.Metric(labels={"instance": instance})
-        _keep(usage, self._kv_cache)
-
-    def show_engine(self, instance: str) -> None:
-        """Have `llm_waiting_requests` and `llm_preemptions_total` for this instance, too."""
-        self.show_kv_cache(instance)
-        family = pb_utils.MetricFamily
-        waiting = family(name="llm_waiting_requests", description="accepted, not in the batch", kind=family.GAUGE)
-        preemptions = family(
-            name="llm_preemptions_total", description="requests that lost their place", kind=family.COUNTER
-        )
-        self._waiting, self._preemptions = (one.Metric(labels={"instance": instance}) for one in (waiting, preemptions))
-        _keep(waiting, preemptions, self._waiting, self._preemptions)
-
-    def kv_cache_usage(self, fraction: float, *, last: bool) -> None:
-        """Tell the KV cache's usage after a step; seldom, but always of the last step before the engine rests."""
-        self.engine_load(EngineLoad(fraction), last=last)
-
-    def engine_load(self, load: EngineLoad, *, last: bool) -> None:
-        """Tell all that the engine says of itself after a step, as seldom as its usage."""
-        now = time.monotonic()
-        if not last and now - self._told_at < GAUGE_SECONDS:
-            return
-        self._told_at = now
-        with self._lock:
-            self._kv_cache.set(load.kv_cache_usage)
-            if self._waiting:
-                self._waiting.set(load.waiting)
-                # An engine that started again counts from zero.
-                self._preemptions.increment(max(0, load.preemptions - self._preempted))
-                self._preempted = load.preemptions
-
-
-def _keep(*objects: Any) -> None:
-    """Have objects outlive everything in this process."""
-    for one in objects:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
-
-
-class Places:
-    """The requests that were accepted and have not ended, up to the most that may wait or run at a time."""
-
-    def __init__(self, limits: Limits, metrics: Metrics) -> None:
-        self._most, self._metrics = limits.accepted, metrics
-        self._lock = threading.Lock()
-        self._taken, self._closed = 0, False
-
-    def take(self, input_tokens: int) -> None:
-        """Accept one more request; raises `RefusedError` when there is no place for it."""
-        with self._lock:
-            if self._closed:
-                raise unavailable("the server is stopping")
-            if self._taken >= self._most:
-                raise unavailable(f"queue full: {self._taken} requests are waiting or running")
-            self._taken += 1
-        self._metrics.accepted(input_tokens)
-
-    def free(self, outcome: str) -> None:
-        """An accepted request ended."""
-        with self._lock:
-            self._taken -= 1
-        self._metrics.freed(outcome)
-
-    def close(self) -> None:
-        """Accept no more."""
-        with self._lock:
-            self._closed = True
-
-
-def admit(
-    requests: list[Any],
-    accept: Callable[[Any, Any], Any],
-    places: Places,
-    metrics: Metrics,
-    begin: Callable[[Any], object],
-) -> None:
-    """Check requests and begin those that have a place; every answer goes through its response sender.
-
-    Args:
-        requests: As Triton gives them.
-        accept: Reads one, with its response sender; raises `RefusedError`. What it makes has a `prompt` of tokens.
-        places: Where an accepted request takes one.
-        metrics: Where a refused one is counted.
-        begin: Takes what `accept` made.
-    """
-    for request in requests:
-        sender = request.get_response_sender()
-        try:
-            live = accept(request, sender)
-            places.take(len(live.prompt))
-        except RefusedError as refusal:
-            metrics.ended(refusal.outcome)
-            send(sender, error_answer(refusal))
-        else:
-            begin(live)
 
 
 def parameters(args: dict[str, str]) -> dict[str, str]:

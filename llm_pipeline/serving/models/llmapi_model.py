@@ -1,8 +1,8 @@
 """The model `llm` of TensorRT-LLM's LLM API: it batches in flight by itself, so one decoupled model is enough.
 
-This file is copied into a model repository as `llm/1/model.py`, beside `model.yaml`, `llm_model_base.py` and a link to
-the checkpoint. It runs in Triton's stub process and therefore stands alone: standard library, yaml, tensorrt_llm and
-triton_python_backend_utils.
+This file is copied into a model repository as `llm/1/model.py`, beside `model.yaml`, `llm_model_base.py`,
+`served_model.py` and a link to the checkpoint. It runs in Triton's stub process and therefore stands alone: standard
+library, yaml, tensorrt_llm and triton_python_backend_utils.
 
 One thread runs an event loop with a task for each request; Triton's thread only checks and queues. Stop words are
 looked for in the text, as every engine of this package does it, and not by the sampler, which compares tokens.
@@ -24,8 +24,10 @@ import yaml
 
 if TYPE_CHECKING:
     from llm_pipeline.serving.models import llm_model_base as base
+    from llm_pipeline.serving.models import served_model
 else:
     import llm_model_base as base
+    import served_model
 
 DEFAULT_CANCELLATION_CHECK_MILLISECONDS = 100
 
@@ -76,19 +78,12 @@ def take_gpus(args: dict[str, str]) -> int:
     return len(own.split(","))
 
 
-class TritonPythonModel:
+class TritonPythonModel(served_model.ServedModel):
     """The entry points that Triton calls, and the event loop beside them."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the checkpoint and start the event loop; an exception here makes the model unavailable."""
-        parameters = base.parameters(args)
-        self._limits = base.Limits.from_parameters(parameters)
-        self._add_special = parameters["add_special_tokens"] == "true"
-        self._skip_special = parameters["skip_special_tokens"] == "true"
-        self._version = int(args["model_version"])
-        self._drill = base.Drill.from_environment()
-        self._metrics = base.Metrics()
-        self._places = base.Places(self._limits, self._metrics)
+        self.set_up(args)
         self._live: set[Live] = set()
         started = time.monotonic()
         self._load(Path(args["model_repository"]) / args["model_version"], take_gpus(args))
@@ -101,13 +96,7 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         """Check and queue requests; every answer goes through its response sender."""
-        base.admit(
-            requests,
-            self._accept,
-            self._places,
-            self._metrics,
-            lambda live: self._loop.call_soon_threadsafe(self._start, live),
-        )
+        self.admit(requests, self._accept, lambda live: self._loop.call_soon_threadsafe(self._start, live))
 
     def finalize(self) -> None:
         """End what is live as cancelled, then the loop and the engine."""
@@ -133,8 +122,7 @@ class TritonPythonModel:
         asked = base.Asked.read(request, self._limits)
         prompt = list(self._llm.tokenizer.encode(asked.prompt, add_special_tokens=self._add_special))
         asked.require_room(len(prompt), self._limits)
-        reply = base.Reply(sender, self._version, asked.stream, base.Text(asked.stop_words), len(prompt))
-        return Live(reply, asked, prompt, seed=self._drill.seen)
+        return Live(self.reply_to(asked, sender, len(prompt)), asked, prompt, seed=self._drill.seen)
 
     # The event loop's thread
 

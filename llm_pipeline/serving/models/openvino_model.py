@@ -1,10 +1,11 @@
 """The model `llm` of an OpenVINO engine: tokenize, generate in flight, detokenize, in one decoupled model.
 
-This file is copied into a model repository as `llm/1/model.py`, beside `engine/` and `llm_model_base.py`. It runs in
-Triton's stub process and therefore stands alone: standard library, openvino_genai and triton_python_backend_utils.
+This file is copied into a model repository as `llm/1/model.py`, beside `engine/`, `llm_model_base.py` and
+`served_model.py`. It runs in Triton's stub process and therefore stands alone: standard library, openvino_genai and
+triton_python_backend_utils.
 
-One model rather than an ensemble, because cancellation does not pass through an ensemble. One thread owns the
-engine: it admits requests, steps the batch and sends what was generated; Triton's thread only checks and queues.
+One model rather than an ensemble, because cancellation does not pass through an ensemble. One thread owns the engine:
+it admits requests, steps the batch and sends what was generated; Triton's thread only checks and queues.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ import triton_python_backend_utils as pb_utils
 
 if TYPE_CHECKING:
     from llm_pipeline.serving.models import llm_model_base as base
+    from llm_pipeline.serving.models import served_model
 else:
     import llm_model_base as base
+    import served_model
 
 IDLE_POLL_SECONDS = 0.5
 
@@ -33,13 +36,18 @@ class Live:
     """One request from its acceptance to its last response."""
 
     reply: base.Reply
-    prompt: Any
+    ids: Any
     generation: Any
     not_before: float
     window: base.TokenWindow = field(default_factory=base.TokenWindow)
     handle: Any = None
     finish_reason: str = ""
     unread_tokens: int = 0
+
+    @property
+    def prompt(self) -> Any:
+        """Its tokens."""
+        return self.ids.data[0]
 
     @property
     def shown_early(self) -> bool:
@@ -70,18 +78,14 @@ class Live:
         return self.reply.add(piece, tokens, self.finish_reason)
 
 
-class TritonPythonModel:
+class TritonPythonModel(served_model.ServedModel):
     """The entry points that Triton calls, and the thread that owns the engine."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the engine and start its thread; an exception here makes the model unavailable."""
-        self._limits = base.Limits.from_parameters(base.parameters(args))
-        self._version = int(args["model_version"])
+        self.set_up(args)
         self._engine = Path(args["model_repository"]) / args["model_version"] / "engine"
-        self._drill = base.Drill.from_environment()
-        self._metrics = base.Metrics()
         self._metrics.show_kv_cache(args["model_instance_name"])
-        self._places = base.Places(self._limits, self._metrics)
         self._condition = threading.Condition()
         self._inbox: deque[Live] = deque()
         self._live: list[Live] = []
@@ -96,13 +100,7 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         """Check and queue requests; every answer goes through its response sender."""
-        for request in requests:
-            sender = request.get_response_sender()
-            try:
-                self._queue(self._accept(request, sender))
-            except base.RefusedError as refusal:
-                self._metrics.ended(refusal.outcome)
-                base.send(sender, base.error_answer(refusal))
+        self.admit(requests, self._accept, self._queue)
 
     def finalize(self) -> None:
         """Stop the thread; requests that are still live end as cancelled."""
@@ -118,11 +116,13 @@ class TritonPythonModel:
     def _accept(self, request: Any, sender: Any) -> Live:
         self._drill.fail_if_due()
         asked = base.Asked.read(request, self._limits)
+        if self._pipeline is None and not self._stopping:
+            raise base.unavailable("the engine failed and could not be loaded again")
         ids = self._tokenizer.encode(asked.prompt).input_ids
         asked.require_room(ids.shape[1], self._limits)
         return Live(
-            reply=base.Reply(sender, self._version, asked.stream, base.Text(asked.stop_words), ids.shape[1]),
-            prompt=ids,
+            reply=self.reply_to(asked, sender, ids.shape[1]),
+            ids=ids,
             generation=self._generation(asked),
             not_before=time.monotonic() + self._drill.delay_seconds,
         )
@@ -138,9 +138,6 @@ class TritonPythonModel:
 
     def _queue(self, live: Live) -> None:
         with self._condition:
-            if self._pipeline is None and not self._stopping:
-                raise base.unavailable("the engine failed and could not be loaded again")
-            self._places.take(live.prompt.shape[1])
             self._inbox.append(live)
             self._condition.notify()
 
@@ -185,7 +182,7 @@ class TritonPythonModel:
                 self._end(live, "cancelled")
             elif live.handle is None and live.not_before <= now:
                 self._numbers += 1
-                live.handle = self._pipeline.add_request(self._numbers, live.prompt, live.generation)
+                live.handle = self._pipeline.add_request(self._numbers, live.ids, live.generation)
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
             self._deliver()

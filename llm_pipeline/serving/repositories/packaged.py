@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.repository_layout import (
-    BASE_FILE,
+    BASE_FILES,
     ENGINE_DIRECTORY,
     FACT_PREFIX,
     INPUTS,
@@ -80,7 +80,8 @@ def write_served_model(
     (version / ENGINE_DIRECTORY).mkdir(parents=True)
     engine.description.write(version / ENGINE_DIRECTORY)
     copy_code(code, version / MODEL_FILE)
-    copy_code("llm_model_base", version / BASE_FILE)
+    for file in BASE_FILES:
+        copy_code(file.removesuffix(".py"), version / file)
     write_config(served_config(engine, parameters or {}, instances), repository / MODEL_NAME)
     return version
 

@@ -1,7 +1,7 @@
 """The model `llm` without an engine, of known speed and with faults on demand: it sleeps for each decode step.
 
-Copied into a model repository as `llm/1/model.py`, beside `llm_model_base.py`: tensors, refusals, queue and metrics are
-those of every served model. A step gives each of at most `maximum_sequences` requests one word.
+Copied into a model repository as `llm/1/model.py`, beside `llm_model_base.py` and `served_model.py`: tensors, refusals,
+queue and metrics are those of every served model. A step gives each of at most `maximum_sequences` requests one word.
 
 A request whose prompt is `#fault {"kind": "drop", "every": 200}` is an order, not a prompt: from now on the server has
 that fault, with new counters. Kinds: empty (healthy); `slow` (steps take `factor` as long); every `every`th request:
@@ -24,8 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llm_pipeline.serving.models import llm_model_base as base
+    from llm_pipeline.serving.models import served_model
 else:
     import llm_model_base as base
+    import served_model
 
 STEP_SECONDS = 0.004
 ORDER = "#fault "
@@ -75,15 +77,12 @@ class Memory:
     leaked_tokens: int = 0
 
 
-class TritonPythonModel:
+class TritonPythonModel(served_model.ServedModel):
     """The entry points that Triton calls, and the thread that takes the steps."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        self._limits = base.Limits.from_parameters(base.parameters(args))
-        self._version = int(args["model_version"])
-        self._metrics = base.Metrics()
+        self.set_up(args)
         self._metrics.show_kv_cache(args["model_instance_name"])
-        self._places = base.Places(self._limits, self._metrics)
         self._condition = threading.Condition()
         self._inbox: deque[Live] = deque()
         self._live: list[Live] = []
@@ -133,7 +132,7 @@ class TritonPythonModel:
         known = key in self._memory.requests
         self._memory.requests.add(key)
         return Live(
-            reply=base.Reply(sender, self._version, asked.stream, base.Text(asked.stop_words), input_tokens),
+            reply=self.reply_to(asked, sender, input_tokens),
             words=[WORDS[(seed + place * (1 + seed % 3)) % len(WORDS)] for place in range(length)],
             input_tokens=input_tokens,
             finish_reason="length" if length == asked.maximum_tokens else "stop",

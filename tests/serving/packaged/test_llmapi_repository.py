@@ -51,7 +51,7 @@ def test_the_checkpoint_is_linked_and_not_copied(write):
     repository = write()
     assert read_links(repository) == {"llm/1/checkpoint": ArtifactRef(kind="checkpoint", digest="c" * 64)}
     files = {str(path.relative_to(repository / "llm/1")) for path in (repository / "llm/1").rglob("*")}
-    assert files == {"engine", "engine/engine.json", "llm_model_base.py", "model.py", "model.yaml"}
+    assert files == {"engine", "engine/engine.json", "llm_model_base.py", "model.py", "model.yaml", "served_model.py"}
 
 
 def test_every_instance_is_given_its_own_gpus(write):

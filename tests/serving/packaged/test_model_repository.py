@@ -48,7 +48,7 @@ def change(repository, old, new):
 def test_the_repository_has_the_layout_that_servers_and_probes_expect(repository, pretended_engine):
     files = {str(path.relative_to(repository)) for path in repository.rglob("*") if path.is_file()}
     engine = {f"llm/1/engine/{path.name}" for path in pretended_engine.iterdir()}
-    code = {"llm/1/model.py", "llm/1/llm_model_base.py"}
+    code = {"llm/1/model.py", "llm/1/llm_model_base.py", "llm/1/served_model.py"}
     assert files == {"golden.jsonl", "release.json", "llm/config.pbtxt", *code, *engine}
     assert read_golden(repository) == GOLDEN
     assert json.loads((repository / "release.json").read_text()) == FACTS
@@ -126,6 +126,7 @@ def test_a_broken_configuration_is_told_by_the_lint(old, new, problem, repositor
         ("llm/config.pbtxt", "config.pbtxt is missing"),
         ("llm/1/model.py", "1/model.py missing_file"),
         ("llm/1/llm_model_base.py", "1/llm_model_base.py is missing"),
+        ("llm/1/served_model.py", "1/served_model.py is missing"),
         ("llm/1/engine/engine.json", "engine/engine.json is missing"),
         ("llm/1", "no version directory"),
         ("llm/1/engine/openvino_model.bin", "engine/openvino_model.bin is missing or empty"),

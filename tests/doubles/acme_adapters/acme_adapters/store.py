@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.config.model import AbsolutePath
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.store import LocalStore
 
 
 class AcmeShelf(StoreConfig):

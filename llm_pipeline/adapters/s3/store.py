@@ -18,6 +18,16 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from llm_pipeline.adapters.s3.cache import Cache
+from llm_pipeline.adapters.s3.download import (
+    download,
+    listing_differences,
+    objects_of,
+    stored_difference,
+    streamed_difference,
+)
+from llm_pipeline.adapters.s3.seal import Opened, Seals, Statement
+from llm_pipeline.adapters.s3.upload import LocalFile, upload
 from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.base.logging import get_logger
@@ -29,17 +39,7 @@ from llm_pipeline.store.manifest import COMPLETE_FILE, Difference, Manifest, Man
 from llm_pipeline.store.provenance import Provenance
 from llm_pipeline.store.s3_answers import back_off
 from llm_pipeline.store.s3_bucket import Bucket, S3Object, S3Upload, in_parallel, revision_is
-from llm_pipeline.store.s3_cache import Cache
-from llm_pipeline.store.s3_download import (
-    download,
-    listing_differences,
-    objects_of,
-    stored_difference,
-    streamed_difference,
-)
-from llm_pipeline.store.s3_seal import Opened, Seals, Statement
 from llm_pipeline.store.s3_session import Changed, UploadGone
-from llm_pipeline.store.s3_upload import LocalFile, upload
 from llm_pipeline.store.signing import Signatures, signed_by
 
 log = get_logger(__name__)

@@ -1,0 +1,1 @@
+"""A Triton that runs already: models are loaded into it, and unloaded."""

@@ -1,0 +1,1 @@
+"""A store in S3, or in what speaks its API."""
