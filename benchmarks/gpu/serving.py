@@ -39,8 +39,7 @@ from llm_pipeline.loadtest.windows import Windows
 from llm_pipeline.loadtest.workload import TrafficSource
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
-from llm_pipeline.planning.physical_limits import physical_limits
-from llm_pipeline.planning.roofline import RooflineEngine, engine_of, most_tokens_per_second
+from llm_pipeline.planning.roofline import RooflineEngine, engine_of, most_tokens_per_second, physical_limits
 from llm_pipeline.planning.speed import Tokens
 from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server

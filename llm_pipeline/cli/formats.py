@@ -32,8 +32,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def _formats(options: argparse.Namespace) -> int:
-    from llm_pipeline.planning.matrix import BACKENDS, Selection, judge_cells
-    from llm_pipeline.planning.matrix_table import format_matrix
+    from llm_pipeline.planning.matrix import BACKENDS, Selection, format_matrix, judge_cells
 
     cells = judge_cells(
         Selection(

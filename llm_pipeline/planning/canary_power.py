@@ -1,19 +1,21 @@
 """What each step of a canary can show at the expected traffic, and what it cannot. Pure.
 
 A step at 1 % of two requests a second sees one request of the candidate a minute: whatever it is called, it can only
-catch a candidate that fails nearly all of them. Here is told, for the shortest and the longest bake of each step, the
-smallest rise of errors and of slow requests that the analysis would catch there with a power of 0.9; what it would take
-to prove parity; and, where the steps cannot do what they look like they do, steps and bake times that can.
+catch a candidate that fails nearly all of them. For the shortest and the longest bake of each step, this computes the
+smallest rise of errors and of slow requests that the analysis would catch there with a power of 0.9, and what it would
+take to prove parity. Where the steps cannot do what they seem to, it proposes steps and bake times that can.
 
-The evidence of the steps before is left out, although the analysis keeps it: so much is caught at least.
+The evidence of earlier steps is left out, although the analysis keeps it: at least this much is caught.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.analysis import KIND_ALPHA_SHARE, begin
 from llm_pipeline.canary.evidence import regression_limit
 from llm_pipeline.canary.metric_events import MetricName
@@ -21,20 +23,156 @@ from llm_pipeline.canary.metric_tests import MetricState
 from llm_pipeline.canary.metric_tests import Parity as ParityTests
 from llm_pipeline.canary.slow_limits import block_seconds, every_metric
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.planning.canary_steps import (
-    KIND_SHARE,
-    POWER,
-    SERIOUS_RISE,
-    WAVERING,
-    CanaryPower,
-    Caught,
-    Parity,
-    Proposal,
-    StepPower,
-)
-from llm_pipeline.planning.canary_warnings import canary_warnings
 from llm_pipeline.statistics.eprocess import RateTest
 from llm_pipeline.statistics.sequential_power import Arms, chance_within, median_requests, median_requests_if_rare
+
+
+def canary_warnings(policy: CanaryPolicy, steps: Sequence[StepPower], proposal: Proposal | None) -> Iterator[str]:
+    """One line for each thing that looks as if it could be done, and cannot."""
+    if late := [step for step in steps if step.enough_seconds > policy.maximum_bake_seconds]:
+        yield (
+            f"minimum_requests {policy.minimum_requests} may take {_of_each(late, _enough)}: beyond "
+            f"maximum_bake_seconds {policy.maximum_bake_seconds:g} a step ends undecided"
+        )
+    blind = [step for step in steps if not step.guards]
+    if blind:
+        seconds = f"in minimum_bake_seconds {policy.minimum_bake_seconds:g}"
+        yield f"{seconds}, the comparison catches {_of_each(blind, _catches)}, and nothing milder"
+    if proposal:
+        shares = ", ".join(f"{percent:g}" for percent in proposal.steps_percent)
+        yield (
+            f"steps_percent [{shares}] with minimum_bake_seconds {proposal.minimum_bake_seconds:g} and "
+            f"maximum_bake_seconds {proposal.maximum_bake_seconds:g} would catch {SERIOUS_RISE:g} times the errors at "
+            "every step"
+        )
+    elif blind:
+        yield f"no step would catch {SERIOUS_RISE:g} times the errors within an hour: there is too little traffic"
+    proofs = [(step.errors.seconds, step.errors.requests, step.percent) for step in steps if step.errors]
+    if proofs and min(proofs)[0] > policy.maximum_bake_seconds:
+        soonest, requests, percent = min(proofs)
+        yield (
+            f"no step can prove parity of errors: at {percent:g} % it takes about {requests:,.0f} requests, "
+            f"{duration(soonest)}; a step that passes has seen no regression, and no more"
+        )
+
+
+def _of_each(steps: Sequence[StepPower], words: Callable[[StepPower], str]) -> str:
+    return ", ".join(f"{words(step)} at {step.percent:g} %" for step in steps)
+
+
+def _enough(step: StepPower) -> str:
+    return duration(step.enough_seconds)
+
+
+def _catches(step: StepPower) -> str:
+    seen, caught = step.shortest.candidate_requests, step.shortest.error_ratio
+    least = "no rise of errors at all" if caught is None else f"{caught:.3g} times the errors"
+    return f"{least} in {seen:.3g} candidate requests"
+
+
+POWER = 0.9
+SERIOUS_RISE = 50.0
+"""A step should catch at least this rise of errors: at 0.2 % before, one request in ten fails."""
+
+KIND_SHARE = 0.02
+"""Of the traffic: a rare kind of requests, such as the few that are streamed."""
+
+WAVERING = 0.2
+"""Standard deviation of the log odds of a slow request at one server, for longer than a step: what it costs is told."""
+
+
+class Caught(Frozen):
+    """What would be caught with a power of 0.9 in so much time at a step.
+
+    Attributes:
+        candidate_requests: Expected in this time.
+        error_ratio: Smallest ratio of the error shares, candidate to stable; None if not even failing all requests is
+            caught by comparison (the immediate guard may still catch it).
+        slow_ratio: The same of the shares of slow requests; None if not even a candidate that is always slow is.
+    """
+
+    seconds: float
+    candidate_requests: float
+    error_ratio: float | None
+    slow_ratio: float | None
+
+
+class Parity(Frozen):
+    """What it takes to prove that a candidate which is as good as stable is not worse, in half of all cases.
+
+    Attributes:
+        requests: Of both arms.
+    """
+
+    requests: float
+    seconds: float
+
+
+class StepPower(Frozen):
+    """One step below 100 %, where there is something to compare with.
+
+    Attributes:
+        outage_seconds: By then a candidate that fails every request is rolled back by the immediate guard (power 0.9).
+        enough_seconds: By then the step has seen `minimum_requests` (power 0.9), without which it cannot pass.
+        shortest: Within the minimum bake.
+        longest: Within the maximum bake.
+        kind_error_ratio: Smallest ratio that is caught within the maximum bake in a kind of requests that is rare (see
+            `KIND_SHARE`); None if not even failing all of them is.
+        errors: Parity of errors; None where the tolerated ratio is so near 1 that the test cannot prove it.
+        slow: Parity of slow requests; None likewise.
+        guards: It can pass, and catches a serious rise of errors before it does.
+    """
+
+    percent: float
+    outage_seconds: float
+    enough_seconds: float
+    shortest: Caught
+    longest: Caught
+    kind_error_ratio: float | None
+    errors: Parity | None
+    slow: Parity | None
+    guards: bool
+
+
+class Proposal(Frozen):
+    """Steps and bake times for the policy, at which every step catches a serious rise of errors."""
+
+    steps_percent: tuple[float, ...]
+    minimum_bake_seconds: float
+    maximum_bake_seconds: float
+
+
+class CanaryPower(Frozen):
+    """A canary before it starts.
+
+    Attributes:
+        rate_per_second: Expected traffic: the workload's.
+        error_share: Errors of stable that are assumed.
+        slow_share: Slow requests of stable, as the policy defines them.
+        block_seconds: The unit of evidence on latencies.
+        wavering_ratio: Smallest ratio of the odds of a slow request that is told from chance where servers waver (see
+            `WAVERING`), however many requests there are.
+        proposal: None where the configured steps do, or nothing would.
+        warnings: In plain words.
+    """
+
+    rate_per_second: float
+    error_share: float
+    slow_share: float
+    block_seconds: float
+    wavering_ratio: float
+    steps: tuple[StepPower, ...]
+    proposal: Proposal | None
+    warnings: tuple[str, ...]
+
+
+def duration(seconds: float) -> str:
+    """Time for people: `90 s`, `15 min`, `5.1 h`, `3 days`."""
+    for unit, length, most in (("s", 1.0, 120.0), ("min", 60.0, 7200.0), ("h", 3600.0, 172_800.0)):
+        if seconds < most:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds / 86400.0:,.0f} days"
+
 
 BASE_ERROR_SHARE = 0.002
 """Errors of stable that are assumed: how rare they are is not known before."""

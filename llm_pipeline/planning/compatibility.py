@@ -22,14 +22,6 @@ from llm_pipeline.catalog.runtime_versions import (
 from llm_pipeline.catalog.tables import Column, containers, find_family, find_gpu, first_reader_version
 from llm_pipeline.config.quantization import KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import EngineModel, Target
-from llm_pipeline.planning.engine_formats import (
-    compiled_formats,
-    compiled_kv_cache,
-    compiled_kv_caches,
-    compiled_weights,
-    export_changes,
-    export_problems,
-)
 from llm_pipeline.planning.formats import (
     CPU_FORMATS,
     CPU_KV_FORMATS,
@@ -48,7 +40,15 @@ from llm_pipeline.planning.formats import (
     weights_support,
     worse,
 )
-from llm_pipeline.planning.target_checks import target_problem
+from llm_pipeline.planning.target_checks import (
+    compiled_formats,
+    compiled_kv_cache,
+    compiled_kv_caches,
+    compiled_weights,
+    export_changes,
+    export_problems,
+    target_problem,
+)
 from llm_pipeline.planning.weight_storage import bits_per_weight
 
 _OLDEST_TRANSFORMERS, _NEWEST_TRANSFORMERS = (5, 5), (5, 17)

@@ -11,16 +11,14 @@ from llm_pipeline.config.target import EngineBuilderName
 from llm_pipeline.loadtest.sample_size import SampleSize
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.aiconfigurator import Prediction
-from llm_pipeline.planning.canary_steps import CanaryPower
-from llm_pipeline.planning.capacity import Capacity
+from llm_pipeline.planning.canary_power import CanaryPower
 from llm_pipeline.planning.disk import DiskNeed
 from llm_pipeline.planning.evaluation_data import PlannedData
 from llm_pipeline.planning.gate_power import GatePower
 from llm_pipeline.planning.memory import MemoryFit
-from llm_pipeline.planning.parallelism_advice import SplitAdvice
 from llm_pipeline.planning.quantization_plan import GpuCost
-from llm_pipeline.planning.stage_cost import TotalCost
-from llm_pipeline.planning.stage_graph import PlannedStage
+from llm_pipeline.planning.stage_cost import PlannedStage, TotalCost
+from llm_pipeline.planning.target_memory import Capacity, SplitAdvice
 from llm_pipeline.planning.target_speed import SpeedFigures, Throughput
 from llm_pipeline.planning.task_pool import TaskItems
 

@@ -9,7 +9,7 @@ is a warning in the plan. The store is asked for what earlier releases left in i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 
@@ -21,42 +21,131 @@ from llm_pipeline.loadtest.sample_size import require_enough, sample_size
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host
 from llm_pipeline.planning.adapter_checks import adapter_warnings, check_adapters
-from llm_pipeline.planning.aiconfigurator_predictions import with_predictions
 from llm_pipeline.planning.background import BackgroundCall
 from llm_pipeline.planning.canary_power import canary_power
-from llm_pipeline.planning.data_files import check_data_files
+from llm_pipeline.planning.cost_table import expected_warnings
 from llm_pipeline.planning.disk import disk_need
 from llm_pipeline.planning.evaluation_data import EvaluationData, evaluation_data
-from llm_pipeline.planning.expected_scores import expected_warnings
 from llm_pipeline.planning.gate_power import GatePower, gate_power, load_test_warnings
 from llm_pipeline.planning.ladder import target_order
 from llm_pipeline.planning.model import DiskPlan, Plan, TargetPlan
-from llm_pipeline.planning.model_checks import check_model, model_warnings
 from llm_pipeline.planning.model_source import see_model, stated_facts
-from llm_pipeline.planning.place_checks import ask_holders, place_warnings
-from llm_pipeline.planning.plan_warnings import (
-    environment_warnings,
-    gpu_warnings,
-    host_warnings,
-    size_warnings,
-    target_warnings,
-    time_warnings,
-)
 from llm_pipeline.planning.quantization_plan import GpuCost, gpu_cost
-from llm_pipeline.planning.recipe_checks import check_recipes, recipe_warnings
+from llm_pipeline.planning.release_checks import (
+    check_data_files,
+    check_model,
+    check_recipes,
+    check_routers,
+    model_warnings,
+    recipe_warnings,
+    router_warnings,
+)
 from llm_pipeline.planning.reuse import Step
-from llm_pipeline.planning.router_checks import check_routers, router_warnings
-from llm_pipeline.planning.stage_cost import StepCost, check_prices, step_costs, total_cost
-from llm_pipeline.planning.stage_graph import PlannedStage, planned_steps
-from llm_pipeline.planning.stage_time import predicted_seconds
-from llm_pipeline.planning.store_lookup import Foresight, ask_store, foresee
+from llm_pipeline.planning.stage_cost import (
+    PlannedStage,
+    StepCost,
+    check_prices,
+    planned_steps,
+    predicted_seconds,
+    step_costs,
+    total_cost,
+)
+from llm_pipeline.planning.store_lookup import Foresight, ask_holders, ask_store, foresee, place_warnings
 from llm_pipeline.planning.table import format_plan
-from llm_pipeline.planning.target_plan import plan_target
-from llm_pipeline.planning.task_checks import check_tasks
-from llm_pipeline.planning.task_placement import judge_lanes
-from llm_pipeline.planning.task_pool import TaskItems, task_pool
+from llm_pipeline.planning.target_plan import plan_target, with_predictions
+from llm_pipeline.planning.task_pool import TaskItems, check_tasks, judge_lanes, task_pool
+from llm_pipeline.release.time_limits import time_limit_seconds
 from llm_pipeline.serving.launch_rules import default_mode
 from llm_pipeline.store import open_store
+
+_PACKAGES = {"openvino_cpu": "openvino-genai", "transformers_torch": "transformers", "vllm": "vllm"}
+"""What engines need beside the Triton server that serves them."""
+
+_TIGHT = 0.5
+"""A prediction above this share of a time limit is worth a warning: predictions are off by a factor."""
+
+
+def size_warnings(release: ResolvedRelease, facts: ModelFacts | None) -> tuple[str, ...]:
+    """What is not judged of a model whose sizes are not known."""
+    if facts:
+        return ()
+    speed = ", policy speed" if release.policy.speed else ""
+    return (f"memory and disk{speed} are not judged: the sizes of {release.model.id} are not known",)
+
+
+def gpu_warnings(
+    loaded: LoadedRelease, gpus: GpuCost | None, facts: ModelFacts | None, *, here: bool
+) -> tuple[str, ...]:
+    """What does not fit the GPUs that quantize, or that nothing is known of them."""
+    if gpus:
+        return tuple(line for recipe in gpus.recipes for line in recipe.warnings)
+    if here or facts is None:
+        return ()
+    where = f"deployment {loaded.deployment.name}"
+    return (f"memory and time of quantization are not predicted: {where} names no quantization_host",)
+
+
+def target_warnings(targets: Sequence[TargetPlan]) -> tuple[str, ...]:
+    """What is not known or refused of recipes on targets, and images that are not pinned."""
+    found = [*_pin_warnings(targets)]
+    for target in targets:
+        found += [f"{target.name}: {warning}" for warning in target.warnings]
+        for recipe in target.recipes:
+            name = f"{recipe.recipe} on {target.name}"
+            found += [f"{name}: {warning}" for warning in recipe.warnings]
+            if not recipe.legal:
+                found.append(f"{name} is refused, so {target.name} fails if {recipe.recipe} is chosen: {recipe.reason}")
+    return tuple(found)
+
+
+def environment_warnings(loaded: LoadedRelease) -> tuple[str, ...]:
+    """Engines that are Python packages of one environment while another one serves them."""
+    found = []
+    for target in loaded.release.targets:
+        place = loaded.places[target.name]
+        serves = loaded.deployment.places[place].environment
+        if target.engine in _PACKAGES and serves != target.environment:
+            found.append(
+                f"{target.name} is built in environment {target.environment} and served in {serves}: "
+                f"{_PACKAGES[target.engine]} must be in both, or places.{place}.environment name the first one"
+            )
+    return tuple(found)
+
+
+def _pin_warnings(targets: Sequence[TargetPlan]) -> tuple[str, ...]:
+    unpinned: dict[str, list[str]] = {}
+    for target in targets:
+        if target.container and not target.digest:
+            unpinned.setdefault(target.container, []).append(target.name)
+    return tuple(
+        f"{', '.join(names)}: {image} is not pinned, and a tag may come to mean another image: "
+        "append its digest, @sha256:..., as `docker buildx imagetools inspect` shows it"
+        for image, names in unpinned.items()
+    )
+
+
+def host_warnings(loaded: LoadedRelease, obstacles: tuple[str, ...], *, here: bool) -> tuple[str, ...]:
+    """What this machine lacks; what stops nothing because the stages run elsewhere."""
+    release, deployment = loaded.release, loaded.deployment
+    found = [*host.missing_credentials(deployment, release.model.source), *host.missing_signing_keys(deployment)]
+    if here:
+        found += host.busy_ports(deployment, tuple(loaded.places.values()))
+    else:
+        found += [f"on this machine, {obstacle}" for obstacle in obstacles]
+    return tuple(found)
+
+
+def time_warnings(release: ResolvedRelease, costs: Mapping[Step, StepCost]) -> Iterator[str]:
+    """The steps whose expected time is near their time limit, or beyond it."""
+    for (stage, subject), cost in costs.items():
+        limit = time_limit_seconds(release, stage)
+        if cost.seconds is not None and cost.seconds > _TIGHT * limit:
+            hours, most = f"{cost.seconds / 3600:.2g}", f"{limit / 3600:.2g}"
+            yield (
+                f"{stage} {subject}".strip() + f" is expected to take {hours} h and is stopped after {most} h: "
+                f"raise time_limit_hours of policy {release.policy.name}"
+            )
+
 
 __all__ = ["Plan", "format_plan", "plan_release"]
 

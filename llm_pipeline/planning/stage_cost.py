@@ -1,12 +1,26 @@
-"""What each step of a release will take: time, GPU-hours, and money where the deployment names prices. Pure.
+"""The steps that a release will take, and what each costs: time, GPU-hours, and money where prices are named. Pure.
 
 Time is the median of what earlier releases took (`measured`), else a model's (`model`). GPU-hours are those of all GPUs
-that a step keeps busy: the target's for its servers, the quantization host's for everything before.
+that a step keeps busy: the target's for its servers, the quantization host's for everything before. The models:
+
+* download: the checkpoint's bytes at the rate that the deployment allows; without a limit, nothing is known.
+* baseline, quantize, accuracy: `planning/quantization_plan.py`.
+* build: `_BUILD_SECONDS_PER_GIGABYTE` of the checkpoint. Logs of others (TensorRT-LLM 1.0 to 1.2, one GPU): 8B in FP8,
+  8.6 GB, 43 to 49 s with the conversion; in 4 bits, 5.4 and 8 GB, 55 and 38 s. Minutes, not half hours.
+  vLLM's build is a start: `_VLLM_START_SECONDS`, most of it compilation, whatever the size (H200, vLLM 0.20: 0.1B in
+  46 and 67 s, 8B in 47 and 69 s).
+* staging: with vLLM another start.
+* served_accuracy: the output tokens of its tasks at the predicted speed (`planning/speed.py`).
+* load_test: all of its windows, when nothing has to be extended (`loadtest/session.py`).
+* canary: the shortest bake of a step, and before the first one with vLLM another start. Live traffic decides how much
+  longer it takes.
+
+Everything else takes seconds, or as long as a person does, and is not predicted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Literal
 
@@ -14,10 +28,21 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.loading import LoadedRelease
+from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.release import ResolvedRelease
+from llm_pipeline.config.target import Target
+from llm_pipeline.loadtest.duration import session_seconds
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.history import History
+from llm_pipeline.planning.ladder import climbing_order
+from llm_pipeline.planning.memory import weight_bytes
+from llm_pipeline.planning.quantization_plan import GpuCost
 from llm_pipeline.planning.reuse import Step, StepReuse
-from llm_pipeline.release.flow import step_named
+from llm_pipeline.planning.speed import Tokens, tokens_per_second
+from llm_pipeline.planning.task_pool import TaskItems
+from llm_pipeline.release.flow import step_named, steps_of
 from llm_pipeline.release.step import Gpus, Place, Work
+from llm_pipeline.release.tasks import canary_subject, well_gone_steps
 
 _COMPUTED = ("computed", "always")
 _HOUR = 3600
@@ -150,3 +175,100 @@ def _waits_for_person(name: str) -> bool:
     """Whether how long a step takes is a person's business."""
     step = step_named(name)
     return step is not None and step.work is Work.PERSON
+
+
+class PlannedStage(Frozen):
+    """One step of the release.
+
+    Attributes:
+        subject: The recipe, target or canary step it works on; empty for one-off stages.
+        reuse: What will become of it; None where the store could not be asked.
+        cost: What it takes when it is computed.
+    """
+
+    stage: str
+    subject: str = ""
+    reuse: StepReuse | None = None
+    cost: StepCost = StepCost()
+
+
+def planned_steps(release: ResolvedRelease, facts: ModelFacts | None = None) -> Iterator[tuple[str, str]]:
+    """Name and subject of every step of a release that goes well, in the order in which one machine runs them."""
+    for step, subject in well_gone_steps(release, climbing_order(release, facts)):
+        yield step.name, subject
+
+
+_BUILD_SECONDS_PER_GIGABYTE = 6.0
+_VLLM_START_SECONDS = 55.0
+
+
+def predicted_seconds(
+    loaded: LoadedRelease,
+    facts: ModelFacts | None,
+    gpus: GpuCost | None,
+    tasks: tuple[TaskItems, ...],
+    ladders: dict[str, tuple[str, ...]],
+) -> dict[Step, float]:
+    """Seconds by step; steps of which nothing is known are left out.
+
+    Raises:
+        ConfigError: An accelerator is not in the GPU catalog.
+    """
+    found = dict(_whatever_the_model(loaded))
+    if facts is not None:
+        found |= dict(_by_size(loaded, facts, tasks, ladders))
+    if gpus is not None:
+        found |= dict(_on_gpus(gpus))
+    return found
+
+
+def _whatever_the_model(loaded: LoadedRelease) -> Iterator[tuple[Step, float]]:
+    workload, canary = loaded.release.workload, loaded.release.policy.canary
+    for target in loaded.release.targets:
+        session = session_seconds(workload, loaded.release.policy.load_test)
+        yield from (((name, target.name), session) for name in steps_of(Work.LOAD))
+        start = _VLLM_START_SECONDS if target.engine == "vllm" else 0.0
+        for step, percent in enumerate(canary.steps_percent):
+            bake = canary.minimum_bake_seconds + (0.0 if step else start)
+            yield from (((name, canary_subject(target.name, percent)), bake) for name in steps_of(Work.BAKE))
+
+
+def _by_size(
+    loaded: LoadedRelease, facts: ModelFacts, tasks: tuple[TaskItems, ...], ladders: dict[str, tuple[str, ...]]
+) -> Iterator[tuple[Step, float]]:
+    rate = loaded.deployment.hub.megabytes_per_second
+    if rate is not None:
+        yield from (((name, ""), facts.stored_bytes / (rate * 1e6)) for name in steps_of(Work.DOWNLOAD))
+    served = [task for task in tasks if task.name in loaded.release.evaluation.served_tasks]
+    for target in loaded.release.targets:
+        if target.accelerator == "cpu" or not ladders[target.name]:
+            continue
+        recipes = [loaded.release.recipe(name) for name in ladders[target.name]]
+        largest = max(recipes, key=lambda recipe: weight_bytes(facts, recipe))
+        starts = target.engine == "vllm"
+        build = _VLLM_START_SECONDS if starts else _BUILD_SECONDS_PER_GIGABYTE * weight_bytes(facts, largest) / 1e9
+        yield from (((name, target.name), build) for name in steps_of(Work.BUILD))
+        if starts:
+            yield from (((name, target.name), _VLLM_START_SECONDS) for name in steps_of(Work.SERVER_START))
+        seconds = [_served_seconds(task, facts, target, largest) for task in served]
+        known = [value for value in seconds if value is not None]
+        if len(known) == len(seconds):
+            yield from (((name, target.name), sum(known)) for name in steps_of(Work.SERVED_SCORING))
+
+
+def _served_seconds(task: TaskItems, facts: ModelFacts, target: Target, recipe: QuantizationRecipe) -> float | None:
+    if task.items is None or not task.prompt_tokens or not task.output_tokens:
+        return None
+    tokens = Tokens(task.prompt_tokens, task.output_tokens)
+    speed = tokens_per_second(facts, target, recipe, target.limits.maximum_sequences, tokens)
+    return None if speed is None else task.items * task.output_tokens / speed
+
+
+def _on_gpus(gpus: GpuCost) -> Iterator[tuple[Step, float]]:
+    if gpus.scoring_minutes is not None:
+        yield from (((name, ""), 60 * gpus.scoring_minutes) for name in steps_of(Work.SCORING))
+    for recipe in gpus.recipes:
+        if recipe.minutes is not None:
+            yield from (((name, recipe.recipe), 60 * recipe.minutes) for name in steps_of(Work.QUANTIZATION))
+        if gpus.expected_minutes is not None:
+            yield from (((name, recipe.recipe), 60 * gpus.expected_minutes) for name in steps_of(Work.COMPARISON))

@@ -1,12 +1,14 @@
-"""What the deployment's store tells of a release before it begins: what it will reuse, and how long the rest took.
+"""What the deployment's store says of a release before it begins: what is reused, how long the rest took, whose places.
 
-A store that cannot be read is no error here: the plan only says less.
+A store that cannot be read is no error here: the plan only says less. The `resolve` stage waits longer, and the canary
+asks again whose the places are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.config.deployment import Deployment
@@ -16,6 +18,7 @@ from llm_pipeline.planning.history import History, read_history
 from llm_pipeline.planning.model import Comparison
 from llm_pipeline.planning.reuse import Step, StepReuse, foresee_reuse
 from llm_pipeline.store import ArtifactStore
+from llm_pipeline.store.places import Holder, PlaceTaken, require_place
 
 
 @dataclass(frozen=True)
@@ -68,3 +71,49 @@ def foresee(asked: BackgroundCall[Foresight] | None, deployment: Deployment) -> 
         uri = deployment.store.uri
         reason = error.message if isinstance(error, PipelineError) else str(error)
         return Foresight(warnings=(f"reuse and measured times are not known: {uri} cannot be read now: {reason}",))
+
+
+def ask_holders(
+    loaded: LoadedRelease, opened: Callable[[], ArtifactStore], seconds: float
+) -> BackgroundCall[dict[str, Holder | None]] | None:
+    """Ask the store, in the background, which models hold the release's places; not if no time is allowed."""
+    return BackgroundCall(partial(_ask_places, loaded, opened), seconds) if seconds else None
+
+
+def place_warnings(
+    asked: BackgroundCall[dict[str, Holder | None]] | None, loaded: LoadedRelease, *, replace: bool
+) -> tuple[str, ...]:
+    """The warnings from the answer to `ask_holders`.
+
+    Args:
+        asked: The question.
+        loaded: The release config.
+        replace: The release is meant to take its places over from whoever holds them.
+
+    Raises:
+        PlaceTaken: Another model holds one of them, and it is not handed over.
+    """
+    if asked is None:
+        return ()
+    model_id = loaded.config.model.id
+    try:
+        holders = asked.answer()
+    except PlaceTaken as error:
+        if not replace:
+            raise
+        return (f"{error.message}: it is handed over to {model_id}",)
+    except (PipelineError, OSError) as error:
+        reason = error.message if isinstance(error, PipelineError) else str(error)
+        return (
+            f"which models hold the places is not known: {loaded.deployment.store.uri} cannot be read now: {reason}",
+        )
+    return tuple(
+        f"place {place} is handed over by {holder.model_id}: its users get {model_id} once this release is promoted"
+        for place, holder in holders.items()
+        if holder is not None and holder.model_id != model_id
+    )
+
+
+def _ask_places(loaded: LoadedRelease, opened: Callable[[], ArtifactStore]) -> dict[str, Holder | None]:
+    store = opened()
+    return {place: require_place(store, place, loaded.config.model.id) for place in loaded.places.values()}

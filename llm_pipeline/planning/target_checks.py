@@ -1,25 +1,30 @@
 """What builders, model repositories and servers would refuse of a GPU target, checked before anything is spent.
 
-Nothing is judged here: each check is their own, so a plan and a build cannot disagree.
+Each check is their own, so a plan and a build cannot disagree. The options that a target's engine does not read, its
+formats where it is compiled, and whether its ranks talk over NVLink are judged here, too.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.catalog.runtime_versions import Problem, known_versions, version_order
 from llm_pipeline.catalog.tables import containers, find_gpu
-from llm_pipeline.config.quantization import CheckpointRanks, KvCacheFormat, WeightFormat
-from llm_pipeline.config.target import Target
+from llm_pipeline.config.model import ConfigModel
+from llm_pipeline.config.quantization import CheckpointRanks, KvCacheFormat, QuantizationRecipe, WeightFormat
+from llm_pipeline.config.target import EngineBuilderName, Target
 from llm_pipeline.engines.llm_args.recorded_schema import dialect_of
 from llm_pipeline.engines.llm_args.rendering import render_llm_args
 from llm_pipeline.engines.trtllm_build.checkpoint import refuse_other_ranks
 from llm_pipeline.engines.trtllm_build.command import PROGRAM, command_problems
 from llm_pipeline.engines.trtllm_build.output_check import refuse_lost_features
-from llm_pipeline.planning.interconnect import interconnect_warnings
-from llm_pipeline.planning.unread_options import unread_warnings
-from llm_pipeline.quantization.tensorrt_llm_checkpoint import tensorrt_llm_names
+from llm_pipeline.planning.formats import Support
+from llm_pipeline.quantization.tensorrt_llm_checkpoint import (
+    refuse_unsupported_tensorrt_llm_checkpoint,
+    tensorrt_llm_names,
+)
 from llm_pipeline.serving.launch_rules import default_mode, nodes_of, require_launchable
 from llm_pipeline.serving.triton_config.inflight_batcher import (
     extra_parameters,
@@ -29,6 +34,84 @@ from llm_pipeline.serving.triton_config.inflight_batcher import (
 
 if TYPE_CHECKING:
     from llm_pipeline.engines.llm_args.checking import LlmArgsCheck
+
+
+_PAIR = 2
+
+
+def pcie_reason(target: Target, tensor: int) -> str | None:
+    """Why that many tensor parallel ranks would talk over PCIe; None where NVLink joins them.
+
+    Raises:
+        ConfigError: The target's accelerator is not in the GPU catalog.
+    """
+    nvlink = find_gpu(target.accelerator).nvlink
+    if nvlink is True or tensor == 1:
+        return None
+    if nvlink == "bridge":
+        return f"NVLink bridges join pairs of {target.accelerator} only" if tensor > _PAIR else None
+    return f"{target.accelerator} has no NVLink"
+
+
+def interconnect_warnings(target: Target) -> tuple[str, ...]:
+    """One line, where a target's tensor parallel ranks would talk over PCIe."""
+    tensor = target.parallelism.tensor
+    if (reason := pcie_reason(target, tensor)) is None:
+        return ()
+    return (f"tensor parallelism {tensor} goes over PCIe in every layer ({reason}): a pipeline sends far less",)
+
+
+_READ_BY_THE_LLM_API = {
+    "build": {"time_limit_minutes"},
+    "serving": {"gpu_device_ids", "cancellation_check_milliseconds", "add_special_tokens", "skip_special_tokens"},
+}
+_READ_BY_ENGINES = {
+    "runtime": {
+        "kv_cache",
+        "chunked_context",
+        "scheduler",
+        "beam_width",
+        "guided_decoding",
+        "speculative",
+    },
+}
+_READ_BY_TRANSFORMERS: Mapping[str, set[str]] = {
+    "runtime": {"cuda_graphs", "kv_cache"},
+    "build": set(),
+    "serving": {"cancellation_check_milliseconds", "add_special_tokens", "skip_special_tokens"},
+}
+_READ_BY_VLLM: Mapping[str, set[str]] = {
+    "runtime": {"cuda_graphs", "kv_cache", "chunked_context"},
+    "build": set(),
+    "serving": {"cancellation_check_milliseconds", "add_special_tokens", "skip_special_tokens"},
+}
+_READERS: Mapping[EngineBuilderName, tuple[str, Mapping[str, set[str]]]] = {
+    "tensorrt_llm_llmapi": ("the LLM API", _READ_BY_THE_LLM_API),
+    "tensorrt_llm_engine": ("a compiled engine", _READ_BY_ENGINES),
+    "transformers_torch": ("Transformers", _READ_BY_TRANSFORMERS),
+    "vllm": ("vLLM", _READ_BY_VLLM),
+}
+"""Each engine in words, and what it reads of the sections that it does not read whole."""
+
+
+def unread_warnings(target: Target) -> tuple[str, ...]:
+    """One line that names them; none where there are none."""
+    if target.engine not in _READERS:
+        return ()
+    reader, sections = _READERS[target.engine]
+    unread = [
+        f"{section}.{name}"
+        for section, read in sections.items()
+        for name in _changed(getattr(target, section))
+        if name not in read
+    ]
+    return (f"{reader} does not read {', '.join(unread)}",) if unread else ()
+
+
+def _changed(options: ConfigModel) -> Iterator[str]:
+    """Names of the options that are not at their defaults."""
+    defaults = type(options)()
+    return (name for name in type(options).model_fields if getattr(options, name) != getattr(defaults, name))
 
 
 def target_problem(target: Target) -> Problem | None:
@@ -131,3 +214,72 @@ def _launch_problem(target: Target) -> Problem | None:
     except Unsupported as error:
         return Problem(error.message, "correct gpus_per_node, parallelism and serving of the target")
     return None
+
+
+_YES = Support("yes", "")
+_NO_EXPORT = "engines are built from TensorRT-LLM checkpoints, which the recipe does not export"
+
+
+def compiled_weights(target: Target, recipe: QuantizationRecipe) -> Support:
+    """Whether an engine can be compiled with a recipe's weights."""
+    if recipe.weights == "none":
+        return _YES if recipe.tensorrt_llm_checkpoint else Support("no", _NO_EXPORT)
+    if (exported := _exported(recipe, kv_cache="none")).value == "no":
+        return exported
+    problem = features_problem(target, recipe.weights, "none")
+    return Support("no", problem.reason) if problem else _YES
+
+
+def compiled_kv_cache(target: Target, recipe: QuantizationRecipe) -> Support:
+    """Whether an engine can be compiled with a recipe's KV cache; the weights are judged for themselves."""
+    if (exported := _exported(recipe, weights="fp8", modelopt_recipe=None)).value == "no":
+        return exported
+    if features_problem(target, recipe.weights, "none"):
+        return _YES
+    problem = features_problem(target, recipe.weights, recipe.kv_cache)
+    return Support("no", problem.reason) if problem else _YES
+
+
+def export_problems(target: Target, recipe: QuantizationRecipe) -> Iterator[str]:
+    """Why the recipe's export is not the one that the target's engine is built from."""
+    if not recipe.tensorrt_llm_checkpoint:
+        yield _NO_EXPORT
+    elif problem := ranks_problem(target, recipe.tensorrt_llm_ranks):
+        yield problem
+
+
+def export_changes(target: Target, recipe: QuantizationRecipe) -> Iterator[str]:
+    """What to write into the recipe, so that it exports what the target's engine is built from."""
+    if not recipe.tensorrt_llm_checkpoint:
+        yield "tensorrt_llm_checkpoint: true"
+    if ranks_problem(target, recipe.tensorrt_llm_ranks):
+        wanted = target.parallelism
+        yield f"tensorrt_llm_ranks: {{tensor: {wanted.tensor}, pipeline: {wanted.pipeline}}}"
+
+
+def compiled_formats(
+    target: Target, recipe: QuantizationRecipe, formats: Collection[WeightFormat]
+) -> tuple[WeightFormat, ...]:
+    """Those of some formats of weights that an engine can be compiled with."""
+    others = [name for name in formats if name != "none"]
+    return tuple(name for name in others if compiled_weights(target, _with(recipe, weights=name)).value == "yes")
+
+
+def compiled_kv_caches(
+    target: Target, weights: WeightFormat, formats: Collection[KvCacheFormat]
+) -> tuple[KvCacheFormat, ...]:
+    """Those of some formats of the KV cache that an engine with such weights can be compiled with."""
+    return tuple(name for name in formats if features_problem(target, weights, name) is None)
+
+
+def _exported(recipe: QuantizationRecipe, **changes: Any) -> Support:
+    """Whether a TensorRT-LLM checkpoint, which engines are built from, can hold what a recipe makes."""
+    try:
+        refuse_unsupported_tensorrt_llm_checkpoint(_with(recipe, tensorrt_llm_checkpoint=True, **changes))
+    except Unsupported as error:
+        return Support("no", error.message)
+    return _YES
+
+
+def _with(recipe: QuantizationRecipe, **changes: Any) -> QuantizationRecipe:
+    return recipe.model_copy(update=changes)

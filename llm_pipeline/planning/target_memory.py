@@ -1,9 +1,16 @@
-"""Whether a recipe fits a target: the memory model of its engine, and what to change when it does not fit."""
+"""Whether a recipe fits a target, what to change when it does not, what fits beside it, and the best split over GPUs.
+
+The best split takes the fewest GPUs that hold the model, by tensor parallelism first. Tensor parallel ranks talk in
+every layer, so they stay inside one host, with NVLink between its GPUs; a pipeline goes beyond, and costs latency.
+Where there is no NVLink, the advice says so.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import ceil
 
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import EngineLimits, Parallelism, Target
@@ -12,6 +19,7 @@ from llm_pipeline.planning.compatibility import Refused, platform_of
 from llm_pipeline.planning.formats import CPU_FORMATS, legal_weights
 from llm_pipeline.planning.host import total_memory_bytes
 from llm_pipeline.planning.memory import Engine, MemoryFit, fit_memory
+from llm_pipeline.planning.target_checks import pcie_reason
 from llm_pipeline.planning.weight_storage import format_bits
 
 _GPU_RUNTIME_BYTES = 2 * 2**30
@@ -142,3 +150,140 @@ def judge_fit(target: Target, recipe: QuantizationRecipe, facts: ModelFacts) -> 
     if _cannot_split(facts, target.parallelism):
         return False
     return _fit(target, recipe, facts, target.parallelism).fits
+
+
+_LENGTHS = (2048, 8192, 32_768, 131_072)
+
+
+class BatchAtLength(Frozen):
+    """How many requests of so many tokens, prompt and output together, are held at once."""
+
+    tokens: int
+    batch: int
+
+
+class Capacity(Frozen):
+    """What fits beside the weights.
+
+    Attributes:
+        batches: The largest batch by length: of the target's own longest request, and of usual lengths.
+        sequences: The target's `limits.maximum_sequences`.
+        longest_request: Tokens of the longest requests of which so many fit at once, in whole blocks, and no more than
+            the model's context; 0 when not even the shortest do.
+    """
+
+    batches: tuple[BatchAtLength, ...]
+    sequences: int
+    longest_request: int
+
+
+def capacity(target: Target, recipe: QuantizationRecipe, facts: ModelFacts) -> Capacity | None:
+    """What a target holds; None when the model cannot be split as the target says.
+
+    Raises:
+        ConfigError: The target's accelerator is not in the GPU catalog.
+    """
+    if judge_memory(target, recipe, facts)[0] is None:
+        return None
+    wanted = min(target.limits.maximum_tokens_per_request, facts.context_length)
+    lengths = sorted({wanted, *(length for length in _LENGTHS if length <= facts.context_length)})
+    fits = [(length, _fit_tokens(target, recipe, facts, length)) for length in lengths]
+    return Capacity(
+        batches=tuple(BatchAtLength(tokens=length, batch=fit.largest_batch) for length, fit in fits if fit),
+        sequences=target.limits.maximum_sequences,
+        longest_request=_longest(target, recipe, facts),
+    )
+
+
+def _longest(target: Target, recipe: QuantizationRecipe, facts: ModelFacts) -> int:
+    """By bisection: more tokens never fit better."""
+    block = target.runtime.kv_cache.tokens_per_block
+    held, too_long = 0, facts.context_length // block + 1
+    while too_long - held > 1:
+        middle = (held + too_long) // 2
+        fit = _fit_tokens(target, recipe, facts, middle * block)
+        held, too_long = (middle, too_long) if fit and fit.fits else (held, middle)
+    return held * block
+
+
+def _fit_tokens(target: Target, recipe: QuantizationRecipe, facts: ModelFacts, tokens: int) -> MemoryFit | None:
+    limits = target.limits.model_copy(update={"maximum_tokens_per_request": tokens})
+    return judge_memory(target.model_copy(update={"limits": limits}), recipe, facts)[0]
+
+
+_STEPS = (1, 2, 4, 8)
+
+
+class SplitAdvice(Frozen):
+    """A better split than the configured one.
+
+    Attributes:
+        gpus: GPUs of one engine.
+        why: What it is better in.
+    """
+
+    tensor: int
+    pipeline: int
+    gpus: int
+    why: str
+
+    @property
+    def change(self) -> str:
+        """What to write into the target."""
+        split = f"{{ tensor: {self.tensor}, pipeline: {self.pipeline} }}"
+        return f"parallelism: {split}, accelerator_count: {self.gpus}"
+
+
+def advise_split(target: Target, recipe: QuantizationRecipe, facts: ModelFacts) -> SplitAdvice | None:
+    """The best split for what the target's limits ask for; None where it is configured, or none fits.
+
+    Raises:
+        ConfigError: The target's accelerator is not in the GPU catalog.
+    """
+    if target.accelerator == "cpu":
+        return None
+    best = next(
+        (split for split in _splits(facts, target.gpus_per_node) if _split_fits(target, recipe, facts, split)), None
+    )
+    now = target.parallelism
+    if best is None or (best.tensor, best.pipeline) == (now.tensor, now.pipeline):
+        return None
+    over_pcie = pcie_reason(target, best.tensor)
+    why = _why(target, best, fits=_split_fits(target, recipe, facts, now), over_pcie=over_pcie is not None)
+    if why is None:
+        return None
+    if over_pcie:
+        why += f"; its ranks would communicate over PCIe in every layer ({over_pcie})"
+    return SplitAdvice(tensor=best.tensor, pipeline=best.pipeline, gpus=best.world_size, why=why)
+
+
+def _why(target: Target, best: Parallelism, *, fits: bool, over_pcie: bool) -> str | None:
+    now = target.parallelism
+    gpus = f"{best.world_size} GPU{'s' if best.world_size > 1 else ''}"
+    if not fits:
+        return f"it fits on {gpus}"
+    if best.world_size < now.world_size:
+        return f"what the limits ask for fits on {gpus} of the {now.world_size}: more only make it faster"
+    if now.tensor > target.gpus_per_node:
+        return f"tensor parallelism {now.tensor} leaves the NVLink of one node of {target.gpus_per_node}"
+    if best.tensor > now.tensor and not over_pcie:
+        return "tensor parallel ranks answer sooner than the stages of a pipeline"
+    return None
+
+
+def _splits(facts: ModelFacts, gpus_per_node: int) -> Iterator[Parallelism]:
+    """Fewest GPUs first; of as many, the shortest pipeline."""
+    splits = [
+        Parallelism(tensor=tensor, pipeline=pipeline)
+        for tensor in _STEPS
+        if tensor <= gpus_per_node
+        for pipeline in _STEPS
+        if facts.attention_heads % tensor == 0 and pipeline <= facts.layers
+    ]
+    yield from sorted(splits, key=lambda split: (split.world_size, split.pipeline))
+
+
+def _split_fits(target: Target, recipe: QuantizationRecipe, facts: ModelFacts, split: Parallelism) -> bool:
+    changes = {"parallelism": split, "accelerator_count": split.world_size}
+    fit, _ = judge_memory(target.model_copy(update=changes), recipe, facts)
+    return fit is not None and fit.fits

@@ -13,8 +13,7 @@ from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import Flow
 from llm_pipeline.local_run import LocalRun
-from llm_pipeline.planning.stage_cost import step_costs
-from llm_pipeline.planning.stage_graph import planned_steps
+from llm_pipeline.planning.stage_cost import planned_steps, step_costs
 from llm_pipeline.release.flow import release_flow
 from llm_pipeline.release.reference import reference
 from llm_pipeline.release.registry import load_stage

@@ -34,7 +34,7 @@ from llm_pipeline.notifications.channel import no_connections
 from llm_pipeline.notifications.outbox import notify
 from llm_pipeline.operations.doctor import examine
 from llm_pipeline.planning.plan import plan_release
-from llm_pipeline.planning.router_checks import problems_of
+from llm_pipeline.planning.release_checks import problems_of
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.execute import execute
 from llm_pipeline.runners.runner import Placement

@@ -67,6 +67,6 @@ def test_a_plan_asks_it_only_when_told_to(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_where_it_is_not_installed_the_plan_says_so(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("llm_pipeline.planning.aiconfigurator_predictions.installed_command", lambda: None)
+    monkeypatch.setattr("llm_pipeline.planning.target_plan.installed_command", lambda: None)
     plan = plan_release(REAL, store_seconds=0, predict=True)
     assert format_plan(plan).count("  AIConfigurator is not installed\n") == len(plan.targets)

@@ -11,9 +11,7 @@ from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.runtime_options import KvCacheOptions, RuntimeOptions
 from llm_pipeline.config.target import EngineLimits, Parallelism, Target
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.capacity import capacity
-from llm_pipeline.planning.parallelism_advice import advise_split
-from llm_pipeline.planning.target_memory import judge_memory
+from llm_pipeline.planning.target_memory import advise_split, capacity, judge_memory
 
 PLAIN = QuantizationRecipe(name="none", weights="none")
 FP8 = QuantizationRecipe.model_validate(

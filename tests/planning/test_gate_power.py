@@ -8,9 +8,8 @@ from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.quantization import CALIBRATED, QuantizationRecipe
 from llm_pipeline.config.target import Target
 from llm_pipeline.planning.gate_power import gate_power
-from llm_pipeline.planning.gpu_time import forward_seconds, quantization_seconds, scoring_seconds
-from llm_pipeline.planning.task_placement import judge_lanes
-from llm_pipeline.planning.task_pool import TaskItems, known_tasks
+from llm_pipeline.planning.quantization_plan import forward_seconds, quantization_seconds, scoring_seconds
+from llm_pipeline.planning.task_pool import TaskItems, judge_lanes, known_tasks
 
 SHAPE = known_facts("meta-llama/Llama-3.1-8B-Instruct")
 H200 = find_gpu("H200-SXM-141GB")

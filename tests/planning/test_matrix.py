@@ -12,8 +12,7 @@ import pytest
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.catalog.tables import families, find_gpu, gpus
 from llm_pipeline.cli import main
-from llm_pipeline.planning.matrix import Backend, Cell, Selection, contained_versions, judge_cells
-from llm_pipeline.planning.matrix_table import format_matrix
+from llm_pipeline.planning.matrix import Backend, Cell, Selection, contained_versions, format_matrix, judge_cells
 
 A100, L40S, H100, H200 = "A100-SXM4-80GB", "L40S", "H100-SXM5-80GB", "H200-SXM-141GB"
 B200, GB200, RTX = "B200-SXM-180GB", "GB200", "RTX-PRO-6000-Blackwell-Server"

@@ -19,9 +19,9 @@ from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.layout import expected_tensors
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
 from llm_pipeline.model_facts.words import ConfigWords
-from llm_pipeline.planning.engine_models import engine_doubts, engine_refusal, installed_transformers
-from llm_pipeline.planning.model_checks import recipe_problems
 from llm_pipeline.planning.plan import Plan, plan_release
+from llm_pipeline.planning.release_checks import recipe_problems
+from llm_pipeline.planning.target_plan import engine_doubts, engine_refusal, installed_transformers
 from llm_pipeline.planning.weight_storage import head_parameters
 
 CONFIGS = Path(__file__).parents[2] / "configs"

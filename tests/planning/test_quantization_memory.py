@@ -8,7 +8,7 @@ from published import known_facts
 from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.quantization import CALIBRATED, QuantizationRecipe
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.quantization_memory import devices_needed, fitting_batch, predict_peak
+from llm_pipeline.planning.quantization_plan import devices_needed, fitting_batch, predict_peak
 
 CALIBRATION = {"sources": ["c.jsonl"], "samples": 512, "maximum_tokens": 512}
 H200 = find_gpu("H200-SXM-141GB").usable_bytes

@@ -18,10 +18,10 @@ from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import Flow, resolve_request
 from llm_pipeline.loadtest.workload_files import locate_files
-from llm_pipeline.planning import datasets
 from llm_pipeline.planning.history import History, PastRelease
 from llm_pipeline.planning.plan import Plan, format_plan, plan_release
-from llm_pipeline.planning.stage_graph import planned_steps
+from llm_pipeline.planning.reuse import expected_data_commits, expected_datasets
+from llm_pipeline.planning.stage_cost import planned_steps
 from llm_pipeline.release import execute
 from llm_pipeline.release.contract import Produced, StageContext, StageOutput, StageResult
 from llm_pipeline.release.flow import release_flow, stage_names
@@ -187,7 +187,7 @@ def test_the_foreseen_data_sets_are_those_that_resolving_publishes(releases: Rel
     for name in (".notes", "__pycache__/x.pyc"):
         (releases.config.parents[1] / "tasks" / "demo" / name).touch()
     record = read_record(releases.store, releases.release())
-    expected = datasets.expected_datasets(load_release(releases.config), record)
+    expected = expected_datasets(load_release(releases.config), record)
     assert expected == record.datasets
     assert set(expected) == {"prompts", "tasks", "calibration.int4_awq", "calibration.fp8"}
     published = [path.name for path in locate_files(record.release.workload, releases.store.fetch(expected["prompts"]))]
@@ -238,7 +238,7 @@ def test_data_of_the_hub_are_foreseen_at_their_commits_unless_another_revision_i
     stated = {"a/b": other, "a/moved": "v2"}
     evaluation = loaded.release.evaluation.model_copy(update={"data_revisions": stated})
     loaded = dataclasses.replace(loaded, release=loaded.release.model_copy(update={"evaluation": evaluation}))
-    assert datasets.expected_data_commits(loaded, earlier) == {"a/kept": commit, "a/b@v1": other}
+    assert expected_data_commits(loaded, earlier) == {"a/kept": commit, "a/b@v1": other}
 
 
 def test_what_an_older_release_computed_is_found_when_the_config_is_as_it_was(releases: Releases, edit):

@@ -15,11 +15,10 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
 from llm_pipeline.planning.compatibility import Legal
-from llm_pipeline.planning.engine_formats import compiled_weights
-from llm_pipeline.planning.parallelism_advice import advise_split
 from llm_pipeline.planning.plan import plan_release
-from llm_pipeline.planning.recipe_checks import check_recipes
-from llm_pipeline.planning.target_checks import target_problem, target_warnings
+from llm_pipeline.planning.release_checks import check_recipes
+from llm_pipeline.planning.target_checks import compiled_weights, target_problem, target_warnings
+from llm_pipeline.planning.target_memory import advise_split
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 

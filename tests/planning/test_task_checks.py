@@ -6,8 +6,7 @@ import pytest
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.release import Evaluation, TaskOptions
-from llm_pipeline.planning.task_checks import check_tasks, task_modules
-from llm_pipeline.planning.task_pool import task_pool
+from llm_pipeline.planning.task_pool import check_tasks, task_modules, task_pool
 
 PICK = {
     "task": "pick", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "rows.jsonl"}},

@@ -1,0 +1,293 @@
+"""What is wrong with a release whatever the target: its recipes, its model, its data files and its routers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import ceil
+
+from llm_pipeline.base.errors import ConfigError, Unsupported
+from llm_pipeline.catalog.modelopt_recipes import formats_of, known_modelopt_recipe
+from llm_pipeline.config.deployment import TargetPlace
+from llm_pipeline.config.loading import LoadedRelease
+from llm_pipeline.config.policy import CanaryPolicy, LoadTestPolicy
+from llm_pipeline.config.quantization import NAMED_SET, Calibration, QuantizationRecipe
+from llm_pipeline.config.server_place import OpenAiServer
+from llm_pipeline.config.workload import Lengths
+from llm_pipeline.loadtest.workload import check_workload, longest_request
+from llm_pipeline.model_facts.facts import ModelFacts
+from llm_pipeline.planning import host
+from llm_pipeline.planning.formats import asked_by
+from llm_pipeline.planning.weight_storage import is_excluded, least_effective_bits
+from llm_pipeline.quantization.calibration import choose_samples
+from llm_pipeline.quantization.calibration_samples import read_source
+from llm_pipeline.quantization.checkpoint_ranks import DecoderSizes, refuse_uneven_ranks
+from llm_pipeline.quantization.tensorrt_llm_checkpoint import refuse_unsupported_tensorrt_llm_checkpoint
+from llm_pipeline.quantization.whole_blocks import BLOCKWISE, refuse_partial_widths
+
+
+def check_recipes(loaded: LoadedRelease, facts: ModelFacts | None) -> None:
+    """Refuse what cannot be exported of the model, and searches for fewer bits than their formats can reach on it.
+
+    Raises:
+        Unsupported: A TensorRT-LLM checkpoint cannot hold the format, or the model does not divide into its ranks;
+            layers are no multiple of a format's blocks wide; or the head and what the recipe excludes stay at 16 bits,
+            and leave too few for the rest.
+    """
+    for recipe in loaded.release.recipes:
+        refuse_unsupported_tensorrt_llm_checkpoint(recipe)
+        if facts is not None:
+            _check_sizes(recipe, facts)
+            _check_search(loaded, recipe, facts)
+
+
+def _check_sizes(recipe: QuantizationRecipe, facts: ModelFacts) -> None:
+    if _is_blockwise(recipe):
+        widths = {name: width for name, width in facts.input_widths() if not is_excluded(name, recipe.exclude)}
+        refuse_partial_widths(widths, recipe)
+    if recipe.tensorrt_llm_checkpoint:
+        sizes = DecoderSizes(
+            layers=facts.layers,
+            attention_heads=facts.attention_heads,
+            key_value_heads=facts.key_value_heads,
+            head_size=facts.head_size,
+            intermediate_size=facts.intermediate_size,
+        )
+        refuse_uneven_ranks(recipe, sizes)
+
+
+def _is_blockwise(recipe: QuantizationRecipe) -> bool:
+    """Whether any layer may get a format with blocks of INT4; which layers modelopt's own recipes mix is not known."""
+    formats = formats_of(recipe)
+    if recipe.modelopt_recipe and not known_modelopt_recipe(recipe.modelopt_recipe).whole_model:
+        return False
+    return formats <= BLOCKWISE if recipe.modelopt_recipe else bool(formats & BLOCKWISE)
+
+
+def _check_search(loaded: LoadedRelease, recipe: QuantizationRecipe, facts: ModelFacts) -> None:
+    if recipe.search is None:
+        return
+    bits, least = recipe.search.effective_bits[0], least_effective_bits(facts, recipe)
+    if bits < least:
+        raise Unsupported(
+            f"effective_bits {bits:g} cannot be reached on {loaded.release.model.id}: with all that may be "
+            f"quantized in {', '.join(recipe.search.formats)}, the mean over all linear layers is {least:.2f}",
+            where=str(loaded.configs_root / "quantization" / f"{recipe.file_name}.yaml"),
+            hint=f"search.effective_bits from {ceil(least * 10) / 10:g} on, or formats of fewer bits",
+        )
+
+
+def recipe_warnings(loaded: LoadedRelease) -> tuple[str, ...]:
+    """What works, though perhaps not as meant."""
+    return (*_cuda_warnings(loaded), *(line for recipe in loaded.release.recipes for line in _of(recipe, loaded)))
+
+
+def _cuda_warnings(loaded: LoadedRelease) -> Iterator[str]:
+    cuda = [recipe.name for recipe in loaded.release.recipes if asked_by(recipe).needs_cuda]
+    if cuda and not loaded.deployment.quantization_host and not host.has_nvidia_gpu():
+        yield (
+            f"{', '.join(cuda)}: quantization needs a CUDA device in the model environment; this machine has none, and "
+            f"deployment {loaded.deployment.name} names no quantization_host"
+        )
+
+
+def _of(recipe: QuantizationRecipe, loaded: LoadedRelease) -> Iterator[str]:
+    engines = {target.engine for target in loaded.release.targets}
+    if recipe.tensorrt_llm_checkpoint and "tensorrt_llm_engine" not in engines:
+        yield f"{recipe.name}: tensorrt_llm_checkpoint is read by engine tensorrt_llm_engine, which no target has"
+    if recipe.modelopt_recipe and (made_for := known_modelopt_recipe(recipe.modelopt_recipe).made_for):
+        yield f"{recipe.name}: modelopt wrote {recipe.modelopt_recipe} for {made_for}, not for every model"
+
+
+_EXPERTS = "*experts*"
+_SEEN_WITH = "seen with modelopt 0.47.0 and Transformers 5.5.4"
+_NOT_EXPORTED: Mapping[str, str] = {
+    "falcon": f"leaves its layers unquantized ({_SEEN_WITH})",
+    "bloom": f"fails on its layers ({_SEEN_WITH})",
+}
+"""Architectures of which no recipe makes an export that passes its validation."""
+
+
+def check_model(loaded: LoadedRelease, facts: ModelFacts) -> None:
+    """Refuse recipes that cannot quantize the model, and lengths beyond its context.
+
+    Raises:
+        Unsupported: A recipe cannot be made of the model.
+        ConfigError: The evaluation gives the model more tokens than its context has.
+    """
+    problems = [
+        f"{loaded.configs_root / 'quantization' / (recipe.file_name + '.yaml')}: recipe {recipe.name}: {problem}"
+        for recipe in loaded.release.recipes
+        for problem in recipe_problems(recipe, facts)
+    ]
+    if problems:
+        raise Unsupported("\n".join(problems), hint="remove or change them; nothing was started")
+    asked = loaded.release.evaluation.maximum_length
+    if asked > facts.context_length:
+        raise ConfigError(
+            f"evaluation.maximum_length {asked} is beyond the model's context of {facts.context_length} tokens",
+            where=str(loaded.path),
+            hint=f"evaluation.maximum_length: {facts.context_length}",
+        )
+
+
+def recipe_problems(recipe: QuantizationRecipe, facts: ModelFacts) -> Iterator[str]:
+    """Why a recipe cannot be made of a model, and what to do instead; one line each."""
+    if recipe.weights == "none":
+        return
+    if facts.stored_format:
+        yield (
+            f"the model is quantized already ({facts.stored_format}), and modelopt quantizes plain weights -> recipe "
+            "none, or the model's unquantized repository"
+        )
+        return
+    kinds = {group.kind for group in facts.matrices}
+    if "convolution" in kinds:
+        yield (
+            f"the layers of {facts.model_type} are transposed (Conv1D), which modelopt's exports cannot be read back "
+            "from -> recipe none"
+        )
+    if (seen := _NOT_EXPORTED.get(facts.model_type)) is not None:
+        yield f"modelopt {seen} -> recipe none"
+    yield from _expert_problems(recipe, facts)
+    if recipe.calibration and recipe.calibration.chat_template and facts.chat_template is False:
+        yield (
+            "calibration.chat_template renders messages with the model's own template, and the model has none -> a "
+            "model with a chat template, or texts without one"
+        )
+
+
+def _most(lengths: Lengths | tuple[int, int] | None) -> int:
+    """The longest of them."""
+    if lengths is None:
+        return 0
+    return lengths[1] if isinstance(lengths, tuple) else lengths.maximum
+
+
+def _expert_problems(recipe: QuantizationRecipe, facts: ModelFacts) -> Iterator[str]:
+    """Transformers 5 holds all experts of a layer in one tensor, which exports are not read back into."""
+    experts = [name for name, group in facts.linears() if ".experts." in group.name]
+    if not experts:
+        return
+    excluded = ", ".join(f'"{pattern}"' for pattern in (*recipe.exclude, _EXPERTS))
+    kept = all(is_excluded(name, recipe.exclude) for name in experts)
+    advice: tuple[str, ...] = () if kept else (f"exclude: [{excluded}]",)
+    if not BLOCKWISE.isdisjoint(asked_by(recipe).weights):
+        advice = ("weights of 8 bits", *advice)
+        yield f"modelopt's export of INT4 fails on mixtures of experts ({_SEEN_WITH}) -> {' with '.join(advice)}"
+    elif not kept:
+        yield f"exports of quantized experts cannot be read back ({_SEEN_WITH}) -> {advice[0]}"
+
+
+def model_warnings(loaded: LoadedRelease, facts: ModelFacts | None) -> Iterator[str]:
+    """What works, though perhaps not as meant."""
+    if facts is None:
+        return
+    if facts.end_token is False:
+        yield "neither config.json nor generation_config.json names eos_token_id: answers end only at their longest"
+    for target in loaded.release.targets:
+        asked = target.limits.maximum_tokens_per_request
+        stated = "maximum_tokens_per_request" in target.limits.model_fields_set
+        if stated and asked > facts.context_length:
+            yield (
+                f"{target.name}: limits.maximum_tokens_per_request {asked} is beyond the model's context: requests of "
+                f"{facts.context_length} tokens are the longest"
+            )
+    workload = loaded.release.workload
+    longest = _most(workload.prompt_tokens) + _most(workload.output_tokens)
+    if longest > facts.context_length:
+        yield f"the workload's longest requests have {longest} tokens, the model's context {facts.context_length}"
+
+
+def check_data_files(loaded: LoadedRelease) -> None:
+    """Check the calibration sets, and the load test's prompts and trace.
+
+    Raises:
+        ConfigError: A line that would be read is not of its format, there are too few, or the workload's settings
+            contradict one another.
+    """
+    _check_traffic(loaded)
+    for recipe in loaded.release.recipes:
+        if recipe.calibration:
+            _check_calibration(loaded, recipe.name, recipe.calibration)
+
+
+def _check_traffic(loaded: LoadedRelease) -> None:
+    workload = loaded.release.workload
+    check_workload(workload, loaded.configs_root)
+    longest = longest_request(workload) or 0
+    for target in loaded.release.targets:
+        if longest > target.limits.maximum_tokens_per_request:
+            raise ConfigError(
+                f"workload: its longest request may need {longest:,} tokens with its answer, and {target.name} takes "
+                f"{target.limits.maximum_tokens_per_request:,}",
+                where=str(loaded.path),
+                hint="lower the maximum of prompt_tokens or output_tokens, or raise maximum_tokens_per_request",
+            )
+
+
+def _check_calibration(loaded: LoadedRelease, recipe: str, calibration: Calibration) -> None:
+    """Draw from files of one's own as the quantize stage will; named sets are fetched when the release is resolved."""
+    local = [source for source in calibration.sources if not source.dataset.startswith(NAMED_SET)]
+    root, chat = loaded.configs_root, calibration.chat_template
+    samples = [read_source(root / source.dataset, source, chat=chat) for source in local]
+    if len(local) < len(calibration.sources):
+        return
+    try:
+        choose_samples(samples, calibration)
+    except ConfigError as error:
+        raise ConfigError(
+            f"recipe {recipe}: {error.message}", where=str(root / error.where), hint=error.hint
+        ) from error
+
+
+def check_routers(loaded: LoadedRelease) -> None:
+    """Refuse policies that a router or a staging server cannot follow, and routers whose traffic cannot be judged.
+
+    Raises:
+        ConfigError: Naming every such target.
+    """
+    places, policy = loaded.deployment.places, loaded.release.policy
+    problems = [
+        f"target {target.name}: {problem}"
+        for target in loaded.release.targets
+        if (place := loaded.config.place_of(target.name)) in places
+        for problem in (*server_problems(places[place], policy.load_test), *problems_of(places[place], policy.canary))
+    ]
+    if problems:
+        raise ConfigError(
+            "\n".join(problems),
+            where=f"{loaded.path}: deployment {loaded.deployment.name}",
+            hint="change the policy, or staging, router and metrics of the target's place",
+        )
+
+
+def router_warnings(loaded: LoadedRelease) -> Iterator[str]:
+    """What the routers of a release's targets leave open to users, and only their operators can close."""
+    for target in loaded.release.targets:
+        place = loaded.deployment.places.get(loaded.config.place_of(target.name))
+        if place is not None and place.router.left_to_its_operator:
+            left = place.router.left_to_its_operator
+            yield f"{target.name}: the operator of its {place.router.kind} router has to refuse users {left}"
+
+
+def server_problems(place: TargetPlace, policy: LoadTestPolicy) -> Iterator[str]:
+    """Why a place's staging server cannot be measured as a policy asks."""
+    if isinstance(place.staging, OpenAiServer) and policy.second_opinion is not None:
+        yield f"second_opinion is of Triton's endpoints only, and staging is kind: {place.staging.kind}"
+
+
+def problems_of(place: TargetPlace, policy: CanaryPolicy) -> Iterator[str]:
+    """Why a place's router and metrics cannot do what a policy asks."""
+    router, metrics = place.router, place.metrics
+    if policy.session_header is not None and not router.keeps_sessions:
+        yield f"router {router.kind} keeps no sessions, and the policy has session_header {policy.session_header}"
+    elif policy.session_header is not None and metrics is not None:
+        yield f"metrics {metrics.kind} count requests, and the policy counts sessions"
+    if fine := [percent for percent in policy.steps_percent if round(percent * 100.0, 6) % router.share_unit]:
+        shares = ", ".join(f"{percent:g}" for percent in fine)
+        yield f"router {router.kind} splits by {router.share_unit / 100.0:g} %, and steps_percent has {shares}"
+    if metrics is None and not router.logs_requests:
+        yield f"router {router.kind} keeps no record of requests, and no metrics are named"
+    if metrics is not None:
+        yield from metrics.problems(router)
+    yield from router.problems(policy)
