@@ -160,7 +160,7 @@ def test_a_file_of_the_user_that_the_disk_does_not_give_is_infrastructure(
 def test_a_plan_that_cannot_be_written_is_infrastructure_if_the_disk_is_full_and_else_bad_input(
     tmp_path: Path, small_disk: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from llm_pipeline.cli.texts import write_files
+    from llm_pipeline.cli.options import write_files
 
     with pytest.raises(Transient, match="No space left on device"):
         write_files(small_disk("size=64k"), {"plan.txt": "x" * 100_000})

@@ -15,7 +15,7 @@ from store_history import GO, MODEL, NO_GO, TARGET, History
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.cli import main
 from llm_pipeline.config.store import Signing
-from llm_pipeline.inspection.changes import changes
+from llm_pipeline.inspection.comparison import changes
 from llm_pipeline.inspection.listing import LISTINGS
 from llm_pipeline.inspection.showing import ArtifactView, show
 from llm_pipeline.inspection.table import readable_bytes, shortened

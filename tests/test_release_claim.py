@@ -19,7 +19,7 @@ import pytest
 
 from llm_pipeline.base.detached import process_start_ticks
 from llm_pipeline.base.errors import ExitCode
-from llm_pipeline.cli import claiming
+from llm_pipeline.cli import store as store_commands
 from llm_pipeline.release.claim import (
     ClaimLost,
     ReleaseClaim,
@@ -330,7 +330,7 @@ def command(root, *arguments: str) -> list[str]:
     places = f"store: {root}/store\nwork_root: {root}\nstate_root: {root}\ntriton_home: {root}\n"
     deployment.write_text(f"{places}environments: {environment}\n")
     parser = argparse.ArgumentParser()
-    claiming.add_commands(parser.add_subparsers())
+    store_commands.add_commands(parser.add_subparsers())
     options = parser.parse_args(["claims", "-d", str(deployment), *arguments])
     with contextlib.redirect_stdout(io.StringIO()) as said:
         assert options.run(options) == ExitCode.GO

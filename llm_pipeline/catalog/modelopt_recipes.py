@@ -6,11 +6,10 @@ The table is package data (`data/modelopt_recipes.json`); `modelopt_catalog` wri
 from __future__ import annotations
 
 import difflib
-import json
 from functools import cache
-from importlib.resources import files
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.catalog.tables import read_table
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.quantization import (
     NEEDS_CUDA,
@@ -58,8 +57,8 @@ class ModeloptRecipe(ConfigModel):
 @cache
 def modelopt_recipes() -> dict[str, ModeloptRecipe]:
     """All recipe files of modelopt by name, those that cannot be used among them."""
-    text = files("llm_pipeline.catalog").joinpath("data/modelopt_recipes.json").read_text(encoding="utf-8")
-    return {name: ModeloptRecipe.model_validate(content) for name, content in json.loads(text)["recipes"].items()}
+    recipes = read_table("modelopt_recipes")["recipes"]
+    return {name: ModeloptRecipe.model_validate(content) for name, content in recipes.items()}
 
 
 def known_modelopt_recipe(name: str) -> ModeloptRecipe:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import json
 from functools import cache
-from importlib.resources import files
 from pathlib import PurePosixPath
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.catalog.tables import read_table
 from llm_pipeline.config.model import ConfigModel, HubId
 from llm_pipeline.config.quantization import NAMED_SET
 
@@ -41,8 +40,7 @@ class NamedSet(ConfigModel):
 @cache
 def named_sets() -> dict[str, NamedSet]:
     """All sets by name."""
-    text = files("llm_pipeline.catalog").joinpath("data/calibration_sets.json").read_text(encoding="utf-8")
-    return {name: NamedSet.model_validate(content) for name, content in json.loads(text).items()}
+    return {name: NamedSet.model_validate(content) for name, content in read_table("calibration_sets").items()}
 
 
 def named_set(name: str, *, chat: bool) -> NamedSet:

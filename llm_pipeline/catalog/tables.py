@@ -88,7 +88,7 @@ class Container(_Fact):
     @property
     def oldest_driver(self) -> str | None:
         """First driver branch that its CUDA runs on by minor version compatibility, if known."""
-        branches: dict[str, str] = _table("version_matrix")["cuda_drivers"]["first_by_major"]
+        branches: dict[str, str] = read_table("version_matrix")["cuda_drivers"]["first_by_major"]
         return branches.get((self.cuda or "").partition(".")[0])
 
 
@@ -133,24 +133,24 @@ def find_container(image: str) -> Container | None:
 @cache
 def gpus() -> dict[str, Gpu]:
     """The catalog's GPUs by name."""
-    return {row["name"]: Gpu.model_validate(row) for row in _table("gpu_catalog")["gpus"]}
+    return {row["name"]: Gpu.model_validate(row) for row in read_table("gpu_catalog")["gpus"]}
 
 
 @cache
 def containers() -> tuple[Container, ...]:
     """The containers that TensorRT-LLM is known to come in, newest first."""
-    return tuple(Container.model_validate(row) for row in _table("version_matrix")["containers"])
+    return tuple(Container.model_validate(row) for row in read_table("version_matrix")["containers"])
 
 
 @cache
 def runtime_releases() -> tuple[RuntimeRelease, ...]:
     """The releases of TensorRT-LLM, oldest first."""
-    return tuple(RuntimeRelease.model_validate(row) for row in _table("version_matrix")["tensorrt_llm"])
+    return tuple(RuntimeRelease.model_validate(row) for row in read_table("version_matrix")["tensorrt_llm"])
 
 
 def find_support(sm: str, row: str, column: Column) -> SupportCell:
     """One cell of the support matrix; a cell that it does not have is `unknown`."""
-    table = _table("quant_support_matrix")
+    table = read_table("quant_support_matrix")
     generation = table["same_as"].get(sm, sm)
     cell = table["matrix"].get(generation, {}).get(row, {}).get(column)
     if cell is None:
@@ -160,7 +160,7 @@ def find_support(sm: str, row: str, column: Column) -> SupportCell:
 
 def find_reader_support(algorithm: str, column: Column) -> SupportCell:
     """Whether a TensorRT-LLM backend reads checkpoints of modelopt's name for a format."""
-    table = _table("checkpoint_reader")
+    table = read_table("checkpoint_reader")
     if algorithm in table["members"]:
         return SupportCell(value="yes", why="a member of QuantAlgo")
     cell = table["others"].get(algorithm, {}).get(column)
@@ -169,7 +169,7 @@ def find_reader_support(algorithm: str, column: Column) -> SupportCell:
 
 def first_reader_version() -> str:
     """The oldest TensorRT-LLM that modelopt names for its unified Hugging Face checkpoints."""
-    version: str = _table("checkpoint_reader")["first_version"]
+    version: str = read_table("checkpoint_reader")["first_version"]
     return version
 
 
@@ -197,7 +197,7 @@ def lists_format(family: str, row: str, column: Column) -> bool:
 
 @cache
 def _families() -> dict[str, dict[str, Any]]:
-    return {row["name"]: row for row in _table("model_support")["families"]}
+    return {row["name"]: row for row in read_table("model_support")["families"]}
 
 
 def _tagged(image: str) -> str:
@@ -206,7 +206,8 @@ def _tagged(image: str) -> str:
 
 
 @cache
-def _table(name: str) -> dict[str, Any]:
+def read_table(name: str) -> dict[str, Any]:
+    """A table of the package's data, as it is written: `catalog/data/<name>.json`."""
     text = files("llm_pipeline.catalog").joinpath("data", f"{name}.json").read_text(encoding="utf-8")
     table: dict[str, Any] = json.loads(text)
     return table

@@ -2,21 +2,13 @@
 
 | | |
 |---|---|
-| `init` | a project of one's own (`initializing`) |
-| `plan`, `run`, `report` | a release (`releasing`) |
-| `ls`, `show`, `verify`, `diff` | what a deployment's store holds (`inspecting`) |
-| `claims` | which release of each model is on its way (`claiming`) |
-| `status`, `start`, `stop` | what serves (`operating`) |
-| `approve-step`, `guard` | canaries that wait, or that nobody watches (`guarding`) |
-| `rollback` | the way back from a release, on trial or in production (`rolling_back`) |
-| `gc` | what it need not hold any more (`retaining`) |
-| `tune` | settings of a target that hold more traffic (`tuning`) |
+| `init`, `plan`, `run`, `report`, `stage` | a release (`releases`) |
+| `tune` | settings of a target that hold more traffic (`tune`) |
 | `formats` | what runs on which GPU, without a release (`formats`) |
-| `doctor` | what this host has of what a deployment asks for (`diagnosing`) |
-| `lint-repo` | any Triton model repository (`linting`) |
-| `render-args` | what targets give TensorRT-LLM's LLM API (`rendering`) |
-| `render` | a release's launch plan and Kubernetes manifests (`manifests`) |
-| `stage`, `pod` | for the runners, and for serving pods (`pods`) |
+| `ls`, `show`, `verify`, `diff`, `claims`, `gc` | what a deployment's store holds (`store`) |
+| `status`, `start`, `stop`, `approve-step`, `pause`, `resume`, `guard`, `rollback` | what serves users (`production`) |
+| `doctor` | what this host has of what a deployment asks for (`doctor`) |
+| `lint-repo`, `render-args`, `render`, `pod` | model repositories, LLM args, Kubernetes manifests (`serving`) |
 
 Exit codes: 0 GO, 1 NO_GO, 2 INCONCLUSIVE, 3 ANOMALOUS, 4 bad input (wrong arguments, too), 5 infrastructure (or
 something is damaged, or a fault of this program); 130 and 143 after Ctrl-C and SIGTERM. `entry` keeps them.
@@ -32,23 +24,7 @@ from llm_pipeline import __version__
 from llm_pipeline.base.entry import ArgumentParser, entry_point
 from llm_pipeline.base.interruption import interruptible
 from llm_pipeline.base.logging import write_readable_lines
-from llm_pipeline.cli import (
-    claiming,
-    diagnosing,
-    formats,
-    guarding,
-    initializing,
-    inspecting,
-    linting,
-    manifests,
-    operating,
-    pods,
-    releasing,
-    rendering,
-    retaining,
-    rolling_back,
-    tuning,
-)
+from llm_pipeline.cli import doctor, formats, production, releases, serving, store, tune
 
 
 @entry_point
@@ -69,24 +45,7 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    groups = (
-        initializing,
-        releasing,
-        tuning,
-        formats,
-        inspecting,
-        claiming,
-        operating,
-        guarding,
-        rolling_back,
-        retaining,
-        diagnosing,
-        linting,
-        rendering,
-        manifests,
-        pods,
-    )
-    for group in groups:
+    for group in (releases, tune, formats, store, production, doctor, serving):
         group.add_commands(commands)
     return parser
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
 from llm_pipeline.base.errors import ExitCode
-from llm_pipeline.cli.deployment_option import Commands
-from llm_pipeline.cli.texts import sentence
+from llm_pipeline.cli.options import Commands, sentence, write_json
 
 
 def add_commands(commands: Commands) -> None:
@@ -43,7 +41,7 @@ def _formats(options: argparse.Namespace) -> int:
         )
     )
     if options.json:
-        sys.stdout.write(json.dumps([cell.model_dump(mode="json") for cell in cells], indent=1) + "\n")
+        write_json([cell.model_dump(mode="json") for cell in cells])
     else:
         sys.stdout.write(format_matrix(cells))
     return ExitCode.GO

@@ -16,7 +16,7 @@ from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.flow import Flow
-from llm_pipeline.inspection.damage import DamagedRow
+from llm_pipeline.inspection.release_artifacts import DamagedRow
 from llm_pipeline.inspection.table import aligned, readable_bytes, readable_time
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import read_stage_record, record_name

@@ -1,17 +1,32 @@
-"""Which artifacts belong to a release, and who uses an artifact."""
+"""Which artifacts belong to a release, who uses an artifact, and what stands for a document that cannot be read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
 from llm_pipeline.base.errors import PipelineError
-from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.flow import Flow
-from llm_pipeline.inspection.damage import DamagedRow
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.record import ReleaseRecord, read_record
 from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.documents import DamagedDocument
 from llm_pipeline.store.references import readable_pointers, release_ids
+
+
+class DamagedRow(Frozen):
+    """A document that cannot be read or understood."""
+
+    document: str
+    problem: str
+
+    @classmethod
+    def of(cls, damaged: DamagedDocument) -> DamagedRow:
+        """The row of a damaged document."""
+        return cls(document=damaged.name, problem=str(damaged.error))
+
+    def __str__(self) -> str:
+        return f"DAMAGED  {self.document}: {self.problem}"
 
 
 def release_artifacts(record: ReleaseRecord, results: Sequence[StageResult]) -> Iterator[tuple[str, ArtifactRef]]:

@@ -15,8 +15,7 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.flow import Flow
-from llm_pipeline.inspection.damage import DamagedRow
-from llm_pipeline.inspection.release_artifacts import readable_results, release_artifacts, users_of
+from llm_pipeline.inspection.release_artifacts import DamagedRow, readable_results, release_artifacts, users_of
 from llm_pipeline.inspection.table import aligned, labelled, readable_bytes, readable_time, shortened
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import KeyContent, read_stage_record

@@ -7,18 +7,15 @@ of models is no limit, so a model that is not on it is a warning.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
-from importlib.resources import files
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.catalog.openvino_exporter import newest_transformers
 from llm_pipeline.catalog.runtime_versions import release_numbers
-from llm_pipeline.catalog.tables import find_container, find_gpu
+from llm_pipeline.catalog.tables import find_container, find_gpu, read_table
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import Interpreter
 from llm_pipeline.config.loading import LoadedRelease
@@ -66,7 +63,7 @@ def engine_refusal(target: Target, facts: ModelFacts, transformers: str | None) 
 
 def _export_refusal(facts: ModelFacts, transformers: str | None) -> Refused | None:
     """Why the CPU engine's exporter cannot trace a model."""
-    table = _table("openvino_exporter")
+    table = read_table("openvino_exporter")
     exporter, nearest = f"{table['exporter']} {table['version']}", "a target on a GPU"
     if facts.model_type not in table["architectures"]:
         reason = f"the CPU engine's exporter ({exporter}) does not know architecture {facts.model_type}"
@@ -89,7 +86,7 @@ def engine_doubts(target: Target, recipe: QuantizationRecipe, facts: ModelFacts)
     """What is not known of a model on a target's engine."""
     found = []
     if target.engine == "tensorrt_llm_llmapi" and facts.architecture:
-        table = _table("tensorrt_llm_architectures")
+        table = read_table("tensorrt_llm_architectures")
         if facts.architecture not in table["architectures"]:
             found.append(f"{facts.architecture} is not in TensorRT-LLM's list of models: it may run all the same")
     if facts.stored_format and recipe.weights == "none" and target.engine != "openvino_cpu":
@@ -115,13 +112,6 @@ def _within(version: str, oldest: str | None, newest: str | None) -> bool:
     return (oldest is None or release_numbers(oldest) <= numbers) and (
         newest is None or numbers <= release_numbers(newest)
     )
-
-
-@cache
-def _table(name: str) -> dict[str, Any]:
-    text = files("llm_pipeline.catalog").joinpath("data", f"{name}.json").read_text(encoding="utf-8")
-    table: dict[str, Any] = json.loads(text)
-    return table
 
 
 def plan_target(

@@ -8,12 +8,10 @@ few right answers of each task before it loads the model.
 from __future__ import annotations
 
 import ast
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.plain_files import read_plain_file
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.runtime_versions import release_numbers
+from llm_pipeline.catalog.tables import read_table
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.config.target import Target
 from llm_pipeline.planning.compatibility import Refused
@@ -85,12 +84,9 @@ def known_tasks() -> dict[str, TaskItems]:
     return {row["name"]: TaskItems.model_validate(row) for row in rows}
 
 
-@cache
 def known_facts() -> dict[str, Any]:
     """What is known of lm-eval's own tasks: sizes, data, modules they need, whether they run what the model writes."""
-    text = files("llm_pipeline.catalog").joinpath("data", "known_tasks.json").read_text(encoding="utf-8")
-    facts: dict[str, Any] = json.loads(text)
-    return facts
+    return read_table("known_tasks")
 
 
 def _limited(task: TaskItems, limit: int | None) -> TaskItems:

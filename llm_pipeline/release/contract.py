@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, Field, JsonValue, TypeAdapter
 
-from llm_pipeline.base.errors import ErrorDocument
+from llm_pipeline.base.errors import ErrorDocument, PipelineError
 from llm_pipeline.base.records import ArtifactRef, Frozen, Metric
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.store import Store
@@ -92,6 +92,13 @@ class StageFailure(Frozen):
     stage: str
     subject: str
     error: ErrorDocument
+
+    @classmethod
+    def of(cls, request: StageRequest, error: PipelineError) -> StageFailure:
+        """The failure of a request."""
+        return cls(
+            release_id=request.release_id, stage=request.stage, subject=request.subject, error=error.to_document()
+        )
 
 
 StageOutcome = Annotated[StageResult | StageFailure, Field(discriminator="outcome")]

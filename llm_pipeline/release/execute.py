@@ -23,7 +23,6 @@ from llm_pipeline.base.errors import (
     ConfigError,
     IntegrityError,
     InternalError,
-    PipelineError,
     Unsupported,
     as_pipeline_error,
     is_unexpected,
@@ -68,7 +67,7 @@ def _outcome(request: StageRequest) -> StageResult | StageFailure:
         known, unexpected = as_pipeline_error(error, where=f"stage {request.stage}"), is_unexpected(error)
         message = f"stage {request.stage} failed" if unexpected else known  # ours says all
         log.error("%s", message, exc_info=error if unexpected else None)  # noqa: TRY400
-        return _failure(request, known)
+        return StageFailure.of(request, known)
 
 
 class KeyContent(Frozen):
@@ -361,9 +360,3 @@ def _record_failure(request: StageRequest, failure: StageFailure | None) -> None
             replace_document(store, name, failure.model_dump(mode="json"))
     except Exception as error:  # noqa: BLE001 - whatever it is, the outcome itself must come back
         log.warning("the outcome could not be recorded in the release", reason=str(as_pipeline_error(error)))
-
-
-def _failure(request: StageRequest, error: PipelineError) -> StageFailure:
-    return StageFailure(
-        release_id=request.release_id, stage=request.stage, subject=request.subject, error=error.to_document()
-    )

@@ -16,7 +16,7 @@ import psutil
 from pydantic import ValidationError
 
 from llm_pipeline.base.durable import replace_durably
-from llm_pipeline.base.errors import ConfigError, ExitCode, PipelineError, StageCancelled, StageOutOfTime
+from llm_pipeline.base.errors import ConfigError, ExitCode, StageCancelled, StageOutOfTime
 from llm_pipeline.base.logging import get_logger, write_json_lines
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import execute, replace_document
@@ -57,10 +57,10 @@ def run_stage_process(name: str, request_path: Path, result: str, log_path: Path
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         log.warning("stopped on request")
         stopped = StageCancelled("the stage was asked to stop", hint="run it again: finished work is kept")
-        outcome = _failure(request, stopped)
+        outcome = StageFailure.of(request, stopped)
     except OutOfTime:
         log.error("stopped at the time limit", limit_seconds=request.time_limit_seconds)  # noqa: TRY400 - no fault of ours
-        outcome = _failure(request, _out_of_time(request))
+        outcome = StageFailure.of(request, _out_of_time(request))
     _write(request, result, outcome)
     return ExitCode.GO if isinstance(outcome, StageResult) else outcome.error.exit_code
 
@@ -68,12 +68,6 @@ def run_stage_process(name: str, request_path: Path, result: str, log_path: Path
 def job_outcome_name(release_id: str, job_name: str) -> str:
     """Document with the outcome of a job that shares no file with its runner; it goes with its release."""
     return f"releases/{release_id}/jobs/{job_name}.json"
-
-
-def _failure(request: StageRequest, error: PipelineError) -> StageFailure:
-    return StageFailure(
-        release_id=request.release_id, stage=request.stage, subject=request.subject, error=error.to_document()
-    )
 
 
 def _out_of_time(request: StageRequest) -> StageOutOfTime:
@@ -87,7 +81,7 @@ def _give_up(request: StageRequest, result: str) -> None:
     """The last resort, in another thread: the main one does not come back from native code."""
     try:
         log.error("the stage did not stop in time: killing its process")
-        _write(request, result, _failure(request, _out_of_time(request)))
+        _write(request, result, StageFailure.of(request, _out_of_time(request)))
     finally:
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -11,7 +11,7 @@ from llm_pipeline.canary.events import CanaryEvent
 from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
 from llm_pipeline.canary.timeline import read_summary, read_timeline
 from llm_pipeline.reporting.model import ArmSample, CanaryMark, CanaryMoment, CanarySample, CanaryStudy
-from llm_pipeline.reporting.rolled_back import find_rollback
+from llm_pipeline.reporting.production import find_rollback
 
 MOST_SAMPLES = 240
 """Intervals of a canary that the report keeps; more cannot be told apart in a plot."""

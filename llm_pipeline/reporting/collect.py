@@ -35,9 +35,8 @@ from llm_pipeline.reporting.model import (
     StageRun,
     stage_label,
 )
-from llm_pipeline.reporting.standing import Results
-from llm_pipeline.reporting.trials import TrialReader
-from llm_pipeline.reporting.variants import VariantReader
+from llm_pipeline.reporting.production import Results
+from llm_pipeline.reporting.variants import TrialReader, VariantReader
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.pointers import read_pointers
 

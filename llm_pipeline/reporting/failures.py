@@ -9,7 +9,7 @@ from llm_pipeline.release.contract import StageFailure
 from llm_pipeline.release.flow import release_flow, step_named
 from llm_pipeline.release.step import Effect, Scope
 from llm_pipeline.reporting.model import FailedStage
-from llm_pipeline.reporting.standing import Results, chosen_recipes
+from llm_pipeline.reporting.production import Results, chosen_recipes
 from llm_pipeline.store import ArtifactStore
 
 _LONGEST_MESSAGE = 320

@@ -12,8 +12,14 @@ from llm_pipeline.release.flow import clears_up
 from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.reporting.failures import failures_in_words
 from llm_pipeline.reporting.model import CanaryStudy, Fact, FailedStage, Headline, State, stage_label
-from llm_pipeline.reporting.rolled_back import ended_in_rollback, rollback_in_words
-from llm_pipeline.reporting.standing import UNQUANTIZED, Results, chosen_recipes, serves
+from llm_pipeline.reporting.production import (
+    UNQUANTIZED,
+    Results,
+    chosen_recipes,
+    ended_in_rollback,
+    rollback_in_words,
+    serves,
+)
 from llm_pipeline.store.pointers import Pointers
 
 

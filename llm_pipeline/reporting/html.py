@@ -10,8 +10,7 @@ from llm_pipeline.base.untrusted_text import several_lines
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.loadtest.findings import Table, findings, rates_in_words
 from llm_pipeline.reporting.accuracy_plot import plot_accuracy
-from llm_pipeline.reporting.canary_evidence_plot import e_value, plot_evidence
-from llm_pipeline.reporting.canary_plot import plot_canary
+from llm_pipeline.reporting.canary_plot import e_value, plot_canary, plot_evidence
 from llm_pipeline.reporting.failures import advice, failure_in_words
 from llm_pipeline.reporting.figure import Plot
 from llm_pipeline.reporting.load_plots import draw_load

@@ -1,18 +1,251 @@
-"""Plots of a load test: distributions of latency, and whatever else of it can be drawn."""
+"""Plots of a load test: latency and its distribution, goodput against the offered rate, and traffic over time."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from llm_pipeline.loadtest.outcome import WindowSummary, deciding_windows
-from llm_pipeline.reporting.figure import Plot, colour, draw_plot, legend_below, milliseconds_axis
+from llm_pipeline.base.verdict import Verdict
+from llm_pipeline.loadtest.outcome import (
+    Latency,
+    RatePoint,
+    SecondOfTraffic,
+    WindowSummary,
+    deciding_windows,
+    quantile_of,
+)
+from llm_pipeline.reporting.figure import VERDICT_ROLE, Plot, colour, draw_plot, legend_below, milliseconds_axis
 from llm_pipeline.reporting.model import LatencyCurve, LoadStudy
-from llm_pipeline.reporting.over_time_plot import plot_over_time, windows_over_time
 from llm_pipeline.reporting.quantities import measure
-from llm_pipeline.reporting.rate_plots import plot_goodput, plot_latency_by_rate
+
+_MOST_INTERVALS = 240
+
+
+def plot_over_time(load: LoadStudy) -> Plot:
+    """Requests, tokens and the longest stall by second, of the windows that decided and of the soak, one after another.
+
+    A stall stands at the arrival of the request that had it.
+    """
+    windows = windows_over_time(load)
+    starts = [0.0, *accumulate(float(len(window.seconds)) for window in windows)]
+    moments = [second for window in windows for second in window.seconds]
+    step = max(1, math.ceil(len(moments) / _MOST_INTERVALS))
+    groups = [moments[first : first + step] for first in range(0, len(moments), step)]
+    edges = np.minimum(np.arange(len(groups) + 1) * float(step), len(moments))
+    worst = max((_stall(group) for group in groups), default=0.0)
+    failed = sum(second.failed for second in moments)
+
+    def draw(figure: Any) -> None:
+        traffic, tokens, stalls = panels = figure.subplots(3, 1, sharex=True, height_ratios=(1.3, 1.0, 1.0))
+        _traffic_panel(traffic, groups, edges)
+        tokens.stairs(
+            _rates([sum(s.output_tokens for s in group) for group in groups], edges), edges, baseline=None,
+            color=colour("candidate"), linewidth=1.8,
+        )  # fmt: skip
+        tokens.set_title("output tokens per second")
+        tokens.set_ylim(bottom=0.0)
+        _stall_panel(stalls, load, groups, edges)
+        for axes in panels:
+            for start in starts[1:-1]:
+                axes.axvline(start, color=colour("muted"), linewidth=0.9, linestyle=(0, (2, 2)))
+        stalls.set_xlim(0.0, len(moments))
+        stalls.set_xlabel("seconds, by scheduled arrival")
+
+    phases = Counter(window.phase for window in windows)
+    names = ", ".join(f"{phase} ({count} windows)" if count > 1 else phase for phase, count in phases.items())
+    words = f"{names[:1].upper()}{names[1:]}"
+    several = ", one after another" if len(windows) > 1 else ""
+    return draw_plot(
+        f"over-time-{load.target}",
+        f"Throughput and stalls over time, {load.target}",
+        f"{words}{several}; {failed:,} requests failed; the longest stall within an answer took "
+        f"{measure(worst, 'ms')}.",
+        draw,
+        size=(11.4, 5.6),
+        narrow_size=(6.4, 5.6),
+    )
+
+
+def windows_over_time(load: LoadStudy) -> tuple[WindowSummary, ...]:
+    """The windows that decided, and the soak."""
+    soaks = tuple(window for window in load.outcome.windows if window.phase == "soak" and not window.void)
+    return (*deciding_windows(load.outcome), *soaks)
+
+
+def _traffic_panel(axes: Any, groups: Sequence[Sequence[SecondOfTraffic]], edges: Any) -> None:
+    arrived = _rates([sum(s.arrived for s in group) for group in groups], edges)
+    good = _rates([sum(s.good for s in group) for group in groups], edges)
+    failed = _rates([sum(s.failed for s in group) for group in groups], edges)
+    axes.stairs(arrived, edges, baseline=None, color=colour("muted"), linewidth=1.3, label="arrived")
+    axes.stairs(good, edges, baseline=None, color=colour("good"), linewidth=1.8, label="good")
+    if failed.any():
+        axes.stairs(failed, edges, color=colour("bad"), fill=True, label="failed")
+    axes.set_ylim(bottom=0.0)
+    axes.set_title("requests per second", pad=20)
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.0, ncols=3, fontsize=9)
+
+
+def _stall_panel(axes: Any, load: LoadStudy, groups: Sequence[Sequence[SecondOfTraffic]], edges: Any) -> None:
+    longest = np.array([_stall(group) for group in groups])
+    limit = load.policy.service_level.longest_stall_milliseconds
+    axes.stairs(longest, edges, color=colour("candidate"), fill=True, alpha=0.75)
+    if limit is not None:
+        over = np.where(longest > limit, longest, 0.0)
+        axes.stairs(over, edges, color=colour("bad"), fill=True)
+        axes.axhline(limit, color=colour("ink"), linewidth=1.2, linestyle=_DASHES)
+    named = "" if limit is None else f"; limit {measure(limit, 'ms')}"
+    axes.set_title(f"longest stall within an answer, milliseconds{named}")
+    axes.set_ylim(bottom=0.0)
+
+
+def _stall(group: Iterable[SecondOfTraffic]) -> float:
+    return max((second.longest_stall_milliseconds or 0.0 for second in group), default=0.0)
+
+
+def _rates(counts: Sequence[int], edges: Any) -> Any:
+    return np.array(counts) / np.diff(edges)
+
+
+_QUANTILES = (0.5, 0.9, 0.95, 0.99)
+_MARK_DISTANCE = 0.35
+_LEVEL_POINTS = 12.0
+_MARKER = {Verdict.GO: "o", Verdict.NO_GO: "X", Verdict.INCONCLUSIVE: "^", Verdict.ANOMALOUS: "D"}
+
+
+def plot_latency_by_rate(load: LoadStudy) -> Plot:
+    """First-token and end-to-end latency against the offered rate, with the limits of the service level."""
+    points = _points(load)
+    shown = (("first token", "first_token", "candidate"), ("end to end", "end_to_end", "baseline"))
+    # The service level asks for a share of the requests: the quantile of that share is what its limit is held against.
+    slow = next((quantile for quantile in _QUANTILES if quantile >= load.policy.attainment), _QUANTILES[-1])
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        for quantile, line, width in ((0.5, _DOTS, 1.4), (slow, "solid", 2.0)):
+            for name, field, role in shown:
+                rates, values = _quantiles_by_rate(points, field, quantile)
+                axes.plot(
+                    rates, values, color=colour(role), linewidth=width, linestyle=line, marker="o", markersize=3.5,
+                    label=f"{name} p{100 * quantile:g}",
+                )  # fmt: skip
+        for name, _, role in shown:
+            if (limit := load.limit(name)) is not None:
+                named = f"its limit, {measure(limit, 'ms')}"
+                axes.axhline(limit, color=colour(role), linewidth=1.2, linestyle=_DASHES, label=named)
+        axes.set_yscale("log")
+        milliseconds_axis(axes.yaxis)
+        axes.set_ylabel("milliseconds")
+        _rate_axis(axes, load)
+        legend_below(figure, axes, 3)
+
+    return draw_plot(
+        f"latency-by-rate-{load.target}",
+        f"Latency against rate, {load.target}",
+        f"One probe for each rate. The limits are for {100 * load.policy.attainment:g} % of requests: "
+        f"compare them with p{100 * slow:g}.",
+        draw,
+        size=_SIZE,
+    )
+
+
+def plot_goodput(load: LoadStudy) -> Plot:
+    """Requests a second that met the service level, against those that were offered."""
+    outcome, attainment = load.outcome, load.policy.attainment
+    windows = deciding_windows(outcome)
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        most = max(point.rate_per_second for point in outcome.rates)
+        axes.plot((0.0, most), (0.0, most), color=colour("muted"), linewidth=1.0, linestyle=_DOTS, label="all good")
+        needed = f"{100 * attainment:g} % good: the service level"
+        axes.plot(
+            (0.0, most), (0.0, attainment * most), color=colour("ink"), linewidth=1.2, linestyle=_DASHES, label=needed
+        )
+        rates = [point.rate_per_second for point in outcome.rates]
+        goods = [point.good_per_second for point in outcome.rates]
+        axes.plot(rates, goods, color=colour("muted"), linewidth=1.4)
+        for verdict, points in _by_verdict(outcome.rates):
+            axes.scatter(
+                [point.rate_per_second for point in points], [point.good_per_second for point in points], s=42,
+                color=colour(VERDICT_ROLE[verdict]), marker=_MARKER[verdict], zorder=3,
+                label=f"probe: {verdict.replace('_', ' ')}",
+            )  # fmt: skip
+        held = [window for window in windows if window.phase == "confirmation"]
+        if held:
+            axes.scatter(
+                [window.offered_per_second for window in held], [window.good_per_second for window in held], s=70,
+                marker="D", facecolors="none", edgecolors=colour("candidate"), linewidths=1.8, zorder=4,
+                label="confirmation",
+            )  # fmt: skip
+        axes.set_ylim(bottom=0.0)
+        axes.set_ylabel("good requests per second")
+        _rate_axis(axes, load)
+        legend_below(figure, axes, 3)
+
+    best = max(outcome.rates, key=lambda point: point.good_per_second)
+    reached = "no rate is confirmed"
+    if outcome.confirmed_rate_per_second is not None and windows:
+        good = sum(window.good_per_second for window in windows) / len(windows)
+        reached = f"{good:.3g}/s of {outcome.confirmed_rate_per_second:.3g}/s in the confirmation"
+    return draw_plot(
+        f"goodput-{load.target}",
+        f"Goodput against rate, {load.target}",
+        f"Good requests: {reached}; the most in a probe, {best.good_per_second:.3g}/s, at {best.rate_per_second:.3g}/s "
+        "offered. Short probes decide nothing.",
+        draw,
+        size=_SIZE,
+    )
+
+
+def _by_verdict(points: Sequence[RatePoint]) -> Iterator[tuple[Verdict, list[RatePoint]]]:
+    for verdict in Verdict:
+        found = [point for point in points if point.verdict is verdict]
+        if found:
+            yield verdict, found
+
+
+def _points(load: LoadStudy) -> list[tuple[float, WindowSummary]]:
+    """The windows of the search by rising rate."""
+    windows = {window.name: window for window in load.outcome.windows}
+    return [(point.rate_per_second, windows[point.window]) for point in load.outcome.rates if point.window in windows]
+
+
+def _quantiles_by_rate(
+    points: Sequence[tuple[float, WindowSummary]], field: str, quantile: float
+) -> tuple[list[float], list[float]]:
+    rates, values = [], []
+    for rate, window in points:
+        latency: Latency | None = getattr(window, field)
+        found = quantile_of([latency], quantile)
+        if found is not None:
+            rates.append(rate)
+            values.append(found.milliseconds)
+    return rates, values
+
+
+def _rate_axis(axes: Any, load: LoadStudy) -> None:
+    """Offered rates from zero, with the workload's and the confirmed one marked above the axes."""
+    outcome = load.outcome
+    axes.set_xlim(0.0, 1.06 * max(point.rate_per_second for point in outcome.rates))
+    axes.set_xlabel("requests per second offered")
+    target, confirmed = outcome.target_rate_per_second, outcome.confirmed_rate_per_second
+    marks = [(target, "workload, confirmed" if confirmed == target else "workload")]
+    if confirmed is not None and confirmed != target:
+        marks.append((confirmed, "confirmed"))
+    near = len(marks) > 1 and abs(marks[1][0] - marks[0][0]) < _MARK_DISTANCE * axes.get_xlim()[1]
+    for level, (rate, words) in enumerate(marks):
+        axes.axvline(rate, color=colour("muted"), linewidth=0.9, linestyle=(0, (2, 2)))
+        axes.annotate(
+            f"{words} {rate:.3g}/s", (rate, 1.0), xycoords=axes.get_xaxis_transform(), textcoords="offset points",
+            xytext=(0, 3 + _LEVEL_POINTS * level * near), ha="center", fontsize=9, color=colour("ink"),
+            annotation_clip=False,
+        )  # fmt: skip
+
 
 _SIZE = (5.2, 3.4)
 _DASHES = (0, (4, 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from llm_pipeline.reporting.figure import NARROW_INCHES, VERDICT_ROLE, Plot, colour, draw_plot, label_bar
@@ -27,8 +28,8 @@ def plot_variants(variants: Sequence[Variant]) -> Plot:
         _size_panel(panels[0][0], variants, baseline)
         for index, target in enumerate(targets):
             alone, together = panels[1 + 2 * index][0], panels[2 + 2 * index][0]
-            _speed_panel(alone, variants, target, _single_stream, f"tokens/s, {target}, one request")
-            _speed_panel(together, variants, target, _batched, _batched_title(variants, target))
+            _speed_panel(alone, variants, target, attrgetter("single_stream"), f"tokens/s, {target}, one request")
+            _speed_panel(together, variants, target, attrgetter("batched"), _batched_title(variants, target))
 
     return draw_plot(
         "variants",
@@ -94,14 +95,6 @@ def _speed_panel(axes: Any, variants: Sequence[Variant], target: str, rate: Rate
 
 def _engine(variant: Variant, target: str) -> EngineSpeed | None:
     return next((engine for engine in variant.engines if engine.target == target), None)
-
-
-def _single_stream(engine: EngineSpeed) -> float | None:
-    return engine.single_stream
-
-
-def _batched(engine: EngineSpeed) -> float | None:
-    return engine.batched
 
 
 def _batched_title(variants: Sequence[Variant], target: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import Fenced
@@ -13,20 +12,20 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.canary.controller import CanaryController
-from llm_pipeline.canary.open_router import access_log_of, name_release, open_router
+from llm_pipeline.canary.open_router import access_log_of, name_release
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import LEASE_SECONDS, CanaryJournal, CanaryRecord, lease_name, read_record
 from llm_pipeline.canary.replay import Replay
-from llm_pipeline.canary.router import CountsAttempts, TrafficRouter, all_to
+from llm_pipeline.canary.router import CountsAttempts, TrafficRouter
 from llm_pipeline.canary.shadow import Shadow, shadow_of
-from llm_pipeline.canary.slots import TritonSlots, slot_ports
+from llm_pipeline.canary.slots import TritonSlots
 from llm_pipeline.canary.sources.open_source import open_source
 from llm_pipeline.canary.taken_back import taken_back_judgement, with_who
 from llm_pipeline.canary.timeline import write_timeline
 from llm_pipeline.canary.traffic import CountedTraffic, LoggedTraffic, Traffic
 from llm_pipeline.config.deployment import TargetPlace
-from llm_pipeline.config.model import ConfigModel, Name, Percent
+from llm_pipeline.config.model import Percent
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.release import Drill
 from llm_pipeline.config.router_place import EnvoyPlace, ExistingEnvoyPlace, users_address
@@ -39,10 +38,10 @@ from llm_pipeline.operations.switching import start
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 from llm_pipeline.release.record import PROMPTS_DATASET
 from llm_pipeline.release.trusted_pointers import require_served
+from llm_pipeline.stages.place_config import SlotsConfig, place_of
 from llm_pipeline.stages.request_parts import server_software
 from llm_pipeline.store.lease import Lease, LeaseLost
 from llm_pipeline.store.places import claim_place, serving_at
-from llm_pipeline.store.pointers import Pointer
 
 if TYPE_CHECKING:
     from llm_pipeline.flow import Flow
@@ -50,33 +49,21 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 
-class CanaryConfig(ConfigModel):
+class CanaryConfig(SlotsConfig):
     """What one canary step reads.
 
     Attributes:
         run: The run of the release, as a time: the next run may try a canary again that is over, the same may not.
-        model_id: `organisation/name` on the hub.
-        target: Name of the deployment's place: the target's own, unless the release config names another.
         step_percent: The candidate's share at this step.
         policy: The rules of the canary.
-        place: Ports of the slots and of the router.
-        triton_home: Directory with the unpacked nvidia-pytriton wheel.
-        python: Interpreter of the model's code in Triton.
-        state_root: Directory of the running servers' state.
         drill: A fault for the candidate's server, on purpose.
         workload: Its prompts are asked of both slots where the policy has a shadow comparison, and of the router where
             it has replayed traffic.
     """
 
     run: str
-    model_id: str
-    target: Name
     step_percent: Percent
     policy: CanaryPolicy
-    place: TargetPlace
-    triton_home: str
-    python: str
-    state_root: str
     drill: Drill | None = None
     workload: Workload
 
@@ -85,14 +72,14 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
     """Run one step: shift, watch, judge."""
     config = context.config
     candidate = context.request.inputs["repository"]
-    slots = _slots(context)
+    slots = config.slots(context.store, config.drill)
     claim_place(context.store, config.target, config.model_id, by=context.request.release_id)
     serving = serving_at(context.store, config.target)
     production = serving.pointer if serving else None
     if serving is not None:
         require_served(context.store, serving.model_id, config.target, serving.pointer)
     started = time.monotonic()
-    router = _router(config, production)
+    router = config.open_router(production.slot if production else "blue", owner="first-start")
     if production is not None:
         name_release(router, production.slot, production.release_id)
     if production is not None and production.repository == candidate:
@@ -218,29 +205,6 @@ def _metrics(record: CanaryRecord) -> dict[str, Metric]:
     return metrics
 
 
-def _router(config: CanaryConfig, production: Pointer | None) -> TrafficRouter:
-    slot = production.slot if production else "blue"
-    return open_router(
-        config.place.router,
-        slot_ports(config.place),
-        Path(config.state_root) / config.target / "router",
-        initial=all_to(slot, owner="first-start", epoch=0),
-    )
-
-
-def _slots(context: StageContext[CanaryConfig]) -> TritonSlots:
-    config = context.config
-    return TritonSlots(
-        context.store,
-        config.place,
-        target=config.target,
-        state_root=Path(config.state_root),
-        triton_home=Path(config.triton_home),
-        python=Path(config.python),
-        drill=config.drill,
-    )
-
-
 def _already_there(candidate: ArtifactRef) -> Judgement:
     fact = Evidence(
         name="already in production",
@@ -256,14 +220,11 @@ def request(flow: Flow, subject: str) -> tuple[CanaryConfig, Mapping[str, Artifa
     """What the stage is given."""
     target, _, percent = subject.partition(":")
     config = CanaryConfig(
+        **place_of(flow, target),
+        **server_software(flow, target),
         run=flow.resolved_at.isoformat(),
-        model_id=flow.record.model.id,
-        target=flow.record.place_of(target),
         step_percent=float(percent),
         policy=flow.release.policy.canary,
-        place=flow.place(target),
-        **server_software(flow, target),
-        state_root=flow.deployment.state_root,
         drill=flow.release.drill,
         workload=flow.release.workload,
     )

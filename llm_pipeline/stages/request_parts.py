@@ -11,6 +11,7 @@ from llm_pipeline.release.record import TASKS_DATASET
 
 if TYPE_CHECKING:
     from llm_pipeline.flow import Flow
+    from llm_pipeline.serving.kubernetes_manifests import ServedRelease
 
 
 GOLDEN_MAXIMUM_TOKENS = 32
@@ -48,6 +49,21 @@ def server_software(flow: Flow, target: str) -> dict[str, Any]:
     deployment = flow.deployment
     python = deployment.serving_interpreter(flow.record.place_of(target))
     return {"triton_home": deployment.triton_home, "python": python}
+
+
+def served_release(flow: Flow, target: str) -> ServedRelease:
+    """What pods serve of a packaged release: its artifacts by name."""
+    from llm_pipeline.serving.kubernetes_manifests import ServedRelease
+
+    return ServedRelease(
+        name=flow.release.name,
+        release_id=flow.record.release_id,
+        model_id=flow.record.model.id,
+        target=flow.release.target(target),
+        repository=flow.artifact("package", target, "repository"),
+        engine=flow.artifact("build", target, "engine"),
+        checkpoint=flow.artifact("quantize", flow.chosen_recipe(target), "checkpoint"),
+    )
 
 
 def staging_endpoint(flow: Flow, target: str) -> Endpoint:

@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.open_router import open_router
 from llm_pipeline.canary.patience import Patience
-from llm_pipeline.canary.router import TrafficRouter, all_to
-from llm_pipeline.canary.slots import slot_ports
-from llm_pipeline.config.deployment import TargetPlace
-from llm_pipeline.config.model import ConfigModel, Name
+from llm_pipeline.canary.router import TrafficRouter
+from llm_pipeline.config.model import Name
 from llm_pipeline.operations.promotion import Promotion, promote
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
+from llm_pipeline.stages.place_config import PlaceConfig, place_of
 from llm_pipeline.store.pointers import Pointer
 
 if TYPE_CHECKING:
     from llm_pipeline.flow import Flow
 
 
-class SettleConfig(ConfigModel):
+class SettleConfig(PlaceConfig):
     """What became production.
 
     Attributes:
-        model_id: `organisation/name` on the hub.
-        target: Name of the deployment's place: the target's own, unless the release config names another.
         recipe: The quantization recipe that was chosen.
-        place: Ports of the slots and of the router.
-        state_root: Directory of the running servers' state.
     """
 
-    model_id: str
-    target: Name
     recipe: Name
-    place: TargetPlace
-    state_root: str
 
 
 def run(context: StageContext[SettleConfig]) -> StageOutput:
@@ -57,9 +46,7 @@ def run(context: StageContext[SettleConfig]) -> StageOutput:
     )
 
     def find_router(production: Pointer) -> TrafficRouter:
-        initial = all_to(production.slot, owner="settlement", epoch=0)
-        state = Path(config.state_root) / config.target / "router"
-        return open_router(config.place.router, slot_ports(config.place), state, initial=initial)
+        return config.open_router(production.slot, owner="settlement")
 
     patience = Patience.with_router(config.place.router)
     pointers = promote(context.store, promotion, find_router=find_router, patience=patience)
@@ -75,13 +62,7 @@ def run(context: StageContext[SettleConfig]) -> StageOutput:
 
 def request(flow: Flow, subject: str) -> tuple[SettleConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
-    config = SettleConfig(
-        model_id=flow.record.model.id,
-        target=flow.record.place_of(subject),
-        recipe=flow.chosen_recipe(subject),
-        place=flow.place(subject),
-        state_root=flow.deployment.state_root,
-    )
+    config = SettleConfig(**place_of(flow, subject), recipe=flow.chosen_recipe(subject))
     return config, {"repository": flow.artifact("package", subject, "repository")}
 
 

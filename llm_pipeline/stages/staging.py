@@ -25,7 +25,7 @@ from llm_pipeline.serving.kubernetes_manifests.released import ServedRelease
 from llm_pipeline.serving.probes import probe
 from llm_pipeline.serving.repository_links import fetch_links, refuse_other_host
 from llm_pipeline.serving.triton_server import SlotBusy
-from llm_pipeline.stages.request_parts import server_slot
+from llm_pipeline.stages.request_parts import served_release, server_slot
 
 if TYPE_CHECKING:
     from llm_pipeline.flow import Flow
@@ -151,31 +151,13 @@ def _table(judgement: Judgement) -> str:
 
 def request(flow: Flow, subject: str) -> tuple[StagingConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
-    repository = flow.artifact("package", subject, "repository")
+    in_pods = isinstance(flow.place(subject).staging, KubernetesServer)
     config = StagingConfig(
         **server_slot(flow, subject),
         policy=flow.release.policy.staging,
-        release=_served_release(flow, subject, repository) if _serves_in_pods(flow, subject) else None,
+        release=served_release(flow, subject) if in_pods else None,
     )
-    return config, {"repository": repository}
-
-
-def _serves_in_pods(flow: Flow, target: str) -> bool:
-    return isinstance(flow.place(target).staging, KubernetesServer)
-
-
-def _served_release(flow: Flow, target: str, repository: ArtifactRef) -> ServedRelease:
-    from llm_pipeline.serving.kubernetes_manifests import ServedRelease
-
-    return ServedRelease(
-        name=flow.release.name,
-        release_id=flow.record.release_id,
-        model_id=flow.record.model.id,
-        target=flow.release.target(target),
-        repository=repository,
-        engine=flow.artifact("build", target, "engine"),
-        checkpoint=flow.artifact("quantize", flow.chosen_recipe(target), "checkpoint"),
-    )
+    return config, {"repository": flow.artifact("package", subject, "repository")}
 
 
 STAGE = Stage(

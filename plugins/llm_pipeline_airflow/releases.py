@@ -8,8 +8,8 @@ from pathlib import Path
 
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.loading import load_release
-from llm_pipeline.inspection.damage import DamagedRow
 from llm_pipeline.inspection.listing import ReleaseRow, release_rows
+from llm_pipeline.inspection.release_artifacts import DamagedRow
 from llm_pipeline.release.watch_record import read_status
 from llm_pipeline.store import ArtifactStore, open_store
 

@@ -18,12 +18,11 @@ from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.canary.evalue_history import MOST_LOOKS, with_look
 from llm_pipeline.canary.timeline import SUMMARY_FILE, read_timeline, write_timeline
 from llm_pipeline.reporting.canary import read_canary
-from llm_pipeline.reporting.canary_evidence_plot import e_value, evidence_in_words
-from llm_pipeline.reporting.canary_plot import measured_split
+from llm_pipeline.reporting.canary_plot import e_value, evidence_in_words, measured_split
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.html import render_report
 from llm_pipeline.reporting.model import ArmSample, CanarySample, CanaryStudy
-from llm_pipeline.reporting.rolled_back import _lost
+from llm_pipeline.reporting.production import _lost
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,8 @@ from llm_pipeline.reporting.figure import Plot
 from llm_pipeline.reporting.highlights import highlights
 from llm_pipeline.reporting.html import render_report
 from llm_pipeline.reporting.load import read_load
-from llm_pipeline.reporting.load_plots import draw_load
+from llm_pipeline.reporting.load_plots import draw_load, plot_goodput, plot_latency_by_rate, plot_over_time
 from llm_pipeline.reporting.model import LoadStudy
-from llm_pipeline.reporting.over_time_plot import plot_over_time
-from llm_pipeline.reporting.rate_plots import plot_goodput, plot_latency_by_rate
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.model import ArmSample, CanaryMark, CanarySample, CanaryStudy
-from llm_pipeline.reporting.rolled_back import _caught, _lost, find_rollback
+from llm_pipeline.reporting.production import _caught, _lost, find_rollback
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointers, read_pointers
 

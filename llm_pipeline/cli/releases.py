@@ -1,4 +1,4 @@
-"""Commands about one release: `plan`, `run`, `stage`, `report`."""
+"""Commands about one release: `init`, `plan`, `run`, `stage`, `report`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ import gc
 import sys
 from pathlib import Path
 
-from llm_pipeline.base.errors import ExitCode, from_document
-from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
-from llm_pipeline.cli.texts import write_files, write_lines
+from llm_pipeline.base.errors import ConfigError, ExitCode, from_document, unless_io
+from llm_pipeline.cli.options import (
+    Commands,
+    add_deployment_option,
+    open_flow,
+    sentence,
+    write_files,
+    write_lines,
+)
 
 _REPLACE = "take the release's places over from the models that hold them; their users get this one once it is promoted"
 
 
 def add_commands(commands: Commands) -> None:
     """Add them to the parser."""
+    _add_initializing(commands)
     run = commands.add_parser("run", help="run a release on this machine, without Airflow")
     run.add_argument("config", type=Path, help="a release config, e.g. configs/releases/demo.yaml")
     run.add_argument("--revision", help="branch, tag or commit instead of the config's")
@@ -93,16 +100,60 @@ def _stage_run(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from llm_pipeline.flow import Flow
     from llm_pipeline.release.contract import StageFailure
     from llm_pipeline.release.execute import execute
-    from llm_pipeline.store import open_store
-    from llm_pipeline.store.references import release_of, resolve_reference
 
-    deployment = deployment_of(options)
-    release_id = release_of(resolve_reference(open_store(deployment.store), options.reference))
-    outcome = execute(Flow.open(deployment, release_id).request("report"))
+    outcome = execute(open_flow(options, options.reference).request("report"))
     if isinstance(outcome, StageFailure):
         raise from_document(outcome.error)
     sys.stdout.write(f"{outcome.metrics['report']}\n")
+    return ExitCode.GO
+
+
+_SIBLING = Path(sys.prefix).parent
+"""Where `docker/environments.py` puts the other environments beside this one."""
+
+
+def _add_initializing(commands: Commands) -> None:
+    summary = "write a project: a release of your model, and everything it names"
+    init = commands.add_parser("init", help=summary, description=sentence(summary))
+    init.add_argument("directory", type=Path, metavar="DIR", help="a new or empty directory")
+    init.add_argument("--model", required=True, help="a directory with the model, or its id on the hub")
+    init.add_argument("--name", default="first", help="of the release config (default: first)")
+    init.add_argument(
+        "--model-python", type=Path, default=_SIBLING / "model" / "bin" / "python", metavar="PYTHON",
+        help="interpreter with torch, modelopt, lm-eval and OpenVINO (default: %(default)s)",
+    )  # fmt: skip
+    init.add_argument(
+        "--triton-home", type=Path, default=_SIBLING / "triton", metavar="DIR",
+        help="directory with tritonserver's binaries (default: %(default)s)",
+    )  # fmt: skip
+    init.add_argument("--example", action="store_true", help="the demo's tasks and prompts, which need no network")
+    init.set_defaults(run=_init)
+
+
+def _init(options: argparse.Namespace) -> int:
+    from llm_pipeline.project.writing import Choices, write_project
+
+    choices = Choices(options.name, options.model, options.model_python, options.triton_home, example=options.example)
+    try:
+        written = write_project(options.directory, choices)
+    except OSError as error:
+        wrong = ConfigError(f"cannot be written: {error.strerror}", where=str(error.filename or options.directory))
+        raise unless_io(error, wrong) from error
+    root = options.directory.absolute()
+    write_lines(
+        [
+            "Look at these files; their comments say what to change:",
+            *(f"  {path}" for path in written),
+            "",
+            "Then:",
+            f"  llm-pipeline plan {written[0]}",
+            f"  llm-pipeline run {written[0]} --approve",
+            "",
+            "In Airflow, set these in its environment:",
+            f"  LLM_PIPELINE_RELEASES={root / 'releases'}",
+            f"  AIRFLOW__CORE__DAGS_FOLDER={root / 'dags'}",
+        ]
+    )
     return ExitCode.GO

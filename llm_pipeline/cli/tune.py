@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.base.untrusted_text import quoted
-from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
-from llm_pipeline.cli.texts import sentence, write_lines
+from llm_pipeline.cli.options import Commands, add_deployment_option, open_flow, sentence, write_lines
 
 if TYPE_CHECKING:
     from llm_pipeline.flow import Flow
@@ -48,7 +47,7 @@ def _tune(options: argparse.Namespace) -> int:
         raise ConfigError(
             "this file exists", where=str(options.output), hint="name another one: nothing is overwritten"
         )
-    flow = _flow(options)
+    flow = open_flow(options, options.release)
     if options.gpu_target not in flow.targets:
         raise ConfigError(f"no target {options.gpu_target!r}", hint=f"the release has {', '.join(flow.targets)}")
     bench = TrialBench(flow, options.gpu_target, Runners(flow.deployment))
@@ -67,15 +66,6 @@ def _tune(options: argparse.Namespace) -> int:
     options.output.write_text(_suggestion(bench, sweep.trials[0], best), encoding="utf-8")
     sys.stdout.write(f"{options.output}\n")
     return ExitCode.GO
-
-
-def _flow(options: argparse.Namespace) -> Flow:
-    from llm_pipeline.flow import Flow
-    from llm_pipeline.store import open_store
-    from llm_pipeline.store.references import release_of, resolve_reference
-
-    deployment = deployment_of(options)
-    return Flow.open(deployment, release_of(resolve_reference(open_store(deployment.store), options.release)))
 
 
 def _fits(flow: Flow, bench: TrialBench, settings: object) -> bool:

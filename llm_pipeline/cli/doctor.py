@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import ExitCode
-from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
-from llm_pipeline.cli.texts import write_lines
+from llm_pipeline.cli.options import Commands, add_deployment_option, deployment_of, write_json, write_lines
 
 if TYPE_CHECKING:
     from llm_pipeline.operations.doctor import Check
@@ -42,7 +39,7 @@ def _doctor(options: argparse.Namespace) -> int:
     else:
         checks = examine(deployment_of(options))
     if options.json:
-        sys.stdout.write(json.dumps([check.model_dump() for check in checks], indent=1) + "\n")
+        write_json([check.model_dump() for check in checks])
     else:
         write_lines(_lines(checks))
     return ExitCode.BAD_INPUT if any(check.state == "failed" for check in checks) else ExitCode.GO

@@ -1,15 +1,21 @@
-"""Commands for what serves: `status` looks, `pause`, `resume`, `start` and `stop` act."""
+"""Commands for what serves users, and for canaries on their way there."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import ConfigError, ExitCode
-from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
-from llm_pipeline.cli.texts import sentence, write_lines
+from llm_pipeline.cli.options import (
+    Commands,
+    add_deployment_option,
+    deployment_of,
+    named_release,
+    sentence,
+    write_json,
+    write_lines,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +24,7 @@ if TYPE_CHECKING:
     from llm_pipeline.operations.pausing import Asked
     from llm_pipeline.operations.place_status import DeploymentStatus
     from llm_pipeline.store.artifact_store import ArtifactStore
+
 
 _PLACE = "name of a place of the deployment, e.g. cpu"
 _ONE_PLACE = f"{_PLACE} (default: the only one)"
@@ -78,6 +85,8 @@ def add_commands(commands: Commands) -> None:
     )
     add_deployment_option(stop)
     stop.set_defaults(run=_stop)
+    _add_guarding(commands)
+    _add_rolling_back(commands)
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -91,7 +100,7 @@ def _status(options: argparse.Namespace) -> int:
 
 def _show(status: DeploymentStatus, *, as_json: bool) -> int:
     if as_json:
-        sys.stdout.write(json.dumps(status.model_dump(mode="json"), indent=1) + "\n")
+        write_json(status.model_dump(mode="json"))
     else:
         write_lines(status.lines())
     return status.exit_code
@@ -138,9 +147,8 @@ def _start_staging(store: ArtifactStore, deployment: Deployment, place: str, ref
     from llm_pipeline.operations.last_words import curl_line_at
     from llm_pipeline.operations.staging import start_staging
     from llm_pipeline.operations.status import deployment_status
-    from llm_pipeline.store.references import release_of, resolve_reference
 
-    result = start_staging(store, deployment, place, release_of(resolve_reference(store, reference)))
+    result = start_staging(store, deployment, place, named_release(store, reference))
     judgement, endpoint = result.judgement, str(result.metrics["endpoint"])
     write_lines([f"{result.release_id} is staged at {endpoint}"])
     if judgement is not None:
@@ -225,3 +233,117 @@ def _agreed(store: ArtifactStore, deployment: Deployment, places: Sequence[str])
     if answer is None:
         raise ConfigError(f"in production: {what}, and nobody can be asked", hint="give --yes")
     return answer
+
+
+def _add_guarding(commands: Commands) -> None:
+    approve = commands.add_parser("approve-step", help="let a canary step begin, or a paused canary continue")
+    approve.add_argument("release_id", metavar="release", help="the release's id, or the beginning of it")
+    approve.add_argument(
+        "gpu_target",
+        metavar="target",
+        help="name of the place: its target's (e.g. cpu), unless the release config names another",
+    )
+    approve.add_argument("percent", type=float, help="the step, e.g. 25")
+    approve.add_argument("--deny", action="store_true", help="roll the canary back instead")
+    add_deployment_option(approve)
+    approve.set_defaults(run=_approve)
+
+    guard = commands.add_parser(
+        "guard",
+        help="one pass of the watchdog: roll back canaries whose controller is gone, on the host of their servers",
+    )
+    guard.add_argument("--target", dest="gpu_target", metavar="NAME", help="only this one of the deployment's targets")
+    add_deployment_option(guard)
+    guard.set_defaults(run=_guard)
+
+
+def _approve(options: argparse.Namespace) -> int:
+    from llm_pipeline.operations.approval import answer
+    from llm_pipeline.store import open_store
+    from llm_pipeline.store.provenance import user_here
+
+    deployment = deployment_of(options)
+    store = open_store(deployment.store)
+    release_id = named_release(store, options.release_id)
+    approved, by = not options.deny, user_here()
+    answered = answer(store, release_id, options.gpu_target, options.percent, approved=approved, by=by)
+    write_lines([answered.message])
+    if answered.counted and options.deny:
+        sys.stdout.write("the canary's controller or the guard rolls it back; `llm-pipeline guard` does it now\n")
+    return ExitCode.GO if answered.counted else ExitCode.INCONCLUSIVE
+
+
+def _guard(options: argparse.Namespace) -> int:
+    from llm_pipeline.notifications.channel import no_connections
+    from llm_pipeline.notifications.outbox import notify_of_targets
+    from llm_pipeline.operations.guard import guard_once
+    from llm_pipeline.operations.place_status import named_deployment
+    from llm_pipeline.operations.status import deployment_status
+    from llm_pipeline.store import open_store
+
+    deployment = _guarded(deployment_of(options), options.gpu_target)
+    store = open_store(deployment.store)
+    write_lines([f"{named_deployment(deployment.name, store.uri)}, places {', '.join(deployment.places) or 'none'}"])
+    actions = guard_once(store, deployment)
+    notify_of_targets(store, deployment, no_connections)
+    for action in actions:
+        write_lines([f"{action.gpu_target}  {action.release_id}  {action.what}: {action.detail}"])
+    if not actions:
+        sys.stdout.write("nothing to do\n")
+    dead = list(deployment_status(store, deployment).dead())
+    write_lines(dead)
+    return ExitCode.INFRASTRUCTURE if dead or any(action.what == "failed" for action in actions) else ExitCode.GO
+
+
+def _guarded(deployment: Deployment, target: str | None) -> Deployment:
+    """The deployment with the places to be guarded."""
+    if target is None:
+        return deployment
+    if target not in deployment.places:
+        raise ConfigError(f"deployment {deployment.name} has no place for {target!r}", where=deployment.name)
+    return deployment.model_copy(update={"places": {target: deployment.places[target]}})
+
+
+def _add_rolling_back(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "rollback",
+        help="roll back a release on trial or in production; safe to repeat",
+        description="Leave a release and bring back the one that served before it. What was taken back is never gone "
+        "back to: only another release of it brings it into production again.",
+    )
+    parser.add_argument("model_id", metavar="model", help="organisation/name")
+    parser.add_argument(
+        "gpu_target",
+        metavar="target",
+        help="name of the place: its target's (e.g. cpu), unless the release config names another",
+    )
+    parser.add_argument(
+        "--from",
+        dest="leaving",
+        default="",
+        metavar="RELEASE",
+        help="the release to leave, or the beginning of its id (default: what is on trial, or else what serves, unless "
+        "it serves because another release was taken back)",
+    )
+    parser.add_argument("--reason", default="", help="recorded with the rollback")
+    parser.add_argument("--by", default="", help="who requests it (default: you)")
+    add_deployment_option(parser)
+    parser.set_defaults(run=_roll_back)
+
+
+def _roll_back(options: argparse.Namespace) -> int:
+    from llm_pipeline.notifications.channel import no_connections
+    from llm_pipeline.notifications.outbox import notify_of_targets
+    from llm_pipeline.operations.served_place import roll_back_at
+    from llm_pipeline.store import open_store
+    from llm_pipeline.store.provenance import user_here
+
+    deployment = deployment_of(options)
+    store, target = open_store(deployment.store), options.gpu_target
+    by = options.by or user_here()
+    by = f"{by}: {options.reason}" if options.reason else by
+    production = roll_back_at(store, deployment, options.model_id, target, by=by, leaving=options.leaving).production
+    notify_of_targets(store, deployment, no_connections, [target])
+    serving = f"{production.release_id} serves in {production.slot}" if production else "nothing serves"
+    sys.stdout.write(f"{options.model_id} on {target}: {serving}\n")
+    return ExitCode.GO

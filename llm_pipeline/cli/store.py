@@ -1,21 +1,18 @@
-"""Commands that only look: `ls`, `show`, `verify`, `diff`."""
+"""Commands for what a deployment's store holds: they look at it, free a claim, and remove what nobody needs."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llm_pipeline.base.errors import ExitCode
-from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
-from llm_pipeline.cli.texts import sentence, write_lines
+from llm_pipeline.cli.options import Commands, add_deployment_option, deployment_of, sentence, write_json, write_lines
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from llm_pipeline.config.deployment import Deployment
+    from llm_pipeline.release.claim_state import Claimant
     from llm_pipeline.store.artifact_store import ArtifactStore
 
 
@@ -54,6 +51,8 @@ def add_commands(commands: Commands) -> None:
     comparing.add_argument("first", metavar="A")
     comparing.add_argument("second", metavar="B")
     comparing.set_defaults(run=_diff)
+    _add_claiming(commands)
+    _add_retaining(commands)
 
 
 def _command(commands: Commands, name: str, summary: str) -> argparse.ArgumentParser:
@@ -71,7 +70,7 @@ def _ls(options: argparse.Namespace) -> int:
     store = open_store(deployment.store)
     rows = listing.rows(store)
     if options.json:
-        sys.stdout.write(_array(rows))
+        write_json([row.model_dump(mode="json") for row in rows])
     else:
         write_lines(listing.table(rows) if rows else [f"no {options.what}"])
         if options.what == "pointers":
@@ -112,7 +111,7 @@ def _verify(options: argparse.Namespace) -> int:
             write_lines(verification.lines())
     damaged = sum(bool(verification.problems) for verification in verified)
     if options.json:
-        sys.stdout.write(_array(verified))
+        write_json([verification.model_dump(mode="json") for verification in verified])
     else:
         read = sum(verification.artifact is not None for verification in verified)
         write_lines([f"{read} artifacts read, {damaged} damaged"])
@@ -132,10 +131,61 @@ def _diff(options: argparse.Namespace) -> int:
 
 def _show_one(view: _View, *, as_json: bool) -> None:
     if as_json:
-        sys.stdout.write(json.dumps(view.model_dump(mode="json"), indent=1) + "\n")
+        write_json(view.model_dump(mode="json"))
     else:
         write_lines(view.lines())
 
 
-def _array(rows: Iterable[BaseModel]) -> str:
-    return json.dumps([row.model_dump(mode="json") for row in rows], indent=1) + "\n"
+def _add_claiming(commands: Commands) -> None:
+    claims = commands.add_parser("claims", help="show which release of a model is running, and which ones wait")
+    claims.add_argument("--free", metavar="MODEL", help="free the claim of a release that is dead")
+    add_deployment_option(claims)
+    claims.set_defaults(run=_claims)
+
+
+def _claims(options: argparse.Namespace) -> int:
+    from llm_pipeline.release.claim import free_claim, readable_claims
+    from llm_pipeline.store import open_store
+
+    store = open_store(deployment_of(options).store)
+    if options.free:
+        freed = free_claim(store, options.free)
+        sys.stdout.write(f"{options.free}: " + (f"taken from {freed}\n" if freed else "no release held it\n"))
+        return ExitCode.GO
+    claims, damaged = readable_claims(store)
+    for model_id, state in claims.items():
+        if state.holder is not None:
+            write_lines([f"{model_id}  running: {_line(state.holder)}"])
+        for waiting in state.waiting:
+            write_lines([f"{model_id}  waits: {_line(waiting)}"])
+    for one in damaged:
+        write_lines([f"DAMAGED  {one.name}: {one.error}"])
+    return ExitCode.INFRASTRUCTURE if damaged else ExitCode.GO
+
+
+def _line(claimant: Claimant) -> str:
+    superseded = f", superseded by {claimant.superseded_by}" if claimant.superseded_by else ""
+    return f"{claimant}, since {claimant.since:%Y-%m-%d %H:%M} UTC{superseded}"
+
+
+def _add_retaining(commands: Commands) -> None:
+    summary = "show what nobody needs any more, why, and its size; remove it only with --delete"
+    collecting = commands.add_parser("gc", help=summary, description=sentence(summary))
+    collecting.add_argument("--delete", action="store_true", help="really remove it")
+    collecting.add_argument(
+        "--force", action="store_true", help="also when that is most of the store (retention.max_deleted_share)"
+    )
+    collecting.add_argument("--json", action="store_true", help="print JSON")
+    add_deployment_option(collecting)
+    collecting.set_defaults(run=_gc)
+
+
+def _gc(options: argparse.Namespace) -> int:
+    from llm_pipeline.retention.collection import collect_garbage
+
+    report = collect_garbage(deployment_of(options), delete=options.delete, force=options.force)
+    if options.json:
+        write_json(report.model_dump(mode="json"))
+    else:
+        write_lines(report.lines())
+    return ExitCode.GO

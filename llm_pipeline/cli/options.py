@@ -1,0 +1,114 @@
+"""What commands have in common: the deployment that they are about, a release by its reference, and output."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from llm_pipeline.base.errors import ConfigError, unless_io
+from llm_pipeline.base.untrusted_text import one_line
+
+if TYPE_CHECKING:
+    from llm_pipeline.base.entry import ArgumentParser
+    from llm_pipeline.config.deployment import Deployment
+    from llm_pipeline.flow import Flow
+    from llm_pipeline.store.artifact_store import ArtifactStore
+
+
+DEPLOYMENT_VARIABLE = "LLM_PIPELINE_DEPLOYMENT"
+_CHECKOUT = Path("configs/deployments/local.yaml")
+
+Commands: TypeAlias = "argparse._SubParsersAction[ArgumentParser]"  # noqa: SLF001 - it has no public name
+
+
+def add_deployment_option(parser: argparse.ArgumentParser) -> None:
+    """Give a command the option."""
+    parser.add_argument(
+        "-d",
+        "--deployment",
+        type=Path,
+        metavar="FILE",
+        help=f"a deployment file (default: ${DEPLOYMENT_VARIABLE}, else {_CHECKOUT} if there is one)",
+    )
+
+
+def deployment_of(options: argparse.Namespace) -> Deployment:
+    """The deployment that the options, or the surroundings, name.
+
+    Raises:
+        ConfigError: None is named, or its file is wrong.
+    """
+    from llm_pipeline.config.loading import load_deployment
+
+    named: Path | None = options.deployment
+    if named is None and (variable := os.environ.get(DEPLOYMENT_VARIABLE)):
+        named = Path(variable)
+    if named is None and _CHECKOUT.is_file():
+        named = _CHECKOUT
+    if named is None:
+        raise ConfigError("no deployment is named", hint=f"give --deployment FILE, or set {DEPLOYMENT_VARIABLE}")
+    return load_deployment(named)
+
+
+def sentence(summary: str) -> str:
+    """A summary as a sentence; names in it keep their capitals."""
+    return f"{summary[:1].upper()}{summary[1:]}."
+
+
+def write_lines(lines: Iterable[str]) -> None:
+    """Write lines to stdout; no text in them makes another one, or moves the cursor."""
+    for line in lines:
+        sys.stdout.write(f"{one_line(line)}\n")
+    sys.stdout.flush()
+
+
+def write_files(directory: Path, files: Mapping[str, str]) -> None:
+    """Write texts by their relative path into a directory, which is made.
+
+    Raises:
+        ConfigError: It is no place to write to.
+        Transient: The disk is full, or fails.
+    """
+    try:
+        for name, content in files.items():
+            path = directory / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content, encoding="utf-8")
+    except OSError as error:
+        wrong = ConfigError(f"cannot be written: {error.strerror}", where=str(error.filename or directory))
+        raise unless_io(error, wrong) from error
+
+
+def write_json(value: object) -> None:
+    """Write JSON to stdout."""
+    sys.stdout.write(json.dumps(value, indent=1) + "\n")
+
+
+def named_release(store: ArtifactStore, reference: str) -> str:
+    """The id of the release that a reference names: its id, the beginning of it, or a pointer.
+
+    Raises:
+        ConfigError: There is none, or there are several.
+    """
+    from llm_pipeline.store.references import release_of, resolve_reference
+
+    return release_of(resolve_reference(store, reference))
+
+
+def open_flow(options: argparse.Namespace, reference: str) -> Flow:
+    """The release that a reference names in the options' deployment.
+
+    Raises:
+        ConfigError: There is none, or there are several.
+        IntegrityError: Its record cannot be understood, or is not signed as the store requires.
+    """
+    from llm_pipeline.flow import Flow
+    from llm_pipeline.store import open_store
+
+    deployment = deployment_of(options)
+    return Flow.open(deployment, named_release(open_store(deployment.store), reference))

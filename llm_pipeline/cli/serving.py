@@ -1,0 +1,186 @@
+"""Commands for what serves models: model repositories, LLM args, Kubernetes manifests and their pods."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llm_pipeline.base.errors import ConfigError, ExitCode
+from llm_pipeline.base.untrusted_text import one_line
+from llm_pipeline.cli.options import (
+    Commands,
+    add_deployment_option,
+    deployment_of,
+    open_flow,
+    sentence,
+    write_files,
+    write_json,
+    write_lines,
+)
+
+if TYPE_CHECKING:
+    from llm_pipeline.serving.kubernetes_manifests import ServedRelease, ServingManifestOptions
+
+
+def add_commands(commands: Commands) -> None:
+    """Add it to the parser."""
+    summary = "find mistakes in a Triton model repository, without a server"
+    linting = commands.add_parser(
+        "lint-repo",
+        help=summary,
+        description=sentence(summary),
+        epilog="Exit code 1 if there is an error; warnings alone are 0, or 1 with --strict.",
+    )
+    linting.add_argument("directory", type=Path, metavar="DIR", help="the repository: a directory of models")
+    linting.add_argument("--strict", action="store_true", help="warnings count, too")
+    linting.add_argument("--json", action="store_true", help="print JSON")
+    linting.set_defaults(run=_lint)
+    _add_rendering(commands)
+    _add_manifests(commands)
+    _add_pods(commands)
+
+
+def _lint(options: argparse.Namespace) -> int:
+    from llm_pipeline.serving.lint import lint_repository_directory
+
+    findings = lint_repository_directory(options.directory)
+    errors = sum(finding.severity == "error" for finding in findings)
+    if options.json:
+        write_json([asdict(finding) for finding in findings])
+    else:
+        write_lines(map(str, findings))
+        sys.stdout.write(f"{errors} errors, {len(findings) - errors} warnings\n")
+    return ExitCode.NO_GO if errors or (options.strict and findings) else ExitCode.GO
+
+
+def _add_rendering(commands: Commands) -> None:
+    summary = "render targets' LLM args and check them against the recorded schema of their version"
+    rendering = commands.add_parser(
+        "render-args",
+        help=summary,
+        description=f"{sentence(summary)} YAML on stdout, warnings on stderr.",
+        epilog="Exit code 1 if a version refuses what is rendered for it.",
+    )
+    rendering.add_argument("targets", type=Path, nargs="+", metavar="TARGET", help="file of a target")
+    rendering.add_argument("--checkpoint", type=Path, metavar="DIR", help="for the type of its KV cache")
+    rendering.set_defaults(run=_render_args)
+
+
+def _render_args(options: argparse.Namespace) -> int:
+    from llm_pipeline.config.loading import load_yaml
+    from llm_pipeline.config.target import Target
+    from llm_pipeline.engines.llm_args.checking import check_llm_args
+    from llm_pipeline.engines.llm_args.rendering import render_llm_args
+
+    refused = False
+    for path in options.targets:
+        target = load_yaml(path, Target, name=path.stem)
+        arguments = render_llm_args(target, model="checkpoint", checkpoint=options.checkpoint)
+        sys.stdout.write(f"--- # {target.name}, TensorRT-LLM {arguments.version}\n{arguments.to_yaml()}")
+        check = check_llm_args(arguments.document, arguments.version)
+        sys.stderr.writelines(f"{target.name}: error: {one_line(str(problem))}\n" for problem in check.errors)
+        sys.stderr.writelines(f"{target.name}: warning: {one_line(str(problem))}\n" for problem in check.warnings)
+        refused = refused or bool(check.errors)
+    return ExitCode.NO_GO if refused else ExitCode.GO
+
+
+def _add_manifests(commands: Commands) -> None:
+    summary = "render a packaged release's launch plan and Kubernetes manifests"
+    rendering = commands.add_parser("render", help=summary, description=sentence(summary))
+    rendering.add_argument("release", metavar="RELEASE", help="a release (or the beginning of its id), or a pointer")
+    rendering.add_argument("--target", dest="gpu_target", metavar="TARGET", help="needed if the release has several")
+    rendering.add_argument("--output", type=Path, required=True, metavar="DIR", help="directory to write into")
+    rendering.add_argument("--options", type=Path, metavar="FILE", help="YAML file with options of the manifests")
+    rendering.add_argument("--image", help="image of the servers, instead of the options' or the target's")
+    add_deployment_option(rendering)
+    rendering.set_defaults(run=_render)
+
+
+def _render(options: argparse.Namespace) -> int:
+    from llm_pipeline.serving.kubernetes_manifests import pod_launch_plan, render_manifests, to_yaml
+    from llm_pipeline.serving.kubernetes_manifests.pods import server_image
+
+    manifest_options = _manifest_options(options)
+    release = _served_release(options)
+    files = {
+        f"kubernetes/{name}": to_yaml(manifest)
+        for name, manifest in render_manifests(release, manifest_options).items()
+    }
+    plan = pod_launch_plan(release, manifest_options)
+    write_files(options.output, {"launch_plan.json": plan.model_dump_json(indent=1) + "\n", **files})
+    sys.stdout.writelines(f"{options.output / name}\n" for name in ("launch_plan.json", *files))
+    if "@" not in (image := server_image(release, manifest_options)):
+        sys.stderr.write(f"warning: {image} is named by a tag, which may move: name its digest\n")
+    return ExitCode.GO
+
+
+def _manifest_options(options: argparse.Namespace) -> ServingManifestOptions:
+    """The options of the file, with the deployment's store where they name none."""
+    from llm_pipeline.config.loading import load_yaml
+    from llm_pipeline.serving.kubernetes_manifests import ServingManifestOptions
+
+    chosen = load_yaml(options.options, ServingManifestOptions) if options.options else ServingManifestOptions()
+    changes: dict[str, object] = {"image": options.image} if options.image else {}
+    if "store" not in chosen.model_fields_set:
+        changes["store"] = deployment_of(options).store
+    return chosen.model_copy(update=changes)
+
+
+def _served_release(options: argparse.Namespace) -> ServedRelease:
+    from llm_pipeline.stages.request_parts import served_release
+
+    flow = open_flow(options, options.release)
+    return served_release(flow, _chosen_target(options.gpu_target, flow.targets, flow.record.release_id))
+
+
+def _chosen_target(asked: str | None, known: tuple[str, ...], release_id: str) -> str:
+    if asked is None and len(known) == 1:
+        return known[0]
+    if asked not in known:
+        problem = f"no target {asked!r}" if asked else "--target is needed"
+        raise ConfigError(problem, where=release_id, hint=f"it has {', '.join(known)}")
+    return asked
+
+
+def _add_pods(commands: Commands) -> None:
+    pod = commands.add_parser("pod", help="what serving pods do before their server starts (for the manifests)")
+    steps = pod.add_subparsers(dest="step", required=True, metavar="STEP")
+
+    laying_out = steps.add_parser("lay-out", help="make a server's view of a model repository, verified")
+    laying_out.add_argument("repository", metavar="KIND/DIGEST", help="the repository artifact")
+    laying_out.add_argument("--store", required=True, help="the store's URI, or its configuration as JSON")
+    laying_out.add_argument("--view", type=Path, required=True, metavar="DIR", help="directory to make")
+    laying_out.set_defaults(run=_lay_out)
+
+    awaiting = steps.add_parser("await", help="wait until other pods listen")
+    awaiting.add_argument("addresses", nargs="+", metavar="HOST:PORT")
+    awaiting.add_argument("--minutes", type=float, default=30.0, help="longest wait")
+    awaiting.set_defaults(run=_await)
+
+
+def _lay_out(options: argparse.Namespace) -> int:
+    from pydantic import ValidationError
+
+    from llm_pipeline.base.records import ArtifactRef
+    from llm_pipeline.config.store import StoreConfig
+    from llm_pipeline.serving.pod_setup import lay_out_view
+    from llm_pipeline.store import open_store
+
+    kind, _, digest = options.repository.partition("/")
+    try:
+        written = options.store.startswith("{")
+        store = StoreConfig.model_validate_json(options.store) if written else StoreConfig.model_validate(options.store)
+    except ValidationError as error:
+        raise ConfigError(f"not a store: {error}", where="--store") from error
+    lay_out_view(open_store(store), ArtifactRef(kind=kind, digest=digest), options.view)
+    return ExitCode.GO
+
+
+def _await(options: argparse.Namespace) -> int:
+    from llm_pipeline.serving.pod_setup import await_listeners
+
+    await_listeners(options.addresses, 60 * options.minutes)
+    return ExitCode.GO

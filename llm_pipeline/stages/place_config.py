@@ -1,0 +1,77 @@
+"""What the stages read that act on a place's slots and router."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llm_pipeline.canary.open_router import open_router
+from llm_pipeline.canary.router import SlotName, TrafficRouter, all_to
+from llm_pipeline.canary.slots import TritonSlots, slot_ports
+from llm_pipeline.config.deployment import TargetPlace
+from llm_pipeline.config.model import ConfigModel, Name
+from llm_pipeline.config.release import Drill
+
+if TYPE_CHECKING:
+    from llm_pipeline.flow import Flow
+    from llm_pipeline.store import ArtifactStore
+
+
+class PlaceConfig(ConfigModel):
+    """What every stage reads that acts on a place's slots and router.
+
+    Attributes:
+        model_id: `organisation/name` on the hub.
+        target: Name of the deployment's place: the target's own, unless the release config names another.
+        place: Ports of the slots and of the router.
+        state_root: Directory of the running servers' state.
+    """
+
+    model_id: str
+    target: Name
+    place: TargetPlace
+    state_root: str
+
+    @property
+    def router_state(self) -> Path:
+        """Directory of the router's state."""
+        return Path(self.state_root) / self.target / "router"
+
+    def open_router(self, slot: SlotName, owner: str) -> TrafficRouter:
+        """The place's router; one that is not there yet starts with all traffic on a slot."""
+        initial = all_to(slot, owner=owner, epoch=0)
+        return open_router(self.place.router, slot_ports(self.place), self.router_state, initial=initial)
+
+
+class SlotsConfig(PlaceConfig):
+    """What a stage reads that starts or stops servers there.
+
+    Attributes:
+        triton_home: Directory with the unpacked nvidia-pytriton wheel.
+        python: Interpreter of the model's code in Triton.
+    """
+
+    triton_home: str
+    python: str
+
+    def slots(self, store: ArtifactStore, drill: Drill | None = None) -> TritonSlots:
+        """What controls the servers of the place's slots."""
+        return TritonSlots(
+            store,
+            self.place,
+            target=self.target,
+            state_root=Path(self.state_root),
+            triton_home=Path(self.triton_home),
+            python=Path(self.python),
+            drill=drill,
+        )
+
+
+def place_of(flow: Flow, target: str) -> dict[str, Any]:
+    """Fields of `PlaceConfig`."""
+    return {
+        "model_id": flow.record.model.id,
+        "target": flow.record.place_of(target),
+        "place": flow.place(target),
+        "state_root": flow.deployment.state_root,
+    }
