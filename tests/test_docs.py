@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from llm_pipeline.base.adapters import _OURS
 from llm_pipeline.cli import _parser
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
@@ -138,3 +139,16 @@ def test_the_examples_of_the_architecture_run_and_its_paths_exist() -> None:
         exec(compile(block, "ARCHITECTURE.md", "exec"), names)  # noqa: S102 - our own page
     paths = re.findall(r"`((?:llm_pipeline|tests|configs|plugins|dags|docker)/[\w./*-]+)`", page)
     assert not [path for path in paths if not list(ROOT.glob(path.rstrip("/")))]
+
+
+def test_every_adapter_is_on_the_page_of_adapters() -> None:
+    page = TEXTS["docs/adapters.md"]
+    sections = {
+        found[1]: found[2]
+        for found in re.finditer(r"`llm_pipeline\.(\w+)`(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    }
+    assert set(sections) == set(_OURS)
+    for group, kinds in _OURS.items():
+        for kind, name in kinds.items():
+            assert f"`{kind}`" in sections[group], kind
+            assert f"`{name.split('.')[2]}`" in sections[group], name

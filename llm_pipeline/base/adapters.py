@@ -48,7 +48,7 @@ class Adapter:
 
     config: type[BaseModel]
     open: Callable[..., Any]
-    probe: Callable[[Any], str] | None = field(default=None, kw_only=True)
+    probe: Callable[..., str] | None = field(default=None, kw_only=True)
 
 
 _OURS: Mapping[Group, Mapping[str, str]] = {

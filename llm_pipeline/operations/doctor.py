@@ -104,13 +104,13 @@ def _attempt(subject: str, look: Callable[[], str]) -> Check:
 
 def _adapters(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Check]:
     """What the adapters of all that the deployment names say of it, as far as they look at anything."""
-    for subject, group, kind, settings in _named(deployment, targets):
+    for subject, group, kind, *settings in _named(deployment, targets):
         found: Adapter = adapter(group, kind)
         if found.probe is not None:
-            yield _attempt(subject, partial(found.probe, settings))
+            yield _attempt(subject, partial(found.probe, *settings))
 
 
-def _named(deployment: Deployment, targets: Sequence[Target]) -> Iterator[tuple[str, Group, str, Any]]:
+def _named(deployment: Deployment, targets: Sequence[Target]) -> Iterator[tuple[str, Group, str, *tuple[Any, ...]]]:
     """Subject, group, kind and settings of whatever an adapter opens."""
     for name, environment in deployment.environments.items():
         yield f"environment {name}", "runners", environment.runner, environment
@@ -119,7 +119,7 @@ def _named(deployment: Deployment, targets: Sequence[Target]) -> Iterator[tuple[
         yield f"staging of {name}", "server_controls", place.staging.kind, place.staging
         yield f"router of {name}", "routers", place.router.kind, place.router
         if place.metrics is not None:
-            yield f"metrics of {name}", "metric_sources", place.metrics.kind, place.metrics
+            yield f"metrics of {name}", "metric_sources", place.metrics.kind, place.metrics, place.router
     for name, channel in deployment.notifications.by_name().items():
         yield f"notifications by {name}", "notifications", channel.kind, channel
     for target in targets:

@@ -125,7 +125,7 @@ class DockerEngine:
         path = unquote(re.sub(r"^/v\d\.\d+", "", url.path))
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
         if path == "/version":
-            return 200, json.dumps({"ApiVersion": "1.47", "MinAPIVersion": "1.24"}).encode()
+            return 200, json.dumps({"Version": "28.0", "ApiVersion": "1.47", "MinAPIVersion": "1.24"}).encode()
         with self._lock:
             if match := _IMAGE.fullmatch(path):
                 return 200, json.dumps(self._image(match["name"])).encode()

@@ -107,7 +107,7 @@ class ServingApi:
             if method == "POST":
                 return 201, json.dumps(self._create(kind, body or {}, match["namespace"])).encode()
             if kind == "pods":
-                wanted = dict(part.split("=", 1) for part in query["labelSelector"].split(","))
+                wanted = dict(part.split("=", 1) for part in filter(None, query.get("labelSelector", "").split(",")))
                 pods = [
                     p.object for p in self._pods.values() if wanted.items() <= p.object["metadata"]["labels"].items()
                 ]

@@ -97,6 +97,15 @@ class CloudWatchMetrics:
             sums[result["Id"]] += round(sum(result["Values"]))
         return sums
 
+    def count(self) -> int:
+        """How many of the series that are read have counted anything in the last ten minutes.
+
+        Raises:
+            SourceDown: CloudWatch does not answer, or refuses.
+        """
+        now = _minute(time.time())
+        return sum(bool(result["Values"]) for result in self._results(now - 10 * _PERIOD_SECONDS, now))
+
     def _results(self, start: float, end: float) -> Iterator[dict[str, Any]]:
         from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
@@ -136,4 +145,10 @@ def _minute(seconds: float) -> float:
     return seconds // _PERIOD_SECONDS * _PERIOD_SECONDS
 
 
-ADAPTER = MetricSourceAdapter(config=CloudWatchSource, open=lambda source, place, _: CloudWatchMetrics(source, place))
+def _probe(source: CloudWatchSource, place: AwsAlbPlace) -> str:
+    return f"CloudWatch answers: {CloudWatchMetrics(source, place).count()} series counted in the last ten minutes"
+
+
+ADAPTER = MetricSourceAdapter(
+    config=CloudWatchSource, open=lambda source, place, _: CloudWatchMetrics(source, place), probe=_probe
+)

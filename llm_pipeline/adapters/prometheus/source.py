@@ -32,6 +32,7 @@ from llm_pipeline.canary.sources.arm_metrics import (
     check_total,
 )
 from llm_pipeline.config.metric_source import PrometheusSource
+from llm_pipeline.config.router_place import RouterPlace
 
 _LOOK_BACK = "1h"
 _TIMEOUT_SECONDS = 5.0
@@ -225,7 +226,7 @@ def _authorization(source: PrometheusSource) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def _probe(source: PrometheusSource) -> str:
+def _probe(source: PrometheusSource, _: RouterPlace) -> str:
     return f"{source.url} answers and has {PrometheusMetrics(source).count(source.requests)} series of requests"
 
 

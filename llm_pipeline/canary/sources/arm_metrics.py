@@ -136,6 +136,7 @@ class MetricSourceAdapter(Adapter):
     Attributes:
         open: The source of `(source, place, router)`, without asking it anything; raises ConfigError where it does not
             fit the router, or lacks something here.
+        probe: As any adapter's, of `(source, place)`.
     """
 
     config: type[MetricSourceModel]

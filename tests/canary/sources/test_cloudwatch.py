@@ -72,6 +72,16 @@ def since(minutes: int) -> MetricsCursor:
     return MetricsCursor(began=minutes_ago(minutes), until=minutes_ago(minutes))
 
 
+def test_doctor_asks_cloudwatch_once(balancer):
+    balancer.report(minutes_ago(3), "RequestCount", 90, "blue")
+    source = CloudWatchSource(kind="cloudwatch")
+    told = cloudwatch.ADAPTER.probe(source, balancer.place)
+    assert told == "CloudWatch answers: 1 series counted in the last ten minutes"
+    nowhere = balancer.place.model_copy(update={"endpoint_url": "http://127.0.0.1:9"})
+    with pytest.raises(SourceDown):
+        cloudwatch.ADAPTER.probe(source, nowhere)
+
+
 def test_whole_minutes_are_counted_and_windows_tile(balancer):
     for ago, slot, metric, value in [
         (6, "blue", "RequestCount", 1000),  # before the window

@@ -19,11 +19,12 @@ import pytest
 from prometheus_double import Counters, PrometheusDouble
 
 from llm_pipeline.adapters.prometheus import source as prometheus
-from llm_pipeline.adapters.prometheus.source import PrometheusMetrics
+from llm_pipeline.adapters.prometheus.source import ADAPTER, PrometheusMetrics
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.sources.arm_metrics import ArmWindow, MetricsCursor, SourceContradicts, SourceDown
 from llm_pipeline.config.metric_source import PrometheusSource
+from llm_pipeline.config.router_place import EnvoyPlace
 
 BINARY = os.environ.get("PROMETHEUS") or shutil.which("prometheus")
 
@@ -83,6 +84,12 @@ def test_a_window_is_the_growth_of_every_series(double):
     assert (histogram.beyond(100.0), histogram.beyond(500.0), histogram.total) == (19, 0, 20)
     with pytest.raises(ConfigError, match="no bucket ends at 200 ms"):
         histogram.beyond(200.0)
+
+
+def test_doctor_counts_the_series_of_requests(double):
+    two_scrapes(double, served((100, 0, 0), (10, 0, 0)), served((200, 0, 0), (20, 0, 0)))
+    place = EnvoyPlace(port=18000, admin_port=18001)
+    assert ADAPTER.probe(source(double.url), place) == f"{double.url} answers and has 2 series of requests"
 
 
 def test_windows_tile(double):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.adapters.existing_triton.server import ADAPTER
 from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Transient
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_place import ExistingServer
@@ -117,6 +118,7 @@ def test_a_candidate_is_loaded_tells_its_digest_and_is_gone_after_the_stop(
     files = somebodys.repository / "llm" / str(server.version)
     assert (files / "model.py").is_symlink() == link
     assert first.start(candidate, wait_seconds=30) == server, "it is served already"
+    assert ADAPTER.probe(place) == f"{somebodys.endpoint.url} lets models be loaded, and has 1 versions of llm"
     with pytest.raises(SlotBusy, match="cccccccccccc"):
         first.start(Candidate(candidate.repository, "e" * 64), wait_seconds=30)
 
