@@ -11,17 +11,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError, IntegrityError, unless_io
+from llm_pipeline.base.records import Frozen
 
 CHAT_TEMPLATE_FILE = "chat_template.json"
 _DAY = datetime(2024, 7, 26, tzinfo=UTC)
 """What templates that name the day are told: Llama 3.1's own default. Baseline and candidate are asked on two days."""
 
 
-class ChatTemplate(BaseModel):
+class ChatTemplate(Frozen):
     """How a conversation becomes a prompt.
 
     Attributes:
@@ -30,8 +31,6 @@ class ChatTemplate(BaseModel):
         begin_token: What the tokenizer itself puts before every prompt, and the template must not put there again;
             empty for nothing.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     template: str
     tokens: dict[str, str]

@@ -22,9 +22,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict
-
 from llm_pipeline.accuracy.gate import ERROR_FACT
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
@@ -34,17 +33,13 @@ FIRST_SHARE = 0.8
 """Of the error, what the first gate of a candidate may spend; each later one has this share of what is left."""
 
 
-class _Entry(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _Entry(Frozen):
     key: str
     number: int
     verdict: Verdict | None = None
 
 
-class _Ledger(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _Ledger(Frozen):
     gates: tuple[_Entry, ...] = ()
 
 

@@ -167,11 +167,7 @@ def data_failure(error: Exception, call: DatasetCall, trees: Mapping[RepositoryN
 
 
 class EvalData:
-    """A directory of evaluation data, laid out for the `datasets` library.
-
-    Attributes:
-        reads: What was read so far.
-    """
+    """A directory of evaluation data, laid out for the `datasets` library; `reads` says what was read so far."""
 
     def __init__(self, directory: Path) -> None:
         self._record = read_record(directory)

@@ -7,17 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field, ValidationError
 
 from llm_pipeline.accuracy.task_metrics import TaskMetric
 from llm_pipeline.artifacts.items import ScoredItem, write_items
 from llm_pipeline.base.errors import IntegrityError, unless_io
+from llm_pipeline.base.records import Frozen
 
 SUMMARY_FILE = "summary.json"
 _SHOWN = 16
 
 
-class TaskGroup(BaseModel):
+class TaskGroup(Frozen):
     """A group that an evaluation asked for by name: one score, and its tasks are information.
 
     Attributes:
@@ -27,14 +28,12 @@ class TaskGroup(BaseModel):
             the tasks' means.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     name: str
     tasks: tuple[str, ...]
     weighting: Literal["items", "tasks"] = "items"
 
 
-class TaskSummary(BaseModel):
+class TaskSummary(Frozen):
     """One task of an evaluation.
 
     Attributes:
@@ -42,13 +41,11 @@ class TaskSummary(BaseModel):
         accuracy: Mean score of those that have one; None without any.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     items: int
     accuracy: float | None
 
 
-class NoiseFloor(BaseModel):
+class NoiseFloor(Frozen):
     """The same model asked the same items again, at another batch size.
 
     Attributes:
@@ -56,13 +53,11 @@ class NoiseFloor(BaseModel):
         flips: How many of them scored differently: what rounding alone does.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     items: int
     flips: int
 
 
-class Divergence(BaseModel):
+class Divergence(Frozen):
     """How far the candidate's distribution of the next token is from the baseline's, on the same texts.
 
     Attributes:
@@ -73,15 +68,13 @@ class Divergence(BaseModel):
         perplexity: The candidate's, of the texts.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     tokens: int
     kl_at_least: float | None
     top_token_agreement: float | None
     perplexity: float | None
 
 
-class DataRead(BaseModel):
+class DataRead(Frozen):
     """Data of the hub that tasks read.
 
     Attributes:
@@ -92,8 +85,6 @@ class DataRead(BaseModel):
         documents: How many documents it has, by split.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     name: str
     repository: str
     commit: str
@@ -101,7 +92,7 @@ class DataRead(BaseModel):
     documents: dict[str, int]
 
 
-class EvaluationSummary(BaseModel):
+class EvaluationSummary(Frozen):
     """An evaluation at a glance.
 
     Attributes:
@@ -123,8 +114,6 @@ class EvaluationSummary(BaseModel):
         data: The data of the hub that the tasks read; of tasks that bring their own data there are none.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     tasks: dict[str, TaskSummary]
     seconds: dict[str, float]
     versions: dict[str, str]
@@ -132,14 +121,14 @@ class EvaluationSummary(BaseModel):
     planned: int = 0
     look: int | None = None
     looks: int = 1
-    harness: dict[str, str] = {}
+    harness: dict[str, str] = Field(default={})
     scoring: str = ""
     noise: NoiseFloor | None = None
     perplexity: float | None = None
     divergence: Divergence | None = None
     groups: tuple[TaskGroup, ...] = ()
-    tags: dict[str, tuple[str, ...]] = {}
-    metrics: dict[str, TaskMetric] = {}
+    tags: dict[str, tuple[str, ...]] = Field(default={})
+    metrics: dict[str, TaskMetric] = Field(default={})
     data: tuple[DataRead, ...] = ()
 
     @property
@@ -161,7 +150,7 @@ def summarise(
     items: Sequence[ScoredItem], seconds: Mapping[str, float], versions: Mapping[str, str]
 ) -> EvaluationSummary:
     """Count and average the items of each task."""
-    by_task: dict[str, list[ScoredItem]] = {}
+    by_task: dict[str, list[ScoredItem]] = Field(default={})
     for item in items:
         by_task.setdefault(item.task, []).append(item)
     tasks = {task: TaskSummary(items=len(own), accuracy=_mean(own)) for task, own in sorted(by_task.items())}

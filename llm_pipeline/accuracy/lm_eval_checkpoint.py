@@ -53,10 +53,6 @@ class HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval is untyped
         tokenizer: Its tokenizer.
         evaluation: Length and batch size.
         shared_prefix: False scores as lm-eval itself does, to compare with.
-
-    Attributes:
-        scoring: How log-likelihoods are computed.
-        progress: Told about requests that were finished.
     """
 
     def __init__(self, model: Any, tokenizer: Any, evaluation: Evaluation, *, shared_prefix: bool = True) -> None:

@@ -25,23 +25,19 @@ from llm_pipeline.config.release import Evaluation
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 
 _ATTEMPTS = 3
+_REQUESTS_IN_FLIGHT = 32
+_LONGEST_ANSWER_SECONDS = 120.0
 _MAXIMUM_STOP_WORDS = 8
 """A request takes no more; what comes after another stop word is cut off here."""
 _VERSIONS = ("lm_eval", "aiohttp")
 
 
 class ServedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
-    """A model behind an endpoint, as lm-eval sees it.
+    """A model behind an endpoint, as lm-eval sees it."""
 
-    Attributes:
-        progress: Told about requests that were answered.
-    """
-
-    def __init__(self, endpoint: Endpoint, *, concurrency: int = 32, timeout_seconds: float = 120.0) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         super().__init__()
         self._endpoint = endpoint
-        self._concurrency = concurrency
-        self._timeout_seconds = timeout_seconds
         self.progress = Progress("evaluating", 0, "requests")
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:  # noqa: ARG002
@@ -75,8 +71,8 @@ class ServedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
         raise _no_likelihood(str(requests[0].task_name if requests else ""))
 
     async def _generate(self, requests: Sequence[GenerationRequest]) -> list[str]:
-        places = asyncio.Semaphore(self._concurrency)
-        async with GenerationClient.of(self._endpoint, timeout_seconds=self._timeout_seconds) as client:
+        places = asyncio.Semaphore(_REQUESTS_IN_FLIGHT)
+        async with GenerationClient.of(self._endpoint, timeout_seconds=_LONGEST_ANSWER_SECONDS) as client:
 
             async def ask(request: GenerationRequest) -> str:
                 async with places:

@@ -102,12 +102,6 @@ class LoadedTasks:
     asked: tuple[str, ...]
     data: tuple[DataRead, ...] = ()
 
-    def tasks_named(self, name: str) -> tuple[str, ...]:
-        """The tasks behind a name: a group's, a tag's, or the task itself."""
-        if name in self.groups:
-            return _names(self.groups[name])
-        return self.labels.get(name, (name,))
-
     def groups_of(self, task: str) -> list[Any]:
         """The groups that a task is in, the innermost first."""
         return sorted(

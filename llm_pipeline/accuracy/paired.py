@@ -14,11 +14,11 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
 
 from llm_pipeline.accuracy.score_scale import PLAIN, SHARES, ScoreScale, Scoring
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.statistics.intervals import Bounds, mean_bounds
 from llm_pipeline.statistics.losses import LossSample, group_numbers
 from llm_pipeline.statistics.score_test import SCORE_TEST, LossTest
@@ -26,17 +26,15 @@ from llm_pipeline.statistics.score_test import SCORE_TEST, LossTest
 POOLED = "all tasks"
 
 
-class Interval(BaseModel):
+class Interval(Frozen):
     """An estimate between its one-sided confidence bounds, all fractions."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     estimate: float
     lower: float
     upper: float
 
 
-class PairedAccuracy(BaseModel):
+class PairedAccuracy(Frozen):
     """One task's (or all tasks') comparison.
 
     Attributes:
@@ -54,8 +52,6 @@ class PairedAccuracy(BaseModel):
         clusters: Groups of items that belong together; None when every item stands for itself.
         parts: Of a group, its tasks; none of them is judged by itself.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     pairs: int
@@ -76,7 +72,7 @@ class PairedAccuracy(BaseModel):
         return self.lost + self.gained
 
 
-class Comparison(BaseModel):
+class Comparison(Frozen):
     """Two evaluations compared: pooled and by task.
 
     Attributes:
@@ -84,8 +80,6 @@ class Comparison(BaseModel):
         pooled: All pairs of all tasks together.
         tasks: By task or group, sorted by name.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     confidence: float
     pooled: PairedAccuracy

@@ -92,7 +92,6 @@ def rehearse(
     policy: AccuracyPolicy,
     *,
     flips: float = TYPICAL_FLIPS,
-    loss: float = 0.0,
     runs: int = RUNS,
 ) -> Rehearsal:
     """Simulate many evaluations of one model, and how the gate judges them.
@@ -102,7 +101,6 @@ def rehearse(
         plan: The looks.
         policy: Margins, confidence, smallest sample and what small tasks must show.
         flips: Share of items that change either way.
-        loss: What the model truly loses; less than `flips`.
         runs: Simulated evaluations.
     """
     random = np.random.default_rng(_SEED)
@@ -113,7 +111,7 @@ def rehearse(
     for look, size in enumerate(plan.sizes, start=1):
         for number, part in enumerate(parts):
             until = np.round(np.array(part.sizes) * plan.items / judge.pool * plan.shares[look - 1]).astype(np.int64)
-            counts[number] = counts[number] + _more(random, until - seen[number], len(counts[number]), flips, loss)
+            counts[number] = counts[number] + _more(random, until - seen[number], len(counts[number]), flips)
             seen[number] = until
         go, hopeless, failing = judge.look(look, counts, seen)
         last = look == len(plan.sizes)
@@ -127,10 +125,10 @@ def rehearse(
     return Rehearsal(passed / runs, asked / runs, "" if worst is None else parts[worst].name)
 
 
-def _more(random: np.random.Generator, items: Counts, runs: int, flips: float, loss: float) -> Counts:
-    """Lost and gained of so many further items of each task, shape (runs, tasks, 2)."""
+def _more(random: np.random.Generator, items: Counts, runs: int, flips: float) -> Counts:
+    """Lost and gained of so many further items of each task, as often either: shape (runs, tasks, 2)."""
     changed = random.binomial(items, flips, size=(runs, items.size))
-    lost = random.binomial(changed, (flips + loss) / (2.0 * flips))
+    lost = random.binomial(changed, 0.5)
     return np.stack([lost, changed - lost], axis=-1)
 
 

@@ -7,10 +7,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import Frozen
 
 log = get_logger(__name__)
 
@@ -18,10 +19,8 @@ Place = tuple[str, int]
 """A task and the number of a document in it."""
 
 
-class _Header(BaseModel):
+class _Header(Frozen):
     """First line of a file of saved items: what they answer, and the digest of the lines below."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     evaluation: str
     body: str

@@ -36,12 +36,7 @@ class TaskCode:
 
 @dataclass(frozen=True)
 class TaskFile:
-    """The file of one task or group.
-
-    Attributes:
-        path: The file that defines it.
-        configuration: Its content, with what it includes.
-    """
+    """The file of one task or group, and its content with what it includes."""
 
     path: Path
     configuration: Mapping[str, Any]
@@ -49,14 +44,7 @@ class TaskFile:
 
 @dataclass(frozen=True)
 class TaskDirectory:
-    """Everything that a directory defines.
-
-    Attributes:
-        root: The directory.
-        tasks: By name.
-        groups: By name.
-        tags: Names of tasks by tag.
-    """
+    """Everything that a directory defines."""
 
     root: Path
     tasks: Mapping[str, TaskFile]

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from llm_pipeline.base.errors import ConfigError, IntegrityError
+from llm_pipeline.base.records import Frozen
 
 FIELD: Mapping[str, tuple[str | None, str | None]] = {
     "coqa": ("f1", None),
@@ -44,7 +44,7 @@ _PROBE = ([0.25, 0.5, 1.0, 0.0], [1.0, 0.0], [-1.0, 1.0])
 """The last one tells a mean that leaves out the -1 of documents that its metric is not for."""
 
 
-class TaskMetric(BaseModel):
+class TaskMetric(Frozen):
     """How a task is asked, and what the score of its items is.
 
     Attributes:
@@ -56,8 +56,6 @@ class TaskMetric(BaseModel):
         few_shots: Solved examples in each prompt.
         chat_template: The prompts are in the model's chat format.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     metric: str
     filter: str = "none"

@@ -25,12 +25,7 @@ _ALIGNMENT = 8
 
 @dataclass(frozen=True)
 class Continuation:
-    """Tokens to score after a context.
-
-    Attributes:
-        request: Its number among all that were asked.
-        tokens: At least one.
-    """
+    """Tokens to score after a context, at least one, and the number of their request among all."""
 
     request: int
     tokens: Tokens

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field, ValidationError
 
 from llm_pipeline.artifacts.host_facts import HostFacts
 from llm_pipeline.base.errors import IntegrityError, unless_io
-from llm_pipeline.base.records import ArtifactRef, Metric
+from llm_pipeline.base.records import ArtifactRef, Frozen, Metric
 from llm_pipeline.config.target import Target
 
 ENGINE_FILE = "engine.json"
 
 
-class EngineFacts(BaseModel):
+class EngineFacts(Frozen):
     """What a build produced and what it measured.
 
     Attributes:
@@ -33,8 +33,6 @@ class EngineFacts(BaseModel):
         details: What only this builder has to say.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     builder: str
     bytes: int
     weight_format: str
@@ -47,10 +45,10 @@ class EngineFacts(BaseModel):
     single_stream_tokens_per_second: float | None = None
     batched_tokens_per_second: float | None = None
     batched_sequences: int = 0
-    details: dict[str, Metric] = {}
+    details: dict[str, Metric] = Field(default={})
 
 
-class EngineDescription(BaseModel):
+class EngineDescription(Frozen):
     """The content of `engine.json`.
 
     Attributes:
@@ -62,12 +60,10 @@ class EngineDescription(BaseModel):
         checkpoint: The checkpoint that is served as it is; None where the engine holds the weights.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     facts: EngineFacts
     target: Target
-    device_properties: dict[str, str] = {}
-    runtime_properties: dict[str, str] = {}
+    device_properties: dict[str, str] = Field(default={})
+    runtime_properties: dict[str, str] = Field(default={})
     host: HostFacts | None = None
     checkpoint: ArtifactRef | None = None
 

@@ -6,15 +6,16 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.records import Frozen
 
 GOLDEN_FILE = "golden.jsonl"
 
 
-class GoldenPrompt(BaseModel):
+class GoldenPrompt(Frozen):
     """One prompt with the greedy output that the accuracy gate judged.
 
     Attributes:
@@ -23,7 +24,7 @@ class GoldenPrompt(BaseModel):
         maximum_tokens: Output limit to ask for; `max_tokens` in the file, as in the server's requests.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
 
     prompt: str = Field(min_length=1)
     completion: str

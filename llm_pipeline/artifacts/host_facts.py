@@ -11,9 +11,7 @@ from collections.abc import Iterator
 
 from llm_pipeline.base.errors import Transient, Unsupported
 from llm_pipeline.base.records import Frozen
-
-CONTAINER_VARIABLE = "LLM_PIPELINE_CONTAINER"
-"""Set by the runners: the image, with its digest, that this process runs in."""
+from llm_pipeline.store.provenance import CONTAINER_VARIABLE
 
 _QUERY = ("name", "compute_cap", "memory.total", "driver_version")
 _TIMEOUT_SECONDS = 60

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.records import Frozen
 
 ITEMS_FILE = "items.jsonl"
 
 
-class ScoredItem(BaseModel):
+class ScoredItem(Frozen):
     """One evaluated item: a document of a task, and its score.
 
     Attributes:
@@ -26,8 +27,6 @@ class ScoredItem(BaseModel):
         completion: What the model produced; empty for log-likelihood items.
         chance: What guessing scores here on average, from 0 to 1; None where that is not known. Of a baseline only.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     task: str
     item_id: int

@@ -22,9 +22,6 @@ _ROWS_COMPARED = 4096
 class StoredTensors(Mapping[str, torch.Tensor]):
     """The tensors of a checkpoint by name, each read from its file to the device only when it is used.
 
-    Attributes:
-        device: Where they are read to.
-
     Raises:
         IntegrityError: No safetensors file, a damaged one, or one that the index lists and the directory lacks.
     """

@@ -13,11 +13,12 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import Frozen
 
 log = get_logger(__name__)
 
@@ -25,7 +26,7 @@ _reported: set[Path] = set()
 """Damaged records that were logged, so that each is logged once."""
 
 
-class DetachedProcess(BaseModel):
+class DetachedProcess(Frozen):
     """A process as recorded on disk.
 
     Attributes:
@@ -36,8 +37,6 @@ class DetachedProcess(BaseModel):
         command: Its argument list; never holds a secret.
         log: File that its stdout and stderr go to.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     pid: int

@@ -17,9 +17,8 @@ import traceback
 from enum import IntEnum
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from llm_pipeline.base.optional_packages import extra_of
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.redaction import without_credentials
 
 
@@ -34,10 +33,8 @@ class ExitCode(IntEnum):
     INFRASTRUCTURE = 5
 
 
-class ErrorDocument(BaseModel):
+class ErrorDocument(Frozen):
     """An error as it crosses a process boundary."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     type: str
     family: Literal["terminal", "transient"]

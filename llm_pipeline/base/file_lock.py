@@ -22,11 +22,7 @@ _LOCK_FIELDS = 6
 
 
 class HolderStopped(Transient):
-    """The process that holds a lock is stopped.
-
-    Attributes:
-        pid: That process.
-    """
+    """The process that holds a lock is stopped."""
 
     def __init__(self, pid: int, where: str) -> None:
         hint = f"let it go on (kill -CONT {pid}) or end it (kill -KILL {pid}), then run this again"

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
 from llm_pipeline.base.errors import ExitCode
+from llm_pipeline.base.records import Frozen
 
 
 class Verdict(StrEnum):
@@ -28,7 +29,7 @@ class Verdict(StrEnum):
 _SEVERITY = (Verdict.ANOMALOUS, Verdict.NO_GO, Verdict.INCONCLUSIVE, Verdict.GO)
 
 
-class Evidence(BaseModel):
+class Evidence(Frozen):
     """One measured fact and what it says.
 
     Attributes:
@@ -42,8 +43,6 @@ class Evidence(BaseModel):
         samples: How many observations stand behind it.
         detail: One sentence for the reader.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     verdict: Verdict
@@ -65,7 +64,7 @@ class Evidence(BaseModel):
         return self
 
 
-class Judgement(BaseModel):
+class Judgement(Frozen):
     """A gate's verdict with its evidence.
 
     Attributes:
@@ -73,8 +72,6 @@ class Judgement(BaseModel):
         summary: One sentence: what was decided and why.
         evidence: The facts, most important first.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     verdict: Verdict
     summary: str

@@ -1,6 +1,7 @@
 """modelopt's own recipe files: what each of them makes of a model, known without modelopt being installed.
 
-The table is package data (`data/modelopt_recipes.json`); `modelopt_catalog` writes it from an installed modelopt.
+The table is package data (`data/modelopt_recipes.json`), written by `llm_pipeline.verification.modelopt_catalog` from
+an installed modelopt.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 
 from llm_pipeline.config.environment import ClaimMount, Claims, Toleration, Tolerations
 from llm_pipeline.config.model import (
-    BatchSize,
     ConfigModel,
     Cores,
     Instances,
@@ -31,6 +30,10 @@ _STORE = "/srv/llm-pipeline/store"
 class ServingManifestOptions(ConfigModel):
     """How a release is served on a cluster.
 
+    For servers over several nodes the namespace must hold the secret `llm-pipeline-mpi` of type
+    `kubernetes.io/ssh-auth`, with the keys `ssh-privatekey` and `ssh-publickey`, by which a leader starts ranks on its
+    workers.
+
     Attributes:
         namespace: Namespace of everything; it must exist.
         image: Image of the server; None for the target's own container. Name its digest, for a tag may move.
@@ -47,9 +50,8 @@ class ServingManifestOptions(ConfigModel):
         surge: Servers beyond the wanted number during an update; with 0 one is taken down first, for clusters without
             spare GPUs.
         autoscaler: A HorizontalPodAutoscaler on the pods' own metric, which needs an adapter for custom metrics; a
-            KEDA ScaledObject, which asks Prometheus; or none, for as many servers as `minimum_replicas`.
-        active_requests_per_replica: Requests, waiting or running, that a server should have on average; None for 80 %
-            of what its engine instances hold at a time, so that a server is added before requests wait.
+            KEDA ScaledObject, which asks Prometheus; or none, for as many servers as `minimum_replicas`. Either adds
+            a server when those there hold 80 % of the requests that they can.
         prometheus: URL of Prometheus, for KEDA.
         gpu_resource: The resource that GPUs are counted in.
         gpu_product: Value of the label `nvidia.com/gpu.product` of the nodes; None for that of the target's GPU.
@@ -63,8 +65,6 @@ class ServingManifestOptions(ConfigModel):
         startup_minutes: Longest start: fetching, verifying and loading weights.
         drain_seconds: Longest wait for requests in flight when a pod ends.
         endpoint_seconds: Time between the end of new requests to a pod and the signal to end.
-        ssh_secret: Secret of type `kubernetes.io/ssh-auth` with the keys `ssh-privatekey` and `ssh-publickey`, by
-            which a leader starts ranks on its workers.
         group_topology: Node label, such as one of a rack, whose value the nodes of one server must share, and no other
             server's may have; None for any nodes. For servers over several nodes.
         labels: Further labels of everything.
@@ -82,7 +82,6 @@ class ServingManifestOptions(ConfigModel):
     maximum_replicas: Instances = 4
     surge: int = Field(default=1, ge=0, le=1024)
     autoscaler: Literal["hpa", "keda", "none"] = "hpa"
-    active_requests_per_replica: BatchSize | None = None
     prometheus: PlainUrl = "http://prometheus-operated.monitoring.svc:9090"
     gpu_resource: Word = "nvidia.com/gpu"
     gpu_product: Word | None = None
@@ -96,7 +95,6 @@ class ServingManifestOptions(ConfigModel):
     startup_minutes: int = Field(default=30, ge=1, le=1_440)
     drain_seconds: int = Field(default=60, ge=1, le=86_400)
     endpoint_seconds: int = Field(default=10, ge=1, le=3_600)
-    ssh_secret: Name = "llm-pipeline-mpi"  # noqa: S105 - the name of a secret
     group_topology: Word | None = None
     labels: Labels = Field(default={})
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SerializeAsAny, model_validator
 
 from llm_pipeline.config.installed import or_installed
-from llm_pipeline.config.model import ConfigModel, Fraction, HostPath, PlainUrl, PositiveSeconds, VariableName, Word
+from llm_pipeline.config.model import ConfigModel, HostPath, PlainUrl, PositiveSeconds, VariableName, Word
 from llm_pipeline.config.router_place import AwsAlbPlace, EnvoyPlace, ExistingEnvoyPlace, RouterPlace
 
 Selector = Annotated[str, Field(pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*(\{[^{}]*\})?$", max_length=2048)]
@@ -66,7 +66,6 @@ class PrometheusSource(MetricSourceModel):
         end_to_end: Histogram of the time to the last byte, its `_bucket` series.
         bucket_unit: What `le` is in.
         total: Counter of the router's own requests; both slots together must be about as many.
-        tolerance: How far they may be apart, as a share of the total.
         scrape_seconds: How often the series are scraped.
         stale_seconds: A newest sample that is older means that the source is down.
     """
@@ -83,7 +82,6 @@ class PrometheusSource(MetricSourceModel):
     end_to_end: Selector | None = None
     bucket_unit: Literal["seconds", "milliseconds"] = "seconds"
     total: Selector | None = None
-    tolerance: Fraction = 0.05
     scrape_seconds: PositiveSeconds = 15.0
     stale_seconds: PositiveSeconds = 60.0
 
@@ -99,7 +97,6 @@ class CloudWatchSource(MetricSourceModel):
 
     Attributes:
         exclusive: The load balancer serves nothing else, so both groups together must have about all its requests.
-        tolerance: How far they may be apart, as a share of the total.
         delay_seconds: Minutes younger than this are not complete.
         stale_seconds: So long without any request of either slot means that the source is down: CloudWatch has no data
             for idle target groups, and none for wrong names.
@@ -107,7 +104,6 @@ class CloudWatchSource(MetricSourceModel):
 
     kind: Literal["cloudwatch"]
     exclusive: bool = False
-    tolerance: Fraction = 0.05
     delay_seconds: PositiveSeconds = 120.0
     stale_seconds: PositiveSeconds = 600.0
 

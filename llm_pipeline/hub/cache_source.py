@@ -24,8 +24,7 @@ from llm_pipeline.hub.git_ids import blob_id, lfs_pointer
 from llm_pipeline.hub.local_files import license_of, open_body, read_part
 from llm_pipeline.hub.model_card import CARD_FILE
 from llm_pipeline.hub.partial_file import difference
-from llm_pipeline.hub.resolve import report_resolved
-from llm_pipeline.hub.source import Body, ModelLook, SourceRefused
+from llm_pipeline.hub.source import Body, ModelLook, SourceRefused, report_resolved
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ENTITY_TAG = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -41,12 +40,7 @@ def default_cache() -> Path:
 
 @dataclass(frozen=True)
 class CacheSource:
-    """A cache that models, or data sets, are read from.
-
-    Attributes:
-        root: The cache's directory.
-        repositories: What it reads files of.
-    """
+    """A cache that models, or data sets, are read from."""
 
     root: Path
     repositories: Literal["model", "dataset"] = "model"

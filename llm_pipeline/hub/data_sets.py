@@ -122,11 +122,7 @@ def _pinned(info: Any, where: str) -> PinnedDataSet:
 
 @dataclass(frozen=True)
 class CachedDataSets:
-    """Data sets in a Hugging Face cache.
-
-    Attributes:
-        cache: The cache.
-    """
+    """Data sets in a Hugging Face cache."""
 
     cache: CacheSource
 
@@ -139,11 +135,7 @@ class CachedDataSets:
 
 @dataclass(frozen=True)
 class DirectoryOfDataSets:
-    """Data sets in a directory, each in `organisation/name/`. It has no commits: an id over its files is its commit.
-
-    Attributes:
-        root: The directory.
-    """
+    """Data sets in a directory, each in `organisation/name/`. It has no commits: an id over its files is its commit."""
 
     root: Path
 

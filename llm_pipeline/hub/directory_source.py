@@ -16,8 +16,7 @@ from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.hub.git_ids import blob_hasher, blob_id, commit_id, lfs_pointer
 from llm_pipeline.hub.local_files import license_of, open_body, read_part
 from llm_pipeline.hub.model_card import CARD_FILE
-from llm_pipeline.hub.resolve import report_resolved
-from llm_pipeline.hub.source import Body, ModelLook, SourceRefused
+from llm_pipeline.hub.source import Body, ModelLook, SourceRefused, report_resolved
 
 _HASHED_AT_ONCE = 4
 _IGNORED_DIRECTORIES = {".git", ".cache"}
@@ -41,11 +40,7 @@ def require_revision(commit: str, revision: str, where: str, *, field: str = "mo
 
 @dataclass(frozen=True)
 class DirectorySource:
-    """A directory that a model is read from.
-
-    Attributes:
-        root: The directory.
-    """
+    """A directory that a model is read from."""
 
     root: Path
 

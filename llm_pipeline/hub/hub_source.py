@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -10,12 +11,22 @@ from typing import Any, ClassVar, Literal
 from huggingface_hub import hf_hub_url
 from huggingface_hub.constants import MAX_HTTP_DOWNLOAD_SIZE
 from huggingface_hub.utils import hf_raise_for_status
+from pydantic import ValidationError
 
+from llm_pipeline.artifacts.model_files import Selection, select_files
 from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
-from llm_pipeline.hub.access import TIMEOUT_SECONDS, Hub
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.hub.access import (
+    TIMEOUT_SECONDS,
+    Hub,
+    RepositoryDisabled,
+    RepositoryRenamed,
+    listed_file,
+    malformed_answer,
+)
 from llm_pipeline.hub.bounded_answers import FILE_ANSWER, bounded_session
-from llm_pipeline.hub.resolve import pin_revision, resolve_revision
-from llm_pipeline.hub.source import Body, ModelLook, taken
+from llm_pipeline.hub.model_card import stated_license
+from llm_pipeline.hub.source import Body, ModelLook, report_resolved, taken
 
 _PARTIAL_CONTENT = 206
 _RANGE_NOT_SATISFIABLE = 416
@@ -23,12 +34,7 @@ _RANGE_NOT_SATISFIABLE = 416
 
 @dataclass(frozen=True)
 class HubSource:
-    """A hub that models are read from.
-
-    Attributes:
-        hub: The connection, from `connect`.
-        repositories: What it reads files of.
-    """
+    """A hub that models are read from."""
 
     hub: Hub
     repositories: Literal["model", "dataset"] = "model"
@@ -38,10 +44,12 @@ class HubSource:
     """The hub's content delivery network sends no more in one answer; ranges of larger files are fine."""
 
     def resolve(self, model_id: str, revision: str) -> PinnedModel:
-        return resolve_revision(self.hub, model_id, revision)
+        model, selection = _pin(self.hub, model_id, revision)
+        report_resolved(model, selection)
+        return model
 
     def look(self, model_id: str, revision: str) -> ModelLook:
-        model, _ = pin_revision(self.hub, model_id, revision)
+        model, _ = _pin(self.hub, model_id, revision)
         files = {file.path: file for file in model.files}
 
         def read(path: str, start: int, length: int) -> bytes:
@@ -85,3 +93,43 @@ def _first_byte(response: Any, asked: int) -> int:
     content_range = str(response.headers.get("Content-Range", ""))
     granted = response.status_code == _PARTIAL_CONTENT and content_range.startswith(f"bytes {asked}-")
     return asked if granted else 0
+
+
+def _pin(hub: Hub, model_id: str, revision: str) -> tuple[PinnedModel, Selection]:
+    """The pinned model, of which `hub` gives every file, and what of its repository is left out."""
+    where = f"{model_id}@{revision}"
+    info = hub.information(model_id, revision, where, files_metadata=True)
+    if info.disabled:
+        raise RepositoryDisabled("the repository was disabled", where=where, hint="choose another repository")
+    _require_same_name(info, model_id, where)
+    siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
+    selection = select_files([sibling.rfilename for sibling in info.siblings or []], where=where)
+    try:
+        model = PinnedModel(
+            id=model_id,
+            commit=info.sha,
+            files=tuple(listed_file(siblings[path]) for path in selection.fetched),
+            license=stated_license(info.card_data.to_dict() if info.card_data else {}, info.tags or ()),
+            gated=info.gated or None,
+        )
+    except ValidationError as error:
+        raise malformed_answer(where, str(error)) from error
+    _require_requested_commit(model, revision, where)
+    smallest = min(model.files, key=lambda file: file.size)  # select_files refuses a repository without any
+    hub.require_access(model, smallest, where)
+    return model, selection
+
+
+def _require_same_name(info: Any, model_id: str, where: str) -> None:
+    """The client follows the hub from an old name to a new one; an abandoned name can be taken by somebody else."""
+    if info.id != model_id:
+        raise RepositoryRenamed(
+            f"the hub answers for {info.id}",
+            where=where,
+            hint=f"if that is the model you mean, set model.id to {info.id}",
+        )
+
+
+def _require_requested_commit(model: PinnedModel, revision: str, where: str) -> None:
+    if re.fullmatch(r"[0-9a-f]{40}", revision) and model.commit != revision:
+        raise IntegrityError(f"the hub answers with commit {model.commit}, which is not the one requested", where=where)

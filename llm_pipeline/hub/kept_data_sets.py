@@ -24,13 +24,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class KeptDataSet:
-    """A data set at a commit.
-
-    Attributes:
-        path: Its directory.
-        used_at: When somebody asked for it last.
-        bytes: What it takes.
-    """
+    """A data set at a commit: its directory, when it was asked for last, and its bytes."""
 
     path: Path
     used_at: datetime

@@ -24,11 +24,7 @@ class DiskTooSmall(Terminal):
 
 
 class PartialFile:
-    """Bytes of one file, from its start, and their hash. What an earlier process left is hashed when it is opened.
-
-    Attributes:
-        size: Bytes so far.
-    """
+    """Bytes of one file, from its start, and their hash. What an earlier process left is hashed when it is opened."""
 
     def __init__(self, path: Path, file: HubFile) -> None:
         self._file = file

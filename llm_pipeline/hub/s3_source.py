@@ -17,8 +17,15 @@ from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.hub.directory_source import LARGE_BYTES, require_revision
 from llm_pipeline.hub.git_ids import blob_id, commit_id, lfs_pointer
 from llm_pipeline.hub.model_card import CARD_FILE, MAXIMUM_CARD_BYTES, card_fields, stated_license
-from llm_pipeline.hub.resolve import report_resolved
-from llm_pipeline.hub.source import Body, ModelLook, SourceRefused, SourceTooSlow, SourceUnavailable, WrongBytes
+from llm_pipeline.hub.source import (
+    Body,
+    ModelLook,
+    SourceRefused,
+    SourceTooSlow,
+    SourceUnavailable,
+    WrongBytes,
+    report_resolved,
+)
 
 if TYPE_CHECKING:
     from llm_pipeline.store.s3_bucket import Bucket, S3Object

@@ -7,8 +7,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from llm_pipeline.artifacts.model_files import Selection
 from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
 from llm_pipeline.base.errors import IntegrityError, Terminal, Transient
+from llm_pipeline.base.logging import get_logger
+
+log = get_logger(__name__)
 
 
 class SourceRefused(Terminal):
@@ -120,3 +124,17 @@ def taken(body: Body, start: int, length: int) -> bytes:
         if not wanted:
             break
     return b"".join(parts)
+
+
+def report_resolved(model: PinnedModel, selection: Selection) -> None:
+    """Log what was pinned, and what of the source is left where it is."""
+    log.info(
+        "resolved",
+        model=model.id,
+        commit=model.commit,
+        files=len(model.files),
+        bytes=model.size,
+        skipped=len(selection.skipped),
+        refused=", ".join(sorted(selection.refused)[:8]) or "none",
+        license=model.license or "none stated",
+    )

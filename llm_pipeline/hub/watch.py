@@ -48,13 +48,7 @@ class Reference(ConfigModel):
 
 
 class PendingStart(Reference):
-    """A start that no run has claimed yet.
-
-    Attributes:
-        first_at: When it was made first.
-        last_at: When it was made last.
-        times: How often it was made.
-    """
+    """A start that no run has claimed yet: when it was made first and last, and how often."""
 
     first_at: AwareDatetime
     last_at: AwareDatetime

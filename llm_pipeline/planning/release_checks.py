@@ -20,9 +20,8 @@ from llm_pipeline.planning.formats import asked_by
 from llm_pipeline.planning.weight_storage import is_excluded, least_effective_bits
 from llm_pipeline.quantization.calibration import choose_samples
 from llm_pipeline.quantization.calibration_samples import read_source
-from llm_pipeline.quantization.checkpoint_ranks import DecoderSizes, refuse_uneven_ranks
+from llm_pipeline.quantization.divisibility import BLOCKWISE, DecoderSizes, refuse_partial_widths, refuse_uneven_ranks
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import refuse_unsupported_tensorrt_llm_checkpoint
-from llm_pipeline.quantization.whole_blocks import BLOCKWISE, refuse_partial_widths
 
 
 def check_recipes(loaded: LoadedRelease, facts: ModelFacts | None) -> None:

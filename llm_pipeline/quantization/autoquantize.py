@@ -87,12 +87,7 @@ class Solution:
 
 @dataclass(frozen=True)
 class SearchScores:
-    """What a search found out.
-
-    Attributes:
-        method: How layers were scored.
-        groups: All layers that were searched.
-    """
+    """What a search found out."""
 
     method: str
     groups: tuple[LayerGroup, ...]

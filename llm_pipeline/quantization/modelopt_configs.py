@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 from collections.abc import Mapping
 from typing import Any
 
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.catalog.modelopt_recipes import formats_of, known_modelopt_recipe
 from llm_pipeline.config.quantization import NEEDS_CUDA, KvCacheFormat, QuantizationRecipe, WeightFormat
-from llm_pipeline.quantization.modelopt_catalog import load_modelopt_recipe
 
 _MODELOPT_NAMES: Mapping[WeightFormat, str] = {
     "fp8": "FP8_DEFAULT_CFG",
@@ -111,6 +112,15 @@ def _of_modelopt(name: str) -> dict[str, Any]:
         # A directory relative to wherever the process runs; a later run with other data would resume from it.
         config["algorithm"]["layerwise"].pop("checkpoint_dir", None)
     return config
+
+
+def load_modelopt_recipe(name: str) -> Any:
+    """The configuration in a recipe file, with all that it imports: an `mtq.quantize` configuration."""
+    from modelopt.recipe import load_recipe
+
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints which file it reads
+        recipe: Any = load_recipe(name)
+    return recipe.quantize.model_dump(exclude_unset=True)
 
 
 def _complete(config: dict[str, Any], recipe: QuantizationRecipe) -> dict[str, Any]:

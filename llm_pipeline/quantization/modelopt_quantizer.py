@@ -32,7 +32,6 @@ from llm_pipeline.quantization import autoquantize
 from llm_pipeline.quantization.calibration import CalibrationSet
 from llm_pipeline.quantization.calibration_passes import CalibrationPasses, forward
 from llm_pipeline.quantization.calibration_state import CalibrationState
-from llm_pipeline.quantization.checkpoint_ranks import read_decoder_sizes, refuse_uneven_ranks
 from llm_pipeline.quantization.device_memory import (
     Shortage,
     choose_batch,
@@ -43,6 +42,7 @@ from llm_pipeline.quantization.device_memory import (
     sequence_bytes,
     shortage,
 )
+from llm_pipeline.quantization.divisibility import read_decoder_sizes, refuse_partial_blocks, refuse_uneven_ranks
 from llm_pipeline.quantization.empty_model import empty_model
 from llm_pipeline.quantization.model_placement import Placement, devices, is_offloaded, load_plain_model, place_here
 from llm_pipeline.quantization.model_tensors import require_model_tensors
@@ -60,7 +60,6 @@ from llm_pipeline.quantization.tensorrt_llm_checkpoint import (
     export_tensorrt_llm,
     refuse_unsupported_tensorrt_llm_checkpoint,
 )
-from llm_pipeline.quantization.whole_blocks import refuse_partial_blocks
 
 log = get_logger(__name__)
 

@@ -219,14 +219,7 @@ class TooMuchToRemove(Terminal):
 
 @dataclass(frozen=True)
 class Taken:
-    """How much of a store nobody needs: what goes now, and what is condemned and goes later.
-
-    Attributes:
-        artifacts: How many artifacts.
-        of_artifacts: How many there are.
-        bytes: Their size, as far as it is known.
-        of_bytes: The size of all, likewise.
-    """
+    """How much of a store nobody needs: what goes now, and what is condemned and goes later."""
 
     artifacts: int
     of_artifacts: int

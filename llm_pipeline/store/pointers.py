@@ -15,13 +15,7 @@ _MOST_TAKEN_BACK = 20
 
 
 class Pointer(Frozen):
-    """A release in a production slot.
-
-    Attributes:
-        repository: Its model repository.
-        slot: The slot that it runs in.
-        recipe: The quantization recipe it was made with.
-    """
+    """A release in a production slot."""
 
     release_id: str
     repository: ArtifactRef

@@ -56,7 +56,7 @@ def test_the_rehearsal_judges_as_the_gate_does(method: str, by_task: bool) -> No
     plan = LookPlan(method, (1350,) if method == "fixed" else (700, 1350))  # type: ignore[arg-type]
     judge = rehearsal._Judge(plan, policy, (Part("g", sizes),))
     draw = np.random.default_rng(3)
-    counts = rehearsal._more(draw, np.array(sizes), 25, 0.05, 0.0)
+    counts = rehearsal._more(draw, np.array(sizes), 25, 0.05)
     told = judge.look(len(plan.sizes), [counts], [np.array(sizes)])[0]
     for run, said in zip(counts, told, strict=True):
         parts = tuple(_pairs(f"t{n}", *run[n].tolist(), size) for n, size in enumerate(sizes))

@@ -31,8 +31,8 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.hub import watch as policy
 from llm_pipeline.hub.access import connect
+from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.hub.observe import list_commit
-from llm_pipeline.hub.resolve import resolve_revision
 from llm_pipeline.hub.watch import Start
 from llm_pipeline.release.record import ReleaseRecord, record_name
 from llm_pipeline.release.watch_record import Claim, call_webhook, claim_commit, read_status
@@ -435,7 +435,7 @@ def test_an_event_that_somebody_made_by_hand_releases_what_the_revision_names(wa
 
 def promote(watching: Watching, commit: str, *targets: str, **changes: Any) -> None:
     loaded = watching.loaded
-    model = resolve_revision(connect(watching.hub.endpoint, "NO_TOKEN"), "demo/tiny", commit)
+    model = HubSource(connect(watching.hub.endpoint, "NO_TOKEN")).resolve("demo/tiny", commit)
     release = loaded.release.model_copy(update=changes)
     record = ReleaseRecord(
         release_id=f"tiny-{commit[:8]}", release=release, deployment=loaded.deployment, model=model, datasets={},

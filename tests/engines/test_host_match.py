@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
-from llm_pipeline.artifacts.host_facts import CONTAINER_VARIABLE, GpuFacts, HostFacts, read_host_facts
+from llm_pipeline.artifacts.host_facts import GpuFacts, HostFacts, read_host_facts
 from llm_pipeline.artifacts.host_match import (
     driver_warning,
     engine_problems,
@@ -17,6 +17,7 @@ from llm_pipeline.artifacts.host_match import (
 )
 from llm_pipeline.base.errors import Transient, Unsupported
 from llm_pipeline.config.target import Target
+from llm_pipeline.store.provenance import CONTAINER_VARIABLE
 
 H100 = GpuFacts(name="NVIDIA H100 80GB HBM3", sm="sm90", memory_bytes=81559 * 2**20)
 H200 = GpuFacts(name="NVIDIA H200", sm="sm90", memory_bytes=143771 * 2**20)

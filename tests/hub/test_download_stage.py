@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from llm_pipeline.hub.access import Hub
-from llm_pipeline.hub.resolve import resolve_revision
+from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import execute
 from llm_pipeline.store import open_store
@@ -12,7 +12,7 @@ from .conftest import TOKEN_VARIABLE, LocalHub
 
 
 def request(local_hub: LocalHub, hub: Hub, tmp_path: Path, *, endpoint: str | None = None) -> StageRequest:
-    model = resolve_revision(hub, "demo/tiny")
+    model = HubSource(hub).resolve("demo/tiny", "main")
     return StageRequest(
         release_id="test",
         stage="download",

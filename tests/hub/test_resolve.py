@@ -11,13 +11,18 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient, Unsupported
 from llm_pipeline.hub.access import Hub, HubRefused, HubUnavailable, RepositoryRenamed, connect
-from llm_pipeline.hub.resolve import resolve_revision
+from llm_pipeline.hub.hub_source import HubSource
 
 from .conftest import TOKEN_VARIABLE, LocalHub, safetensors_bytes
 
 SECRET = "hf_canarytokenthatmustnotleak"
+
+
+def resolve_revision(hub: Hub, model_id: str, revision: str = "main") -> PinnedModel:
+    return HubSource(hub).resolve(model_id, revision)
 
 
 def test_a_branch_is_pinned_to_its_commit_with_hashes_and_license(local_hub: LocalHub, hub: Hub) -> None:

@@ -13,7 +13,6 @@ from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.catalog.modelopt_recipes import modelopt_recipes
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.quantization.calibration import read_calibration
-from llm_pipeline.quantization.modelopt_catalog import TABLE, catalog
 from llm_pipeline.quantization.modelopt_configs import (
     disabled_layers,
     kv_cache_config,
@@ -21,6 +20,7 @@ from llm_pipeline.quantization.modelopt_configs import (
     search_formats,
 )
 from llm_pipeline.quantization.modelopt_quantizer import Quantizer
+from llm_pipeline.verification.modelopt_catalog import TABLE, catalog
 
 CALIBRATION = {"sources": ["c.jsonl"], "samples": 1, "maximum_tokens": 8}
 CALIBRATED = ("fp8", "int8_smoothquant", "int4_awq", "w4a8_awq", "nvfp4", "nvfp4_awq")

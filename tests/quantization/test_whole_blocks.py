@@ -8,7 +8,7 @@ import exports
 from transformers import LlamaConfig
 
 from llm_pipeline.base.errors import Unsupported
-from llm_pipeline.quantization.whole_blocks import refuse_partial_blocks
+from llm_pipeline.quantization.divisibility import refuse_partial_blocks
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from llm_pipeline.accuracy.paired import pair_items
 from llm_pipeline.accuracy.sequential import decision_rule
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.artifacts.items import ScoredItem
+from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
@@ -37,7 +38,6 @@ from llm_pipeline.config.release import (
     Workload,
 )
 from llm_pipeline.config.target import Target
-from llm_pipeline.hub.resolve import PinnedModel
 from llm_pipeline.release.contract import StageFailure, StageResult, Timings
 from llm_pipeline.release.execute import failure_name, results_name
 from llm_pipeline.release.record import ReleaseRecord, record_name

@@ -70,7 +70,7 @@ class CloudWatchMetrics:
             return self._nothing(since, now)
         if self._source.exclusive:
             requests: dict[str, int] = {slot: arm.requests for slot, arm in arms.items()}
-            check_total(requests, sums["total"], tolerance=self._source.tolerance, what=self._load_balancer)
+            check_total(requests, sums["total"], what=self._load_balancer)
         return MetricsWindow(arms=arms, cursor=MetricsCursor(began=since.began, until=end))
 
     def _arm(self, slot: SlotName, sums: dict[str, int]) -> ArmWindow:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from llm_pipeline.adapters.docker.image import ResolvedImage
-from llm_pipeline.artifacts.host_facts import CONTAINER_VARIABLE
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.labels import LABEL_PREFIX
 from llm_pipeline.config.environment import DockerEnvironment, Mount
@@ -19,6 +18,7 @@ from llm_pipeline.release.contract import StageRequest
 from llm_pipeline.runners.job_directory import request_path
 from llm_pipeline.runners.job_names import request_labels
 from llm_pipeline.runners.runner import STAGE_VARIABLES, Job
+from llm_pipeline.store.provenance import CONTAINER_VARIABLE
 
 DIGEST_LABEL = f"{LABEL_PREFIX}request-digest"
 _GIB = 2**30

@@ -10,7 +10,6 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Any
 
-from llm_pipeline.artifacts.host_facts import CONTAINER_VARIABLE
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.labels import LABEL_PREFIX, label_value
 from llm_pipeline.config.environment import ClaimMount, KubernetesEnvironment, Toleration
@@ -19,6 +18,7 @@ from llm_pipeline.release.process import IN_STORE
 from llm_pipeline.release.time_limit import GRACE_SECONDS
 from llm_pipeline.runners.job_names import request_labels
 from llm_pipeline.runners.runner import STAGE_VARIABLES, Job
+from llm_pipeline.store.provenance import CONTAINER_VARIABLE
 
 DIGEST_ANNOTATION = f"{LABEL_PREFIX}request-digest"
 REQUEST_ANNOTATION = f"{LABEL_PREFIX}request"

@@ -167,7 +167,7 @@ class PrometheusMetrics:
         total = since.counters.get("total", 0) + sum(self._increases(self._source.total, since.until, now).values())
         scrapes = (now - since.began) / self._source.scrape_seconds
         if scrapes >= _SCRAPES_BEFORE_TOTAL:
-            check_total(counters, total, tolerance=self._source.tolerance + 1 / scrapes, what=self._source.url)
+            check_total(counters, total, what=self._source.url, uncertainty=1 / scrapes)
         return {**counters, "total": total}
 
     def _query(self, query: str, at: float) -> list[tuple[dict[str, str], float]]:

@@ -19,6 +19,9 @@ from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.config.metric_source import MetricSourceModel
 
+_TOLERANCE = 0.05
+"""Share of the total by which the arms' counts and the router's own may differ: they are not read at one moment."""
+
 
 class SourceDown(Transient):
     """The source does not answer, has nothing, or only what is too old."""
@@ -113,14 +116,14 @@ class ArmMetrics(Protocol):
         """
 
 
-def check_total(arms: Mapping[str, int], total: int, *, tolerance: float, what: str) -> None:
+def check_total(arms: Mapping[str, int], total: int, *, what: str, uncertainty: float = 0.0) -> None:
     """Compare the arms' requests with the router's own count.
 
     Raises:
-        SourceContradicts: They are further apart than the tolerance, a share of the total.
+        SourceContradicts: They are further apart than 5 % of the total, and the share that counting leaves open.
     """
     counted = sum(arms.values())
-    if abs(counted - total) > tolerance * max(total, counted):
+    if abs(counted - total) > (_TOLERANCE + uncertainty) * max(total, counted):
         seen = ", ".join(f"{slot} {count}" for slot, count in sorted(arms.items()))
         raise SourceContradicts(
             f"the arms have {counted} requests ({seen}), the router had {total}",

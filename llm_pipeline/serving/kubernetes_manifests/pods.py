@@ -21,6 +21,7 @@ VIEW = "/srv/llm-pipeline/view"
 REPOSITORY = f"{VIEW}/repository"
 KEYS = "/etc/llm-pipeline-mpi"
 HOST_KEYS = "/run/llm-pipeline-mpi"
+SSH_SECRET = "llm-pipeline-mpi"  # noqa: S105 - the name of a secret
 _CACHE = "/srv/llm-pipeline/cache"
 _READABLE_BY_GROUP = 0o440
 _PRODUCTS = {
@@ -97,10 +98,10 @@ def serving_volumes(options: ServingManifestOptions, shared_memory_gib: int) -> 
     )
 
 
-def ssh_volumes(options: ServingManifestOptions) -> tuple[Volume, ...]:
+def ssh_volumes() -> tuple[Volume, ...]:
     """Volumes of pods whose leader starts ranks on its workers. SSH takes keys that their own user cannot change."""
     items = [{"key": "ssh-privatekey", "path": "id"}, {"key": "ssh-publickey", "path": "authorized_keys"}]
-    secret = {"secretName": options.ssh_secret, "defaultMode": _READABLE_BY_GROUP, "items": items}
+    secret = {"secretName": SSH_SECRET, "defaultMode": _READABLE_BY_GROUP, "items": items}
     return (
         Volume("ssh-keys", {"secret": secret}, KEYS),
         Volume("ssh-host-key", {"emptyDir": {"medium": "Memory"}}, HOST_KEYS, writable=True),
@@ -269,7 +270,7 @@ def _setup_image(options: ServingManifestOptions) -> str:
 
 
 def _volumes(plan: LaunchPlan, options: ServingManifestOptions) -> tuple[Volume, ...]:
-    over_nodes = ssh_volumes(options) if plan.nodes > 1 else ()
+    over_nodes = ssh_volumes() if plan.nodes > 1 else ()
     return (*serving_volumes(options, plan.shared_memory_gib), *over_nodes)
 
 

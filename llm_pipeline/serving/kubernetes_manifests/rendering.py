@@ -141,7 +141,7 @@ def horizontal_pod_autoscaler(
     release: ServedRelease, plan: LaunchPlan, options: ServingManifestOptions
 ) -> dict[str, Any]:
     """An `autoscaling/v2` HorizontalPodAutoscaler on the metric of the pods themselves."""
-    target = {"type": "AverageValue", "averageValue": str(wanted_requests(release, plan, options))}
+    target = {"type": "AverageValue", "averageValue": str(wanted_requests(release, plan))}
     return {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",
@@ -165,7 +165,7 @@ def scaled_object(release: ServedRelease, plan: LaunchPlan, options: ServingMani
         "metadata": {
             "serverAddress": options.prometheus,
             "query": f"sum({series})",
-            "threshold": str(wanted_requests(release, plan, options)),
+            "threshold": str(wanted_requests(release, plan)),
             "ignoreNullValues": "false",
         },
     }
@@ -184,10 +184,10 @@ def scaled_object(release: ServedRelease, plan: LaunchPlan, options: ServingMani
     }
 
 
-def wanted_requests(release: ServedRelease, plan: LaunchPlan, options: ServingManifestOptions) -> int:
-    """Requests that a server should have on average, waiting or running."""
+def wanted_requests(release: ServedRelease, plan: LaunchPlan) -> int:
+    """Requests that a server should have on average: a server is added before requests wait."""
     held = release.target.limits.maximum_sequences * len(plan.instances)
-    return options.active_requests_per_replica or max(1, round(_BUSY_SHARE * held))
+    return max(1, round(_BUSY_SHARE * held))
 
 
 def _workload(release: ServedRelease, plan: LaunchPlan) -> dict[str, str]:

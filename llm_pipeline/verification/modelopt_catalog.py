@@ -1,14 +1,12 @@
 """Writes the table of modelopt's recipe files from the modelopt that is installed.
 
-    python -m llm_pipeline.quantization.modelopt_catalog
+    python -m llm_pipeline.verification.modelopt_catalog
 
 A test compares the table with the installed modelopt; run this again with another version of it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
@@ -21,6 +19,7 @@ import yaml
 from llm_pipeline.base.entry import entry_point
 from llm_pipeline.catalog.modelopt_recipes import ModeloptRecipe
 from llm_pipeline.config.quantization import WEIGHT_BITS, KvCacheFormat, WeightFormat
+from llm_pipeline.quantization.modelopt_configs import load_modelopt_recipe
 
 TABLE = Path(__file__).parents[1] / "catalog" / "data" / "modelopt_recipes.json"
 
@@ -50,15 +49,6 @@ def main() -> None:
     """Write the table of the installed modelopt's recipe files."""
     rows = {name: recipe.model_dump(mode="json", exclude_defaults=True) for name, recipe in catalog().items()}
     TABLE.write_text(json.dumps({"modelopt": version("nvidia-modelopt"), "recipes": rows}, indent=1) + "\n")
-
-
-def load_modelopt_recipe(name: str) -> Any:
-    """The configuration in a recipe file, with all that it imports: an `mtq.quantize` configuration."""
-    from modelopt.recipe import load_recipe
-
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints which file it reads
-        recipe: Any = load_recipe(name)
-    return recipe.quantize.model_dump(exclude_unset=True)
 
 
 def _recipe_files() -> Iterator[tuple[str, Mapping[str, Any]]]:
