@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,10 @@ from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.serving.triton_server import start_server, stop_server
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from openai_server import OpenAiDouble
 
 pytestmark = pytest.mark.slow
 
@@ -71,6 +76,23 @@ def test_every_item_is_scored_through_the_server(endpoint, tmp_path):
     assert [item.score for item in items] == [float(n % 4 > 0) for n in range(40)]
     assert {item.prompt for item in items} == {f"x{n} y{n}" for n in range(40)}
     assert items[1].completion == " x1 y1 x1"
+
+
+def test_a_server_with_openais_api_is_asked_the_same(tmp_path):
+    with OpenAiDouble() as server:
+        items = ask(Endpoint(url=server.url, openai_model="llm"), evaluation(), tasks(tmp_path), count=8)
+        asked = {one["prompt"]: one for one in server.seen}
+    assert {item.prompt for item in items} == set(asked)
+    assert {len(item.completion.split()) for item in items} == {3}
+    wanted = {"model": "llm", "max_tokens": 3, "temperature": 0.0, "stream": False}
+    assert all(wanted.items() <= one.items() and "\n" in one["stop"] for one in asked.values())
+
+
+@pytest.mark.parametrize("fault", ["no_usage", "other_model", "filtered"])
+def test_an_answer_of_openais_api_that_is_wrong_is_no_score(tmp_path, fault, monkeypatch):
+    monkeypatch.setattr("llm_pipeline.accuracy.lm_eval_served._ATTEMPTS", 1)
+    with OpenAiDouble(fault=fault) as server, pytest.raises(Transient, match="no usable answer"):
+        ask(Endpoint(url=server.url, openai_model="llm"), evaluation(), tasks(tmp_path), count=1)
 
 
 def test_the_limit_of_the_evaluation_holds(endpoint, tmp_path):
