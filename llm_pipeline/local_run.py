@@ -18,6 +18,7 @@ from llm_pipeline.flow import Flow, passed, placement, resolve_request
 from llm_pipeline.notifications.channel import no_connections
 from llm_pipeline.notifications.outbox import notify
 from llm_pipeline.operations.approval import answer
+from llm_pipeline.operations.decisions import decide, put
 from llm_pipeline.operations.replacement import replace
 from llm_pipeline.questions import question_of, replaces_nothing
 from llm_pipeline.release.claim import ReleaseClaim
@@ -210,12 +211,20 @@ class LocalRun:
             return Ending.GOOD
         if task.percent is not None:
             return self._ask_about_step(flow, instance, task.percent)
-        offered = [target for target in flow.targets if self._endings.well(task.gates, target)]
-        question = question_of(task.step)(flow, [instance.item] if instance.item else offered)
+        passing = [target for target in flow.targets if self._endings.well(task.gates, target)]
+        offered = [instance.item] if instance.item else passing
+        question = question_of(task.step)(flow, offered)
         if question is None:
             return Ending.GOOD
-        self._claim.park()
-        approved = self._approve(question.line)
+        decision = put(flow, task.step.name, offered, question, target=instance.item)
+        approved: bool | None = decision.answer == "approved"
+        if decision.answer == "waiting":
+            self._claim.park()
+            approved = self._approve(question.line)
+            if approved is not None:
+                by = f"{user_here()}, run without Airflow"
+                told = decide(flow, task.step.name, offered, approved=approved, by=by, target=instance.item)
+                approved = told.decision.answer == "approved"
         if approved:
             return Ending.GOOD
         log.info("%s", question.open if approved is None else question.declined)

@@ -53,7 +53,7 @@ def flow(store: ArtifactStore, resolved_at: datetime, **changes: Any) -> Flow:
             policy=Policy(name="demo", load_test=LoadTestPolicy(service_level=level)),
             evaluation=Evaluation(tasks=("arithmetic",), served_tasks=("arithmetic",)),
             workload=Workload(prompts="prompts.jsonl", rate_per_second=20.0, duration_seconds=60.0),
-            approval=Approval(),
+            approval=Approval(required=False),
             drill=None,
         ),
         deployment=Deployment.model_validate(

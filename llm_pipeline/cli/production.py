@@ -12,6 +12,7 @@ from llm_pipeline.cli.options import (
     add_deployment_option,
     deployment_of,
     named_release,
+    open_flow,
     sentence,
     write_json,
     write_lines,
@@ -236,6 +237,18 @@ def _agreed(store: ArtifactStore, deployment: Deployment, places: Sequence[str])
 
 
 def _add_guarding(commands: Commands) -> None:
+    production = commands.add_parser(
+        "approve",
+        help="answer the question before production of a release that is on its way",
+        description="Answer the question before production of a release that is on its way, before it is asked or "
+        "while it waits. The first answer counts. A task that already waits in Airflow goes on when its form is "
+        "answered there or times out, by the answer that was given here.",
+    )
+    production.add_argument("release_id", metavar="release", help="the release's id, or the beginning of it")
+    production.add_argument("--deny", action="store_true", help="end the release before production instead")
+    add_deployment_option(production)
+    production.set_defaults(run=_approve_production)
+
     approve = commands.add_parser("approve-step", help="let a canary step begin, or a paused canary continue")
     approve.add_argument("release_id", metavar="release", help="the release's id, or the beginning of it")
     approve.add_argument(
@@ -255,6 +268,20 @@ def _add_guarding(commands: Commands) -> None:
     guard.add_argument("--target", dest="gpu_target", metavar="NAME", help="only this one of the deployment's targets")
     add_deployment_option(guard)
     guard.set_defaults(run=_guard)
+
+
+def _approve_production(options: argparse.Namespace) -> int:
+    from llm_pipeline.operations.decisions import decide, offered_targets
+    from llm_pipeline.release.flow import production_question
+    from llm_pipeline.store.provenance import user_here
+
+    flow, step = open_flow(options, options.release_id), production_question()
+    targets = offered_targets(flow, step)
+    if not targets:
+        raise ConfigError(f"no target of {flow.record.release_id} has passed its gates", hint="see `llm-pipeline show`")
+    told = decide(flow, step, targets, approved=not options.deny, by=user_here())
+    write_lines([told.message])
+    return ExitCode.GO if told.counted else ExitCode.INCONCLUSIVE
 
 
 def _approve(options: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@
 | promote | `promotion.promote`, `finish_promotion` | the stage `settle`; the guard, where that was killed |
 | roll back | `rollback.roll_back`, `carry_on` | command line, rollback DAG, guard, `stop` |
 | end a run's canary | `trial_rollback.ensure_rolled_back` | the stage `rollback`: teardown of DAG and local run |
+| approve production | `decisions.decide` | command line, approval task, terminal of a local run |
 | answer a step's question | `approval.answer` | command line, approval task, terminal of a local run |
 | pause, resume | `pausing.pause`, `resume` | command line |
 | start | `switching.start`, `start_ended` | command line, demo, the canary of what serves already; the guard |

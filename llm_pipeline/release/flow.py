@@ -381,6 +381,11 @@ def clears_up(name: str) -> bool:
     return step is not None and not step.decides
 
 
+def production_question() -> str:
+    """Name of the step that asks a person before production."""
+    return PROMOTION.offered_by
+
+
 def steps_of(work: Work) -> tuple[str, ...]:
     """Names of the steps whose time goes into that."""
     return tuple(step.name for step in release_flow() if step.work is work)

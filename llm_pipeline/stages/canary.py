@@ -33,9 +33,11 @@ from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.draws import longest
 from llm_pipeline.loadtest.prompts import read_prompts
 from llm_pipeline.loadtest.workload_files import locate_files
+from llm_pipeline.operations.decisions import require_approved
 from llm_pipeline.operations.place_now import ServedPlace
 from llm_pipeline.operations.switching import start
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
+from llm_pipeline.release.flow import production_question
 from llm_pipeline.release.record import PROMPTS_DATASET
 from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.stages.place_config import SlotsConfig, place_of
@@ -217,8 +219,13 @@ def _already_there(candidate: ArtifactRef) -> Judgement:
 
 
 def request(flow: Flow, subject: str) -> tuple[CanaryConfig, Mapping[str, ArtifactRef]]:
-    """What the stage is given."""
+    """What the stage is given.
+
+    Raises:
+        NotApproved: The release wants a person's approval before production, and has none.
+    """
     target, _, percent = subject.partition(":")
+    require_approved(flow, production_question(), target)
     config = CanaryConfig(
         **place_of(flow, target),
         **server_software(flow, target),

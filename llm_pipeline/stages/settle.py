@@ -9,8 +9,10 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.router import TrafficRouter
 from llm_pipeline.config.model import Name
+from llm_pipeline.operations.decisions import require_approved
 from llm_pipeline.operations.promotion import Promotion, promote
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
+from llm_pipeline.release.flow import production_question
 from llm_pipeline.stages.place_config import PlaceConfig, place_of
 from llm_pipeline.store.pointers import Pointer
 
@@ -61,7 +63,12 @@ def run(context: StageContext[SettleConfig]) -> StageOutput:
 
 
 def request(flow: Flow, subject: str) -> tuple[SettleConfig, Mapping[str, ArtifactRef]]:
-    """What the stage is given."""
+    """What the stage is given.
+
+    Raises:
+        NotApproved: The release wants a person's approval before production, and has none.
+    """
+    require_approved(flow, production_question(), subject)
     config = SettleConfig(**place_of(flow, subject), recipe=flow.chosen_recipe(subject))
     return config, {"repository": flow.artifact("package", subject, "repository")}
 

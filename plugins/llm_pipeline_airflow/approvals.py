@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from datetime import timedelta
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ from llm_pipeline_airflow.operators import RELEASE_ID_TEMPLATE
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+    from llm_pipeline.operations.decisions import Decision
 
 log = get_logger(__name__)
 
@@ -104,17 +106,52 @@ class QuestionOperator(DecisionOperator):
         return self.target or self.step
 
     def execute(self, context: Context) -> Any:
-        """Ask, if there is something to decide."""
+        """Ask, if there is something to decide that nobody has decided yet."""
+        from llm_pipeline.operations.decisions import put
+
         flow, step = self.flow(), step_named(self.step)
         if step is None:
             raise AirflowFailException(f"the flow has no step {self.step} any more")
-        offered = passed_targets(context, self.gates) if self.gates else flow.targets
-        question = question_of(step)(flow, [self.target] if self.target else offered)
+        targets = self._targets(context)
+        question = question_of(step)(flow, targets)
         if question is None:
             log.info("there is nothing to decide this time: nobody is asked")
             return None
+        decision = put(flow, self.step, targets, question, target=self.target)
+        if decision.answer != "waiting":
+            log.info("%s by %s before it was asked", decision.answer, decision.by)
+            return self._act_on(context, decision, {"responded_at": datetime.now(UTC), "responded_by_user": None})
         self.subject, self.body = question.title, question.body
         return self.ask(context)
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+        """Write the answer down, and act on the one that counts; no answer in time is a rejection."""
+        if "error" in event:
+            return super().execute_complete(context, event)
+        self.check_claim(context)
+        from llm_pipeline.operations.decisions import decide
+
+        approved = event["chosen_options"] == [self.APPROVE]
+        by = "nobody, in time" if event.get("timedout") else who_answered(event)
+        told = decide(self.flow(), self.step, self._targets(context), approved=approved, by=by, target=self.target)
+        log.info("%s", told.message)
+        return self._act_on(context, told.decision, event)
+
+    def _act_on(self, context: Context, decision: Decision, event: dict[str, Any]) -> Any:
+        chosen = [self.APPROVE if decision.answer == "approved" else self.REJECT]
+        return super().execute_complete(context, {"params_input": None, **event, "chosen_options": chosen})
+
+    def _targets(self, context: Context) -> Sequence[str]:
+        if self.target:
+            return [self.target]
+        return passed_targets(context, self.gates) if self.gates else self.flow().targets
+
+
+def who_answered(event: dict[str, Any]) -> str:
+    """The user who answered in Airflow."""
+    user = event.get("responded_by_user")
+    named = user.get("name") if isinstance(user, dict) else getattr(user, "name", None)
+    return str(named or "Airflow")
 
 
 def passed_targets(context: Context, gates: tuple[str, ...]) -> list[str]:

@@ -12,7 +12,7 @@ from llm_pipeline.flow import Flow
 from llm_pipeline.questions import replaces_nothing
 from llm_pipeline.release.evidence_text import facts_table
 from llm_pipeline.release.tasks import canary_subject
-from llm_pipeline_airflow.approvals import DecisionOperator
+from llm_pipeline_airflow.approvals import DecisionOperator, who_answered
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.notifications import tell
 from llm_pipeline_airflow.promotion_order import Turn
@@ -84,7 +84,7 @@ class StepApprovalOperator(DecisionOperator):
                 self._place(flow),
                 self.step,
                 approved=event["chosen_options"] == [self.APPROVE],
-                by=_name(event),
+                by=who_answered(event),
                 run=flow.resolved_at.isoformat(),
             )
             log.info("%s", told.message)
@@ -128,9 +128,3 @@ class StepApprovalOperator(DecisionOperator):
         return "\n".join(
             [*lines, f"It has {share} now, and keeps it meanwhile. **Reject**, or no answer in time, rolls it back."]
         )
-
-
-def _name(event: dict[str, Any]) -> str:
-    user = event.get("responded_by_user")
-    named = user.get("name") if isinstance(user, dict) else getattr(user, "name", None)
-    return str(named or "Airflow")

@@ -1,0 +1,190 @@
+"""A person's decision about a step of the flow (before production, say): one document, whoever asks and answers.
+
+    put(flow, step, targets, question)                              # by the DAG's task, and by the run without Airflow
+    decide(flow, step, targets, approved=True, by="alice@host")     # its form, the terminal, the command line
+    require_approved(flow, "approve", "h100")                       # before traffic moves, and before the pointers do
+
+A decision belongs to one run of a release and to what the person saw: the question with its evidence, by digest. A gate
+that is judged anew, or another run, needs a new one. The first answer to a question stands. It moves nothing by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+from llm_pipeline.base.digest import sha256_json
+from llm_pipeline.base.errors import ConfigError, Terminal
+from llm_pipeline.base.records import Frozen
+from llm_pipeline.flow import Flow, passed
+from llm_pipeline.questions import Question, question_of
+from llm_pipeline.release.flow import release_flow, step_named
+from llm_pipeline.release.step import Effect, Scope
+from llm_pipeline.store.artifact_store import Conflict
+from llm_pipeline.store.documents import understood
+
+Answer = Literal["waiting", "approved", "denied"]
+
+_TRIES = 5
+
+
+class NotApproved(Terminal):
+    """Nobody approved what is about to go into production."""
+
+
+class Decision(Frozen):
+    """A question about a step, and its answer. Times are seconds since 1970.
+
+    Attributes:
+        run: The run of the release that it belongs to: when that was resolved.
+        targets: What it is about.
+        question: The question, on one line.
+        evidence: SHA-256 of the question as the person saw it, with the verdicts of the gates.
+        asked_at: None when it was answered before it was asked.
+        by: Who answered.
+    """
+
+    run: str
+    step: str
+    targets: tuple[str, ...]
+    question: str
+    evidence: str
+    asked_at: float | None = None
+    answer: Answer = "waiting"
+    answered_at: float | None = None
+    by: str = ""
+
+
+class Decided(Frozen):
+    """What an answer came to.
+
+    Attributes:
+        counted: Whether it changed anything.
+        message: For whoever answered.
+        decision: The one that stands.
+    """
+
+    counted: bool
+    message: str
+    decision: Decision
+
+
+def decision_name(release_id: str, step: str, target: str = "") -> str:
+    """Name of the document of a decision; of a question that is put for each target by itself, with the target."""
+    return f"releases/{release_id}/decisions/{'-'.join(filter(None, (step, target)))}.json"
+
+
+def put(flow: Flow, step: str, targets: Sequence[str], question: Question, *, target: str = "") -> Decision:
+    """Put a question; returns its answer instead where somebody answered it before it was put.
+
+    A question that was put and answered before is put anew: somebody wants to be asked again.
+
+    Args:
+        flow: The release.
+        step: The step of the flow that asks.
+        targets: What is asked about.
+        question: As the person sees it.
+        target: The target, where each is asked about by itself.
+    """
+    asked = _asked(flow, step, targets, question)
+    for _ in range(_TRIES):
+        known, revision = _read(flow, step, target)
+        if known is not None and known.answer != "waiting" and known.asked_at is None and _same(known, asked):
+            return known
+        waiting = asked.model_copy(update={"asked_at": time.time()})
+        if _write(flow, waiting, target, revision):
+            return waiting
+    raise Conflict(f"the question of {step} changes faster than it can be written")
+
+
+def decide(flow: Flow, step: str, targets: Sequence[str], *, approved: bool, by: str, target: str = "") -> Decided:
+    """Answer a question, also before it is put. Asked twice, the first answer stands.
+
+    Raises:
+        ConfigError: There is nothing to decide.
+    """
+    asked = _question(flow, step, targets)
+    for _ in range(_TRIES):
+        known, revision = _read(flow, step, target)
+        same = known is not None and _same(known, asked)
+        if known is not None and same and known.answer != "waiting":
+            words = f"too late, nothing was changed: it was {known.answer} by {known.by}"
+            return Decided(counted=False, message=words, decision=known)
+        answer: Answer = "approved" if approved else "denied"
+        update = {"answer": answer, "answered_at": time.time(), "by": by}
+        decision = (known if known is not None and same else asked).model_copy(update=update)
+        if _write(flow, decision, target, revision):
+            words = f"{answer}: {flow.record.release_id} on {', '.join(decision.targets)}"
+            return Decided(counted=True, message=words, decision=decision)
+    raise Conflict(f"the question of {step} changes faster than it can be written")
+
+
+def offered_targets(flow: Flow, step: str) -> Sequence[str]:
+    """What a question is about: as it was put in this run, or else the targets whose gates have passed so far."""
+    known, _ = _read(flow, step, "")
+    if known is not None and known.run == _run(flow):
+        return known.targets
+    gates = [gate.name for gate in release_flow() if gate.ends is Scope.TARGET and gate.effect is not Effect.PRODUCTION]
+    results = {target: [flow.find(gate, target) for gate in gates] for target in flow.targets}
+    return [target for target, found in results.items() if all(one is not None and passed(one) for one in found)]
+
+
+def require_approved(flow: Flow, step: str, target: str) -> None:
+    """Make sure that a person approved a target, if the release wants a person for that.
+
+    Raises:
+        NotApproved: Nobody did in this run of the release, or what was approved is not what the gates say now.
+    """
+    stated = step_named(step)
+    if stated is None or not stated.asked(flow.release, None):
+        return
+    known, _ = _read(flow, step, "")
+    where = flow.record.release_id
+    hint = f"answer the question of the step {step}, or `llm-pipeline approve {where}`"
+    if known is None or known.run != _run(flow) or target not in known.targets:
+        raise NotApproved(f"nobody approved {target} in this run of the release", where=where, hint=hint)
+    if known.answer != "approved":
+        who = f" by {known.by}" if known.by else ""
+        raise NotApproved(f"{target} is not approved: the question is {known.answer}{who}", where=where, hint=hint)
+    if not _same(known, _question(flow, step, known.targets)):
+        why = f"the gates say something else than what {known.by} approved"
+        raise NotApproved(
+            f"{target} is not approved: {why}", where=where, hint=f"put the question of the step {step} again"
+        )
+
+
+def _question(flow: Flow, step: str, targets: Sequence[str]) -> Decision:
+    stated = step_named(step)
+    question = question_of(stated)(flow, targets) if stated is not None else None
+    if question is None:
+        raise ConfigError(f"there is nothing to decide about {step}", where=flow.record.release_id)
+    return _asked(flow, step, targets, question)
+
+
+def _asked(flow: Flow, step: str, targets: Sequence[str], question: Question) -> Decision:
+    evidence = sha256_json([question.title, question.body])
+    return Decision(run=_run(flow), step=step, targets=tuple(targets), question=question.line, evidence=evidence)
+
+
+def _same(known: Decision, asked: Decision) -> bool:
+    return (known.run, known.targets, known.evidence) == (asked.run, asked.targets, asked.evidence)
+
+
+def _run(flow: Flow) -> str:
+    return flow.resolved_at.isoformat()
+
+
+def _read(flow: Flow, step: str, target: str) -> tuple[Decision | None, str | None]:
+    name = decision_name(flow.record.release_id, step, target)
+    document = flow.store.read_document(name)
+    return (understood(Decision, document.value, name), document.revision) if document else (None, None)
+
+
+def _write(flow: Flow, decision: Decision, target: str, revision: str | None) -> bool:
+    name = decision_name(flow.record.release_id, decision.step, target)
+    try:
+        flow.store.write_document(name, decision.model_dump(mode="json"), revision)
+    except Conflict:
+        return False
+    return True

@@ -1,0 +1,189 @@
+"""The decision before production: one document, whoever asks, and the promotion goes by it."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import UTC, datetime
+from types import SimpleNamespace
+
+import pytest
+from llm_pipeline_airflow.approvals import QuestionOperator
+from llm_pipeline_airflow.dag_factory import release_dag
+
+from llm_pipeline.base.verdict import Verdict
+from llm_pipeline.cli import main
+from llm_pipeline.config.loading import load_release
+from llm_pipeline.flow import Flow
+from llm_pipeline.local_run import LocalRun
+from llm_pipeline.operations.decisions import Decision, NotApproved, decide, decision_name, offered_targets, put
+from llm_pipeline.questions import production_question
+from llm_pipeline.release.execute import results_name
+
+RELEASE = "tiny-01234567-00000000"
+NAME = decision_name(RELEASE, "approve")
+BOTH = ["cpu-a", "cpu-b"]
+CONTEXT = {"ti": SimpleNamespace(xcom_pull=lambda **_: [{"subject": target} for target in BOTH])}
+ASKED = "asked"
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory, make_project, in_process):
+    """A release that a person approved on the terminal, up to its end; and a copy of its store."""
+    project = make_project(tmp_path_factory.mktemp("released"), approval=True)
+    project.script()
+    assert LocalRun(project.config, approve=lambda _: True).run() is Verdict.GO
+    shutil.copytree(project.root / "store", project.root / "kept")
+    return project
+
+
+@pytest.fixture
+def flow(released) -> Flow:
+    shutil.rmtree(released.root / "store")
+    shutil.copytree(released.root / "kept", released.root / "store")
+    return flow_of(released)
+
+
+def flow_of(project) -> Flow:
+    return Flow.open(load_release(project.config).deployment, RELEASE)
+
+
+def standing(flow: Flow) -> Decision:
+    document = flow.store.read_document(NAME)
+    assert document is not None
+    return Decision.model_validate(document.value)
+
+
+def forget(flow: Flow) -> None:
+    flow.store.delete_document(NAME)
+
+
+def test_an_answer_at_the_terminal_is_a_document_that_says_who_when_and_about_what(flow) -> None:
+    decision = standing(flow)
+    assert (decision.answer, decision.targets) == ("approved", ("cpu-a", "cpu-b"))
+    assert "@" in decision.by
+    assert decision.by.endswith("run without Airflow")
+    assert decision.asked_at is not None
+    assert decision.answered_at is not None
+    assert decision.asked_at <= decision.answered_at
+    assert len(decision.evidence) == 64
+
+
+@pytest.mark.parametrize(("stage", "subject"), [("canary", "cpu-a:5"), ("settle", "cpu-a")])
+def test_without_an_approval_of_this_run_and_of_these_gates_nothing_is_promoted(flow, stage, subject) -> None:
+    assert flow.request(stage, subject).stage == stage
+    document = flow.store.read_document(NAME)
+
+    def stands(**changes: object) -> None:
+        now = flow.store.read_document(NAME)
+        value = {**document.value, **changes}
+        flow.store.write_document(NAME, value, now.revision if now else None)
+
+    for changes, why in (
+        ({"answer": "denied"}, "the question is denied by"),
+        ({"answer": "waiting", "by": ""}, "the question is waiting"),
+        ({"run": "2026-01-01T00:00:00+00:00"}, "nobody approved cpu-a in this run"),
+        ({"targets": ["cpu-b"]}, "nobody approved cpu-a in this run"),
+        ({"evidence": "0" * 64}, "the gates say something else than what"),
+    ):
+        stands(**changes)
+        with pytest.raises(NotApproved, match=why):
+            flow.request(stage, subject)
+    stands()
+    load = results_name(RELEASE, "load_test", "cpu-b")
+    found = flow.store.read_document(load)
+    judged = {**found.value["judgement"], "summary": "slower than it was"}
+    flow.store.write_document(load, {**found.value, "judgement": judged}, found.revision)
+    with pytest.raises(NotApproved, match="the gates say something else than what"):
+        flow_of_unsigned(flow).request(stage, subject)
+    forget(flow)
+    with pytest.raises(NotApproved, match="nobody approved cpu-a in this run"):
+        flow.request(stage, subject)
+
+
+def flow_of_unsigned(flow: Flow) -> Flow:
+    return Flow(flow.store, flow.record)
+
+
+def test_the_first_answer_stands_until_the_question_is_put_again(flow) -> None:
+    told = decide(flow, "approve", BOTH, approved=False, by="bob")
+    assert not told.counted
+    assert told.message.startswith("too late, nothing was changed: it was approved by ")
+    assert put(flow, "approve", BOTH, production_question(flow, BOTH)).answer == "waiting"
+    assert decide(flow, "approve", BOTH, approved=False, by="bob").counted
+    assert (standing(flow).answer, standing(flow).by) == ("denied", "bob")
+
+
+def test_who_approved_on_the_command_line_is_not_asked_again(
+    tmp_path, make_project, in_process, capsys, monkeypatch
+) -> None:
+    project = make_project(tmp_path, approval=True)
+    project.script()
+    monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(project.root / "configs/deployments/here.yaml"))
+    answers: list[int] = []
+
+    def approve(request) -> None:
+        if (request.stage, request.subject) == ("staging_down", "cpu-b"):
+            answers.extend([main(["approve", "tiny"]), main(["approve", "tiny", "--deny"])])
+
+    def nobody(question: str) -> bool | None:
+        raise AssertionError(question)
+
+    in_process.before = approve
+    try:
+        assert LocalRun(project.config, approve=nobody).run() is Verdict.GO
+    finally:
+        in_process.before = lambda _request: None
+    assert answers == [0, 2]
+    out = capsys.readouterr().out
+    assert f"approved: {RELEASE} on cpu-a, cpu-b\n" in out
+    assert "too late, nothing was changed: it was approved by " in out
+    assert standing(flow_of(project)).asked_at is None
+
+
+def test_nothing_is_offered_before_the_gates_have_passed(flow) -> None:
+    forget(flow)
+    assert offered_targets(flow, "approve") == BOTH
+    flow.store.delete_document(results_name(RELEASE, "load_test", "cpu-a"))
+    assert offered_targets(flow, "approve") == ["cpu-b"]
+
+
+@pytest.fixture
+def task(released, flow, monkeypatch) -> QuestionOperator:
+    forget(flow)
+    task = release_dag(released.config).get_task("approve")
+    task.release_id = RELEASE
+    monkeypatch.setattr(QuestionOperator, "check_claim", lambda *_: None)
+    monkeypatch.setattr(QuestionOperator, "ask", lambda *_: ASKED)
+    hitl = "airflow.providers.standard.operators.hitl.ApprovalOperator.execute_complete"
+    monkeypatch.setattr(hitl, lambda _self, _context, event: event["chosen_options"])
+    return task
+
+
+def answered(task, option: str, *, timed_out: bool = False):
+    user = {"id": "1", "name": "anna"}
+    event = {"chosen_options": [option], "responded_by_user": user, "timedout": timed_out, "params_input": None}
+    return task.execute_complete(CONTEXT, {**event, "responded_at": datetime.now(UTC)})
+
+
+@pytest.mark.parametrize(
+    ("option", "timed_out", "stands"),
+    [
+        ("Approve", False, ("approved", "anna")),
+        ("Reject", False, ("denied", "anna")),
+        ("Reject", True, ("denied", "nobody, in time")),
+    ],
+)
+def test_an_answer_in_airflow_is_the_same_document(task, flow, option, timed_out, stands) -> None:
+    assert task.execute(CONTEXT) == ASKED
+    assert standing(flow).answer == "waiting"
+    assert answered(task, option, timed_out=timed_out) == [option]
+    assert (standing(flow).answer, standing(flow).by) == stands
+
+
+def test_what_was_answered_on_the_command_line_counts_for_airflows_form_too(task, flow) -> None:
+    assert task.execute(CONTEXT) == ASKED
+    assert decide(flow, "approve", BOTH, approved=True, by="bob").counted
+    assert answered(task, "Reject", timed_out=True) == ["Approve"]
+    forget(flow)
+    assert decide(flow, "approve", BOTH, approved=False, by="bob").counted
+    assert task.execute(CONTEXT) == ["Reject"], "answered before it was asked"
