@@ -6,7 +6,8 @@
 | `tune` | settings of a target that hold more traffic (`tune`) |
 | `formats` | what runs on which GPU, without a release (`formats`) |
 | `ls`, `show`, `verify`, `diff`, `claims`, `gc` | what a deployment's store holds (`store`) |
-| `status`, `start`, `stop`, `approve`, `approve-step`, `pause`, `resume`, `guard`, `rollback` | `production`: what serves |
+| `status`, `start`, `stop`, `rollback`, `guard` | what serves users (`production`) |
+| `approve`, `approve-step`, `pause`, `resume` | what a person decides of a release on its way (`production`) |
 | `doctor` | what this host has of what a deployment asks for (`doctor`) |
 | `lint-repo`, `render-args`, `render`, `pod` | model repositories, LLM args, Kubernetes manifests (`serving`) |
 
