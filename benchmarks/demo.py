@@ -9,19 +9,18 @@ One line a goal; exit code 1 when one is missed.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
+from stage_overhead import OVERHEAD_SECONDS, StageTime, stage_times
+
 REPOSITORY = Path(__file__).resolve().parents[1]
-OVERHEAD_SECONDS = 0.5
 OVERHEAD_SHARE = 0.10
 IMPORT_SECONDS = 0.3
 WARM_PARSE_SECONDS = 0.05
@@ -40,21 +39,6 @@ for _ in range(5):
     warm.append(time.perf_counter() - begun)
 print(first - started, sorted(warm)[2])
 """
-
-
-@dataclass(frozen=True)
-class StageTime:
-    """One stage's process: its wall time and the time inside the tool it exists for, in seconds."""
-
-    name: str
-    wall: float
-    tool: float
-    reused: bool
-
-    @property
-    def overhead(self) -> float:
-        """Seconds that are ours: start of the interpreter, key, store, hashing, result."""
-        return max(0.0, self.wall - self.tool)
 
 
 def main() -> int:
@@ -76,13 +60,13 @@ def main() -> int:
 
 
 def _measure(checkout: Path, first_seconds: float | None) -> int:
-    first_stages = list(_stage_times(checkout))
+    first_stages = list(stage_times(checkout / ".pipeline" / "work" / "jobs"))
     if first_seconds is not None:
         print(f"first make demo: {first_seconds:.1f} s")
         _print_shares(first_stages)
     second_seconds = _make_demo(checkout, {})
     print(f"second make demo: {second_seconds:.1f} s")
-    computed = first_stages or list(_stage_times(checkout))
+    computed = first_stages or list(stage_times(checkout / ".pipeline" / "work" / "jobs"))
     cold, warm = _parse_seconds(checkout)
     worst = max(computed, key=lambda stage: stage.overhead)
     share = sum(stage.overhead for stage in computed) / sum(stage.wall for stage in computed)
@@ -105,17 +89,6 @@ def _make_demo(checkout: Path, extra: Mapping[str, str]) -> float:
     started = time.monotonic()
     subprocess.run(["make", "demo"], cwd=checkout, check=True, env=os.environ | dict(extra))
     return time.monotonic() - started
-
-
-def _stage_times(checkout: Path) -> Iterator[StageTime]:
-    """Wall time of each stage's last process, from its record to its result."""
-    for result_file in sorted(checkout.glob(".pipeline/work/jobs/demo-*/*/*/result.json")):
-        outcome = json.loads(result_file.read_text())
-        if outcome["outcome"] != "result" or outcome["reused"]:
-            continue
-        wall = result_file.stat().st_mtime - result_file.with_name("process.json").stat().st_mtime
-        name = f"{outcome['stage']} {outcome['subject']}".strip()
-        yield StageTime(name, wall, outcome["timings"]["tool_seconds"], outcome["reused"])
 
 
 def _print_shares(stages: list[StageTime]) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
+from llm_pipeline.base.collector import imports_done
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import (
     ConfigError,
@@ -220,6 +221,7 @@ def replace_document(store: ArtifactStore, name: str, value: Mapping[str, JsonVa
 def _execute(request: StageRequest) -> StageResult:
     started, clock = datetime.now(UTC), time.monotonic()
     stage = load_stage(request.stage)
+    imports_done()
     try:
         config = stage.config.model_validate(request.config)
     except ValidationError as error:

@@ -49,12 +49,14 @@ class QuantizeConfig(ConfigModel):
 def run(context: StageContext[QuantizeConfig]) -> StageOutput:
     """Quantize in the work directory; what an earlier attempt finished there or in the store is not done again."""
     if context.config.recipe.weights == "none":
-        require_model_tensors(context.inputs["checkpoint"])
-        return _pass_through(context.inputs["checkpoint"], context.workdir / "checkpoint")
+        began = time.monotonic()
+        require_model_tensors(context.inputs["checkpoint"])  # by Transformers' own model, whose import takes seconds
+        checked_seconds = time.monotonic() - began
+        return _pass_through(context.inputs["checkpoint"], context.workdir / "checkpoint", checked_seconds)
     return _quantize(context)
 
 
-def _pass_through(source: Path, destination: Path) -> StageOutput:
+def _pass_through(source: Path, destination: Path, tool_seconds: float) -> StageOutput:
     shutil.rmtree(destination, ignore_errors=True)
     for path in walk_files(source):
         copy = destination / path.relative_to(source)
@@ -63,7 +65,8 @@ def _pass_through(source: Path, destination: Path) -> StageOutput:
     size = _weight_bytes(destination)
     log.info("the recipe keeps the baseline's precision: the checkpoint passes unchanged", bytes=size)
     metrics: dict[str, Metric] = {"bytes": size, "size_ratio": 1.0, "layers_quantized": 0, "calibration_samples": 0}
-    return StageOutput(artifacts={"checkpoint": Produced("checkpoint", destination)}, metrics=metrics)
+    artifacts = {"checkpoint": Produced("checkpoint", destination)}
+    return StageOutput(artifacts=artifacts, metrics=metrics, tool_seconds=tool_seconds)
 
 
 def _quantize(context: StageContext[QuantizeConfig]) -> StageOutput:
