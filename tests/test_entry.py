@@ -135,11 +135,11 @@ def test_stdout_that_is_closed_is_infrastructure() -> None:
 
 def test_termination_ends_the_blocks_of_a_command_and_is_told_from_an_interruption(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from llm_pipeline.cli import main, inspecting\n"
+        "import sys, time; from llm_pipeline.cli import main, store\n"
         "def wait(_):\n"
         "    try: sys.stdout.write('ready\\n'); sys.stdout.flush(); time.sleep(30)\n"
         "    finally: sys.stdout.write('stopped what it started\\n')\n"
-        "inspecting._ls = wait\n"
+        "store._ls = wait\n"
         "raise SystemExit(main(['ls']))\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
