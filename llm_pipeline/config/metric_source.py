@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
 from llm_pipeline.config.installed import or_installed
 from llm_pipeline.config.model import ConfigModel, HostPath, PlainUrl, PositiveSeconds, VariableName, Word
-from llm_pipeline.config.router_place import AwsAlbPlace, EnvoyPlace, ExistingEnvoyPlace, RouterPlace
+from llm_pipeline.config.router_place import AwsAlbPlace, BothSlots, EnvoyPlace, ExistingEnvoyPlace, RouterPlace
 
 Selector = Annotated[str, Field(pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*(\{[^{}]*\})?$", max_length=2048)]
 """Series of one counter in PromQL's words: its name, and labels in braces."""
@@ -38,17 +38,12 @@ class EnvoySource(MetricSourceModel):
             yield f"metrics envoy are an Envoy's statistics, and the router is {router.kind}"
 
 
-class SlotLabels(ConfigModel):
+class SlotLabels(BothSlots):
     """The value of a label for each slot."""
 
+    what: ClassVar[str] = "labels"
     blue: Word
     green: Word
-
-    @model_validator(mode="after")
-    def _are_two(self) -> SlotLabels:
-        if self.blue == self.green:
-            raise ValueError("blue and green must have labels of their own")
-        return self
 
 
 class PrometheusSource(MetricSourceModel):

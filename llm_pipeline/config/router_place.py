@@ -6,7 +6,7 @@ The kind decides; ports without a kind are an Envoy that is started on this host
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
@@ -178,17 +178,25 @@ class Service(ConfigModel):
     port: AnyPort
 
 
-class Services(ConfigModel):
-    """The Service of each slot."""
+class BothSlots(ConfigModel):
+    """What a router or a metric source knows each slot of a place by: fields `blue` and `green`, which differ."""
 
-    blue: Service
-    green: Service
+    what: ClassVar[str]
 
     @model_validator(mode="after")
-    def _are_two(self) -> Services:
-        if self.blue == self.green:
-            raise ValueError("blue and green must be two Services")
+    def _are_two(self) -> Self:
+        slots = self.model_dump()
+        if slots["blue"] == slots["green"]:
+            raise ValueError(f"blue and green must be two {self.what}")
         return self
+
+
+class Services(BothSlots):
+    """The Service of each slot."""
+
+    what: ClassVar[str] = "Services"
+    blue: Service
+    green: Service
 
 
 class GatewayApiPlace(RouterModel):
@@ -225,17 +233,12 @@ class Destination(ConfigModel):
     port: AnyPort | None = None
 
 
-class Destinations(ConfigModel):
+class Destinations(BothSlots):
     """The destination of each slot."""
 
+    what: ClassVar[str] = "destinations"
     blue: Destination
     green: Destination
-
-    @model_validator(mode="after")
-    def _are_two(self) -> Destinations:
-        if self.blue == self.green:
-            raise ValueError("blue and green must be two destinations")
-        return self
 
 
 class IstioPlace(RouterModel):
@@ -274,17 +277,12 @@ ListenerRuleArn = Annotated[
 ]
 
 
-class TargetGroups(ConfigModel):
+class TargetGroups(BothSlots):
     """The target group of each slot."""
 
+    what: ClassVar[str] = "target groups"
     blue: TargetGroupArn
     green: TargetGroupArn
-
-    @model_validator(mode="after")
-    def _are_two(self) -> TargetGroups:
-        if self.blue == self.green:
-            raise ValueError("blue and green must be two target groups")
-        return self
 
 
 class AwsAlbPlace(RouterModel):

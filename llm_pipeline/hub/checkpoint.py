@@ -1,9 +1,18 @@
-"""Checks of a downloaded model before anything loads it: headers, index, values and configuration."""
+"""Checks of a downloaded model before anything loads it: headers, index, configuration, and some values.
+
+NaN and infinity are damage that no hash shows when they were uploaded so. Some values of every tensor are read, in runs
+of neighbours that are spread evenly over the tensor, the first and the last value always among them: a run costs one
+page of the disk, single values would cost one each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
 
 from llm_pipeline.artifacts.checkpoint_directory import check_document
 from llm_pipeline.artifacts.model_files import WEIGHTS_SUFFIX
@@ -12,8 +21,6 @@ from llm_pipeline.artifacts.safetensors_header import TensorEntry, read_header
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.json_document import read, read_object
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.hub.model_config import check_model_config
-from llm_pipeline.hub.sampled_values import check_values
 
 log = get_logger(__name__)
 
@@ -21,6 +28,24 @@ _INDEX_SUFFIX = ".safetensors.index.json"
 _INDEX = f"model{_INDEX_SUFFIX}"
 _SINGLE_FILE = "model.safetensors"
 Headers = Mapping[str, tuple[TensorEntry, ...]]
+_MAXIMUM_BYTES = 10_000_000
+_LARGEST = {
+    "hidden_size": 2**20,
+    "intermediate_size": 2**24,
+    "num_hidden_layers": 10_000,
+    "num_attention_heads": 2**16,
+    "num_key_value_heads": 2**16,
+    "head_dim": 2**16,
+    "vocab_size": 2**24,
+    "max_position_embeddings": 2**32,
+}
+"""Far above every model there is, and far below what would make a loader allocate the machine away."""
+_NESTED = "text_config"
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
+_PLAIN_FLOATS = {"F16", "BF16", "F32", "F64"}
+_HEAD_WIDTHS = ("head_dim", "head_size")  # head_dim itself, and those of latent attention, qk_nope_head_dim
+_OTHER_WIDTHS = ("embedding_size", "word_embed_proj_dim")
+_RUN = 64
 
 
 def check_checkpoint(model: PinnedModel, directory: Path, sampled_values: int) -> None:
@@ -132,3 +157,140 @@ def _disagrees(index: Path, problem: str, names: list[str]) -> IntegrityError:
     return IntegrityError(
         f"{problem}{listing}", where=index.name, hint="the upload was incomplete; choose another revision"
     )
+
+
+def check_model_config(path: Path, tensors: Mapping[str, TensorEntry]) -> None:
+    """Check a `config.json` against fixed bounds and against the model's tensors.
+
+    Raises:
+        IntegrityError: It is not a JSON object, names no architecture, has absurd dimensions, or the weights contradict
+            it.
+    """
+    config = read_object(path, where=path.name, maximum_bytes=_MAXIMUM_BYTES, finite=False)
+    if config.get("auto_map"):  # also in models that transformers has classes of its own for
+        log.warning(
+            "the model names code of its repository, which was not fetched and is never run: the installed "
+            "transformers must know this kind of model by itself",
+            auto_map=_first(config["auto_map"]),
+            model_type=str(config.get("model_type", ""))[:120],
+        )
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures or not all(isinstance(a, str) for a in architectures):
+        raise _senseless(path, "architectures does not name a model class")
+    nested = config.get(_NESTED)
+    for part in (config, nested if isinstance(nested, dict) else {}):
+        _check_dimensions(path, part)
+    described = nested if isinstance(nested, dict) else config
+    _check_embedding(path, described, tensors, exact=described is config)
+
+
+def _senseless(path: Path, problem: str) -> IntegrityError:
+    return IntegrityError(f"not a sound model configuration: {problem}", where=path.name, hint="do not load it")
+
+
+def _first(auto_map: Any) -> str:
+    return str(next(iter(auto_map.values()), "") if isinstance(auto_map, dict) else auto_map)[:120]
+
+
+def _check_dimensions(path: Path, config: Mapping[str, Any]) -> None:
+    for name, largest in _LARGEST.items():
+        value = config.get(name)
+        values = value if isinstance(value, list) else [] if value is None else [value]  # a few models: one a layer
+        if not all(type(item) is int and 0 < item <= largest for item in values):
+            raise _senseless(path, f"{name} is {str(value)[:80]}, not 1 to {largest}")
+    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    head_is_given = any(value and name.endswith(_HEAD_WIDTHS) for name, value in config.items())
+    if isinstance(hidden, int) and isinstance(heads, int) and hidden % heads and not head_is_given:
+        raise _senseless(
+            path, f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and no head_dim"
+        )
+    shared = config.get("num_key_value_heads")
+    if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
+        raise _senseless(path, f"num_attention_heads {heads} is not a multiple of num_key_value_heads {shared}")
+
+
+def _check_embedding(path: Path, config: Mapping[str, Any], tensors: Mapping[str, TensorEntry], *, exact: bool) -> None:
+    """Compare the token embedding with the configuration; a model of several parts may have a few rows more."""
+    rows, width = config.get("vocab_size"), config.get("hidden_size")
+    if not isinstance(rows, int) or not isinstance(width, int) or any(name in config for name in _OTHER_WIDTHS):
+        return
+    for name, tensor in tensors.items():
+        if not name.endswith(_EMBEDDINGS) or tensor.dtype not in _PLAIN_FLOATS or len(tensor.shape) != 2:  # noqa: PLR2004
+            continue
+        if tensor.shape[1] != width or tensor.shape[0] < rows or (exact and tensor.shape[0] != rows):
+            raise _senseless(
+                path, f"vocab_size x hidden_size is {rows} x {width}, but {name[:120]} is {list(tensor.shape)}"
+            )
+
+
+class _Pattern(NamedTuple):
+    """A value is not finite when its bits under `mask` are `equal`."""
+
+    bits: str
+    mask: int
+    equal: int
+
+
+_NOT_FINITE = {
+    "F16": _Pattern("<u2", 0x7C00, 0x7C00),
+    "BF16": _Pattern("<u2", 0x7F80, 0x7F80),
+    "F32": _Pattern("<u4", 0x7F80_0000, 0x7F80_0000),
+    "F64": _Pattern("<u8", 0x7FF0_0000_0000_0000, 0x7FF0_0000_0000_0000),
+    "F8_E5M2": _Pattern("u1", 0x7C, 0x7C),
+    "F8_E4M3": _Pattern("u1", 0x7F, 0x7F),  # has no infinity
+    "F8_E5M2FNUZ": _Pattern("u1", 0xFF, 0x80),  # the only NaN, where others have minus zero; no infinity
+    "F8_E4M3FNUZ": _Pattern("u1", 0xFF, 0x80),
+    "F8_E8M0": _Pattern("u1", 0xFF, 0xFF),
+}
+"""IEEE 754 and bfloat16; FP8 of the Open Compute Project (https://www.opencompute.org/documents/
+ocp-8-bit-floating-point-specification-ofp8-revision-1-0-2023-12-01-pdf-1) and its variants without signed zero."""
+
+
+def check_values(path: Path, tensors: Sequence[TensorEntry], count: int) -> None:
+    """Look at about `count` values of each floating-point tensor of a safetensors file.
+
+    Args:
+        path: The file.
+        tensors: Its tensors, from `read_header`: in the order of their bytes, the last one at the file's end.
+        count: Values of each tensor; smaller tensors are read whole. 0 for none.
+
+    Raises:
+        IntegrityError: One is NaN or an infinity; the message names the tensor.
+    """
+    if not count or not tensors:
+        return
+    buffer_start = path.stat().st_size - tensors[-1].end
+    with path.open("rb", buffering=0) as stream:
+        for tensor in tensors:
+            pattern = _NOT_FINITE.get(tensor.dtype)
+            if pattern is not None and _has_not_finite(stream, tensor, pattern, buffer_start, count):
+                raise IntegrityError(
+                    f"tensor {tensor.name[:120]!r} holds NaN or an infinity",
+                    where=path.name,
+                    hint="use another revision; model.sampled_values: 0 takes such weights as they are",
+                )
+
+
+def _has_not_finite(stream: BinaryIO, tensor: TensorEntry, pattern: _Pattern, buffer_start: int, count: int) -> bool:
+    kind = np.dtype(pattern.bits)
+    for first, length in runs(prod(tensor.shape), count):
+        stream.seek(buffer_start + tensor.start + first * kind.itemsize)
+        values = np.frombuffer(stream.read(length * kind.itemsize), kind)
+        if ((values & kind.type(pattern.mask)) == kind.type(pattern.equal)).any():
+            return True
+    return False
+
+
+def runs(size: int, count: int) -> Iterator[tuple[int, int]]:
+    """First value and length of each run: `count` of `size` values, or all of them when there are no more.
+
+    The first run starts at value 0 and the last one ends with the last value.
+    """
+    if size <= max(count, 2):
+        if size:
+            yield 0, size
+        return
+    length = max(1, min(_RUN, count // 2))
+    number = max(2, count // length)
+    for index in range(number):
+        yield index * (size - length) // (number - 1), length

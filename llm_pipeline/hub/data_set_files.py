@@ -16,9 +16,8 @@ from llm_pipeline.hub.data_sets import HubDataSets
 from llm_pipeline.hub.disk_space import Place, require_space
 from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.hub.kept_data_sets import using
-from llm_pipeline.hub.rate_limit import RateLimit
 from llm_pipeline.hub.source import FileBytes
-from llm_pipeline.hub.transfer import Transfer
+from llm_pipeline.hub.transfer import RateLimit, Transfer
 
 log = get_logger(__name__)
 

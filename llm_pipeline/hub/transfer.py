@@ -7,10 +7,10 @@ The hub's client downloads into a temporary file of its own that a killed proces
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from typing import ClassVar
 
 from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
@@ -19,7 +19,6 @@ from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.timed_connection import MINIMUM_BYTES_PER_SECOND, RATE_WINDOW_SECONDS, MinimumRate, TooSlow
 from llm_pipeline.hub.partial_file import PartialFile
-from llm_pipeline.hub.rate_limit import RateLimit
 from llm_pipeline.hub.source import FileBytes, SourceTooSlow, SourceUnavailable, WrongBytes
 
 log = get_logger(__name__)
@@ -27,6 +26,32 @@ log = get_logger(__name__)
 _FAILURES_IN_A_ROW = 5
 _LONGEST_WAIT_SECONDS = 120.0
 _ATTEMPTS_AT_THE_RIGHT_BYTES = 2
+
+
+class RateLimit:
+    """A limit of bytes per second that all connections of a download share.
+
+    A token bucket that never holds more than what is due: no bursts, at any moment after any pause.
+
+    Args:
+        bytes_per_second: The limit; None for none.
+        clock: Seconds that only go forward.
+    """
+
+    def __init__(self, bytes_per_second: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._bytes_per_second = bytes_per_second
+        self._clock = clock
+        self._lock = Lock()
+        self._paid_until = 0.0
+
+    def take(self, count: int) -> float:
+        """Account for bytes that came; returns the seconds to wait before asking for more."""
+        if self._bytes_per_second is None:
+            return 0.0
+        with self._lock:
+            now = self._clock()
+            self._paid_until = max(self._paid_until, now) + count / self._bytes_per_second
+            return self._paid_until - now
 
 
 class TransferStopped(Terminal):

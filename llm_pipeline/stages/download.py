@@ -68,8 +68,8 @@ def download_config(
 
 def _run(context: StageContext[DownloadConfig]) -> StageOutput:
     from llm_pipeline.hub.download import download_model
-    from llm_pipeline.hub.rate_limit import RateLimit
     from llm_pipeline.hub.sources import open_source
+    from llm_pipeline.hub.transfer import RateLimit
 
     config = context.config
     rate = config.hub.megabytes_per_second

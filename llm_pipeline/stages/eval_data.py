@@ -41,7 +41,7 @@ from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.config.model import ConfigModel, DataSetName, Revision
 from llm_pipeline.hub.data_set_files import DataSetFiles
 from llm_pipeline.hub.data_sets import DataSets, open_data_sets
-from llm_pipeline.hub.rate_limit import RateLimit
+from llm_pipeline.hub.transfer import RateLimit
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 from llm_pipeline.stages.request_parts import task_data
 

@@ -8,8 +8,7 @@ import pytest
 
 from llm_pipeline.artifacts.safetensors_header import TensorEntry
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.hub.checkpoint import check_index, read_tensors
-from llm_pipeline.hub.model_config import check_model_config
+from llm_pipeline.hub.checkpoint import check_index, check_model_config, read_tensors
 
 from .safetensors_files import write_safetensors
 

@@ -21,9 +21,8 @@ from llm_pipeline.hub.access import HubRefused, HubUnavailable, connect
 from llm_pipeline.hub.download import download_model
 from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.hub.partial_file import DiskTooSmall
-from llm_pipeline.hub.rate_limit import RateLimit
 from llm_pipeline.hub.source import SourceUnavailable
-from llm_pipeline.hub.transfer import Transfer
+from llm_pipeline.hub.transfer import RateLimit, Transfer
 
 from .conftest import CONFIG, TOKEN_VARIABLE, WEIGHTS_BYTES, LocalHub, safetensors_bytes
 
@@ -384,7 +383,7 @@ from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.download import download_model
 from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
-from llm_pipeline.hub.rate_limit import RateLimit
+from llm_pipeline.hub.transfer import RateLimit
 from llm_pipeline.hub.source import SourceUnavailable
 from llm_pipeline.hub.transfer import Transfer
 model = PinnedModel.model_validate_json(Path(sys.argv[1]).read_text())

@@ -8,7 +8,7 @@ import pytest
 
 transformers = pytest.importorskip("transformers")
 
-from llm_pipeline.hub.model_config import check_model_config
+from llm_pipeline.hub.checkpoint import check_model_config
 
 MODELS = [
     "deepseek_v3", "gemma3", "glm4_moe_lite", "gpt2", "gpt_oss", "llama", "mixtral", "nemotron", "opt", "phi3", "qwen3",

@@ -5,7 +5,7 @@ from threading import Thread
 
 import pytest
 
-from llm_pipeline.hub.rate_limit import RateLimit
+from llm_pipeline.hub.transfer import RateLimit
 
 
 class Clock:

@@ -8,7 +8,7 @@ import pytest
 
 from llm_pipeline.artifacts.safetensors_header import read_header
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.hub.sampled_values import check_values, runs
+from llm_pipeline.hub.checkpoint import check_values, runs
 
 from .safetensors_files import WIDTHS, write_safetensors
 
