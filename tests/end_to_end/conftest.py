@@ -36,12 +36,13 @@ class Site:
             root=root / "pipeline",
             configs=root / "configs",
             airflow_port=18080 + _PORT_SHIFT,
-            requests_per_second=12.0,  # each takes 10 ms of a core; a first step of 10 % has as many as 5 % of 25
+            requests_per_second=6.0,  # each takes 15 ms of a core; a first step of 20 % has as many as 5 % of 25
         )
         shutil.copytree(_REPOSITORY / "configs", self.layout.configs)
         self._remove_other_releases()
         self._write_deployment()
         self._write_policy()
+        self._write_drill()
         self.deployment = load_deployment(self.layout.deployment)
         self.store = open_store(self.deployment.store)
         self.output = ""
@@ -69,8 +70,13 @@ class Site:
             "maximum_client_lag_milliseconds": 500,
         }
         policy["staging"]["ready_timeout_seconds"] = 300
-        policy["canary"] |= {"steps_percent": [10, 50, 100], "maximum_bake_seconds": 300}
+        policy["canary"] |= {"steps_percent": [20, 50, 100], "maximum_bake_seconds": 300}
         path.write_text(yaml.safe_dump(policy))
+
+    def _write_drill(self) -> None:
+        """The drill takes the recipe that a test before it has made and judged, and goes straight to what it shows."""
+        path = self.layout.release("demo-rollback")
+        path.write_text(path.read_text().replace("[int8_smoothquant]", "[fp8]"))
 
     def run(self, command: str) -> int:
         """One demo command; what it says is kept in `output`."""

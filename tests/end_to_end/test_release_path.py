@@ -89,12 +89,14 @@ def test_task_logs_hold_no_progress_bars(site) -> None:
 
 
 def test_a_second_run_computes_nothing_again(site) -> None:
-    assert site.run("up") == ExitCode.GO, site.output
-    computed = {stage for (stage, _), result in site.flow("demo").results().items() if not result.reused}
+    second = site.call("run", str(site.layout.release("demo")), "--approve")
+    assert second.returncode == ExitCode.GO, second.stderr
+    flow = site.flow("demo")
+    computed = {stage for (stage, _), result in flow.results().items() if not result.reused}
     acting = {"resolve", "staging", "staging_down", "canary", "settle", "rollback", "report"}
     assert computed <= acting
-    assert "reused" in site.output
-    assert "already in production" in site.output
+    assert flow.result("accuracy", flow.chosen_recipe(TARGET)).reused
+    assert flow.result("canary", f"{TARGET}:100").judgement.summary == "already in production"
 
 
 def test_a_killed_run_goes_on_where_it_was_and_catches_an_engine_that_quantizes_again(site) -> None:
@@ -131,7 +133,7 @@ def _wait_for_stage(site, name: str, runner: subprocess.Popen[str], seconds: flo
                 continue
             if arguments[3:6] == ["stage", "run", name] and str(site.layout.root) in " ".join(arguments):
                 return int(process.name)
-        time.sleep(0.1)
+        time.sleep(0.3)
     raise AssertionError(f"stage {name} did not start")
 
 
@@ -139,6 +141,7 @@ def test_a_candidate_that_turns_slow_in_production_is_rolled_back_without_a_lost
     before = pointers(site)
     assert site.run("rollback") == ExitCode.GO, site.output
     assert pointers(site) == before
+    assert site.flow("demo-rollback").result("quantize", "fp8").reused
     assert generate(site.deployment, "7 + 5 =") == "12"
 
 
