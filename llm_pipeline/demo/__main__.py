@@ -15,7 +15,7 @@ from llm_pipeline.base.interruption import interruptible
 
 @entry_point
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one demo command."""
+    """Run `up`, `rollback` or `down`; an interruption stops all that was started."""
     parser = ArgumentParser(prog="python -m llm_pipeline.demo")
     parser.add_argument("command", choices=["up", "rollback", "down"])
     command: str = parser.parse_args(arguments).command

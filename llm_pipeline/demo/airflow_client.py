@@ -21,7 +21,7 @@ _REPEATABLE = frozenset({"GET", "PATCH"})
 
 @dataclass(frozen=True)
 class AirflowAccess:
-    """Where an Airflow answers, and who may ask.
+    """The address of an Airflow, and a user of it.
 
     Attributes:
         url: Base URL of the UI and the API, without a trailing slash.
@@ -79,11 +79,11 @@ class AirflowClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to Airflow."""
         self._http.close()
 
     def unpause(self, dag_id: str) -> None:
-        """Let a DAG run."""
+        """Unpause a DAG, so that its runs start."""
         self._call("PATCH", f"/api/v2/dags/{_part(dag_id)}", json={"is_paused": False})
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None, *, run_id: str | None = None) -> str:
@@ -120,8 +120,8 @@ class AirflowClient:
     def pending_approvals(self, dag_id: str, run_id: str) -> list[tuple[str, int, dict[str, Any]]]:
         """Requests to a human that can be answered: task id, map index and the request itself.
 
-        A request counts only after it has been there for a few seconds. Airflow 3.3 takes an answer that comes before
-        its scheduler has seen the task park for a crash of that task, and asks again.
+        A request counts only after it has been there for a few seconds. Airflow 3.3 mistakes an answer that comes
+        before its scheduler has noticed the waiting task for a crash of that task, and asks again.
         """
         answer = self._call("GET", f"{_run_path(dag_id, run_id)}/hitlDetails", params={"response_received": False})
         settled = datetime.now(UTC) - timedelta(seconds=_SECONDS_TO_PARK)
@@ -140,7 +140,7 @@ class AirflowClient:
         self._call("PATCH", path, json={"chosen_options": ["Approve" if approve else "Reject"], "params_input": {}})
 
     def xcom(self, dag_id: str, run_id: str, task_id: str, *, map_index: int = -1, key: str = "return_value") -> Any:
-        """One XCom value."""
+        """One XCom value of a task, deserialized."""
         path = f"{_run_path(dag_id, run_id)}/taskInstances/{_part(task_id)}/xcomEntries/{_part(key)}"
         return self._call("GET", path, params={"map_index": map_index, "deserialize": True})["value"]
 
@@ -174,7 +174,7 @@ class AirflowClient:
         return response.json()
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """The answer; what may be asked twice is, while Airflow's SQLite is locked, to which it says 500."""
+        """The answer; GET and PATCH are repeated while Airflow answers 500, as it does while its SQLite is locked."""
         for pause in (*_PAUSES_SECONDS, None) if method in _REPEATABLE else (None,):
             try:
                 response = self._http.request(method, path, **options)

@@ -1,6 +1,6 @@
 """Airflow's command line, for its processes that fork: `python -m llm_pipeline.demo.airflow_process scheduler`.
 
-Each task and each parse of a DAG file is a fork. What is imported before the fork, no fork imports again: that saves
+Each task and each parse of a DAG file is a fork. Forks need not import what was imported before them: that saves
 about a second of CPU time for each task, more than half of what Airflow needs for it.
 """
 

@@ -87,7 +87,7 @@ def read_access(home: Path, port: int) -> AirflowAccess:
     """The address and password of an Airflow that was started in `home`.
 
     Raises:
-        ConfigError: None was.
+        ConfigError: None was started.
     """
     if not _password_file(home).exists():
         raise ConfigError("no Airflow was started here", where=str(home))
@@ -95,7 +95,7 @@ def read_access(home: Path, port: int) -> AirflowAccess:
 
 
 def stop_airflow(home: Path) -> None:
-    """Stop every process of the Airflow in `home`; its database and logs stay. None running is fine."""
+    """Stop every process of the Airflow in `home`; its database and logs stay."""
     started = sorted((home / "processes").glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     for record in started:
         if process := detached.load(record):

@@ -1,4 +1,4 @@
-"""What the demo says on the terminal: one line a fact, with the time since it started."""
+"""The demo's output on the terminal: one line a fact, with the time since it started."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class Console:
         self._started = time.monotonic()
 
     def title(self, text: str) -> None:
-        """A heading."""
+        """Write a heading."""
         self._write(f"\n{text}\n{'-' * len(text)}")
 
     def step(self, text: str) -> None:
-        """One thing that happened, with the time."""
+        """Write what happened, with the time since the start."""
         self._write(f"{time.monotonic() - self._started:7.1f} s  {text}")
 
     def line(self, text: str = "") -> None:
-        """A plain line."""
+        """Write a line without the time."""
         self._write(text)
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Aligned columns."""
+        """Write rows in aligned columns below their header."""
         for line in underlined(header, rows):
             self._write(line)
 

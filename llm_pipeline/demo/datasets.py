@@ -113,7 +113,7 @@ def _lines(rows: Iterable[Mapping[str, object]]) -> str:
 
 @entry_point
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write every data file."""
+    """Write every data file of the demo below a directory."""
     parser = ArgumentParser(prog="python -m llm_pipeline.demo.datasets")
     parser.add_argument("configs", type=Path, help="the directory to write below")
     write_demo_files(parser.parse_args(arguments).configs)

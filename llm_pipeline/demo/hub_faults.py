@@ -1,6 +1,6 @@
-"""Faults that a hub, or the network before it, shows in real life, injected into the demo's hub for tests.
+"""Faults of a hub, or of the network before it, that tests inject into the demo's hub.
 
-A fault is used up after `times` answers; the requests it met are counted in it.
+A fault ends after `times` answers.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Fault(Frozen):
-    """One thing that goes wrong.
+    """A kind of wrong answer, and the requests that get it.
 
     Attributes:
         kind: `cut` closes the connection after `after_bytes` of the body; `short` ends the body there as if it were
             whole; `stall` sends nothing more from there on; `status` answers `status`; `corrupt` sends wrong bytes of
             the right size; `slow` sends `bytes_per_second`; `no_range` ignores `Range`.
-        path_ends_with: Which requests it meets, by the end of the URL's path.
-        method: Which requests it meets, by method; None for all.
-        times: How many answers it spoils.
+        path_ends_with: Which requests get it, by the end of the URL's path.
+        method: Which requests get it, by method; None for all.
+        times: How many answers are wrong.
         retry_after_seconds: `Retry-After` header of a `status` fault.
         headers: More headers of a `status` fault.
     """

@@ -58,10 +58,10 @@ class HubAccessRules(Frozen):
     """Who may read a repository (`access.json`).
 
     Attributes:
-        private: Only `readers` see it at all.
-        gated: Everybody sees its files' names, only `readers` get their content.
-        disabled: Nobody gets anything.
-        renamed_to: Its new name, which every request is sent on to.
+        private: Only `readers` can see that it exists.
+        gated: All can list its files, only `readers` can read them.
+        disabled: Every request is refused.
+        renamed_to: Its new name, to which every request is redirected.
         readers: SHA-256 of the tokens that may read; the tokens themselves are not kept.
     """
 
@@ -163,12 +163,12 @@ class HubRepository:
 
     @property
     def rules(self) -> HubAccessRules:
-        """Who may read it."""
+        """The rules of `access.json`; without the file, all may read it."""
         file = self._directory / "access.json"
         return HubAccessRules.model_validate_json(file.read_text()) if file.exists() else HubAccessRules()
 
     def branches(self) -> dict[str, str]:
-        """Commit by branch name."""
+        """Id of the newest commit by branch name."""
         refs = self._directory / "refs"
         return {
             path.relative_to(refs).as_posix(): path.read_text().strip()
@@ -183,7 +183,7 @@ class HubRepository:
         return None if record is None else HubCommit.model_validate_json(record.read_text())
 
     def commits(self) -> list[HubCommit]:
-        """All commits, newest first."""
+        """All commits of all branches, newest first."""
         records = (self._directory / "commits").glob("*.json")
         commits = [HubCommit.model_validate_json(path.read_text()) for path in records]
         return sorted(commits, key=lambda commit: commit.created_at, reverse=True)

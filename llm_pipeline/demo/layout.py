@@ -1,4 +1,4 @@
-"""Where the demo keeps things, and which loopback ports it uses beyond those of its deployment file."""
+"""Paths of the demo, and loopback ports beyond those of its deployment file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DemoLayout:
 
     @property
     def deployment(self) -> Path:
-        """The demo's deployment file."""
+        """Path of the demo's deployment file."""
         return self.configs / "deployments" / "local.yaml"
 
     @property
@@ -38,7 +38,7 @@ class DemoLayout:
 
     @property
     def hub(self) -> Path:
-        """The local hub's repositories."""
+        """Directory of the local hub's repositories."""
         return self.root / "demo" / "hub"
 
     @property
@@ -48,14 +48,14 @@ class DemoLayout:
 
     @property
     def traffic_record(self) -> Path:
-        """What became of the background traffic's requests."""
+        """File that counts the background traffic's requests by outcome."""
         return self.services / "traffic.json"
 
     @property
     def airflow(self) -> Path:
-        """Airflow's home."""
+        """Airflow's home: database, logs and process records."""
         return self.root / "airflow"
 
     def release(self, name: str) -> Path:
-        """A release config."""
+        """Path of a release config by its name."""
         return self.configs / "releases" / f"{name}.yaml"

@@ -44,7 +44,7 @@ class FollowedRun:
         self._client = client
         self._deployment = deployment
         self._console = console
-        self._told: set[tuple[str, int]] = set()
+        self._printed: set[tuple[str, int]] = set()
         self._waiting: set[str] = set()
         self._flow: Flow | None = None
 
@@ -64,24 +64,24 @@ class FollowedRun:
         return self._client.trigger(dag_id)
 
     def follow(self, dag_id: str, run_id: str) -> tuple[str, Flow | None]:
-        """Say what happens until the run ends; returns its state and its release."""
+        """Print what happens until the run ends; returns its state and its release."""
         while True:
             state = self._client.run_state(dag_id, run_id)
-            self._tell_ended_tasks(dag_id, run_id)
+            self._print_ended_tasks(dag_id, run_id)
             self._answer_approvals(dag_id, run_id)
             if state in _RUN_ENDED:
                 return state, self._flow
             time.sleep(_LOOK_SECONDS)
 
-    def _tell_ended_tasks(self, dag_id: str, run_id: str) -> None:
+    def _print_ended_tasks(self, dag_id: str, run_id: str) -> None:
         for task in self._client.task_states(dag_id, run_id):
             identity = (task.task_id, task.map_index)
             if task.state == _WAITS and task.task_id not in self._waiting:
                 self._waiting.add(task.task_id)
                 self._console.step(f"{task.task_id:<16} waits: another release of this model is on its way")
-            if task.state not in _ENDED or identity in self._told:
+            if task.state not in _ENDED or identity in self._printed:
                 continue
-            self._told.add(identity)
+            self._printed.add(identity)
             if task.task_id == "resolve" and task.state == "success":
                 release_id = str(self._client.xcom(dag_id, run_id, "resolve"))
                 self._flow = Flow.open(self._deployment, release_id)
@@ -138,7 +138,7 @@ def verdict_rows(flow: Flow) -> Iterator[list[str]]:
 
 
 class Demo:
-    """The demo of one checkout."""
+    """The commands of the demo, on the files and services of one checkout."""
 
     def __init__(self, layout: DemoLayout, console: Console) -> None:
         self._layout = layout
@@ -149,7 +149,7 @@ class Demo:
         """Release the demo model through Airflow; 0 when it ends in production."""
         access = self._start_services()
         state, flow = self._release(access, "demo")
-        self._say_where(access, flow)
+        self._print_summary(access, flow)
         return ExitCode.GO if state == "success" else ExitCode.NO_GO
 
     def rollback(self) -> int:
@@ -157,7 +157,7 @@ class Demo:
         access = self._start_services()
         before, lost_before = self._production(), self._traffic()[1]
         state, flow = self._release(access, "demo-rollback")
-        self._say_where(access, flow)
+        self._print_summary(access, flow)
         lost = self._traffic()[1] - lost_before
         after = self._production()
         same = before is not None and after is not None and before.repository == after.repository
@@ -224,7 +224,7 @@ class Demo:
                 break
             self._console.step("nothing was decided; what was undecided is measured again")
         raise Transient(
-            "the FP16 model did not reach production; what stopped it is told above",
+            "the FP16 model did not reach production; the lines above say what stopped it",
             where="demo-baseline",
             hint="run the same command again: what was computed is kept",
         )
@@ -240,7 +240,7 @@ class Demo:
         self._console.step(f"the DAG run ended: {state}")
         return state, flow
 
-    def _say_where(self, access: AirflowAccess, flow: Flow | None) -> None:
+    def _print_summary(self, access: AirflowAccess, flow: Flow | None) -> None:
         if flow is not None:
             self._console.title("Verdicts")
             self._console.table(["gate", "of", "verdict", "why"], list(verdict_rows(flow)))

@@ -102,7 +102,7 @@ class Browser:
         shutil.rmtree(self._profile, ignore_errors=True)
 
     async def open(self, url: str) -> None:
-        """Go to a page."""
+        """Navigate to a page; returns before it is loaded."""
         await self.call("Page.navigate", url=url)
 
     async def evaluate(self, script: str) -> Any:
@@ -126,7 +126,7 @@ class Browser:
         await asyncio.sleep(_CLICK_SECONDS)
 
     async def picture(self, around: str = "") -> bytes:
-        """What the page looks like as a PNG, or the part of it that holds all elements of a CSS selector."""
+        """A PNG of the page, or of the part that holds all elements of a CSS selector."""
         clip = {"clip": await self._box(around)} if around else {}
         answer = await self.call("Page.captureScreenshot", format="png", **clip)
         return base64.b64decode(answer["data"])
@@ -162,7 +162,7 @@ class Browser:
         )
 
     async def _port(self) -> int:
-        """The port that Chromium chose; it writes it down when it listens."""
+        """The port that Chromium chose, which it writes to a file once it listens."""
         deadline = asyncio.get_running_loop().time() + self._timeout
         while not (port := _written_port(self._profile)):
             if asyncio.get_running_loop().time() > deadline or self._process.returncode is not None:

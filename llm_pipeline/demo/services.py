@@ -30,7 +30,7 @@ log = get_logger(__name__)
 
 @contextmanager
 def training(layout: DemoLayout, deployment: Deployment) -> Iterator[Callable[[], bool]]:
-    """Train the demo model in a process of its own, unless it is there; what is left unfinished is stopped.
+    """Train the demo model in a process of its own, unless it is there; an unfinished training is stopped.
 
     Yields:
         Waits for the end, and returns whether the model was trained now.
@@ -95,7 +95,7 @@ def router_port(deployment: Deployment) -> int:
     """The port of the demo's router.
 
     Raises:
-        ConfigError: The router is none of this host.
+        ConfigError: The router does not run on this host.
     """
     router = deployment.places[TARGET].router
     if not isinstance(router, EnvoyPlace):

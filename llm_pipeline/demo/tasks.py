@@ -1,7 +1,7 @@
-"""Synthetic tasks with one right answer each: what the demo model is trained on, calibrated with and judged by.
+"""Synthetic tasks with one right answer each, for training, calibrating and evaluating the demo model.
 
 Everything is a pure function of its seed. One prompt in five, chosen by the prompt's CRC-32, is held out:
-it is never trained on, whoever draws it.
+no caller trains on it.
 """
 
 from __future__ import annotations

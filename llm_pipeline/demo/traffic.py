@@ -1,8 +1,8 @@
 """Background users: `python -m llm_pipeline.demo.traffic --url URL --rate 20 --record FILE --prompts FILE`.
 
 Open loop: arrivals are a Poisson process and do not wait for answers, half of them streaming. Runs until SIGTERM or
-SIGINT, lets requests in flight end, and keeps a small JSON record up to date: what was sent, answered, failed. The
-last record accounts for every request: who got no answer by then lost it.
+SIGINT, lets requests in flight end, and keeps a small JSON record up to date: what was sent, answered, failed. In the
+last record every request is answered or failed: one without an answer by then is lost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from llm_pipeline.serving.client import Generation, GenerationClient, Generation
 log = get_logger(__name__)
 
 LAST_ANSWERS_SECONDS = 8.0
-"""Wait for requests in flight at the end; less than the grace that whoever stops a process gives it."""
+"""Longest wait for requests in flight at the end; shorter than the grace before a stopped process is killed."""
 
 _RECORD_SECONDS = 0.5
 _LATENCIES_KEPT = 2000
@@ -37,7 +37,7 @@ _ERRORS_KEPT = 20
 
 
 class FailedRequest(Frozen):
-    """One request that a user did not get a proper answer to."""
+    """One request without a proper answer."""
 
     sent_at: datetime
     streaming: bool
@@ -46,7 +46,7 @@ class FailedRequest(Frozen):
 
 
 class TrafficRecord(Frozen):
-    """What became of the traffic so far.
+    """The traffic so far, by outcome.
 
     Attributes:
         sent: Requests sent.
@@ -185,7 +185,7 @@ def write_record(path: Path, record: TrafficRecord) -> None:
 
 @entry_point
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until stopped."""
+    """Send traffic until SIGTERM or SIGINT."""
     parser = ArgumentParser(prog="llm_pipeline.demo.traffic", description="background users of one endpoint")
     parser.add_argument("--url", required=True, help="base URL of the endpoint")
     parser.add_argument("--rate", type=float, default=20.0, help="mean requests a second")

@@ -148,7 +148,7 @@ class Training:
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """What came out.
+    """The result of a training.
 
     Attributes:
         seconds: Wall time of the training loop.
@@ -326,7 +326,7 @@ def _write(output: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizer
 
 @entry_point
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """Train the demo model into the directory given by `--output`."""
     parser = ArgumentParser(description="Train the demo model.")
     parser.add_argument("--output", type=Path, required=True, help="directory to make")
     parser.add_argument("--threads", type=int, default=Training.threads)

@@ -14,7 +14,7 @@ from llm_pipeline.config.target import Target
 
 log = get_logger(__name__)
 LEAST_GOLDEN_MATCH = 0.5
-"""Kernels and batch sizes differ between runtimes, and greedy texts part at near ties; a broken load matches none."""
+"""Runtimes differ in kernels and batch sizes, so greedy texts part at near ties; a broken load matches nothing."""
 
 _MEASURED_TOKENS = 128
 _MOST_SEQUENCES = 64
@@ -22,7 +22,7 @@ _POLL_SECONDS = 1.0
 
 
 def golden_match(golden: Sequence[GoldenPrompt], completions: Sequence[str]) -> float:
-    """Share of the golden prompts that were answered alike, as the probes compare it.
+    """Share of the golden prompts that were answered alike, compared as the probes do.
 
     Raises:
         IntegrityError: It is below the floor.
@@ -47,19 +47,19 @@ class BatchedOutput(Protocol):
 
     @property
     def name(self) -> str:
-        """The request's."""
+        """The request's name."""
 
     @property
     def tokens(self) -> list[int]:
-        """New ones."""
+        """Tokens since the last output of the request."""
 
     @property
     def finish_reason(self) -> str:
-        """Empty before the last one."""
+        """`stop` or `length` with the last token, empty before."""
 
     @property
     def error(self) -> str:
-        """Why it failed."""
+        """Why the request failed; empty if it did not."""
 
 
 class TokenBatcher(Protocol):
@@ -69,7 +69,7 @@ class TokenBatcher(Protocol):
 
     @property
     def blocks(self) -> int:
-        """Blocks of the KV cache."""
+        """Number of blocks of the KV cache."""
 
     @property
     def longest(self) -> int:
@@ -77,16 +77,16 @@ class TokenBatcher(Protocol):
 
     @property
     def is_running(self) -> bool:
-        """Whether it still works."""
+        """Whether the engine or its thread is alive."""
 
     def has_room(self, tokens: int) -> bool:
         """Whether a request of so many tokens may be submitted."""
 
     def submit(self, name: str, prompt: list[int], maximum_tokens: int, *, ignore_eos: bool) -> None:
-        """Start a request."""
+        """Start a request; its output comes from `outputs`."""
 
     def outputs(self, timeout_seconds: float) -> Sequence[BatchedOutput]:
-        """What was generated since the last call."""
+        """Output since the last call, waiting for the first of it; empty at the time limit."""
 
 
 class Rates(NamedTuple):
@@ -98,7 +98,7 @@ class Rates(NamedTuple):
 
 
 class Smoke:
-    """What the loaded checkpoint answers and how fast.
+    """Compares a loaded checkpoint with its golden prompts, and measures its speed.
 
     Attributes:
         blocks: Of its KV cache.
@@ -112,7 +112,7 @@ class Smoke:
         self.golden_match_fraction = self._answer(golden, target)
 
     def measure(self, maximum_sequences: int) -> Rates:
-        """Measure, after a warm-up."""
+        """Measure one request alone, and as many together as are allowed, after a warm-up."""
         sequences = min(maximum_sequences, _MOST_SEQUENCES)
         self._rate(1)
         return Rates(self._rate(1), self._rate(sequences), sequences)

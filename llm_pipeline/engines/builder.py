@@ -49,7 +49,7 @@ class BuildInputs:
 
 
 class EngineBuilder(Protocol):
-    """What every engine builder offers."""
+    """The port of engine builders: from a checkpoint to a directory that a server can load."""
 
     def build(self, inputs: BuildInputs, destination: Path) -> EngineFacts:
         """Build an engine into the new directory `destination`, whose parent exists and has room for scratch files.

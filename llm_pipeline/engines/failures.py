@@ -22,7 +22,7 @@ class BuildInterrupted(Transient):
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """A text that tools are known to end with.
+    """A known last line of a failing tool, and what to do about it.
 
     Attributes:
         pattern: Looked for in the last lines.

@@ -2,7 +2,7 @@
 
     run = run_tool([trtllm_build, "--checkpoint_dir", str(source)], time_limit_seconds=7200)
 
-The tool is a process of its own in our process group, so that a cancelled stage takes it along.
+The tool is a process of its own in our process group, so that a cancelled stage ends it, too.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _follow(stream: IO[str], lines: deque[str], tool: str, on_line: Callable[[st
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Stop the tool if it still runs, politely at first, and then for good what it started: its ranks hold GPUs."""
+    """Stop the tool if it still runs (SIGTERM, then SIGKILL), and kill what it started: its ranks hold GPUs."""
     if process.poll() is not None:
         return
     started: list[psutil.Process] = []

@@ -5,7 +5,7 @@
         answer.ok, answer.text, answer.first_token_seconds
 
 A failed request is data, not an exception: Triton answers HTTP 200 with an `error` key for some failures, ends a
-broken stream without a word, and puts no end marker on a whole one, so every answer is checked here.
+broken stream silently, and marks the end of no stream, so every answer is checked here.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ LONGEST_ANSWER_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """What is asked of the model.
+    """One generation request.
 
     Attributes:
         prompt: Sent as text; the model tokenizes it.
         maximum_tokens: `max_tokens`.
         temperature: 0 is greedy.
         ignore_eos: Generate exactly `maximum_tokens`.
-        stop: Words that end the answer before them.
-        allow_empty: An answer of no text is fine (an evaluation scores it as wrong, it is no fault).
+        stop: The answer ends before the first of these words.
+        allow_empty: Accept an answer without text: an evaluation scores it as wrong, and it is no fault of the server.
     """
 
     prompt: str
@@ -85,7 +85,7 @@ class Generation:
         first_token_seconds: First chunk with text in it; None without one.
         total_seconds: Until the last byte.
         chunk_seconds: Arrival of every chunk.
-        served_version: Model version that answered, 0 when it did not say.
+        served_version: Model version that answered, 0 if it did not say.
     """
 
     text: str = ""
@@ -107,7 +107,7 @@ class Generation:
 
 @dataclass
 class _Reading:
-    """An answer while it arrives."""
+    """A partly received answer."""
 
     reader: AnswerReader
     sent_at: float = field(default_factory=time.perf_counter)
@@ -124,7 +124,7 @@ class _Reading:
         return time.perf_counter() - self.sent_at
 
     def add(self, raw: bytes) -> None:
-        """Take one JSON chunk."""
+        """Add one JSON chunk; a chunk that is no answer becomes the error."""
         now = self.elapsed()
         try:
             piece = self.reader.read(raw)
@@ -141,7 +141,7 @@ class _Reading:
             self.first_token_seconds = now
 
     def finish(self, request: GenerationRequest) -> Generation:
-        """The answer, checked."""
+        """The answer with its error, if it is incomplete or implausible."""
         text = "".join(self.texts)
         return Generation(
             text=text,
@@ -218,18 +218,18 @@ class GenerationClient:
         return self._session
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """One answer in one piece."""
+        """One answer, received as a whole."""
         return await self._ask(request, stream=False)
 
     async def stream(self, request: GenerationRequest) -> Generation:
-        """One answer read token by token as it is made."""
+        """One answer, received as a stream of chunks."""
         return await self._ask(request, stream=True)
 
     async def open_stream(self, request: GenerationRequest) -> aiohttp.ClientResponse:
-        """A raw stream, for a caller that means to drop it half-way.
+        """A raw stream, for a caller that drops it before its end.
 
         Raises:
-            aiohttp.ClientError: Nobody answers.
+            aiohttp.ClientError: No server answers.
         """
         return await self._post(request, stream=True)
 

@@ -1,10 +1,10 @@
-"""The version in production, served once more beside staging, for the time of a comparison.
+"""A second server of the production version, beside staging, for the time of a comparison.
 
     with comparison_server(store, production, ports, triton_home=home, python=python, state=state) as endpoint:
         ...
 
-Production itself is never loaded by a gate: its users would pay for it, and their traffic would be in the figures. What
-a killed comparison left running is stopped by the next one, and by `staging_down` through `stop_server(state)`.
+A gate never puts load on production itself: its users would pay for it, and their traffic would be in the figures. What
+a killed comparison left running is stopped by the next comparison, and by `staging_down` through `stop_server(state)`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def comparison_server(
     Args:
         store: Where the repository is.
         production: The repository that production serves.
-        ports: Ports of the comparison's own; GPUs too, where the host has several.
+        ports: Its own ports, and its own GPUs where the host has several.
         triton_home: Directory with the unpacked nvidia-pytriton wheel, or an installed server.
         python: Interpreter of the model's code.
         state: The comparison's own slot directory.

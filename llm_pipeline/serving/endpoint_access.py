@@ -1,7 +1,7 @@
-"""What a client needs to be let in at an endpoint (headers, TLS), and the metrics of the model that it serves.
+"""What a client needs to access an endpoint (headers, TLS), and the metrics of the model that it serves.
 
 The values of headers come from the environment. They are checked here, because HTTP and gRPC libraries put a value
-that they refuse into their exception.
+that they reject into their exception.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def request_headers(endpoint: Endpoint) -> dict[str, str]:
     """The headers of every request to an endpoint, with their values.
 
     Raises:
-        ConfigError: A variable is not set, or holds what no header may.
+        ConfigError: A variable is not set, or has characters that no header may have.
     """
     headers = endpoint.headers()
     for header, value in headers.items():

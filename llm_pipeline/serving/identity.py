@@ -1,9 +1,9 @@
-"""Which repository an endpoint serves: the model's configuration says its digest, or else the server's name does.
+"""Which repository an endpoint serves: its digest is in the model's configuration, or else in the server's name.
 
-A server that is started for one repository has a name (`GET /v2`) with the repository's digest. One that runs already
-has a name of its own; a version that is loaded into it has the digest among the parameters of its configuration. A
-server with OpenAI's API tells no digest: it must have the model that the endpoint names, and whether that is the
-release's model, the golden outputs show.
+A server that is started for one repository has a name (`GET /v2`) with the repository's digest. An existing
+server has its own name; a version that is loaded into it has the digest among the parameters of its configuration. A
+server with OpenAI's API states no digest: it must have the model that the endpoint names, and the golden outputs show
+whether that is the release's model.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ async def require_served(endpoint: Endpoint, digest: str) -> None:
     """Check that an endpoint serves the repository of this digest, before anything is measured on it.
 
     Raises:
-        IntegrityError: It serves another one, or does not tell.
-        Transient: Nobody answers there.
+        IntegrityError: It serves another repository, or does not say which.
+        Transient: No server answers there.
         ConfigError: A header's variable is not set, or the certificates cannot be read.
     """
     if endpoint.openai_model is not None:

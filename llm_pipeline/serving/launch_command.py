@@ -26,11 +26,11 @@ _FORWARDED = ("HOME", "PATH", "LD_LIBRARY_PATH")
 
 
 class MpiHosts(ConfigModel):
-    """Nodes by name, and how mpirun reaches them.
+    """The nodes of one server by name, and how mpirun reaches them.
 
     Attributes:
         names: Of each node; the first is the one that mpirun runs on.
-        ssh_port: Port of the others' SSH servers.
+        ssh_port: Port of the other nodes' SSH servers.
         ssh_options: Further arguments of `ssh`.
     """
 
@@ -41,7 +41,7 @@ class MpiHosts(ConfigModel):
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What the servers of all ranks have in common.
+    """Options of the servers of all ranks.
 
     Attributes:
         repository: The view of the model repository.
@@ -150,5 +150,5 @@ def _hosts(hosts: MpiHosts, placement: Placement) -> Iterator[str]:
 
 
 def _exported(variables: Sequence[str]) -> tuple[str, ...]:
-    """Open MPI takes `-x` for one program of several only, and hands on nothing else over SSH."""
+    """Open MPI applies `-x` to one program of several only, and forwards no other variable over SSH."""
     return tuple(word for name in (*_FORWARDED, *variables) for word in ("-x", name))

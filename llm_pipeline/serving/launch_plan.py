@@ -3,7 +3,7 @@
     plan = launch_plan(target, repository="/srv/view", ports=ports)
     plan.mode, plan.nodes, plan.command
 
-Four modes, of which one follows from the target unless it is named:
+Four modes; the target decides on one, unless it is named:
 
 | | |
 |---|---|
@@ -64,13 +64,13 @@ class LaunchPlan(ConfigModel):
         nodes: Hosts that it takes.
         gpus_per_node: GPUs that it takes of each; 0 on a CPU.
         instances: GPU ids of each engine instance, on each node.
-        processes: What runs, by rank. Workers that a process starts by itself are not listed.
+        processes: What runs, by rank, without workers that a process starts itself.
         command: What is started on the first node: the first process, or the launcher of all of them.
         environment: Variables of every process; no secrets.
         working_directory: Where every process starts: its view of the model repository.
         ports: Ports of rank 0.
-        ready_path: HTTP path that says whether the model takes requests.
-        live_path: HTTP path that says whether the server lives.
+        ready_path: HTTP path that answers 200 when the model takes requests.
+        live_path: HTTP path that answers 200 while the server lives.
         shared_memory_gib: Advised size of `/dev/shm` on each node.
     """
 
@@ -106,13 +106,13 @@ def launch_plan(
         target: What is served, and on which GPUs.
         repository: Absolute path of the server's view of the model repository, the same on every node.
         ports: Ports of rank 0.
-        mode: How ranks are started; None for what suits the engine.
+        mode: How ranks are started; None for the default of the engine.
         hosts: Nodes by name, and how mpirun reaches them. None for one node, or where Slurm knows the nodes.
-        digest: Digest of the repository, which the endpoint then tells as its server name.
+        digest: Digest of the repository, which becomes part of the server's name.
         drain_seconds: Longest wait for requests in flight when the server is told to end.
 
     Raises:
-        Unsupported: The target cannot be started so; every reason is named.
+        Unsupported: The target cannot be started in this way; every reason is named.
         ConfigError: The repository is no absolute path without blanks.
     """
     if not repository.startswith("/") or repository.split() != [repository]:

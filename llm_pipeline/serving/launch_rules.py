@@ -1,6 +1,6 @@
-"""Which ways to start a target's server are possible: the rules of Triton's TensorRT-LLM backend, asked beforehand.
+"""Which ways to start a target's server are possible: the rules of Triton's TensorRT-LLM backend.
 
-A server that breaks one of them does not say so: it hangs in MPI, or ends after minutes of loading.
+They are checked before a start, because a server that breaks one hangs in MPI, or ends after minutes of loading.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _LLM_API = "tensorrt_llm_llmapi"
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the ranks of a target go.
+    """The nodes and GPUs of a target's ranks.
 
     Attributes:
         nodes: Hosts.
-        gpus_per_node: GPUs that are taken of each.
+        gpus_per_node: GPUs used of each.
         instances: GPU ids of each engine instance, on each node.
     """
 
@@ -47,7 +47,7 @@ def default_mode(target: Target) -> LaunchMode:
 
 
 def require_launchable(target: Target, mode: LaunchMode, *, host_names: Sequence[str] = ()) -> Placement:
-    """Place the ranks of a target.
+    """Place the ranks of a target, if the mode can start them.
 
     Raises:
         Unsupported: The mode cannot start this target; every reason is named.
@@ -66,7 +66,7 @@ def require_launchable(target: Target, mode: LaunchMode, *, host_names: Sequence
 
 
 def nodes_of(target: Target) -> int:
-    """Hosts that one engine instance takes."""
+    """Hosts that one engine instance needs."""
     return max(1, -(-target.accelerator_count // target.gpus_per_node))
 
 

@@ -29,7 +29,7 @@ __all__ = ["Fact", "RepositoryFacts", "lint_repository", "write_repository"]
 
 @dataclass(frozen=True)
 class RepositoryFacts:
-    """What was written.
+    """Name, size and limits of a model repository that was written.
 
     Attributes:
         model: The model's name in Triton.

@@ -35,11 +35,11 @@ def lay_out_view(store: ArtifactStore, ref: ArtifactRef, view: Path) -> None:
 
 
 def await_listeners(addresses: Sequence[str], seconds: float) -> None:
-    """Wait until somebody listens on every `host:port`.
+    """Wait until a process listens on every `host:port`.
 
     Raises:
         ConfigError: An address has no port.
-        Transient: Somebody does not listen in time.
+        Transient: One of them has no listener in time.
     """
     deadline = time.monotonic() + seconds
     for address in addresses:
@@ -56,7 +56,7 @@ def await_listeners(addresses: Sequence[str], seconds: float) -> None:
 
 
 def _listens(host: str, port: int) -> bool:
-    """False also while the name does not resolve: pods have their names once they exist."""
+    """False also while the name does not resolve: a pod's name resolves once the pod exists."""
     try:
         with socket.create_connection((host, port), timeout=_CONNECT_SECONDS):
             return True

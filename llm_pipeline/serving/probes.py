@@ -3,7 +3,7 @@
 A dead stub, a wrong engine or a model that ignores `max_tokens` are all "ready". What is probed: this version answers,
 greedy outputs equal the golden ones, streams equal whole answers, answers end at `max_tokens` and at stop words, bad
 requests are refused with a reason, a client that goes away frees what it held, answers are generated and not replayed,
-and after all that the server still answers.
+and at the end the server still answers.
 """
 
 from __future__ import annotations

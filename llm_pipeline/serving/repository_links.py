@@ -1,8 +1,7 @@
 """What a server needs of a model repository before it starts: linked artifacts, and a host that fits.
 
 `links.json` maps a directory inside the repository to an artifact's kind and digest, so that no weights are copied.
-Whoever starts a server fetches the artifacts from the store, verified, and gives their local directories to
-`start_server`.
+Before a server starts, they are fetched from the store, verified, and given to `start_server` as local directories.
 """
 
 from __future__ import annotations

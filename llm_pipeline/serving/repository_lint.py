@@ -1,7 +1,7 @@
 """Rules of the repositories that this package writes, which Triton enforces late (at load) or never.
 
-`lint_repository` returns one sentence a broken rule, so that all of them can be mended at once. The rules of any
-repository are those of `serving/lint`; here is what the model `llm`, the engine's files and the links must be besides.
+`lint_repository` returns one sentence for each broken rule, so that all can be corrected at once. Rules of any
+repository are in `serving/lint`; here are those of the model `llm`, of the engine's files and of the links.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 _NEVER_OURS = ("symbolic_link", "tensor_twice")
-"""Rules that only warn of what is in others' repositories."""
+"""Rules that only warn in other people's repositories."""
 
 
 def lint_repository(directory: Path) -> list[str]:
@@ -46,7 +46,7 @@ def lint_repository(directory: Path) -> list[str]:
 
 
 def _general_problems(directory: Path) -> Iterator[str]:
-    """What holds for any repository; of what is only worth a warning there, a repository of ours has none."""
+    """Broken rules of any repository; some that only warn there are errors in a repository of ours."""
     for finding in lint_repository_directory(directory):
         if finding.severity == "error" or finding.rule in _NEVER_OURS:
             yield f"{finding.place} {finding.rule}: {finding.message}"

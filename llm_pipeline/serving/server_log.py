@@ -22,7 +22,7 @@ def failure_lines(log: Path, *, limit: int = 25) -> str:
 
 
 def telling_lines(text: str, *, limit: int = 25) -> str:
-    """The same of a log's text, or of its end."""
+    """The lines of a log's text that explain a failed start; see `failure_lines`."""
     records = [record for record in _records(text) if not _NOISE.search(record)]
     failures = [record for record in records if _is_failure(record)]
     telling = next((record for record in failures if _PYTHON_FAILURE.search(record)), None)

@@ -1,9 +1,9 @@
 """The lock of a server slot, and the fence of a place against owners that were replaced without noticing.
 
-Whoever acts on a slot of a place shows a token, and a token older than the newest one seen is refused. A controller
+Every act on a slot of a place carries a token, and a token older than the newest one seen is refused. A controller
 that was frozen loses its lease without noticing. When it wakes up, it may be about to start or stop a server, and no
 check that it made before it was frozen holds any more. So the check is made where the server is, under the lock of its
-slot: nobody starts or stops anything between the check and the act.
+slot: nothing is started or stopped between the check and the act.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def exclusive(state: Path) -> Iterator[None]:
     """Hold a slot's lock; it is free again when the process ends, however it does.
 
     Raises:
-        HolderStopped: Whoever starts or stops the slot's server is stopped itself.
+        HolderStopped: The process that starts or stops the slot's server is suspended.
     """
     state.mkdir(parents=True, exist_ok=True)
     with flocked(state / "lock"):
@@ -39,11 +39,11 @@ def exclusive(state: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, order=True)
 class FencingToken:
-    """Who acts; of two, the one that took over later is the greater one.
+    """The owner of a place; of two, the one that took over later is greater.
 
     Attributes:
         epoch: Above every epoch that its holder found at the router, in the record and at the slots.
-        lease: Epoch of its holder's lease, which the store gives once: it tells two apart that found the same.
+        lease: Epoch of its holder's lease, which the store gives once: it orders two owners that found the same epoch.
     """
 
     epoch: int
@@ -54,7 +54,7 @@ _TOKEN = TypeAdapter(FencingToken)
 
 
 def newest_token(place: Path) -> FencingToken:
-    """The newest token that the slots of a place have seen; the oldest there can be before the first.
+    """The newest token that the slots of a place have seen; before the first, the lowest possible one.
 
     Args:
         place: Directory of the place's state, above those of its slots.
@@ -77,7 +77,7 @@ def newest_token(place: Path) -> FencingToken:
 def admit(place: Path, token: FencingToken) -> None:
     """Let the holder of a token act on a slot of the place, and refuse all older ones from now on.
 
-    Whoever starts or stops holds the slot's lock from here until it is done.
+    The caller holds the slot's lock from here until its act is done.
 
     Raises:
         Fenced: A newer token was seen.
@@ -97,7 +97,7 @@ def admit(place: Path, token: FencingToken) -> None:
 
 
 def _remember(place: Path, token: FencingToken) -> None:
-    """Write the token down; a full disk must not keep anybody from stopping a server that does harm."""
+    """Record the token. A full disk must not prevent stopping a server that does harm."""
     try:
         replace_durably(place / _FILE, _TOKEN.dump_json(token))
     except OSError as error:

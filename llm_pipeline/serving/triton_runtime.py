@@ -87,7 +87,7 @@ class StubInterpreter:
 
 @dataclass(frozen=True)
 class TritonHome:
-    """A tritonserver with what belongs to it.
+    """The directories of a tritonserver installation.
 
     Attributes:
         server: The tree with the server's program, backends and caches.
@@ -99,7 +99,7 @@ class TritonHome:
 
     @property
     def program(self) -> Path:
-        """The tritonserver executable."""
+        """The executable `bin/tritonserver`."""
         return self.server / "bin" / "tritonserver"
 
 
@@ -127,7 +127,7 @@ def open_home(root: Path) -> TritonHome:
 def inspect_interpreter(python: Path, home: TritonHome) -> StubInterpreter:
     """Check, before anything starts, that the stub can embed this interpreter.
 
-    An installed server is asked for nothing: its stub embeds the `python3` that it was built for, and not `python`.
+    An installed server is not checked: its stub embeds the `python3` that it was built for, and not `python`.
 
     Raises:
         ConfigError: The interpreter is missing, does not run, or is not `python3` in its directory.
@@ -222,7 +222,7 @@ def server_reads(
     repository: Path,
     links: Mapping[str, Path] | None = None,
 ) -> tuple[Path, ...]:
-    """All that a server reads beside the system's directories: see `confinement`, which keeps it to them."""
+    """All that a server may read beside the system's directories: see `confinement`, which denies the rest."""
     software = (home.server, *filter(None, (home.libraries,)), interpreter.library_directory, *interpreter.places)
     return (*software, state, repository, *(links or {}).values())
 

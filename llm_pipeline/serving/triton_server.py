@@ -51,7 +51,7 @@ _log = get_logger(__name__)
 
 
 class ServerFailed(Terminal):
-    """The server ended while it started; the message holds its last telling log lines."""
+    """The server ended while it started; the message holds the log lines that explain it."""
 
 
 class SlotBusy(ConfigError):
@@ -88,7 +88,7 @@ class RunningServer(Frozen):
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where it answers."""
+        """Its HTTP, gRPC and metrics addresses on loopback."""
         return loopback_endpoint(self.ports)
 
     @property
@@ -103,7 +103,7 @@ class RunningServer(Frozen):
 
     @property
     def alive(self) -> bool:
-        """Whether the server's process still runs; says nothing of the model."""
+        """Whether the server's process still runs; says nothing about the model."""
         return self.process.alive
 
     @property
@@ -139,13 +139,13 @@ def start_server(
         python: Interpreter of the models' code; an installed server has its own.
         state: The slot's directory.
         environment: Variables added to the server's environment; no secrets.
-        digest: Digest of the repository artifact; the endpoint then tells it as its server name.
+        digest: Digest of the repository artifact, which becomes part of the server's name.
         links: Local directories of what the repository links to, by their place in it.
         wait_seconds: Longest wait for the loaded models.
-        token: Who acts, where the slot is one of a place that has several.
+        token: The owner that acts, if the slot is one of several of a place.
 
     Raises:
-        Fenced: Somebody with a newer token took the place over.
+        Fenced: An owner with a newer token took the place over.
         ConfigError: A port is taken, the slot serves something else (`SlotBusy`), or a path is wrong.
         Unsupported: The interpreter cannot be embedded by the stub.
         ServerFailed: The server ended at its start, for example on an exception in `model.py`.
@@ -213,15 +213,15 @@ def stop_server(state: Path, *, drain_seconds: float = 0, digest: str = "", toke
 
     Args:
         state: The slot's directory.
-        drain_seconds: Longest wait for requests in flight before the server is told to end.
+        drain_seconds: Longest wait for requests in flight before the server is stopped.
         digest: Only a server that serves this repository is stopped; empty for any.
-        token: Who acts, where the slot is one of a place that has several.
+        token: The owner that acts, if the slot is one of several of a place.
 
     Returns:
         False when the slot serves another repository than `digest`, which goes on.
 
     Raises:
-        Fenced: Somebody with a newer token took the place over; nothing was stopped.
+        Fenced: An owner with a newer token took the place over; nothing was stopped.
     """
     if not state.is_dir():
         if token:
@@ -331,7 +331,7 @@ def _drain(server: RunningServer, drain_seconds: float) -> None:
 
 
 def _get(port: int, path: str) -> tuple[int, str]:
-    """Status and body of a loopback GET; status 0 when nobody answers."""
+    """Status and body of a loopback GET; status 0 without an answer."""
     try:
         answer = call(f"http://{LOOPBACK}:{port}{path}", seconds=2.0)
     except OSError:

@@ -15,7 +15,7 @@ Value = int | float | str
 Settings = Mapping[str, Value]
 
 Trouble = Literal["out of memory", "preemption", "failed"]
-"""Why a trial could not be measured, or not be trusted."""
+"""Why a trial could not be measured, or its result not be trusted."""
 
 _FRACTIONS = (0.7, 0.8, 0.85, 0.9, 0.95)
 
@@ -26,7 +26,7 @@ class Knob:
 
     Attributes:
         path: Where it is in the target.
-        neighbours: The values worth a trial from a value, the more promising first.
+        neighbours: The values to try next to a value, the more promising first.
         relieves: Troubles that a smaller value is likely to end.
     """
 
@@ -36,7 +36,7 @@ class Knob:
 
 
 def knobs_of(target: Target, *, most_threads: int) -> tuple[Knob, ...]:
-    """The knobs that count with a target's engine, the one that usually decides first.
+    """The knobs of a target's engine, the most decisive one first.
 
     Args:
         target: The target.
@@ -62,7 +62,7 @@ def knobs_of(target: Target, *, most_threads: int) -> tuple[Knob, ...]:
 
 
 def settings_of(target: Target, knobs: Sequence[Knob]) -> dict[str, Value]:
-    """What a target says of its knobs."""
+    """The values of the knobs in a target."""
     return {knob.path: _read(target, knob.path) for knob in knobs}
 
 

@@ -1,7 +1,7 @@
 """The search over settings: one knob at a time, from the target as it is, keeping what is better. Pure.
 
-A trial that ran into trouble is not the end: the knobs that relieve that trouble are tried next, smaller. Settings
-that the memory model refuses are never tried.
+If the first trial runs into trouble, the knobs that relieve it are tried with smaller values. Settings that the memory
+model refuses are never tried.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from llm_pipeline.tuning.knobs import Knob, Settings, Trouble, Value
 
 NOISE = 1.05
-"""A gain below this is none: two measurements of one server differ by as much."""
+"""Smaller gains are ignored: two measurements of one server differ by as much."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting and what it held.
+    """Settings, and the traffic that they sustained.
 
     Attributes:
         settings: All knobs.
         highest_rate_per_second: Highest rate that met the service level; 0 when none did.
         good_per_second: Good requests a second at the target rate.
-        trouble: Why it counts for nothing; None when it was measured.
-        detail: The trouble's telling line.
+        trouble: Why the trial does not count; None if it was measured.
+        detail: The line that names the trouble.
         memory_bytes: Most memory that the server took; None where it was not seen.
     """
 
@@ -56,7 +56,7 @@ class Sweep:
     def run(self, start: Settings) -> Trial:
         """Turn the knobs until no neighbour is better, or the budget is spent; the best trial is returned.
 
-        It is the first one, of the settings as they are, unless another was better by more than noise.
+        That is the trial of the current settings, unless another was better by more than noise.
         """
         best = self._try(dict(start))
         while best.trouble and (relieved := self._relieved(best)) is not None:

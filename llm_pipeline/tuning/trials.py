@@ -1,4 +1,4 @@
-"""Running trials for real: build and package a target with other settings, stage it, and ask the load gate's search.
+"""Running trials for real: build and package a target with other settings, stage it, and run the load gate's search.
 
 Everything goes through the stages that a release goes through, under a release id of its own, so that equal settings
 are never built twice and nothing of the release itself changes.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from llm_pipeline.config.server_place import OpenAiServer
 from llm_pipeline.config.target import Target
 from llm_pipeline.flow import Flow, placement
 from llm_pipeline.loadtest.measure import LoadClient
+from llm_pipeline.loadtest.outcome import WindowSummary
 from llm_pipeline.loadtest.search import highest_passed
 from llm_pipeline.loadtest.session import search, warm_up
 from llm_pipeline.loadtest.token_counter import open_counter
@@ -31,18 +33,41 @@ from llm_pipeline.serving.control.opening import open_control
 from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
 from llm_pipeline.serving.repository_links import fetch_links
 from llm_pipeline.serving.triton_server import ServerFailed
-from llm_pipeline.tuning.knobs import Settings, knobs_of, with_settings
+from llm_pipeline.tuning.knobs import Settings, Trouble, knobs_of, with_settings
 from llm_pipeline.tuning.sweep import Trial
-from llm_pipeline.tuning.trouble import trouble_in_text, trouble_in_window
 
+_OUT_OF_MEMORY = re.compile(
+    r"out of (GPU |host )?memory|OutOfMemory|bad_alloc|cannot allocate memory|CUDA_ERROR_OUT_OF_MEMORY|exit code -9"
+    r"|SIGKILL|for host memory",
+    re.IGNORECASE,
+)
+_PREEMPTED = re.compile(r"preempt|evict|paused request|no free (kv )?blocks|kv cache is full", re.IGNORECASE)
+_FULL = 0.98
 _CEILING_SECONDS = 10.0
 _REQUESTS_A_USER = 200
 _RESOLUTION = 0.1
 _POLL_SECONDS = 0.1
 _OF_THE_SETTINGS = frozenset({"BuildFailed", "OutOfMemory"})
-"""Errors of a build's process that speak against the settings; any other ends the sweep."""
+"""Errors of a build that the settings may have caused; any other ends the sweep."""
 
 log = get_logger(__name__)
+
+
+def trouble_in_text(text: str) -> Trouble:
+    """The trouble that a failure's text tells of."""
+    if _OUT_OF_MEMORY.search(text):
+        return "out of memory"
+    return "preemption" if _PREEMPTED.search(text) else "failed"
+
+
+def trouble_in_window(window: WindowSummary) -> tuple[Trouble, str] | None:
+    """The trouble of a window that failed requests, with what tells it; None when none did."""
+    if not window.failed:
+        return None
+    use = window.server.kv_cache_fraction
+    if use is not None and use >= _FULL:
+        return "preemption", f"the KV cache was full, and {window.failed} of {window.requests} requests failed"
+    return trouble_in_text(window.fault_detail), window.fault_detail
 
 
 class TrialBench:
@@ -85,13 +110,13 @@ class TrialBench:
         return trial
 
     def _package(self, target: Target) -> ArtifactRef:
-        engine = self._run(self._asked("build", target)).artifacts["engine"]
-        asked = self._asked("package", target)
-        return self._run(asked.model_copy(update={"inputs": {**asked.inputs, "engine": engine}})).artifacts[
+        engine = self._run(self._request("build", target)).artifacts["engine"]
+        request = self._request("package", target)
+        return self._run(request.model_copy(update={"inputs": {**request.inputs, "engine": engine}})).artifacts[
             "repository"
         ]
 
-    def _asked(self, stage: str, target: Target) -> StageRequest:
+    def _request(self, stage: str, target: Target) -> StageRequest:
         release = self._flow.release
         targets = tuple(target if known.name == target.name else known for known in release.targets)
         record = self._flow.record.model_copy(update={"release": release.model_copy(update={"targets": targets})})
@@ -100,7 +125,7 @@ class TrialBench:
 
     @property
     def release_id(self) -> str:
-        """What the stages of the trials are run for."""
+        """The release id under which the stages of the trials run."""
         return f"tuning-{self._flow.record.release_id}"
 
     def _run(self, request: StageRequest) -> StageResult:
@@ -160,7 +185,7 @@ class TrialBench:
 
 
 def _searching(policy: LoadTestPolicy) -> LoadTestPolicy:
-    """The policy with a search that ends where the server does: what all settings hold tells none of them apart."""
+    """The policy with a search up to the server's limit: a rate that all settings sustain ranks none of them."""
     search = policy.search or RateSearch()
     finer = {"maximum_multiple": math.inf, "resolution": min(search.resolution, _RESOLUTION)}
     search = search.model_copy(update=finer)

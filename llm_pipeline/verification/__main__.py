@@ -71,7 +71,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     making.add_argument("--model", help="a model of the hub; without it the demo model is trained")
     making.add_argument("--revision", default="main", help="branch, tag or commit of the model")
     making.set_defaults(run=_prepare)
-    checking = commands.add_parser("check", help="take the steps, in the serving image on a GPU host")
+    checking = commands.add_parser("check", help="run the steps, in the serving image on a GPU host")
     checking.add_argument("--prepared", type=Path, required=True, help="what `prepare` made")
     checking.add_argument("--output", type=Path, required=True, help="directory for results")
     checking.add_argument("--image", default="", help="the base image, as the table of containers names it")

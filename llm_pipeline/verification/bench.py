@@ -37,7 +37,7 @@ _MEMORY_TOLERANCE = 0.06
 _MOST_TOKENS = 512
 _TIME_LIMIT_MINUTES = 30.0
 _KV_FRACTION = 0.3
-"""Small, so that what the plan says of the pool can be told from the rest."""
+"""Small, so that the planned KV cache pool stands out from the rest of the memory."""
 
 _DISTRIBUTIONS = {
     "tensorrt": ("tensorrt", "tensorrt_cu13", "tensorrt_cu12"),
@@ -61,7 +61,7 @@ class PreparedCheckpoint(Frozen):
 
     @property
     def name(self) -> str:
-        """Its recipe's name."""
+        """The name of its recipe, and of its directory."""
         return self.recipe.name
 
 
@@ -98,7 +98,7 @@ class Prepared(Frozen):
 
 @dataclass(frozen=True)
 class Bench:
-    """A host on which the steps are taken.
+    """A host on which the steps run.
 
     Attributes:
         source: Directory of the prepared checkpoints.
@@ -123,11 +123,11 @@ class Bench:
     server_environment: Mapping[str, str] = field(default_factory=dict)
 
     def checkpoint(self, recipe: PreparedCheckpoint) -> Path:
-        """The checkpoint of a recipe."""
+        """Directory of the checkpoint that a recipe made."""
         return self.source / recipe.name / CHECKPOINT_DIRECTORY
 
     def golden(self, recipe: PreparedCheckpoint) -> list[GoldenPrompt]:
-        """What it answers."""
+        """The golden prompts of a recipe's checkpoint, with its answers."""
         return read_golden(self.source / recipe.name)
 
     def engine(self, step: str) -> Path:
@@ -198,7 +198,7 @@ def longest_context(checkpoint: Path) -> int:
 
 
 def versions(runtime: InstalledRuntime) -> dict[str, str]:
-    """Versions of what TensorRT-LLM runs on, as far as distributions tell."""
+    """Versions of what TensorRT-LLM runs on, as far as their distributions state them."""
     found = {"tensorrt_llm": runtime.version, "python": ".".join(map(str, sys.version_info[:3]))}
     for name, distributions in _DISTRIBUTIONS.items():
         if version := next(filter(None, map(_installed, distributions)), None):

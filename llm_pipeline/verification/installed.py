@@ -58,13 +58,13 @@ class PlainSchema(GenerateJsonSchema):
     """Takes any value where pydantic has no schema, as for tokenizer objects and callables."""
 
     def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> JsonSchemaValue:  # noqa: ARG002
-        """Any value."""
+        """The empty schema, which accepts any value."""
         return {}
 
 
 @entry_point
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write what is installed."""
+    """Write version and LLM args schema of the installed TensorRT-LLM."""
     parser = ArgumentParser(prog="installed")
     parser.add_argument("--output", type=Path, required=True)
     output: Path = parser.parse_args(arguments).output

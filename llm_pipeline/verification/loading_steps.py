@@ -29,7 +29,7 @@ _BUILDER: EngineBuilderName = "tensorrt_llm_llmapi"
 _GIB = 2**30
 _GONE_SECONDS = 30.0
 _MARK = "LLM_PIPELINE_VERIFICATION_STEP"
-"""A variable that every process of the step inherits, whoever its parent is later."""
+"""A variable that every process of the step inherits, also if its parent ends."""
 
 
 def load(bench: Bench, recipe: PreparedCheckpoint) -> Seen:

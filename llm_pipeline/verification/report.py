@@ -47,24 +47,24 @@ class Report(Frozen):
 
     @property
     def failed(self) -> bool:
-        """Whether any step failed."""
+        """Whether any step has the outcome FAIL."""
         return any(row.outcome == "FAIL" for row in self.rows)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a step saw; it passes when nothing differs."""
+    """The observation of a step, which passes if nothing differs."""
 
     text: str
     differences: Sequence[str] = ()
 
 
 class Skipped(Exception):
-    """The step cannot be taken here; the message says why."""
+    """The step cannot run here; the message says why."""
 
 
 def take(step: str, look: Callable[[], Seen]) -> Row:
-    """Take one step; what it raises is its result."""
+    """Run one step; an error becomes its result."""
     started = time.monotonic()
     log.info(f"step {step}")
     row = _row(step, look)

@@ -17,7 +17,7 @@ Step = Callable[[], Seen]
 
 
 def run_steps(bench: Bench, only: Collection[str] = ()) -> tuple[Row, ...]:
-    """Take all steps, or some of them by name.
+    """Run all steps, or some of them by name.
 
     Raises:
         ConfigError: A name is not one of a step.
@@ -29,7 +29,7 @@ def run_steps(bench: Bench, only: Collection[str] = ()) -> tuple[Row, ...]:
 
 
 def steps_of(bench: Bench) -> dict[str, Step]:
-    """Every step by its name."""
+    """Every step by its name, as in docs/verification.md, in the order in which they run."""
     compiled = next(one for one in bench.prepared.checkpoints if one.recipe.tensorrt_llm_checkpoint)
     checkpoints = [one for one in bench.prepared.checkpoints if one is not compiled]
     baseline = checkpoints[0]

@@ -3,7 +3,7 @@ import pytest
 from llm_pipeline.config.target import Target
 from llm_pipeline.tuning.knobs import changed, knobs_of, settings_of, with_settings
 from llm_pipeline.tuning.sweep import Sweep, Trial
-from llm_pipeline.tuning.trouble import trouble_in_text
+from llm_pipeline.tuning.trials import trouble_in_text
 
 CPU = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu")
 H100 = Target(name="h100", accelerator="H100-SXM5-80GB", engine="tensorrt_llm_engine", runtime_version="1.2.1")

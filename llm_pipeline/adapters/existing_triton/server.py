@@ -1,7 +1,7 @@
-"""A Triton that runs already: the candidate is loaded into it as one more version of the model, and taken out again.
+"""An existing Triton server: the candidate is loaded into it as one more version of the model, and unloaded again.
 
-What was served before is written down before anything is changed, so that a process that never saw the start can put
-it back. Models and versions that are not ours are left alone.
+The previous state is recorded before any change, so that another process can restore it. Models and versions that are
+not ours are left alone.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _ANSWER_SECONDS = 30.0
 
 
 class LoadedVersion(Frozen):
-    """What we did to a server, and how it was before.
+    """A version that was loaded into a server, and the server's state before.
 
     Attributes:
         version: The candidate's version of the model.
         digest: Digest of its repository.
         others: Versions that were ready before it.
         config: The model's configuration before it; None when it was not loaded.
-        ready_seconds: Time of the load; 0 while it has not ended.
+        ready_seconds: Time that the load took; 0 until it has ended.
     """
 
     version: int
@@ -157,7 +157,7 @@ class ExistingControl:
         )
 
     def _put_back(self) -> None:
-        """What was served before, as far as we changed it. The record goes last: until then, it can be tried again."""
+        """Restore what was served before. The record is removed last, so that a failed restore can be repeated."""
         loaded = self._loaded()
         if loaded is None:
             return

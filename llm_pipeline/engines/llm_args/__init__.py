@@ -5,5 +5,5 @@
 
 The same keys are legal in `trtllm-serve --config` and, with `triton_config` besides, in Triton's `model.yaml`. They
 change between versions without notice, and an unknown one is only found when the model is loaded on a GPU. So the
-schemas of two editions are recorded in `data/`, each with its source and with marks where it is not sure.
+schemas of two editions are recorded in `data/`, each with its source and with marks where it is uncertain.
 """

@@ -1,7 +1,7 @@
 """Checking an LLM-args file against the recorded schema of a TensorRT-LLM version, before a GPU is touched.
 
-A key that the version does not have is an error with what to write instead. What the recording itself is not sure of
-is a warning, never an error; so is what looks new in a version later than the recorded ones.
+A key that the version does not have is an error with what to write instead. Where the recording itself is
+uncertain, it is a warning, never an error; so is what may be new in a version later than the recorded ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from llm_pipeline.engines.llm_args.recorded_schema import (
     is_later_than_recorded,
     recorded_schema,
 )
-from llm_pipeline.engines.llm_args.rules import Problem, broken_rules, doubts, rule_warnings
+from llm_pipeline.engines.llm_args.rules import Problem, broken_rules, rule_warnings, uncertain_keys
 
 _ALIKE = 0.5
 _DISCRIMINATOR = "decoding_type"
@@ -33,7 +33,7 @@ _NOT_LLM_ARGS = {"triton_config": "it belongs into Triton's model.yaml only, and
 
 
 class LlmArgsCheck(Frozen):
-    """What is wrong, and what is doubtful, in an LLM-args file.
+    """Errors and uncertain keys of an LLM-args file.
 
     Attributes:
         version: The version of TensorRT-LLM that it was checked for.
@@ -77,12 +77,12 @@ def check_llm_args(document: object, version: str) -> LlmArgsCheck:
     if errors:
         return LlmArgsCheck(version=version, errors=tuple(errors))
     edition = (Problem(path="", problem=text) for text in edition_warnings(version))
-    warnings = (*edition, *problems, *doubts(document, schema), *rule_warnings(document, dialect))
+    warnings = (*edition, *problems, *uncertain_keys(document, schema), *rule_warnings(document, dialect))
     return LlmArgsCheck(version=version, warnings=warnings)
 
 
 def _leaf_errors(schema: RecordedSchema, errors: Iterable[ValidationError]) -> Iterator[ValidationError]:
-    """Errors of unions replaced by those of the branch that was meant."""
+    """The errors, with those of a union replaced by those of the intended branch."""
     for error in errors:
         if error.validator not in ("anyOf", "oneOf"):
             yield error

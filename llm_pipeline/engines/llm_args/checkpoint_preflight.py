@@ -1,4 +1,4 @@
-"""What a checkpoint must have for the LLM API, looked at before a GPU is touched.
+"""What a checkpoint must have for the LLM API, checked before a GPU is used.
 
 The runtime finds most of it only after minutes of loading, or never: a quantization name that it does not know loads
 as something else, and a missing chat template is an error of the first chat request.
@@ -23,12 +23,12 @@ _CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 @dataclass(frozen=True)
 class CheckpointFacts:
-    """A checkpoint that the target's TensorRT-LLM can load, as far as is known.
+    """Facts of a checkpoint that the target's TensorRT-LLM can load, according to the recorded tables.
 
     Attributes:
         quantization: What it says of its quantization.
         context_length: Most tokens that the model can attend to; None if its config does not say.
-        warnings: What to know of it.
+        warnings: What may surprise when it is served.
     """
 
     quantization: QuantizationMetadata

@@ -33,7 +33,7 @@ Node = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Dialect:
-    """One edition.
+    """One edition of the LLM args.
 
     Attributes:
         name: The versions that it stands for.
@@ -86,7 +86,7 @@ def dialect_of(version: str) -> Dialect:
 
 
 def edition_warnings(version: str) -> Iterator[str]:
-    """What to know where the recorded edition is not of the very version."""
+    """Warnings where the recorded edition is of another version than this one."""
     if _known(version)[:2] < (1, 2):
         yield f"the LLM args were recorded for 1.2.x: {version} may lack some of them"
     if is_later_than_recorded(version):
@@ -158,13 +158,13 @@ class RecordedSchema:
         return ([key] if key in top else []) + nested
 
     def successor(self, key: str) -> str | None:
-        """What took the place of a key that an earlier version had, if that is recorded."""
+        """What replaced a key of an earlier version, if that is recorded."""
         removed = (line for line in self.document.get("x-removed-since-1.2", ()) if key in line.split())
         found = (_SUCCESSOR.search(line) for line in removed)
         return next((match[1] for match in found if match), None)
 
     def wrong_key(self, key: str) -> str | None:
-        """What to write in place of a top-level key that users are known to get wrong."""
+        """What to write instead of a top-level key that is a known mistake."""
         advice: str | None = self.document["x-known-wrong-keys"].get(key)
         return advice
 

@@ -1,4 +1,4 @@
-"""From a target to the LLM-args file of its TensorRT-LLM version. Pure, but for what the checkpoint says of itself.
+"""From a target to the LLM-args file of its TensorRT-LLM version. Pure, except that the checkpoint's metadata are read.
 
 Quantization is never written: the runtime takes it from the checkpoint, and refuses it here.
 """
@@ -176,7 +176,7 @@ def _speculation(options: SpeculativeDecoding, dialect: Dialect) -> Document:
 
 
 def _merge(rendered: Mapping[str, JsonValue], extra: Mapping[str, JsonValue], path: tuple[str, ...]) -> Document:
-    """Both together; no key of the extra ones may be rendered already."""
+    """The rendered keys and the extra ones, of which none may be rendered already."""
     merged: Document = dict(rendered)
     for key, value in extra.items():
         ours = merged.get(key)

@@ -35,13 +35,13 @@ _EXCLUSIVE = (
 
 
 class Problem(Frozen):
-    """What is wrong with one key.
+    """An error or an uncertainty of one key.
 
     Attributes:
         path: The key with those above it, dotted; empty for the whole file.
         problem: What is wrong.
         hint: What to write instead; empty where nothing is known.
-        sure: False where a version later than the recorded ones may accept it.
+        sure: False if a version later than the recorded ones may accept it.
     """
 
     path: str
@@ -177,8 +177,8 @@ def _mapping(document: Document, key: str) -> Document:
     return value if isinstance(value, Mapping) else {}
 
 
-def doubts(document: Mapping[str, Any], schema: RecordedSchema) -> Iterator[Problem]:
-    """Warnings of a legal file: keys read in a neighbouring version only, classes not read, keys on their way out."""
+def uncertain_keys(document: Mapping[str, Any], schema: RecordedSchema) -> Iterator[Problem]:
+    """Warnings of a legal file: keys read in a neighbouring version only, classes not read, deprecated keys."""
     yield from _of_mapping(schema.document, document, (), schema)
 
 

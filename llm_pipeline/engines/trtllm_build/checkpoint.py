@@ -61,7 +61,7 @@ class CheckpointQuantization(_Part):
 
 
 class CheckpointConfig(_Part):
-    """The whole file.
+    """The content of `config.json`.
 
     Attributes:
         architecture: TensorRT-LLM's name of the model's class.

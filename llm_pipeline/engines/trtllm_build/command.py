@@ -142,7 +142,7 @@ def command_problems(target: Target) -> tuple[str, ...]:
 
 
 def _flags_of_others(target: Target) -> Iterator[str]:
-    """Flags of the escape hatch that have a place of their own, or none."""
+    """Flags under `build.flags` that another option sets, or that cannot be set."""
     for given in target.build.flags:
         flag = find_flag(given)
         key = flag.key if flag else given

@@ -36,7 +36,7 @@ _RECORDED = (
     "gather_context_logits",
     "max_prompt_embedding_table_size",
 )
-"""General flags that the tool writes down as they were given."""
+"""General flags that the tool records as they were given."""
 
 _NOT_ON_BLACKWELL = ("W8A16", "W4A16", "W8A8_SQ", "FP8_PER_CHANNEL_PER_TOKEN")
 log = get_logger(__name__)
@@ -55,7 +55,7 @@ class ContextAttention:
     Attributes:
         paged: Over the paged KV cache: KV reuse and chunked context need it.
         fp8: In FP8.
-        why: Why they are not what was asked; empty when they are.
+        why: Why they differ from the request; empty if they do not.
     """
 
     paged: bool
@@ -64,7 +64,7 @@ class ContextAttention:
 
 
 def context_attention(algorithm: str | None, kv_algorithm: str | None, sm: str, settings: Settings) -> ContextAttention:
-    """The kernels that the tool takes for a format of weights and of the KV cache on a compute capability."""
+    """The kernels that the tool chooses for a format of weights and of the KV cache on a compute capability."""
     paged, fp8 = is_on(settings["use_paged_context_fmha"]), is_on(settings["use_fp8_context_fmha"])
     asked = (paged, fp8)
     why = ""
@@ -122,10 +122,10 @@ def _is_refused(algorithm: str | None) -> bool:
 
 @dataclass(frozen=True)
 class PredictedConfig:
-    """The values that the tool will record.
+    """The settings that the tool is predicted to record.
 
     Attributes:
-        build: Values of `build_config`, each with all that would be right.
+        build: Values of `build_config`, each with all values that are right.
         plugins: The same of its `plugin_config`.
         changes: What the tool changes, for the log.
     """
@@ -136,7 +136,7 @@ class PredictedConfig:
 
 
 def predict_config(target: Target, config: CheckpointConfig, sm: str) -> PredictedConfig:
-    """What the engine's `config.json` must say of the flags that we give."""
+    """What the engine's `config.json` must record of the flags that we give."""
     settings = build_settings(target)
     kernels = context_attention(config.algorithm, config.kv_algorithm, sm, settings)
     plugins = dict(_plugin_values(settings, config.dtype))

@@ -45,7 +45,7 @@ class TimingCache:
         return self.path.is_file() and self.path.stat().st_size > 0
 
     def keep(self, new: Path) -> None:
-        """Put a finished build's cache in its place, whole or not at all; builds at the same time may do so too."""
+        """Store a finished build's cache by one rename, so that builds at the same time may do so, too."""
         if not new.is_file() or not new.stat().st_size:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ class TimingCache:
             shutil.copyfile(new, Path(scratch) / "cache").replace(self.path)
 
     def throw_away(self) -> None:
-        """Remove it."""
+        """Remove a cache that the tool could not use."""
         self.path.unlink(missing_ok=True)
 
 
@@ -80,7 +80,7 @@ class BuildProgress:
         self.cache_is_damaged = False
 
     def __call__(self, line: str) -> None:
-        """Take one line."""
+        """Read one line of the tool's log."""
         if found := _RANK_DONE.search(line):
             self.ranks_done.append(int(found[1]))
             log.info(f"compiled rank {len(self.ranks_done)} of {self._ranks}", rank=int(found[1]))

@@ -31,7 +31,7 @@ _RESTRICTED_ANSWER = "This protocol is restricted"
 
 
 class ModelRefused(Terminal):
-    """The server refused to load or unload a model, and said why."""
+    """The server refused to load or unload a model; the message is its reason."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ModelVersion:
 class ModelControl(Protocol):
     """One server's model control.
 
-    Every call raises Transient when the server does not answer, and ConfigError when it does not let us in.
+    Every call raises Transient when the server does not answer, and ConfigError when it denies access.
     """
 
     def versions(self, model: str) -> tuple[ModelVersion, ...]:
@@ -69,7 +69,7 @@ class ModelControl(Protocol):
         ...
 
     def is_ready(self, model: str, version: int) -> bool:
-        """Whether a version takes requests. The server's own readiness says nothing of a model."""
+        """Whether a version takes requests. The server's own readiness says nothing about a model."""
         ...
 
     def load(self, model: str, config: ModelConfigDocument | None = None) -> None:
@@ -87,16 +87,16 @@ class ModelControl(Protocol):
         ...
 
     def unload(self, model: str) -> None:
-        """Unload all versions of a model. The server answers before they are gone; one that is not there is fine."""
+        """Unload all versions of a model. The server answers before they are unloaded."""
         ...
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the server."""
         ...
 
 
 class HttpModelControl:
-    """A connection for each call: a server that was away for a while is asked again without ado.
+    """Model control over HTTP, with a connection for each call, so that a restarted server is reached again.
 
     Args:
         endpoint: The server's addresses, headers and certificates.
@@ -112,7 +112,7 @@ class HttpModelControl:
     def versions(self, model: str) -> tuple[ModelVersion, ...]:
         status, body = self._call("POST", "/v2/repository/index", {})
         if status != HTTPStatus.OK:
-            raise Transient(f"the server does not tell its models: {_reason(body)}", where=self._url)
+            raise Transient(f"the server does not list its models: {_reason(body)}", where=self._url)
         index: list[dict[str, str]] = json.loads(body)
         return tuple(
             ModelVersion(int(entry.get("version") or 0), entry.get("state", ""), entry.get("reason", ""))
@@ -135,7 +135,7 @@ class HttpModelControl:
         self._act(model, "unload", {})
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """No connection is kept open."""
 
     def _act(self, model: str, verb: str, body: dict[str, Any]) -> None:
         status, answer = self._call("POST", f"/v2/repository/models/{model}/{verb}", body)
@@ -171,7 +171,7 @@ def _reason(body: bytes) -> str:
 
 
 class GrpcModelControl:
-    """One channel.
+    """Model control over one gRPC channel.
 
     Args:
         endpoint: The server's addresses, headers and certificates; a `ca_file` or an https URL means TLS.
@@ -247,7 +247,7 @@ def open_model_control(
 
     Args:
         endpoint: Its addresses, headers and certificates.
-        protocol: The one to talk.
+        protocol: What to speak with the server.
         timeout_seconds: Longest wait for an answer; a load answers when the model is loaded.
 
     Raises:

@@ -1,6 +1,6 @@
-"""The model repository that a running server reads, as far as one model's versions go: a directory, or a bucket.
+"""The versions of one model in the repository that a running server reads: a directory or a bucket.
 
-No other version is touched. A server with explicit model control looks at a version when it is told to load it.
+No other version is changed. A server with explicit model control reads a version only when told to load it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LocalModelDirectory:
         return tuple(sorted(int(entry.name) for entry in self._path.iterdir() if entry.name.isdecimal()))
 
     def add(self, version: int, source: Path, links: Mapping[str, Path]) -> None:
-        partial = self._path / f".{version}.partial"  # no number: the server does not look at it
+        partial = self._path / f".{version}.partial"  # no number: the server ignores it
         try:
             if not self._path.parent.is_dir():
                 raise FileNotFoundError("there is no such repository here")

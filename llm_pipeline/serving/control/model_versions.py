@@ -2,12 +2,12 @@
 
     versions = ModelVersions(control, directory)
     second = versions.add(repository, digest=digest)    # serves beside the first one
-    versions.keep((second,))                            # requests that name no version were its already
+    versions.keep((second,))                            # requests without a version already went to it
     versions.remove(1)
 
-A version's files are new, so a load always does something (loading what has not changed does nothing, even where the
-model's process has died). All loaded versions share the configuration of the last load, digest and all.
-Requests in flight on a version that goes are answered before it is gone.
+Each version has new files, so that a load always takes effect: Triton ignores a load of unchanged files, even if the
+model's process has died. All loaded versions share the configuration of the last load, its digest included. Requests
+in flight on a version are answered before it is unloaded.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ModelVersions:
         return tuple(sorted(version.number for version in self._control.versions(MODEL_NAME) if version.ready))
 
     def free_number(self) -> int:
-        """A number above all that the server or its repository knows: requests that name no version go to it."""
+        """A number above all that the server or its repository knows: Triton sends requests without a version there."""
         known = (*self._directory.versions(), *(version.number for version in self._control.versions(MODEL_NAME)))
         return max(known, default=0) + 1
 
@@ -62,7 +62,7 @@ class ModelVersions:
 
         Args:
             repository: A model repository of this package.
-            digest: Its digest, which the endpoint then tells.
+            digest: Its digest, which the model's configuration then states.
             links: Local directories of what it links to, by their place in it.
             version: Its number; None for the next free one.
 
@@ -101,10 +101,10 @@ class ModelVersions:
         self._directory.remove(version)
 
     def restore(self, version: int, config: ModelConfigDocument | None, others: tuple[int, ...]) -> None:
-        """Take a version away, and serve what was served before it, with the configuration it had.
+        """Remove a version, and serve the earlier ones again with their configuration.
 
         Args:
-            version: The version to take away.
+            version: The version to remove.
             config: The model's configuration before it; None when it was not loaded.
             others: The versions that were ready before it.
         """
@@ -150,14 +150,14 @@ def candidate_config(repository: Path, digest: str) -> dict[str, Any]:
 def differing_fields(config: ModelConfigDocument, other: ModelConfigDocument) -> tuple[str, ...]:
     """Fields in which two configurations make models differ; versions of one model share all of them.
 
-    What only informs (facts, the digest) and which versions are served do not count, nor what the server adds.
+    Informational parameters (facts, the digest), the version policy and what the server adds are ignored.
     """
     one, two = _comparable(config), _comparable(other)
     return tuple(field for field in _SHARED if one.get(field) != two.get(field))
 
 
 def _comparable(config: ModelConfigDocument) -> dict[str, Any]:
-    """As protobuf writes it: HTTP and gRPC differ in defaults and in numbers."""
+    """In protobuf's own form: HTTP and gRPC differ in defaults and in numbers."""
     from google.protobuf.json_format import MessageToDict, ParseDict
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 

@@ -8,6 +8,6 @@ from llm_pipeline.serving.control.server import ServerControl, StagingSlot
 
 
 def open_control(place: ServerPlace, slot: StagingSlot) -> ServerControl:
-    """The control of the server of a place. Nothing is started, and nobody is asked, yet."""
+    """The control of the server of a place; starts nothing and sends nothing."""
     control: ServerControl = adapter("server_controls", place.kind).open(place, slot)
     return control

@@ -1,4 +1,4 @@
-"""The port of server control: what every kind of server can be asked for."""
+"""The port of server control: what every kind of server offers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from llm_pipeline.serving.kubernetes_manifests.released import ServedRelease
 
 @dataclass(frozen=True)
 class StagingSlot:
-    """Whose server it is, and what a server of this host is started with.
+    """Where the state of a server is kept, whose it is, and what a local server is started with.
 
     Attributes:
-        state: Directory of what is known of the server: records, logs, its view of the repository.
+        state: Directory of its records, logs and view of the repository.
         release_name: Name of the release config.
         target: What is served, and on which GPUs.
         triton_home: Directory with the unpacked nvidia-pytriton wheel, or an installed server; for local servers.
@@ -33,13 +33,13 @@ class StagingSlot:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model repository that is to be served.
+    """A model repository to serve.
 
     Attributes:
         repository: Its directory, read-only.
-        digest: Digest of the artifact, which the endpoint then tells.
+        digest: Digest of the artifact, by which the server is recognized.
         links: Local directories of what it links to, by their place in it.
-        release: Its release, for pods, which fetch the artifacts by themselves.
+        release: Its release, for pods, which fetch the artifacts themselves.
     """
 
     repository: Path
@@ -55,7 +55,7 @@ class StagedServer:
     Attributes:
         endpoint: Where it answers.
         digest: Digest of the repository that it was started for.
-        ready_seconds: Time from the start to a loaded model; 0 where it is not known any more.
+        ready_seconds: Time from the start to a loaded model; 0 if it is no longer known.
         version: The candidate's version of the model.
         pids: The server's processes on this host; empty where it runs elsewhere.
     """
@@ -68,12 +68,12 @@ class StagedServer:
 
 
 class ServerControl(Protocol):
-    """Control of one candidate's server. Implementations keep no state that another process would miss."""
+    """Control of one candidate's server. Implementations keep no state in memory that another process would need."""
 
     def start(self, candidate: Candidate, *, wait_seconds: float) -> StagedServer:
         """Serve a candidate and wait until its model is loaded; the server that serves it already, if one does.
 
-        Whatever was begun is undone when it fails.
+        A failed start is undone.
 
         Raises:
             SlotBusy: Another candidate is served there.
@@ -93,7 +93,7 @@ class ServerControl(Protocol):
         ...
 
     def drain(self, seconds: float) -> bool:
-        """Wait until the server has no request in flight, at most so long; whether it has none."""
+        """Wait up to `seconds` until no request is in flight; returns whether none is."""
         ...
 
     def stop(self, *, drain_seconds: float = 0) -> None:

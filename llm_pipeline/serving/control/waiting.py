@@ -1,4 +1,4 @@
-"""Waiting for a server: until its model takes requests, and until it has none left."""
+"""Waiting for a server: until its model takes requests, and until no request is in flight."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llm_pipeline.serving.endpoint_access import active_requests
 _POLL_SECONDS = 0.1
 _ANSWER_SECONDS = 5.0
 _SILENT_SECONDS = 2.0
-"""Longest silence of metrics while requests are waited for: one answer that is missing ends no drain."""
+"""Longest gap in the metrics during a drain, so that a single missing answer does not end it."""
 
 
 def await_model(endpoint: Endpoint, wait_seconds: float, check: Callable[[], None]) -> float:
@@ -23,7 +23,7 @@ def await_model(endpoint: Endpoint, wait_seconds: float, check: Callable[[], Non
     Args:
         endpoint: Where the server will answer.
         wait_seconds: Longest wait.
-        check: Called between two looks; raises when waiting is in vain.
+        check: Called before each wait; raises if the model cannot become ready any more.
 
     Raises:
         Transient: The model was not loaded in time.
@@ -39,12 +39,12 @@ def await_model(endpoint: Endpoint, wait_seconds: float, check: Callable[[], Non
 
 
 def await_no_requests(endpoint: Endpoint, seconds: float) -> bool:
-    """Wait until no request is in flight, at most so long; whether there is none; False where nobody tells."""
-    told_at = started = time.monotonic()
+    """Wait up to `seconds` until no request is in flight; returns whether none is. False without metrics."""
+    reported_at = started = time.monotonic()
     while (active := active_requests(endpoint)) != 0:
         now = time.monotonic()
-        told_at = told_at if active is None else now
-        if now - started >= seconds or now - told_at >= _SILENT_SECONDS or endpoint.metrics_url is None:
+        reported_at = reported_at if active is None else now
+        if now - started >= seconds or now - reported_at >= _SILENT_SECONDS or endpoint.metrics_url is None:
             return False
         time.sleep(_POLL_SECONDS)
     return True

@@ -4,7 +4,7 @@
         (directory / name).write_text(to_yaml(manifest))
 
 A server on one node is a Deployment; one over several nodes is a LeaderWorkerSet, whose leader starts the ranks on its
-workers. Pods hold no weights: they link to the store, and check what they link to before the server starts.
+workers. Pods hold no weights: they link to the store, and verify the linked artifacts before the server starts.
 """
 
 from __future__ import annotations

@@ -35,11 +35,14 @@ _PRODUCTS = {
     "L4": "NVIDIA-L4",
     "L40S": "NVIDIA-L40S",
 }
+"""The label `nvidia.com/gpu.product` by GPU of the catalog: GPU feature discovery (NVIDIA/k8s-device-plugin) writes the
+driver's name of the GPU, with `-` for blanks. Nodes whose GPUs are shared or split have other labels: `gpu_product`
+names those."""
 SSH_PORT = 2222
 SSH_OPTIONS = (
     "-i", f"{KEYS}/id", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null",
 )  # fmt: skip
-"""Workers make their host keys when they start; what they let in is the key of the secret alone."""
+"""Workers make host keys when they start, and accept only the key in the secret."""
 
 _HOST_KEY = f"{HOST_KEYS}/host_key"
 _CLOSING_SECONDS = 15
@@ -59,20 +62,20 @@ class Volume:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """The pod's part."""
+        """Its entry among the volumes of the pod."""
         return {"name": self.name, **self.source}
 
     @property
     def mount(self) -> dict[str, Any]:
-        """The container's part."""
+        """Its entry among the mounts of a container."""
         return {"name": self.name, "mountPath": self.path, **({} if self.writable else {"readOnly": True})}
 
 
 def store_of_pods(options: ServingManifestOptions) -> StoreConfig:
-    """The store as pods open it: they read and verify, so they know no key that signs.
+    """The store's configuration in pods: they only read and verify, so they get no signing key.
 
     Raises:
-        ConfigError: No claim has the store.
+        ConfigError: No volume claim holds the store.
     """
     store = options.store
     signing = store.signing and store.signing.model_copy(update={"private_key": None, "password_variable": None})
@@ -109,7 +112,7 @@ def ssh_volumes() -> tuple[Volume, ...]:
 
 
 def mounts(volumes: Sequence[Volume]) -> list[dict[str, Any]]:
-    """The mounts of a container that sees all of them."""
+    """The mounts of a container that sees all these volumes."""
     return [volume.mount for volume in volumes]
 
 
@@ -230,7 +233,7 @@ def _container(name: str, image: str, command: Sequence[str], volumes: Sequence[
 
 
 def _setup(release: ServedRelease, plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, Any]:
-    """It sees the GPUs, too: an engine of another host is refused before anything is loaded."""
+    """It sees the GPUs, too, so that an engine that was built for another host is refused before it is loaded."""
     store = store_of_pods(options).model_dump_json(exclude_none=True)
     repository = f"{release.repository.kind}/{release.repository.digest}"
     command = (*_PACKAGE, "pod", "lay-out", repository, "--store", store, "--view", REPOSITORY)
@@ -251,7 +254,7 @@ def _wait_for_workers(release: ServedRelease, plan: LaunchPlan, options: Serving
 
 
 def host_names(release: ServedRelease, nodes: int) -> tuple[str, ...]:
-    """Names of the pods of one group in DNS; Kubernetes puts the leader's name in.
+    """DNS names of the pods of one group; Kubernetes inserts the leader's name.
 
     Source: `SubdomainShared` of `api/leaderworkerset/v1/leaderworkerset_types.go` of kubernetes-sigs/lws at 060ab4da.
     """
@@ -297,7 +300,7 @@ def _probes(plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, Any]
 
 
 def _lifecycle(plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, Any]:
-    """A server waits for its last requests by itself; mpirun kills it after a second, so there the pod waits."""
+    """A single server drains by itself; mpirun would kill its servers after a second, so there the pod waits."""
     drain = 0 if plan.mode == "single" else options.drain_seconds
     return {"lifecycle": {"preStop": {"sleep": {"seconds": options.endpoint_seconds + drain}}}}
 

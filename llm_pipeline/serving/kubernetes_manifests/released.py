@@ -1,4 +1,4 @@
-"""What is served: a release's artifacts for one target, and the names, labels and annotations that tell so."""
+"""The artifacts of a release that pods serve on one target, and the pods' names, labels and annotations."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def workload_name(name: str, target_name: str) -> str:
 
 
 def workload_endpoint(name: str, target_name: str) -> str:
-    """Name of the workload's Service; a LeaderWorkerSet takes its own name for a headless one."""
+    """Name of the workload's Service; a LeaderWorkerSet uses its own name for a headless one."""
     return f"{workload_name(name, target_name)}-endpoint"
 
 
 def staging_name(release_name: str) -> str:
-    """What a release config is called while it is staged: its pods are not those in production."""
+    """Name of a release config while it is staged, so that its pods are not the production pods."""
     return f"{release_name}-staging"
 
 
@@ -65,7 +65,7 @@ class ServedRelease(Frozen):
 
     @property
     def endpoint(self) -> str:
-        """Name of the Service."""
+        """Name of the Service, which is not the workload's: a LeaderWorkerSet uses that."""
         return workload_endpoint(self.name, self.target.name)
 
     @property
@@ -75,7 +75,7 @@ class ServedRelease(Frozen):
 
     @property
     def annotations(self) -> dict[str, str]:
-        """Digests of what is served, and texts that are too free for labels."""
+        """Digests of the served artifacts, and texts with characters that labels may not have."""
         return {
             f"{LABEL_PREFIX}release": self.release_id,
             f"{LABEL_PREFIX}model": self.model_id,
@@ -85,7 +85,7 @@ class ServedRelease(Frozen):
         }
 
     def labels(self, options: ServingManifestOptions) -> dict[str, str]:
-        """Labels of every object."""
+        """Labels of every object of the workload, the options' own included."""
         return {
             **{name: label_value(value) for name, value in options.labels.items()},
             **self.selector,

@@ -38,6 +38,9 @@ _BEHAVIOR = {
         "policies": [{"type": "Pods", "value": 1, "periodSeconds": 300}],
     },
 }
+"""Weights take minutes to load, so servers are added at once and removed slowly. The measure is the served model's own
+gauge, which every engine of this package has: `nv_trt_llm_*` metrics exist only with the C++ backend, and Triton's
+queue of a decoupled model is always empty."""
 _WIDTH = 120
 
 
@@ -61,7 +64,7 @@ def deployment(release: ServedRelease, plan: LaunchPlan, options: ServingManifes
 def leader_worker_set(release: ServedRelease, plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, Any]:
     """A `leaderworkerset.x-k8s.io/v1` LeaderWorkerSet: a group of pods, one a node, for each server.
 
-    A group lives and dies as one: MPI survives the loss of no rank.
+    A group is recreated as a whole: MPI does not survive the loss of a rank.
     """
     topology = {_EXCLUSIVE_TOPOLOGY: options.group_topology} if options.group_topology else {}
     metadata = release.metadata(options)
@@ -90,7 +93,7 @@ def answering_pods(release: ServedRelease, plan: LaunchPlan) -> dict[str, str]:
 
 
 def _replicas(options: ServingManifestOptions) -> dict[str, int]:
-    """An autoscaler's number is not to be set back whenever manifests are applied."""
+    """Left out with an autoscaler, whose number each new `kubectl apply` would reset."""
     return {"replicas": options.minimum_replicas} if options.autoscaler == "none" else {}
 
 
@@ -157,7 +160,7 @@ def horizontal_pod_autoscaler(
 
 
 def scaled_object(release: ServedRelease, plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, Any]:
-    """A `keda.sh/v1alpha1` ScaledObject that asks Prometheus; what Prometheus does not know changes nothing."""
+    """A `keda.sh/v1alpha1` ScaledObject that asks Prometheus; without data nothing is scaled."""
     series = f'{ACTIVE_REQUESTS}{{namespace="{options.namespace}",app_kubernetes_io_instance="{release.workload}"}}'
     trigger = {
         "type": "prometheus",
@@ -240,12 +243,12 @@ def render_manifests(release: ServedRelease, options: ServingManifestOptions) ->
 
 
 def to_yaml(manifest: dict[str, Any]) -> str:
-    """A manifest as YAML, its keys in the order in which people write them."""
+    """A manifest as YAML, with its keys in the order in which they were rendered."""
     return yaml.dump(manifest, Dumper=_Plain, sort_keys=False, width=_WIDTH)
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes repeated parts out: `kubectl` reads anchors, people do not."""
+    """Writes repeated parts in full: `kubectl` reads YAML anchors, people do not."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the base's signature
         return True

@@ -38,7 +38,7 @@ def _read(model: ModelSource, path: Path) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class _Code:
-    """One `model.py`."""
+    """The parsed code of one `model.py`."""
 
     model: ModelSource
     file: str
@@ -71,7 +71,7 @@ class _Code:
                 )
 
     def _calls_beside_threads(self) -> Iterator[Finding]:
-        """Calls of other models (BLS) beside other threads; `serving/models/engine_call.py` says why they matter."""
+        """Calls of other models (BLS) beside other threads; why they are dangerous: `serving/models/engine_call.py`."""
         if not self._imported() & set(_THREADS):
             return
         for node in ast.walk(self.tree):

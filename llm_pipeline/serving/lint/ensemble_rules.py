@@ -146,7 +146,7 @@ def _version(
 
 @dataclass(frozen=True)
 class _Use:
-    """One end of a tensor of the ensemble.
+    """A declaration of one tensor of the ensemble.
 
     Attributes:
         owner: What declares it, in words.
@@ -162,12 +162,12 @@ class _Use:
 
     @property
     def full_dims(self) -> tuple[int, ...]:
-        """With the batch's."""
+        """Dimensions including that of the batch."""
         return (_ANY, *self.dims) if self.batched else self.dims
 
 
 def type_rules(model: ModelSource, repository: Repository) -> Iterator[Finding]:
-    """Every use of a tensor against the first one."""
+    """Every use of a tensor against its first one (triton core, `ValidateTensorConsistency`)."""
     first: dict[str, _Use] = {}
     for name, use in _uses(model, repository):
         known, line = first.setdefault(name, use), model.string_line(name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 PARAMETERS = {
     "batching_strategy": "gpt_model_type (batching_strategy is its name in the template only)",
     "batching_type": "gpt_model_type",
-    "enable_trt_overlap": "nothing: the backend reads it no more",
+    "enable_trt_overlap": "nothing: the backend no longer reads it",
     "encoder_engine_dir": "encoder_model_path (encoder_engine_dir is its name in the template only)",
     "engine_dir": "gpt_model_path (engine_dir is its name in the template only)",
     "engine_path": "gpt_model_path",

@@ -50,7 +50,7 @@ def _two_places(model: ModelSource) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class _ArgumentsFile:
-    """One `model.yaml`."""
+    """The text and content of one `model.yaml`."""
 
     model: ModelSource
     file: str

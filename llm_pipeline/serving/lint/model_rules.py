@@ -34,7 +34,7 @@ _TYPES = ("TYPE_INT32", "TYPE_FP32")
 
 
 def model_rules(model: ModelSource, _: Repository) -> Iterator[Finding]:
-    """Name, backend and tensors."""
+    """Rules of a model's name, backend and tensors."""
     if not model.is_readable:
         return
     config = model.config
@@ -116,7 +116,7 @@ def _tensor(model: ModelSource, kind: str, tensor: ModelInput | ModelOutput) -> 
 
 
 def _format(model: ModelSource, label: str, tensor: ModelInput | ModelOutput, line: int | None) -> Iterator[Finding]:
-    """What only images, and only TensorRT's own plans, may say."""
+    """Fields that only images, and only TensorRT plans, may set."""
     is_plan = "tensorrt" in (model.config.backend, model.config.platform.removesuffix("_plan"))
     if getattr(tensor, "format", 0) and len(tensor.dims) != len(("channels", "height", "width")):
         message = f"{label} has an image's format and {len(tensor.dims)} dims"
@@ -156,7 +156,7 @@ def _sizes_around_wildcards(dims: Iterable[int]) -> list[int]:
 
 
 def instance_rules(model: ModelSource, _: Repository) -> Iterator[Finding]:
-    """GPUs and profiles of every group; an ensemble has none, which is a rule of ensembles."""
+    """GPUs and profiles of instance groups (triton core, `ValidateInstanceGroup`), as far as they need no host."""
     if model.is_ensemble:
         return
     for group in model.config.instance_group:
@@ -180,7 +180,7 @@ def _gpus(model: ModelSource, group: ModelInstanceGroup) -> Iterator[Finding]:
 
 
 def batch_io_rules(model: ModelSource, _: Repository) -> Iterator[Finding]:
-    """Sources, targets and types of `batch_input` and `batch_output`."""
+    """Sources, targets and types of `batch_input` and `batch_output` (triton core, `ValidateBatchIO`)."""
     config = model.config
     inputs = {tensor.name for tensor in config.input}
     outputs = {tensor.name for tensor in config.output}
@@ -229,7 +229,7 @@ def _targets(model: ModelSource, targets: list[str], outputs: Collection[str]) -
 
 
 def file_rules(model: ModelSource, _: Repository) -> Iterator[Finding]:
-    """Version directories and links."""
+    """Rules of version directories, missing code and symbolic links."""
     yield from _versions(model)
     for path in sorted(_links(model.directory)):
         yield model.file_finding(

@@ -1,6 +1,6 @@
-"""Reading `config.pbtxt` past its mistakes: each is explained and stepped over, so that one run tells of all.
+"""Reading `config.pbtxt` past its mistakes: each is explained and skipped, so that one run reports all of them.
 
-The server's parser stops at the first mistake, and says it in its own words.
+The server's parser stops at the first mistake.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST_MISTAKES = 100
 
 @dataclass(frozen=True)
 class Mistake:
-    """What the parser cannot read."""
+    """A part of the text that the parser cannot read."""
 
     rule: str
     message: str
@@ -33,7 +33,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Parsed:
-    """A configuration as far as it could be read; None if the parser could not get past a mistake."""
+    """The readable part of a configuration; None if the parser could not get past a mistake."""
 
     config: ModelConfig | None
     mistakes: tuple[Mistake, ...]
@@ -45,7 +45,7 @@ class _Repair:
     message: str
     fix: str
     text: str | None
-    """The text without the mistake; None if nobody knows what was meant."""
+    """The text without the mistake; None if the intention is unclear."""
 
 
 def parse_config(text: str) -> Parsed:

@@ -1,4 +1,4 @@
-"""A model repository as the rules see it, and what they find: configurations as far as they can be read, and files."""
+"""A model repository as the rules read it (files, and the readable part of configurations), and their findings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COMPLETING_FUNCTION = b"def auto_complete_config"
 
 @dataclass(frozen=True)
 class Finding:
-    """One broken rule.
+    """One broken rule, with the way to correct it.
 
     Attributes:
         model: The model's directory; empty for the repository itself.
@@ -35,7 +35,7 @@ class Finding:
         fix: What to write instead.
         file: Path of the file inside the model's directory; empty for the directory itself.
         line: Of the file, from 1, where known.
-        severity: `error` where the server refuses or misreads it, `warning` where it serves worse than it could.
+        severity: `error` if the server refuses or misreads it, `warning` if it serves worse than it could.
     """
 
     model: str
@@ -48,7 +48,7 @@ class Finding:
 
     @property
     def place(self) -> str:
-        """`model/file:line`, as far as they are known."""
+        """`model/file:line`; parts that are not known are left out."""
         path = "/".join(part for part in (self.model, self.file) if part) or "."
         return path if self.line is None else f"{path}:{self.line}"
 
@@ -92,7 +92,7 @@ class ModelSource:
 
     @property
     def is_ensemble(self) -> bool:
-        """Whether it wires other models."""
+        """Whether it is an ensemble, which only connects other models."""
         return bool(self.config.platform == "ensemble" or self.config.HasField("ensemble_scheduling"))
 
     @cached_property
@@ -119,7 +119,7 @@ class ModelSource:
         return line_of(self.code, match.start()) if match else None
 
     def field_line(self, name: str) -> int | None:
-        """Line of a field."""
+        """Line of the first field of this name; None if there is none."""
         return self.line(rf"\b{re.escape(name)}\b\s*[:{{\[]")
 
     def string_line(self, value: str) -> int | None:
@@ -130,7 +130,7 @@ class ModelSource:
     def finding(
         self, rule: str, message: str, fix: str, line: int | None = None, severity: Severity = "error"
     ) -> Finding:
-        """A finding in its configuration."""
+        """A finding in its `config.pbtxt`."""
         return Finding(self.name, rule, message, fix, CONFIG_FILE, line, severity)
 
     def file_finding(self, file: str, rule: str, message: str, fix: str, severity: Severity = "error") -> Finding:

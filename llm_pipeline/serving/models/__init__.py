@@ -1,1 +1,1 @@
-"""The code that Triton's python backend runs: files that are copied into model repositories and stand alone there."""
+"""Code that Triton's python backend runs: files that are copied into model repositories and import nothing of ours."""

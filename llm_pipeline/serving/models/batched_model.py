@@ -39,7 +39,7 @@ class Live:
 
     name: str
     reply: base.Reply
-    asked: base.Asked
+    asked: base.Inputs
     prompt: list[int]
     not_before: float
     window: base.TokenWindow = field(default_factory=base.TokenWindow)
@@ -52,11 +52,11 @@ class Live:
 
     @property
     def shown_early(self) -> bool:
-        """Whether its text matters before it is complete."""
+        """Whether its text is needed before it is complete."""
         return self.asked.stream or bool(self.asked.stop_words)
 
     def take(self, output: batching.Output) -> None:
-        """Take what was generated."""
+        """Add generated tokens, whose text is decoded later."""
         self.window.tokens += output.tokens
         self.unread_tokens += len(output.tokens)
 
@@ -113,7 +113,7 @@ class TritonPythonModel(served_model.ServedModel):
 
     def _accept(self, request: Any, sender: Any) -> Live:
         self._drill.fail_if_due()
-        asked = base.Asked.read(request, self._limits)
+        asked = base.Inputs.read(request, self._limits)
         if asked.temperature > 0 and not batching.SAMPLES:
             raise base.invalid(f"temperature {asked.temperature}: this engine decodes greedily, send 0 or none")
         prompt = self._tokenizer.encode(asked.prompt, add_special_tokens=self._add_special)
@@ -136,23 +136,23 @@ class TritonPythonModel(served_model.ServedModel):
     def _serve(self) -> None:
         while not self._stopping:
             try:
-                self._turn()
+                self._step()
             except Exception as error:  # noqa: BLE001 - whatever the engine throws must not end the thread
                 self._start_again(f"{error!r}")
         self._end_all(None)
 
-    def _turn(self) -> None:
+    def _step(self) -> None:
         self._admit()
-        outputs = self._batcher.outputs(self._patience())
+        outputs = self._batcher.outputs(self._seconds_to_wait())
         self._deliver([(self._running[output.name], output) for output in outputs])
-        self._end_those_left()
+        self._cancel_abandoned()
         waiting = len(self._waiting) + self._batcher.waiting
         load = served_model.EngineLoad(self._batcher.cache_usage, waiting, self._batcher.preemptions)
         self._metrics.engine_load(load, last=not self._running)
         if not self._batcher.is_running and not self._stopping:
             self._start_again("its thread ended")
 
-    def _patience(self) -> float:
+    def _seconds_to_wait(self) -> float:
         """How long to wait for tokens before there is something else to do."""
         if not self._running and not self._waiting:
             return IDLE_POLL_SECONDS
@@ -205,7 +205,7 @@ class TritonPythonModel(served_model.ServedModel):
         )
         return texts
 
-    def _end_those_left(self) -> None:
+    def _cancel_abandoned(self) -> None:
         """End requests whose clients are gone: their part of the batch and KV cache is freed."""
         now = time.monotonic()
         if now - self._looked_at < self._cancellation_seconds:

@@ -74,7 +74,7 @@ class TritonPythonModel:
     """The entry points that Triton calls."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Read the configuration."""
+        """Read transaction policy, parameters and output types from the model's configuration."""
         config, parameters = json.loads(args["model_config"]), base.parameters(args)
         self._decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
         self._accumulate = parameters.get("accumulate_tokens") == "true"
@@ -141,7 +141,7 @@ class TritonPythonModel:
             yield response([(text + piece if self._accumulate else piece).encode()], {})
 
     def _beside(self, outputs: dict[str, list[Any]]) -> dict[str, Any]:
-        """What the engine says beside tokens, as arrays: of one request and one beam."""
+        """The engine's other outputs as arrays: of one request and one beam."""
         return {
             name: np.array(outputs[name], kind).reshape([1] * (self._ranks[name] - 1) + [-1])
             for name, kind in self._types.items()
@@ -168,7 +168,7 @@ class TritonPythonModel:
 
 
 def response(texts: list[bytes], outputs: dict[str, Any]) -> Any:
-    """One response: a text for each beam, and what the engine says beside it."""
+    """One response: a text for each beam, and the engine's other outputs."""
     tensors = [pb_utils.Tensor(name, value) for name, value in outputs.items()]
     return pb_utils.InferenceResponse([pb_utils.Tensor("text_output", np.array([texts], dtype=object)), *tensors])
 

@@ -59,7 +59,7 @@ class EngineCall:
         return self._answers
 
     def stop(self) -> None:
-        """Have the engine give up what is left of the answer, and wait until it has; never raises, like `drain`."""
+        """Let the engine abandon the rest of the answer, and wait until it has; never raises, like `drain`."""
         with contextlib.suppress(CallError):
             deque(self._exchange({**self._fields, "stop": True}), maxlen=0)
         self.drain()
@@ -107,5 +107,5 @@ def _refusal(model: str, status: int, body: bytes) -> CallError:
 
 
 def _values(array: Any) -> list[Any]:
-    """Elements as JSON has them."""
+    """The elements of an array as values of JSON, flat."""
     return [value.decode() if isinstance(value, bytes) else value for value in array.reshape(-1).tolist()]

@@ -36,7 +36,7 @@ class Live:
     """One request from its acceptance to its last response."""
 
     reply: base.Reply
-    asked: base.Asked
+    asked: base.Inputs
     prompt: list[int]
     seed: int
     window: base.TokenWindow = field(default_factory=base.TokenWindow)
@@ -70,7 +70,7 @@ class TritonPythonModel(served_model.ServedModel):
 
     def _accept(self, request: Any, sender: Any) -> Live:
         self._drill.fail_if_due()
-        asked = base.Asked.read(request, self._limits)
+        asked = base.Inputs.read(request, self._limits)
         prompt = self._codec.encode(asked.prompt, special=self._add_special)
         asked.require_room(len(prompt), self._limits)
         return Live(self.reply_to(asked, sender, len(prompt)), asked, prompt, seed=self._drill.seen)
@@ -107,7 +107,7 @@ class TritonPythonModel(served_model.ServedModel):
         self._deliver(live, [], "stop")
 
     def _reason(self, live: Live, tokens: list[int]) -> str:
-        """Why the answer ends with these tokens, as the engine does not tell; empty if it goes on."""
+        """Why the answer ends with these tokens, which the engine does not report; empty if it goes on."""
         if not live.asked.ignore_eos and tokens and tokens[-1] in self._ends:
             return "stop"
         complete = len(live.window.tokens) + len(tokens) >= live.asked.maximum_tokens
@@ -147,7 +147,7 @@ class TritonPythonModel(served_model.ServedModel):
 
 
 def refusal_of(error: engine_call.CallError) -> base.RefusedError:
-    """What the engine's model refuses is refused alike; what fails there is our failure."""
+    """A refusal of the engine's model is passed on; a failure there is a failure of this model."""
     if error.code == pb_utils.TritonError.UNAVAILABLE:
         return base.unavailable(str(error))
     if error.code == pb_utils.TritonError.INVALID_ARG:

@@ -22,13 +22,13 @@ class Codec(Protocol):
         """Tokens of a text; `special` adds the model's own, such as a begin-of-text token."""
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool) -> str:
-        """The text of tokens."""
+        """The text of tokens; `skip_special` leaves the model's own tokens out."""
 
     def token_id(self, token: str) -> int | None:
         """The number of a token; None if there is none."""
 
     def size(self) -> int:
-        """Tokens of the vocabulary."""
+        """Number of tokens in the vocabulary."""
 
 
 class FastCodec:
@@ -78,7 +78,7 @@ class SlowCodec:
 
 
 def open_codec(directory: Path) -> Codec:
-    """The tokenizer in a directory."""
+    """The tokenizer in a directory: its `tokenizer.json`, else what transformers makes of its files."""
     return FastCodec(directory) if (directory / "tokenizer.json").is_file() else SlowCodec(directory)
 
 

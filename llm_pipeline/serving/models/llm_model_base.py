@@ -3,9 +3,9 @@
 This file is copied into a model repository beside `llm/1/model.py` and `served_model.py`. It runs in Triton's stub
 process and therefore stands alone: standard library, numpy and triton_python_backend_utils.
 
-Responses of a streaming request carry pieces of `text_output` with the number of tokens behind each in
-`output_tokens`; the first one has the prompt's `input_tokens`, so that whoever leaves half-way knows them too, and the
-last one a `finish_reason`. A request without `stream` gets one response.
+Responses of a streaming request carry pieces of `text_output` with the number of tokens behind each in `output_tokens`;
+the first one has the prompt's `input_tokens`, so that a client that leaves early has them, and the last one a
+`finish_reason`. A request without `stream` gets one response.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OTHER_SAMPLING = frozenset({
     "min_tokens", "n", "no_repeat_ngram_size", "num_beams", "presence_penalty", "random_seed", "repetition_penalty",
     "response_format", "runtime_top_k", "runtime_top_p", "seed", "stop_words", "top_k", "top_p", "typical_p",
 })  # fmt: skip
-"""What other servers' clients ask for, and what would change the answer if it were not ignored."""
+"""Sampling options of other servers. They would change the answer, so they are refused and not ignored."""
 
 CANCELLATION_POLL_SECONDS = 0.02
 SHUTDOWN_SECONDS = 5.0
@@ -47,23 +47,23 @@ class RefusedError(Exception):
 
 
 def invalid(message: str) -> RefusedError:
-    """The caller's mistake."""
+    """The error of a request that is wrong."""
     return RefusedError(pb_utils.TritonError.INVALID_ARG, "invalid", message)
 
 
 def unavailable(message: str) -> RefusedError:
-    """Try again later, or elsewhere."""
+    """The error of a request to be sent again later, or to another server."""
     return RefusedError(pb_utils.TritonError.UNAVAILABLE, "rejected", message)
 
 
 def failure(message: str) -> RefusedError:
-    """Our mistake."""
+    """The error of a request that failed by a fault of the engine or of this code."""
     return RefusedError(pb_utils.TritonError.INTERNAL, "failed", message)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the engine takes at once; from the parameters of `config.pbtxt`."""
+    """The engine's limits, from the parameters of `config.pbtxt`."""
 
     maximum_sequences: int
     maximum_tokens_per_request: int
@@ -84,7 +84,7 @@ class Limits:
 
 @dataclass
 class Drill:
-    """A fault on purpose: `{"delay_milliseconds": 0, "failure_fraction": 0}` in the environment."""
+    """An injected fault for drills: `{"delay_milliseconds": 0, "failure_fraction": 0}` in the environment."""
 
     delay_seconds: float = 0.0
     failure_fraction: float = 0.0
@@ -97,7 +97,7 @@ class Drill:
         return Drill(float(document.get("delay_milliseconds", 0)) / 1e3, float(document.get("failure_fraction", 0)))
 
     def fail_if_due(self) -> None:
-        """Fail this request if it must: evenly spread, so that the share is exact at any time."""
+        """Fail the due share of requests, evenly spread, so that the share is exact at any time."""
         self.seen += 1
         if int(self.seen * self.failure_fraction) > int((self.seen - 1) * self.failure_fraction):
             raise failure("drill: this request fails on purpose")
@@ -107,8 +107,8 @@ class Drill:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request's inputs, within the limits that need no tokenizer."""
+class Inputs:
+    """A request's inputs, within the limits that can be checked without a tokenizer."""
 
     prompt: str
     stop_words: tuple[str, ...]
@@ -118,8 +118,8 @@ class Asked:
     stream: bool
 
     @staticmethod
-    def read(request: Any, limits: Limits) -> Asked:
-        """Read a request; raises `RefusedError` for a senseless one."""
+    def read(request: Any, limits: Limits) -> Inputs:
+        """Read a request; raises `RefusedError` for inputs outside of the limits."""
         refuse_other_sampling(request)
         prompt = utf8(scalar(request, "text_input", b""), "text_input")
         if not prompt.strip():
@@ -133,7 +133,7 @@ class Asked:
         temperature = float(scalar(request, "temperature", 0.0))
         if not 0.0 <= temperature <= MAXIMUM_TEMPERATURE:  # NaN compares false
             raise invalid(f"temperature {temperature} is not in 0..{MAXIMUM_TEMPERATURE}")
-        return Asked(
+        return Inputs(
             prompt,
             stop_words,
             maximum,
@@ -151,7 +151,7 @@ class Asked:
 
 @dataclass
 class TokenWindow:
-    """Tokens that become text piece by piece, without ever showing half a character.
+    """Tokens that become text piece by piece, and never show half a character.
 
     A token's text depends on the tokens before it, so a window of earlier tokens is decoded twice, without and with
     the new ones, and the difference is new. Bytes of an unfinished character decode to U+FFFD and wait.
@@ -175,7 +175,7 @@ class TokenWindow:
 
 @dataclass
 class Text:
-    """Text that grows, without ever showing a part of a stop word."""
+    """Text that grows, and never shows a part of a stop word."""
 
     stop_words: tuple[str, ...] = ()
     visible: str = ""
@@ -260,18 +260,18 @@ def error_answer(refusal: RefusedError) -> Any:
 
 
 def send(sender: Any, response: Any, *, last: bool = True) -> None:
-    """Send a response; a client that is gone is no error of ours."""
+    """Send a response; that the client has gone is only logged."""
     outputs = response.output_tensors()
     try:
         sender.send(response, flags=FINAL if last else 0)
     except pb_utils.TritonModelException as error:
         pb_utils.Logger.log_warn(f"llm: a response could not be sent: {error}")
-    del outputs  # Triton drops outputs that nobody asked for without Python's lock: it must not be their last owner
+    del outputs  # Triton drops outputs that were not requested without Python's lock: it must not be their last owner
 
 
 @dataclass
 class Reply:
-    """The answer to one request, while it grows and is sent; `input_tokens` are those that were not told yet."""
+    """The answer to one request while it is generated and sent; `input_tokens` are those not yet reported."""
 
     sender: Any
     version: int
@@ -282,7 +282,7 @@ class Reply:
     checked_at: float = 0.0
 
     def client_left(self) -> bool:
-        """Whether the client is gone; asked seldom, because each question is a message between processes."""
+        """Whether the client is gone; checked rarely, because each check is a message between processes."""
         now = time.monotonic()
         if now - self.checked_at < CANCELLATION_POLL_SECONDS:
             return False

@@ -53,14 +53,14 @@ class Live:
     """One request from its acceptance to its last response."""
 
     reply: base.Reply
-    asked: base.Asked
+    asked: base.Inputs
     prompt: list[int]
     seed: int
     task: asyncio.Task[None] | None = None
     result: Any = None
 
     def stop(self) -> None:
-        """Tell the engine that nobody waits for the rest."""
+        """Let the engine abandon the rest of the answer."""
         if self.result is not None and not self.result.finished:
             self.result.abort()
 
@@ -119,7 +119,7 @@ class TritonPythonModel(served_model.ServedModel):
 
     def _accept(self, request: Any, sender: Any) -> Live:
         self._drill.fail_if_due()
-        asked = base.Asked.read(request, self._limits)
+        asked = base.Inputs.read(request, self._limits)
         prompt = list(self._llm.tokenizer.encode(asked.prompt, add_special_tokens=self._add_special))
         asked.require_room(len(prompt), self._limits)
         return Live(self.reply_to(asked, sender, len(prompt)), asked, prompt, seed=self._drill.seen)
@@ -132,7 +132,7 @@ class TritonPythonModel(served_model.ServedModel):
         live.task.add_done_callback(lambda task: self._ended(live, task))
 
     def _ended(self, live: Live, task: asyncio.Task[None]) -> None:
-        """Answer those requests that did not come to their end."""
+        """Answer a request that was cancelled or failed."""
         if task.cancelled():
             self._forget(live, "cancelled")
             live.reply.cancel()

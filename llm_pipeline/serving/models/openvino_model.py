@@ -46,12 +46,12 @@ class Live:
 
     @property
     def prompt(self) -> Any:
-        """Its tokens."""
+        """The tokens of the prompt."""
         return self.ids.data[0]
 
     @property
     def shown_early(self) -> bool:
-        """Whether its text matters before it is complete."""
+        """Whether its text is needed before it is complete."""
         return self.reply.stream or bool(self.reply.text.stop_words)
 
     def read(self) -> int:
@@ -115,7 +115,7 @@ class TritonPythonModel(served_model.ServedModel):
 
     def _accept(self, request: Any, sender: Any) -> Live:
         self._drill.fail_if_due()
-        asked = base.Asked.read(request, self._limits)
+        asked = base.Inputs.read(request, self._limits)
         if self._pipeline is None and not self._stopping:
             raise base.unavailable("the engine failed and could not be loaded again")
         ids = self._tokenizer.encode(asked.prompt).input_ids
@@ -127,7 +127,7 @@ class TritonPythonModel(served_model.ServedModel):
             not_before=time.monotonic() + self._drill.delay_seconds,
         )
 
-    def _generation(self, asked: base.Asked) -> Any:
+    def _generation(self, asked: base.Inputs) -> Any:
         config = genai.GenerationConfig()
         config.max_new_tokens, config.apply_chat_template = asked.maximum_tokens, False
         config.eos_token_id, config.stop_token_ids = self._end_token, {self._end_token}
@@ -157,7 +157,7 @@ class TritonPythonModel(served_model.ServedModel):
     def _serve(self) -> None:
         while self._wait_for_work():
             try:
-                self._turn()
+                self._step()
             except Exception as error:  # noqa: BLE001 - whatever the engine throws must not end the thread
                 pb_utils.Logger.log_error(f"llm: the engine failed: {error!r}; loading it again")
                 self._end_all(base.failure(f"the engine failed: {error}"))
@@ -175,7 +175,7 @@ class TritonPythonModel(served_model.ServedModel):
             self._inbox.clear()
             return not self._stopping
 
-    def _turn(self) -> None:
+    def _step(self) -> None:
         now = time.monotonic()
         for live in list(self._live):
             if live.reply.client_left():

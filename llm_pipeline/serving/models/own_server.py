@@ -1,4 +1,4 @@
-"""Where the server that a python model runs in answers HTTP: read from its command line, as Triton does not tell.
+"""Where the server that a python model runs in answers HTTP: read from its command line, as Triton has no API for it.
 
 This file is copied into a model repository beside `engine_call.py` and stands alone there: standard library only.
 """
@@ -38,7 +38,7 @@ class ServerAddress(NamedTuple):
 
     @staticmethod
     def of_parent() -> ServerAddress:
-        """That of the server that started this process."""
+        """The address of the server that started this process."""
         command = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace")
         return ServerAddress.of_arguments(command.split("\0"))
 

@@ -31,7 +31,7 @@ class TritonPythonModel:
         self._skip_special = parameters.get("skip_special_tokens", "true") == "true"
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """A response for each request."""
+        """Decode the tokens of each request; one response each, in order."""
         return [self._respond(request) for request in requests]
 
     def _respond(self, request: Any) -> Any:

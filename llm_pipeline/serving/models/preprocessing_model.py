@@ -23,7 +23,7 @@ UNSERVED = ("IMAGE_BYTES", "IMAGE_URL", "IMAGE_SIZES", "VIDEO_BYTES", "PROMPT_TA
 
 
 class RefusedError(Exception):
-    """The caller's mistake."""
+    """The request asks for what this model does not serve, or is inconsistent."""
 
 
 class TritonPythonModel:
@@ -39,7 +39,7 @@ class TritonPythonModel:
         self._add_special = parameters.get("add_special_tokens", "true") == "true"
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """A response for each request."""
+        """Tokenize each request; one response each, in order."""
         return [self._respond(request) for request in requests]
 
     def _respond(self, request: Any) -> Any:
@@ -109,7 +109,7 @@ def values(request: Any, name: str) -> Any:
 
 
 def padded(rows: list[list[int]], padding: int) -> npt.NDArray[np.int32]:
-    """Token rows as one array."""
+    """Token rows as one array, filled up at the end to the longest row."""
     width = max(map(len, rows))
     return np.array([row + [padding] * (width - len(row)) for row in rows], np.int32).reshape(len(rows), width)
 

@@ -1,4 +1,4 @@
-"""What every served model `llm` sets up and counts: limits, metrics, and the requests that it has accepted.
+"""Set-up, metrics and admission of every served model `llm`, whichever engine is behind it.
 
 This file is copied into a model repository beside `llm/1/model.py` and `llm_model_base.py`, and stands alone there:
 standard library and triton_python_backend_utils.
@@ -25,7 +25,7 @@ GAUGE_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """What an engine tells after a step: KV cache in use (0 to 1), waiting requests, preemptions since its start."""
+    """What an engine reports after a step: KV cache in use (0 to 1), waiting requests, preemptions since its start."""
 
     kv_cache_usage: float
     waiting: int = 0
@@ -36,9 +36,9 @@ class Metrics:
     """The model's own metrics, on Triton's metrics endpoint.
 
     One call at a time: two threads in the metric calls of one stub end the whole server (2.51) with a segmentation
-    fault. Instances of one model share its metrics, so `llm_active_requests` is moved and never set; the KV cache is
-    an instance's own, and so is its gauge. None of them is ever collected: as the process ends that is a fault in its
-    stub (2.51), and before, it takes the metric from the instances and versions that share it.
+    fault. Instances of one model share its metrics, so `llm_active_requests` is incremented and decremented, never
+    set; each instance has its own KV cache, and its own gauge. No metric is ever garbage-collected: at the end of the
+    process that crashes the stub (2.51), and earlier it removes the metric of the instances and versions that share it.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Metrics:
         self._kv_cache: Any = None
         self._waiting: Any = None
         self._preemptions: Any = None
-        self._preempted, self._told_at = 0, 0.0
+        self._preempted, self._reported_at = 0, 0.0
         family = pb_utils.MetricFamily
         requests = family(name="llm_requests_total", description="requests by outcome", kind=family.COUNTER)
         tokens = family(name="llm_tokens_total", description="generated tokens", kind=family.COUNTER)
@@ -64,23 +64,23 @@ class Metrics:
             self._prompts.increment(input_tokens)
 
     def ended(self, outcome: str) -> None:
-        """Count a request that ended."""
+        """Count a request that was refused, by its outcome."""
         with self._lock:
             self._outcomes[outcome].increment(1)
 
     def freed(self, outcome: str) -> None:
-        """Count an accepted request that ended."""
+        """Count an accepted request that ended, by its outcome."""
         with self._lock:
             self._outcomes[outcome].increment(1)
             self._active.increment(-1)
 
     def generated(self, tokens: int) -> None:
-        """Count generated tokens."""
+        """Count tokens that the engine generated."""
         with self._lock:
             self._tokens.increment(tokens)
 
     def show_kv_cache(self, instance: str) -> None:
-        """Have a gauge `llm_kv_cache_usage` for this instance; only engines that tell their usage have one."""
+        """Add the gauge `llm_kv_cache_usage` of this instance, for engines that report their usage."""
         family = pb_utils.MetricFamily
         usage = family(
             name="llm_kv_cache_usage", description="KV cache in use at the last step, 0 to 1", kind=family.GAUGE
@@ -89,7 +89,7 @@ class Metrics:
         _keep(usage, self._kv_cache)
 
     def show_engine(self, instance: str) -> None:
-        """Have `llm_waiting_requests` and `llm_preemptions_total` for this instance, too."""
+        """Add `llm_waiting_requests` and `llm_preemptions_total` of this instance, too."""
         self.show_kv_cache(instance)
         family = pb_utils.MetricFamily
         waiting = family(name="llm_waiting_requests", description="accepted, not in the batch", kind=family.GAUGE)
@@ -100,15 +100,15 @@ class Metrics:
         _keep(waiting, preemptions, self._waiting, self._preemptions)
 
     def kv_cache_usage(self, fraction: float, *, last: bool) -> None:
-        """Tell the KV cache's usage after a step; seldom, but always of the last step before the engine rests."""
+        """Report the KV cache's usage after a step; see `engine_load`."""
         self.engine_load(EngineLoad(fraction), last=last)
 
     def engine_load(self, load: EngineLoad, *, last: bool) -> None:
-        """Tell all that the engine says of itself after a step, as seldom as its usage."""
+        """Report the engine's load after a step: at most every 0.1 s, and always before it idles."""
         now = time.monotonic()
-        if not last and now - self._told_at < GAUGE_SECONDS:
+        if not last and now - self._reported_at < GAUGE_SECONDS:
             return
-        self._told_at = now
+        self._reported_at = now
         with self._lock:
             self._kv_cache.set(load.kv_cache_usage)
             if self._waiting:
@@ -119,13 +119,13 @@ class Metrics:
 
 
 def _keep(*objects: Any) -> None:
-    """Have objects outlive everything in this process."""
+    """Keep objects alive until the process ends, whatever else is collected."""
     for one in objects:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
 
 
 class Places:
-    """The requests that were accepted and have not ended, up to the most that may wait or run at a time."""
+    """Accepted requests that have not ended, limited to those that may wait or run at a time."""
 
     def __init__(self, limits: base.Limits, metrics: Metrics) -> None:
         self._most, self._metrics = limits.accepted, metrics
@@ -143,19 +143,19 @@ class Places:
         self._metrics.accepted(input_tokens)
 
     def free(self, outcome: str) -> None:
-        """An accepted request ended."""
+        """Give back the place of an accepted request, which ended with this outcome."""
         with self._lock:
             self._taken -= 1
         self._metrics.freed(outcome)
 
     def close(self) -> None:
-        """Accept no more."""
+        """Refuse all further requests: the server is stopping."""
         with self._lock:
             self._closed = True
 
 
 class ServedModel:
-    """Base of the classes that Triton calls."""
+    """Base of the classes `TritonPythonModel` that Triton calls."""
 
     def set_up(self, args: dict[str, str]) -> dict[str, str]:
         """Read the arguments of `initialize`; returns the parameters of `config.pbtxt`.
@@ -191,6 +191,6 @@ class ServedModel:
             else:
                 begin(live)
 
-    def reply_to(self, asked: base.Asked, sender: Any, input_tokens: int) -> base.Reply:
+    def reply_to(self, asked: base.Inputs, sender: Any, input_tokens: int) -> base.Reply:
         """The reply to an accepted request, still empty."""
         return base.Reply(sender, self._version, asked.stream, base.Text(asked.stop_words), input_tokens)

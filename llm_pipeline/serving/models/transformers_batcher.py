@@ -164,12 +164,10 @@ class Batcher:
 
     @property
     def longest(self) -> int:
-        """Most tokens of a prompt and its answer."""
         return self._settings.maximum_tokens_per_request
 
     @property
     def blocks(self) -> int:
-        """Blocks of the cache."""
         return int(self._manager.batch_processor.cache.num_blocks)
 
     @property
@@ -218,30 +216,29 @@ class Batcher:
         )
 
     def cancel(self, name: str) -> None:
-        """End a request; nothing more is told of it."""
+        """End a request; no more output of it is returned."""
         if self._forget(name):
             self._manager.cancel_request(name)
 
     def wake(self) -> None:
-        """Have `outputs` return."""
+        """Make a waiting `outputs` return at once."""
         self._outbox.put(None)
 
     def outputs(self, timeout_seconds: float) -> list[Output]:
-        """What was generated since the last call, waiting for the first of it; empty at the time limit."""
         collected: dict[str, Output] = {}
-        for told in self._told(timeout_seconds):
-            if told is not None and (output := self._read(told)):
+        for received in self._received(timeout_seconds):
+            if received is not None and (output := self._read(received)):
                 collected[output.name] = _joined(collected.get(output.name), output)
         return list(collected.values())
 
     def stop(self) -> None:
-        """End the thread."""
+        """End all requests and the thread that steps the batch."""
         for name in list(self._requests):
             self.cancel(name)
         if self._manager is not None:
             self._manager.stop(block=True, timeout=STOP_SECONDS)
 
-    def _told(self, timeout_seconds: float) -> Iterator[Any]:
+    def _received(self, timeout_seconds: float) -> Iterator[Any]:
         try:
             yield self._outbox.get(timeout=timeout_seconds)
             while True:
@@ -249,20 +246,20 @@ class Batcher:
         except queue.Empty:
             return
 
-    def _read(self, told: Any) -> Output | None:
-        request = self._requests.get(told.request_id)
+    def _read(self, received: Any) -> Output | None:
+        request = self._requests.get(received.request_id)
         if request is None:
             return None
-        tokens = told.generated_tokens[request.seen :]
+        tokens = received.generated_tokens[request.seen :]
         request.seen += len(tokens)
-        if told.error:
-            self._forget(told.request_id)
-            return Output(told.request_id, [], error=told.error)
-        if not told.is_finished():
-            return Output(told.request_id, tokens)
-        self._forget(told.request_id)
-        ended = bool(told.generated_tokens) and told.generated_tokens[-1] in self._end_tokens
-        return Output(told.request_id, tokens, "stop" if ended else "length")
+        if received.error:
+            self._forget(received.request_id)
+            return Output(received.request_id, [], error=received.error)
+        if not received.is_finished():
+            return Output(received.request_id, tokens)
+        self._forget(received.request_id)
+        ended = bool(received.generated_tokens) and received.generated_tokens[-1] in self._end_tokens
+        return Output(received.request_id, tokens, "stop" if ended else "length")
 
     def _forget(self, name: str) -> bool:
         request = self._requests.pop(name, None)

@@ -98,7 +98,7 @@ class Batcher:
 
     Attributes:
         tokenizer: The checkpoint's.
-        facts: What the engine says of itself: its version, blocks of its KV cache, how it read the weights.
+        facts: Version, blocks of the KV cache, and how the weights were read, as the engine reported them.
         waiting: Requests in vLLM's queue.
         preemptions: Requests that lost their place in vLLM's batch, since the engine started.
     """
@@ -159,21 +159,19 @@ class Batcher:
         self._sending = threading.Lock()
         arguments = {**self._settings.arguments, "model": self._checkpoint.name}
         self._send({"arguments": arguments, "end_tokens": self._end_tokens})
-        said = _first(self._lines)
-        if "ready" not in said:
-            raise RuntimeError(f"vLLM did not start: {said.get('failed', 'its process ended, and its log says why')}")
-        self.facts: dict[str, Any] = said["ready"]
+        first = _first(self._lines)
+        if "ready" not in first:
+            raise RuntimeError(f"vLLM did not start: {first.get('failed', 'its process ended, and its log says why')}")
+        self.facts: dict[str, Any] = first["ready"]
         self._running = True
         threading.Thread(target=self._read, args=(self._lines, self._outbox), name="vllm", daemon=True).start()
 
     @property
     def longest(self) -> int:
-        """Most tokens of a prompt and its answer."""
         return self._settings.maximum_tokens_per_request
 
     @property
     def blocks(self) -> int:
-        """Blocks of the KV cache."""
         return int(self.facts["blocks"])
 
     @property
@@ -183,7 +181,6 @@ class Batcher:
 
     @property
     def is_running(self) -> bool:
-        """Whether the engine lives."""
         return self._running
 
     def fits(self, tokens: int) -> bool:
@@ -203,7 +200,7 @@ class Batcher:
         ignore_eos: bool = False,
         temperature: float = 0.0,
     ) -> None:
-        """Start a request."""
+        """Start a request; vLLM queues it if the batch is full."""
         self._live.add(name)
         self._send(
             {
@@ -216,19 +213,18 @@ class Batcher:
         )
 
     def cancel(self, name: str) -> None:
-        """End a request; nothing more is told of it."""
+        """End a request; no more output of it is returned."""
         if name in self._live:
             self._live.discard(name)
             self._send({"cancel": name})
 
     def wake(self) -> None:
-        """Have `outputs` return."""
+        """Make a waiting `outputs` return at once."""
         self._outbox.put(None)
 
     def outputs(self, timeout_seconds: float) -> list[Output]:
-        """What was generated since the last call, waiting for the first of it; empty at the time limit."""
         collected: dict[str, Output] = {}
-        for output in self._told(timeout_seconds):
+        for output in self._received(timeout_seconds):
             if output is None or output.name not in self._live:
                 continue
             earlier = collected.get(output.name)
@@ -245,7 +241,7 @@ class Batcher:
             return
         self._running = False
         with contextlib.suppress(OSError):
-            self._channel.shutdown(socket.SHUT_RDWR)  # to close it is not enough: the reader has it, too
+            self._channel.shutdown(socket.SHUT_RDWR)  # closing it is not enough: the reader holds it, too
         self._channel.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_SECONDS)
@@ -255,7 +251,7 @@ class Batcher:
             time.sleep(POLL_SECONDS)
         self._process = None
 
-    def _told(self, timeout_seconds: float) -> Iterator[Output | None]:
+    def _received(self, timeout_seconds: float) -> Iterator[Output | None]:
         try:
             yield self._outbox.get(timeout=timeout_seconds)
             while True:
@@ -307,7 +303,7 @@ class Batcher:
 
 
 def _first(lines: Any) -> dict[str, Any]:
-    """What vLLM's process says first; nothing when it ended."""
+    """The first message of vLLM's process; empty if it ended."""
     try:
         return dict(json.loads(lines.readline() or b"{}"))
     except OSError:

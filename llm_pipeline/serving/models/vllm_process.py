@@ -38,7 +38,7 @@ COMPLETE = "stop", "length"
 
 @dataclass
 class State:
-    """What the engine told of itself last.
+    """The load that the engine reported last.
 
     Attributes:
         cache_usage: Share of the KV cache that holds tokens of live requests, from 0 to 1.
@@ -63,12 +63,12 @@ class Engine:
     outbox: list[list[Any]] = field(default_factory=list)
 
     def submit(self, line: dict[str, Any]) -> None:
-        """Start a request."""
+        """Start a request as a task of its own."""
         name = line["submit"]
         self.tasks[name] = asyncio.create_task(self._generate(name, line))
 
     def cancel(self, name: str) -> None:
-        """End a request; nothing more is told of it."""
+        """End a request; no more output of it is sent."""
         if task := self.tasks.pop(name, None):
             task.cancel()
 
@@ -91,15 +91,15 @@ class Engine:
                 (made,) = output.outputs
                 reason = (made.finish_reason or "") if output.finished else ""
                 error = f"vLLM ended it: {reason}" if reason not in ("", *COMPLETE) else ""
-                self._tell(name, list(made.token_ids), "" if error else reason, error)
+                self._add_output(name, list(made.token_ids), "" if error else reason, error)
         except EngineDeadError:
-            self.writer.close()  # ends the process: whoever started it starts it again
+            self.writer.close()  # ends the process: its parent starts it again
         except Exception as error:  # noqa: BLE001 - whatever vLLM throws is one request's failure
-            self._tell(name, [], error=f"{error!r}")
+            self._add_output(name, [], error=f"{error!r}")
         finally:
             self.tasks.pop(name, None)
 
-    def _tell(self, name: str, tokens: list[int], finish_reason: str = "", error: str = "") -> None:
+    def _add_output(self, name: str, tokens: list[int], finish_reason: str = "", error: str = "") -> None:
         if not self.outbox:
             asyncio.get_running_loop().call_soon(self._flush)
         self.outbox.append([name, tokens, finish_reason, error])
@@ -113,12 +113,12 @@ class Engine:
 
 
 def _state_logger(state: State) -> type:
-    """A class of vLLM's that is told of each step."""
+    """A logger class for vLLM, which calls it after each step."""
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     class StateLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM is not here where types are checked
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-            """Take what vLLM gives."""
+            """Take vLLM's arguments; none is needed."""
 
         def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
             if scheduler_stats is not None:
@@ -128,7 +128,7 @@ def _state_logger(state: State) -> type:
                 state.preemptions += int(iteration_stats.num_preempted_reqs)
 
         def log_engine_initialized(self) -> None:
-            """Nothing to say."""
+            """Log nothing."""
 
     return StateLogger
 
@@ -179,7 +179,7 @@ def _facts(llm: Any) -> dict[str, Any]:
 
 
 def _end_with(parent: int) -> None:
-    """End this process group soon after whoever started it, even if this process hangs."""
+    """End this process group soon after its parent has ended, even if this process hangs."""
     while os.getppid() == parent:
         time.sleep(PARENT_SECONDS)
     time.sleep(ORPHAN_SECONDS)

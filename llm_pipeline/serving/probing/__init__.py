@@ -1,1 +1,1 @@
-"""What is asked of a staged server before it is believed: one module a question, a fact (`Evidence`) an answer."""
+"""Probes of a staged server: each asks one question and answers it with facts (`Evidence`)."""

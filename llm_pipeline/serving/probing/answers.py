@@ -1,4 +1,4 @@
-"""Whether answers are right: the golden ones, of one version, the same as streams, ending where they must."""
+"""Whether answers are right: golden outputs, one version, streams equal to whole answers, lengths and stop words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHOWN_CHARACTERS = 40
 
 
 async def golden_outputs(served: Served, policy: StagingPolicy, version: int | None) -> tuple[Evidence, Evidence]:
-    """Greedy outputs are those that were judged, and all of them come from one version of the model."""
+    """Whether greedy outputs equal those that the gate judged, and come from one version of the model."""
     answers = await served.ask_golden(served.golden)
     return _parity(served.golden, answers, policy), _one_version(answers, version)
 
@@ -84,7 +84,7 @@ def _one_version(answers: Sequence[Generation], version: int | None) -> Evidence
     if not seen:
         return Evidence(name=name, verdict=Verdict.INCONCLUSIVE, unit="version", detail="No request was answered.")
     right = len(seen) == 1 and seen[0] > 0 and version in (None, seen[0])
-    told = ", ".join(str(number) if number else "one without a name" for number in seen)
+    versions = ", ".join(str(number) if number else "one without a name" for number in seen)
     return Evidence(
         name=name,
         verdict=Verdict.GO if right else Verdict.NO_GO,
@@ -92,12 +92,12 @@ def _one_version(answers: Sequence[Generation], version: int | None) -> Evidence
         limit=None if version is None else float(version),
         unit="version",
         samples=len(answers),
-        detail="" if right else f"Versions that answered: {told}.",
+        detail="" if right else f"Versions that answered: {versions}.",
     )
 
 
 async def streams_equal(served: Served) -> Evidence:
-    """A stream is the whole answer in pieces."""
+    """Whether a stream, joined, equals the whole answer."""
     prompts = served.golden[:_FEW_PROMPTS]
     whole, streamed = await served.ask_golden(prompts), await served.ask_golden(prompts, stream=True)
     wrong = [
@@ -109,7 +109,7 @@ async def streams_equal(served: Served) -> Evidence:
 
 
 async def length_is_kept(served: Served) -> Evidence:
-    """Exactly `max_tokens` come when the answer may not end by itself."""
+    """Whether exactly `max_tokens` tokens come with `ignore_eos`."""
     prompts = served.golden[:_FEW_PROMPTS]
     requests = [
         GenerationRequest(prompt.prompt, _EXACT_TOKENS, ignore_eos=True, allow_empty=True) for prompt in prompts
@@ -119,7 +119,7 @@ async def length_is_kept(served: Served) -> Evidence:
 
 
 async def stop_words_end(served: Served) -> Evidence:
-    """An answer ends before a stop word: a word from the middle of what the same prompt was answered before."""
+    """Whether an answer ends before a stop word, taken from the middle of the same prompt's earlier answer."""
     prompts = served.golden[:_FEW_PROMPTS]
     whole = await served.ask_golden(prompts)
     asked = [
@@ -150,6 +150,6 @@ def _stop_fault(text: str, word: str, answer: Generation) -> str:
 
 
 async def still_answers(served: Served) -> Evidence:
-    """After all that was asked, the server still answers."""
+    """Whether the server still answers after all other probes."""
     answers = await served.ask_golden(served.golden[:1])
     return all_right("the server still answers afterwards", len(answers), [a.error for a in answers if not a.ok])

@@ -1,4 +1,4 @@
-"""Whether a client that goes away frees what it held: its place in the batch, and its part of the KV cache."""
+"""Whether a client that leaves frees its place in the batch and its part of the KV cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROMPT_SECONDS = 2.0
 _KV_CACHE_SECONDS = 3.0
 _ABANDONED_STREAMS = 8
 _KV_CACHE_TOLERANCE = 1.5
-"""Least usage that shows a leak, by that of the short request: one abandoned request that stays doubles it."""
+"""More usage than so many times that of the short request shows a leak: one leaked request doubles it."""
 
 _SHORT = 4
 _PLACE = "a client that goes away frees its place"
@@ -24,10 +24,10 @@ _KV_CACHE = "a client that goes away frees its KV cache"
 
 
 async def departures_free(served: Served) -> list[Evidence]:
-    """Start long streams, drop them, and look whether the server is as free as before.
+    """Start long streams, drop them, and check that the server is as free as before.
 
     The KV cache's usage is that of the engine's last step, so it is read after the same short request, before and
-    after. Without metrics the place is INCONCLUSIVE; an engine that does not tell its KV cache has no fact about it.
+    after. Without metrics the place is INCONCLUSIVE; an engine without a KV cache metric gets no fact about it.
     """
     before = await served.gauges()
     if before is None:
@@ -79,7 +79,7 @@ async def _place_is_free(served: Served, before: Gauges) -> Evidence:
 
 
 async def _kv_cache_is_free(served: Served, before: float) -> Evidence:
-    """Usage is back where it was; asked again for a while, as engines free blocks at their next step."""
+    """Whether usage is back where it was; measured for a while, as engines free blocks at their next step."""
     deadline, limit = time.perf_counter() + _KV_CACHE_SECONDS, before * _KV_CACHE_TOLERANCE
     while (after := await _usage_of_a_short_request(served)) is not None and after > limit:
         if time.perf_counter() > deadline:
@@ -98,7 +98,7 @@ async def _kv_cache_is_free(served: Served, before: float) -> Evidence:
 
 
 async def _usage_of_a_short_request(served: Served) -> float | None:
-    """The usage at the last step of a short request; None when the engine does not tell."""
+    """The usage at the last step of a short request; None when the engine does not report it."""
     await served.client.generate(GenerationRequest(served.any_prompt, _SHORT, ignore_eos=True, allow_empty=True))
     last: float | None = None
     for _ in range(10):  # the gauge follows the answer by a moment

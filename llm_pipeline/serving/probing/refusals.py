@@ -17,7 +17,7 @@ _CHARACTERS_A_TOKEN = 16
 
 
 async def bad_requests_are_refused(served: Served) -> Evidence:
-    """Malformed and over-long requests are refused, each with an error text."""
+    """Whether malformed and over-long requests are refused, each with an error text."""
     prompt = "1 " * (served.context * _CHARACTERS_A_TOKEN // 2)
     bodies = served.client.protocol.bad_bodies(prompt)
     wrong = [f"{what}: {fault}" for what, body in bodies.items() if (fault := await _refusal_fault(served, body))]

@@ -1,7 +1,7 @@
 """Whether answers are generated or replayed: a server that caches answers looks fast to any test that repeats itself.
 
-Prompts that nobody asked before are asked, and asked once more. Time is no evidence: a busy host makes a generation
-look like a replay, and the other way round. What is judged no load can forge:
+New prompts are sent twice. Response time is no evidence: on a busy host a generation can look like a replay, and the
+other way round. Load cannot fake the evidence that is judged:
 
 | evidence | a replay |
 |---|---|
@@ -11,7 +11,7 @@ look like a replay, and the other way round. What is judged no load can forge:
 
 A prefix cache is no fault: it spares the prompt's part of a repeated request, and every token is still generated.
 Drafts from earlier answers (speculative decoding) are no fault either: a step then gives some tens of tokens, at most.
-A server that counts what it replays, and replays it in small pieces, is not seen.
+A server that counts what it replays, and replays it in small pieces, goes undetected.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _COUNTERS = " or ".join(one.metrics.output_tokens for one in (TritonProtocol, Op
 
 
 async def repeats_are_generated(served: Served) -> Evidence:
-    """Ask new prompts twice; ANOMALOUS when something shows that the second answers were not generated."""
+    """Send new prompts twice; ANOMALOUS if the second answers were not generated."""
     tokens = max(1, min(_TOKENS, served.context // 4))
     requests = [
         GenerationRequest(f"{secrets.token_hex(4)} {served.any_prompt}", tokens, ignore_eos=True, allow_empty=True)
@@ -66,28 +66,28 @@ async def repeats_are_generated(served: Served) -> Evidence:
 
 
 def _in_one_piece(first: Sequence[Generation], again: Sequence[Generation]) -> bool:
-    """Whether answers of many pieces have become answers of hardly any."""
+    """Whether answers that had many pieces came in one or two."""
     pieces, repeated = (statistics.median(len(one.chunk_seconds) for one in answers) for answers in (first, again))
     return pieces >= _MANY_PIECES and repeated <= _FEW_PIECES
 
 
-async def _counted(served: Served, before: int, told: int) -> Evidence:
+async def _counted(served: Served, before: int, received: int) -> Evidence:
     """Whether the server counts the repeated answers as generated; a counter may follow the answers by a while."""
     deadline = time.monotonic() + _COUNTED_WITHIN_SECONDS
     while True:
         counted = (await served.generated_tokens() or before) - before
-        share = counted / told if told else 0.0
+        share = counted / received if received else 0.0
         if share >= _COUNTED_SHARE or time.monotonic() >= deadline:
             break
         await asyncio.sleep(0.05)
     if share >= _COUNTED_SHARE:
         return _fact(Verdict.GO, share)
-    detail = f"{told} tokens came for repeated requests, and the server generated {counted}: a replay."
+    detail = f"{received} tokens came for repeated requests, and the server generated {counted}: a replay."
     return _fact(Verdict.ANOMALOUS, share, detail=detail)
 
 
 async def _drawn_twice(served: Served, requests: Sequence[GenerationRequest]) -> Evidence:
-    """Whether chance has a part in the answers of a server that does not count."""
+    """Whether sampled answers differ, for a server that does not count its tokens."""
     drawn = [replace(request, temperature=_TEMPERATURE) for request in requests]
     one, other = await served.ask(drawn), await served.ask(drawn)
     if any(not answer.ok for answer in (*one, *other)):

@@ -1,4 +1,4 @@
-"""The server that is probed: how it is asked, what its metrics and its configuration tell."""
+"""The server under probe: requests to it, its metrics and its configuration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Gauges:
     Attributes:
         active: Requests accepted and not ended.
         cancelled: Requests that ended as cancelled so far; None when they are not counted.
-        kv_cache_usage: Share of the KV cache in use at the engine's last step; None when the engine does not tell.
+        kv_cache_usage: Share of the KV cache in use at the engine's last step; None when the engine does not report it.
     """
 
     active: int
@@ -55,7 +55,7 @@ class Served:
 
     @property
     def whole_url(self) -> str:
-        """Where whole answers are asked for."""
+        """URL of requests for whole answers."""
         return self.endpoint.url.rstrip("/") + self.client.protocol.whole_path
 
     @property
@@ -75,11 +75,11 @@ class Served:
         return list(await asyncio.gather(*(one(request) for request in requests)))
 
     async def ask_golden(self, golden: Sequence[GoldenPrompt], *, stream: bool = False) -> list[Generation]:
-        """The answers to golden prompts."""
+        """The answers to golden prompts, decoded greedily."""
         return await self.ask([GenerationRequest(one.prompt, one.maximum_tokens) for one in golden], stream=stream)
 
     async def generated_tokens(self) -> int | None:
-        """Tokens that the model says it has generated so far; None when it does not tell."""
+        """Tokens that the model has counted as generated so far; None without that metric."""
         return whole_sum(await self._metric_lines(), self.client.protocol.metrics.output_tokens)
 
     async def _metric_lines(self) -> list[str]:
@@ -122,7 +122,7 @@ async def context_length(client: GenerationClient, endpoint: Endpoint) -> int:
 
 
 def all_right(name: str, total: int, wrong: Sequence[str]) -> Evidence:
-    """A fact about `total` tries, all of which must be right."""
+    """A fact about `total` attempts, all of which must succeed."""
     if total == 0:
         return Evidence(name=name, verdict=Verdict.INCONCLUSIVE, limit=1.0, unit="fraction", detail="Nothing to try.")
     return Evidence(

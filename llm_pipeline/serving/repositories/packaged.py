@@ -1,4 +1,4 @@
-"""What model repositories have in common: the served model `llm`, its code, its facts and the engine's description."""
+"""The common part of model repositories: the served model `llm`, its code, its facts and the engine's description."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CODE = Path(__file__).parent.parent / "models"
 
 @dataclass(frozen=True)
 class PackagedEngine:
-    """An engine on its way into a model repository.
+    """An engine that is written into a model repository.
 
     Attributes:
         directory: Its files.

@@ -55,7 +55,7 @@ class RecordedParameter(Frozen):
 
     @property
     def example(self) -> str:
-        """Its legal values in words."""
+        """Its legal values in words, for errors and advice."""
         match self.legal:
             case list() as values:
                 return " or ".join(map(str, values))
@@ -64,7 +64,7 @@ class RecordedParameter(Frozen):
         return str(self.legal)
 
     def accepts(self, value: str) -> bool:
-        """Whether a value is legal, as far as that is recorded; an empty one never is."""
+        """Whether the recorded limits allow a value; an empty one is never legal."""
         match self.legal:
             case ["true", "false", *_]:
                 return value.lower() in ("true", "false", "1", "0")
@@ -96,7 +96,7 @@ class EnsembleStep(Frozen):
 
 
 class RecordedModel(Frozen):
-    """A template."""
+    """The recorded template of one model: backend or platform, tensors, parameters and steps."""
 
     backend: str = ""
     platform: str = ""

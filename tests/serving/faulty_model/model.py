@@ -110,7 +110,7 @@ class TritonPythonModel(served_model.ServedModel):
     # Triton's thread
 
     def _take(self, request: Any, sender: Any) -> None:
-        asked = base.Asked.read(request, self._limits)
+        asked = base.Inputs.read(request, self._limits)
         if asked.prompt.startswith(ORDER):
             self._fault, self._memory = Fault(**json.loads(asked.prompt.removeprefix(ORDER))), Memory()
             base.send(sender, base.answer("ok", 1, "stop", self._version, input_tokens=1))
@@ -123,7 +123,7 @@ class TritonPythonModel(served_model.ServedModel):
             self._inbox.append(live)
             self._condition.notify()
 
-    def _live_request(self, asked: base.Asked, sender: Any, input_tokens: int) -> Live:
+    def _live_request(self, asked: base.Inputs, sender: Any, input_tokens: int) -> Live:
         seed = zlib.crc32(asked.prompt.encode())
         length = asked.maximum_tokens if asked.ignore_eos else min(
             asked.maximum_tokens, SHORTEST_ANSWER + seed % LENGTHS
