@@ -39,8 +39,7 @@ def add_commands(commands: Commands) -> None:
 
 def _tune(options: argparse.Namespace) -> int:
     from llm_pipeline.runners.runners import Runners
-    from llm_pipeline.tuning.knobs import settings_of
-    from llm_pipeline.tuning.sweep import Sweep
+    from llm_pipeline.tuning.sweep import Sweep, settings_of
     from llm_pipeline.tuning.trials import TrialBench
 
     if options.output.exists():
@@ -71,7 +70,7 @@ def _tune(options: argparse.Namespace) -> int:
 def _fits(flow: Flow, bench: TrialBench, settings: object) -> bool:
     """Whether the memory model of `plan` lets settings be tried; a model whose sizes are not known is tried."""
     from llm_pipeline.planning.target_memory import judge_memory
-    from llm_pipeline.tuning.knobs import with_settings
+    from llm_pipeline.tuning.sweep import with_settings
 
     facts = flow.record.facts
     if facts is None:
@@ -82,7 +81,7 @@ def _fits(flow: Flow, bench: TrialBench, settings: object) -> bool:
 
 def _table(trials: list[Trial]) -> list[str]:
     """One line a trial, in order."""
-    from llm_pipeline.tuning.knobs import changed
+    from llm_pipeline.tuning.sweep import changed
 
     lines = [f"{'':>3}  {'holds /s':>9}  {'good /s at target':>17}  {'memory GB':>9}  settings"]
     for number, trial in enumerate(trials, start=1):
@@ -100,7 +99,7 @@ def _suggestion(bench: TrialBench, first: Trial, best: Trial) -> str:
     """The target file, with what was measured at its head."""
     import yaml
 
-    from llm_pipeline.tuning.knobs import changed, with_settings
+    from llm_pipeline.tuning.sweep import changed, with_settings
 
     target = with_settings(bench.target, best.settings)
     document = target.model_dump(mode="json", exclude_defaults=True, exclude={"name"})

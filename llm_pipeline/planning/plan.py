@@ -55,7 +55,7 @@ from llm_pipeline.planning.table import format_plan
 from llm_pipeline.planning.target_plan import plan_target, with_predictions
 from llm_pipeline.planning.task_pool import TaskItems, check_tasks, judge_lanes, task_pool
 from llm_pipeline.release.time_limits import time_limit_seconds
-from llm_pipeline.serving.launch_rules import default_mode
+from llm_pipeline.serving.launch_command import default_mode
 from llm_pipeline.store import open_store
 
 _PACKAGES = {"openvino_cpu": "openvino-genai", "transformers_torch": "transformers", "vllm": "vllm"}

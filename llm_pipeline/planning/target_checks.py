@@ -25,7 +25,7 @@ from llm_pipeline.quantization.tensorrt_llm_checkpoint import (
     refuse_unsupported_tensorrt_llm_checkpoint,
     tensorrt_llm_names,
 )
-from llm_pipeline.serving.launch_rules import default_mode, nodes_of, require_launchable
+from llm_pipeline.serving.launch_command import default_mode, nodes_of, require_launchable
 from llm_pipeline.serving.triton_config.inflight_batcher import (
     extra_parameters,
     refuse_large_batches,

@@ -27,8 +27,15 @@ from llm_pipeline.base.offline import OFFLINE
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.target import Target
-from llm_pipeline.serving.launch_command import MpiHosts, ServerOptions, launcher_command, rank_arguments
-from llm_pipeline.serving.launch_rules import LaunchMode, default_mode, require_launchable
+from llm_pipeline.serving.launch_command import (
+    LaunchMode,
+    MpiHosts,
+    ServerOptions,
+    default_mode,
+    launcher_command,
+    rank_arguments,
+    require_launchable,
+)
 
 __all__ = ["LaunchMode", "LaunchPlan", "MpiHosts", "RankProcess", "launch_plan"]
 

@@ -18,6 +18,7 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 from llm_pipeline.serving.probing.answers import (
+    bad_requests_are_refused,
     golden_outputs,
     length_is_kept,
     still_answers,
@@ -25,7 +26,6 @@ from llm_pipeline.serving.probing.answers import (
     streams_equal,
 )
 from llm_pipeline.serving.probing.departures import departures_free
-from llm_pipeline.serving.probing.refusals import bad_requests_are_refused
 from llm_pipeline.serving.probing.repeats import repeats_are_generated
 from llm_pipeline.serving.probing.served import Served, context_length
 

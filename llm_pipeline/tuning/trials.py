@@ -29,12 +29,10 @@ from llm_pipeline.loadtest.workload import TrafficSource
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.record import PROMPTS_DATASET
 from llm_pipeline.runners.runner import StageRunner
-from llm_pipeline.serving.control.opening import open_control
-from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
+from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot, open_control
 from llm_pipeline.serving.repository_links import fetch_links
 from llm_pipeline.serving.triton_server import ServerFailed
-from llm_pipeline.tuning.knobs import Settings, Trouble, knobs_of, with_settings
-from llm_pipeline.tuning.sweep import Trial
+from llm_pipeline.tuning.sweep import Settings, Trial, Trouble, knobs_of, with_settings
 
 _OUT_OF_MEMORY = re.compile(
     r"out of (GPU |host )?memory|OutOfMemory|bad_alloc|cannot allocate memory|CUDA_ERROR_OUT_OF_MEMORY|exit code -9"

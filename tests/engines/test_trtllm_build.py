@@ -17,8 +17,14 @@ from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.failures import classify_failure
 from llm_pipeline.engines.trtllm_build.checkpoint import CheckpointConfig, read_build_checkpoint, refuse_other_ranks
-from llm_pipeline.engines.trtllm_build.command import command_problems, render_build_command
-from llm_pipeline.engines.trtllm_build.flags import build_flags, flag_problems, refused_on, removed_flags
+from llm_pipeline.engines.trtllm_build.command import (
+    build_flags,
+    command_problems,
+    flag_problems,
+    refused_on,
+    removed_flags,
+    render_build_command,
+)
 from llm_pipeline.engines.trtllm_build.output_check import (
     check_engine,
     context_attention,

@@ -1,8 +1,7 @@
 import pytest
 
 from llm_pipeline.config.target import Target
-from llm_pipeline.tuning.knobs import changed, knobs_of, settings_of, with_settings
-from llm_pipeline.tuning.sweep import Sweep, Trial
+from llm_pipeline.tuning.sweep import Sweep, Trial, changed, knobs_of, settings_of, with_settings
 from llm_pipeline.tuning.trials import trouble_in_text
 
 CPU = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu")

@@ -19,8 +19,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
 from llm_pipeline.config.server_place import KubernetesServer
-from llm_pipeline.serving.control.endpoints import endpoint_of
-from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
+from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot, endpoint_of
 from llm_pipeline.serving.control.waiting import await_model, await_no_requests
 from llm_pipeline.serving.kubernetes_manifests.released import (
     INSTANCE_LABEL,
@@ -30,7 +29,7 @@ from llm_pipeline.serving.kubernetes_manifests.released import (
     workload_name,
 )
 from llm_pipeline.serving.kubernetes_manifests.rendering import render_manifests
-from llm_pipeline.serving.launch_rules import nodes_of
+from llm_pipeline.serving.launch_command import nodes_of
 from llm_pipeline.serving.server_log import telling_lines
 from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy
 

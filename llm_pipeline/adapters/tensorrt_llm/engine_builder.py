@@ -31,11 +31,11 @@ from llm_pipeline.engines.tool_process import run_tool
 from llm_pipeline.engines.trtllm_build.checkpoint import BuildCheckpoint, read_build_checkpoint
 from llm_pipeline.engines.trtllm_build.command import (
     PROGRAM,
+    architecture_problems,
     build_settings,
     refuse_illegal_flags,
     render_build_command,
 )
-from llm_pipeline.engines.trtllm_build.flags import architecture_problems
 from llm_pipeline.engines.trtllm_build.output_check import (
     check_engine,
     engine_rank_bytes,

@@ -1,4 +1,7 @@
-"""The command line of `trtllm-build` for a target, as an argument list. Pure.
+"""The command line of `trtllm-build` for a target: recorded flags, their rules, and the argument list. Pure.
+
+`data/trtllm_build_flags.json` says where each flag was read and how certain that is. The tool finds some illegal flags
+only after minutes, ignores others, and takes values back with a line in its log.
 
 Tensor and pipeline parallelism are no flags: they come from the checkpoint. Without MPI one process builds every rank,
 `workers` at a time, each worker on a GPU of its own; with one worker all ranks are built in turn on the first GPU. So a
@@ -7,16 +10,22 @@ build needs one host whatever the number of nodes that serve the engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
+from typing import Any, Literal
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.trtllm_build.flags import FlagValue, build_flags, find_flag, flag_problems, render_flag
 
+FlagValue = str | int | bool
+_OFF: tuple[FlagValue | None, ...] = (None, False, 0, "", "disable")
 PROGRAM = "trtllm-build"
-
 _SET_BY = {
     "checkpoint_dir": "the recipe's tensorrt_llm_checkpoint",
     "output_dir": "the build stage",
@@ -51,6 +60,197 @@ _NEVER = {
 }
 _SPECULATION = {"draft_model": "draft_tokens_external"}
 """The others need the LLM API, or a checkpoint with a drafter's layers, which no recipe exports."""
+
+
+class GpuLimit(Frozen):
+    """Compute capabilities (`sm90`) that a flag is limited to, or refused on."""
+
+    only: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+
+
+class BuildFlag(Frozen):
+    """One flag of `trtllm-build`.
+
+    Attributes:
+        name: With its dashes.
+        type: `flag` takes no value; `enum+` and `path+` take several.
+        status: `deprecated` ones have a better way; `unsupported` ones fail when they are switched on.
+        aliases: Other spellings.
+        choices: Legal values; None for any of the type.
+        gpu: Where it may be used; None for everywhere.
+        requires: Flags that must be on with it.
+        conflicts: Flags that must not be given with it.
+        architectures: The only architectures that it works for; empty for all.
+        replacement: What to use instead of a deprecated one.
+        precision: Checkpoints that it is for.
+        note: What else is known.
+        default: The tool's own value.
+        default_evidence: How sure the default is.
+    """
+
+    name: str
+    group: Literal["general", "logits", "lora", "speculative", "plugin", "feature"]
+    type: Literal["int", "str", "path", "path+", "enum", "enum+", "flag"]
+    status: Literal["current", "deprecated", "unsupported"]
+    aliases: tuple[str, ...] = ()
+    choices: tuple[str, ...] | None = None
+    gpu: GpuLimit | None = None
+    requires: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ()
+    replacement: str = ""
+    precision: str = ""
+    note: str = ""
+    default: FlagValue | None
+    default_evidence: str = "seen"
+    meaning: str
+
+    @property
+    def key(self) -> str:
+        """The name without dashes, as in the engine's `config.json`."""
+        return self.name.removeprefix("--")
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is switched with `enable` and `disable`."""
+        return self.choices == ("enable", "disable")
+
+
+@cache
+def build_flags() -> dict[str, BuildFlag]:
+    """All flags by name without dashes."""
+    return {flag.key: flag for flag in map(BuildFlag.model_validate, _table()["flags"])}
+
+
+@cache
+def removed_flags() -> dict[str, str]:
+    """Flags of older releases by name without dashes, with what became of them."""
+    return {name.removeprefix("--"): reason for name, reason in _table()["removed_flags"].items()}
+
+
+def find_flag(key: str) -> BuildFlag | None:
+    """The flag of that name or alias, without dashes."""
+    by_alias = {alias.removeprefix("--"): flag for flag in build_flags().values() for alias in flag.aliases}
+    return build_flags().get(key) or by_alias.get(key)
+
+
+def refused_on(sm: str) -> tuple[str, ...]:
+    """Names, without dashes, of the flags that the tool refuses on a compute capability."""
+    return tuple(_table()["sm_refusals"].get(sm.removeprefix("sm"), ()))
+
+
+def is_on(value: FlagValue | None) -> bool:
+    """Whether a value switches its flag on."""
+    return value not in _OFF
+
+
+@cache
+def _table() -> dict[str, Any]:
+    text = (
+        files("llm_pipeline.engines.trtllm_build").joinpath("data/trtllm_build_flags.json").read_text(encoding="utf-8")
+    )
+    table: dict[str, Any] = json.loads(text)
+    return table
+
+
+def flag_problems(settings: Mapping[str, FlagValue], sm: str) -> tuple[str, ...]:
+    """What is wrong with flags (by name without dashes) on a compute capability, one line each."""
+    return tuple(problem for key, value in settings.items() for problem in _problems_of(key, value, settings, sm))
+
+
+def architecture_problems(settings: Mapping[str, FlagValue], architecture: str) -> tuple[str, ...]:
+    """Flags that are on and do not work for a model's architecture, one line each."""
+    on = (build_flags()[key] for key, value in settings.items() if key in build_flags() and is_on(value))
+    return tuple(
+        f"{flag.name} works for {', '.join(flag.architectures)} only, this is {architecture}"
+        for flag in on
+        if flag.architectures and architecture not in flag.architectures
+    )
+
+
+def render_flag(flag: BuildFlag, value: FlagValue) -> list[str]:
+    """A legal flag and its value as arguments."""
+    if flag.type == "flag":
+        return [flag.name] if value else []
+    if flag.type.endswith("+"):
+        return [flag.name, *_parts(str(value))]
+    if flag.is_switch and isinstance(value, bool):
+        return [flag.name, "enable" if value else "disable"]
+    return [flag.name, str(value)]
+
+
+def _problems_of(key: str, value: FlagValue, settings: Mapping[str, FlagValue], sm: str) -> Iterator[str]:
+    flag = find_flag(key)
+    if flag is None:
+        yield _unknown(key)
+        return
+    if wrong := _wrong_value(flag, value):
+        yield wrong
+        return
+    if flag.status == "deprecated":
+        yield f"{flag.name} is deprecated: {flag.replacement or flag.note}"
+    if not is_on(value):
+        return
+    if flag.status == "unsupported":
+        yield f"{flag.name} is not supported any more: {flag.note}"
+    yield from _problems_on_gpu(flag, sm)
+    yield from _problems_with_others(flag, settings)
+
+
+def _unknown(key: str) -> str:
+    name = key.removeprefix("--")
+    if name in removed_flags():
+        return f"--{name} was removed from trtllm-build: {removed_flags()[name]}"
+    if key != name:
+        return f"write {name} without dashes"
+    near = difflib.get_close_matches(name, build_flags(), n=1)
+    return f"trtllm-build has no --{name}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _wrong_value(flag: BuildFlag, value: FlagValue) -> str | None:
+    if flag.type == "flag":
+        return None if isinstance(value, bool) else f"{flag.name} takes true or false, not {value!r}"
+    if flag.is_switch and isinstance(value, bool):
+        return None
+    if flag.type == "int":
+        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        return None if whole else f"{flag.name} takes a whole number, not {value!r}"
+    given = _parts(value) if flag.type.endswith("+") and isinstance(value, str) else [value]
+    if not given or not all(isinstance(one, str) and one and not one.startswith("-") for one in given):
+        return (
+            f"{flag.name} takes {'words, separated by commas' if flag.type.endswith('+') else 'a word'}, not {value!r}"
+        )
+    illegal = [str(one) for one in given if flag.choices and one not in flag.choices]
+    if illegal:
+        return f"{flag.name} cannot be {', '.join(illegal)}: it is one of {', '.join(flag.choices or ())}"
+    return None
+
+
+def _problems_on_gpu(flag: BuildFlag, sm: str) -> Iterator[str]:
+    limit = flag.gpu
+    if flag.key in refused_on(sm) or (limit and sm in limit.refused):
+        yield f"{flag.name} is refused on {sm}"
+    elif limit and limit.only and sm not in limit.only:
+        yield f"{flag.name} is for {', '.join(limit.only)} only, this is {sm}"
+
+
+def _problems_with_others(flag: BuildFlag, settings: Mapping[str, FlagValue]) -> Iterator[str]:
+    for requirement in flag.requires:
+        if not is_on(_effective(requirement.partition(" ")[0], settings)):
+            yield f"{flag.name} needs {requirement}"
+    for name in flag.conflicts:
+        if is_on(settings.get(name.removeprefix("--"))):
+            yield f"{flag.name} cannot be used with {name}"
+
+
+def _effective(name: str, settings: Mapping[str, FlagValue]) -> FlagValue | None:
+    key = name.removeprefix("--")
+    return settings.get(key, build_flags()[key].default)
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def build_settings(target: Target) -> dict[str, FlagValue]:

@@ -18,8 +18,7 @@ from llm_pipeline.base.json_document import read_object
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.trtllm_build.checkpoint import BuildCheckpoint, CheckpointConfig
-from llm_pipeline.engines.trtllm_build.command import build_settings
-from llm_pipeline.engines.trtllm_build.flags import FlagValue, find_flag, is_on
+from llm_pipeline.engines.trtllm_build.command import FlagValue, build_settings, find_flag, is_on
 
 Settings = Mapping[str, FlagValue]
 Legal = tuple[FlagValue | None, ...]

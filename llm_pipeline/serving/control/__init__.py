@@ -11,8 +11,13 @@ No process memory is needed to find or stop a server, so a server whose starter 
 
 from __future__ import annotations
 
-from llm_pipeline.serving.control.endpoints import endpoint_of
-from llm_pipeline.serving.control.opening import open_control
-from llm_pipeline.serving.control.server import Candidate, ServerControl, StagedServer, StagingSlot
+from llm_pipeline.serving.control.server import (
+    Candidate,
+    ServerControl,
+    StagedServer,
+    StagingSlot,
+    endpoint_of,
+    open_control,
+)
 
 __all__ = ["Candidate", "ServerControl", "StagedServer", "StagingSlot", "endpoint_of", "open_control"]

@@ -16,8 +16,8 @@ from llm_pipeline.serving.kubernetes_manifests.pods import (
     worker_pod,
 )
 from llm_pipeline.serving.kubernetes_manifests.released import INSTANCE_LABEL, ServedRelease
+from llm_pipeline.serving.launch_command import nodes_of
 from llm_pipeline.serving.launch_plan import LaunchPlan, MpiHosts, launch_plan
-from llm_pipeline.serving.launch_rules import nodes_of
 from llm_pipeline.serving.protocols.triton import ACTIVE_REQUESTS
 
 WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"

@@ -1,19 +1,26 @@
-"""Whether answers are right: golden outputs, one version, streams equal to whole answers, lengths and stop words."""
+"""Whether answers are right: golden outputs, one version, streams, lengths, stop words, refusals of bad requests."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from http import HTTPStatus
+
+import aiohttp
 
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.policy import StagingPolicy
-from llm_pipeline.serving.client import Generation, GenerationRequest
+from llm_pipeline.serving.client import Generation, GenerationRequest, read_body
 from llm_pipeline.serving.probing.served import Served, all_right
+from llm_pipeline.serving.protocols import reason_in
 
 GOLDEN_OUTPUTS = "golden outputs reproduced"
 _FEW_PROMPTS = 8
 _EXACT_TOKENS = 5
 _SHOWN_CHARACTERS = 40
+_JSON = {"Content-Type": "application/json"}
+_CHARACTERS_A_TOKEN = 16
 
 
 async def golden_outputs(served: Served, policy: StagingPolicy, version: int | None) -> tuple[Evidence, Evidence]:
@@ -153,3 +160,27 @@ async def still_answers(served: Served) -> Evidence:
     """Whether the server still answers after all other probes."""
     answers = await served.ask_golden(served.golden[:1])
     return all_right("the server still answers afterwards", len(answers), [a.error for a in answers if not a.ok])
+
+
+async def bad_requests_are_refused(served: Served) -> Evidence:
+    """Whether malformed and over-long requests are refused, each with an error text."""
+    prompt = "1 " * (served.context * _CHARACTERS_A_TOKEN // 2)
+    bodies = served.client.protocol.bad_bodies(prompt)
+    wrong = [f"{what}: {fault}" for what, body in bodies.items() if (fault := await _refusal_fault(served, body))]
+    return all_right("bad requests are refused with a reason", len(bodies), wrong)
+
+
+async def _refusal_fault(served: Served, body: bytes) -> str:
+    """What is wrong with the refusal of a bad request; empty when it is a clear one."""
+    try:
+        async with served.client.session.post(served.whole_url, data=body, headers=_JSON) as answer:
+            text = await read_body(answer)
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        return f"no answer at all ({type(error).__name__})"
+    if answer.status < HTTPStatus.BAD_REQUEST:
+        return f"HTTP {answer.status}"  # Triton itself answers 500 to a body that is not JSON
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return f"HTTP {answer.status} without a reason"
+    return "" if reason_in(document) else f"HTTP {answer.status} without a reason"

@@ -19,8 +19,7 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_place import ServerModel
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.config.target import Target
-from llm_pipeline.serving.control.endpoints import loopback_endpoint
-from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
+from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot, loopback_endpoint
 
 
 class AcmeServer(ServerPorts, ServerModel):
