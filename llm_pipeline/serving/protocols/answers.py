@@ -78,22 +78,22 @@ class Metrics:
 
 
 class ServingProtocol(Protocol):
-    """How a served model is asked and answers. Paths are below the endpoint's URL.
-
-    Attributes:
-        metrics: Names of the server's metrics.
-        whole_path: Where whole answers are asked for.
-        stream_path: Where streams are asked for.
-    """
+    """The requests to a served model and its answers. Paths are below the endpoint's URL."""
 
     @property
-    def metrics(self) -> Metrics: ...
+    def metrics(self) -> Metrics:
+        """Names of the server's metrics."""
+        ...
 
     @property
-    def whole_path(self) -> str: ...
+    def whole_path(self) -> str:
+        """Path of requests for whole answers."""
+        ...
 
     @property
-    def stream_path(self) -> str: ...
+    def stream_path(self) -> str:
+        """Path of requests for streamed answers."""
+        ...
 
     def body(
         self,
