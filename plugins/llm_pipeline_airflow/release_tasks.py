@@ -16,8 +16,7 @@ from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
 from llm_pipeline_airflow.ladder import NeedingOperator, RecipeOperator
 from llm_pipeline_airflow.operators import LABEL_TEMPLATE, StageOperator
 from llm_pipeline_airflow.placement import placement_arguments
-from llm_pipeline_airflow.promotion import CanaryStepOperator, RollbackOperator
-from llm_pipeline_airflow.promotion_order import Turn
+from llm_pipeline_airflow.promotion import CanaryStepOperator, RollbackOperator, Turn
 from llm_pipeline_airflow.resolve_operator import ResolveOperator
 from llm_pipeline_airflow.step_approval import StepApprovalOperator
 

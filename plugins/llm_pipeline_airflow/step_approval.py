@@ -15,7 +15,7 @@ from llm_pipeline.release.tasks import canary_subject
 from llm_pipeline_airflow.approvals import DecisionOperator, who_answered
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.notifications import tell
-from llm_pipeline_airflow.promotion_order import Turn
+from llm_pipeline_airflow.promotion import Turn
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

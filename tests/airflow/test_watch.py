@@ -23,8 +23,8 @@ from airflow.serialization.encoders import encode_trigger
 from llm_pipeline_airflow import watch as watch_module
 from llm_pipeline_airflow.commit_of_run import revision_of_run, run_name
 from llm_pipeline_airflow.dag_factory import release_dag
-from llm_pipeline_airflow.releases import watch_of
 from llm_pipeline_airflow.watch import STATE_KEY, HubRevisionTrigger, release_schedule, watched_asset
+from llm_pipeline_airflow.web import watch_of
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
