@@ -56,19 +56,16 @@ _LEASE_POLL_SECONDS = 1.0
 
 def execute(request: StageRequest) -> StageResult | StageFailure:
     """Run a stage; every error comes back as data, with its traceback in the log if it is a fault."""
-    outcome = _outcome(request)
-    _record_failure(request, outcome if isinstance(outcome, StageFailure) else None)
-    return outcome
-
-
-def _outcome(request: StageRequest) -> StageResult | StageFailure:
+    outcome: StageResult | StageFailure
     try:
-        return _execute(request)
+        outcome = _execute(request)
     except (Exception, SystemExit) as error:  # the edge of the process; libraries call sys.exit, too
         known, unexpected = as_pipeline_error(error, where=f"stage {request.stage}"), is_unexpected(error)
         message = f"stage {request.stage} failed" if unexpected else known  # ours says all
         log.error("%s", message, exc_info=error if unexpected else None)  # noqa: TRY400
-        return StageFailure.of(request, known)
+        outcome = StageFailure.of(request, known)
+    _record_failure(request, outcome if isinstance(outcome, StageFailure) else None)
+    return outcome
 
 
 class KeyContent(Frozen):

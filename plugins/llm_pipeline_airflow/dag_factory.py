@@ -14,17 +14,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from airflow.sdk import DAG, BaseOperator, Param, task_group
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import DAG, BaseOperator, Param, TriggerRule, task_group
 
 from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.config.release import ModelSource, ReleaseConfig
 from llm_pipeline.planning.ladder import climbing_order
-from llm_pipeline.release.step import Effect
+from llm_pipeline.release.step import Effect, Ending, Kind, Scope, Start
 from llm_pipeline.release.tasks import Lane, Task, release_tasks
-from llm_pipeline_airflow.release_tasks import ReleaseTasks
+from llm_pipeline_airflow.approvals import QuestionOperator
+from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
+from llm_pipeline_airflow.ladder import NeedingOperator, RecipeOperator
+from llm_pipeline_airflow.operators import LABEL_TEMPLATE, StageOperator
+from llm_pipeline_airflow.placement import placement_arguments
+from llm_pipeline_airflow.promotion import CanaryStepOperator, RollbackOperator, Turn
+from llm_pipeline_airflow.resolve_operator import ResolveOperator
 from llm_pipeline_airflow.retries import task_defaults
 from llm_pipeline_airflow.runs import dag_id_of
+from llm_pipeline_airflow.step_approval import StepApprovalOperator
 from llm_pipeline_airflow.watch import release_schedule
 
 _TURNS = {
@@ -36,6 +45,186 @@ _LADDERS = {
     "climb": "Recipes are tried from the top; one is skipped if a cheaper one has passed.",
     "every": "All recipes are tried; of those that pass, the one nearest to the top is taken.",
 }
+
+_RUNS_AT_ONCE = {"wait": 1, "supersede": 16}
+"""A run that is queued supersedes nobody; between those that run, the claim decides."""
+
+TRIGGER_RULES = {
+    Start.ALL_GOOD: TriggerRule.ALL_SUCCESS,
+    Start.ANY_GOOD: TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
+    Start.ALWAYS: TriggerRule.ALL_DONE,
+}
+
+
+def release_dag(config_path: Path) -> DAG:
+    """The DAG of a release config.
+
+    Raises:
+        ConfigError: The config, or anything that it names, is wrong.
+    """
+    loaded = load_release(config_path)
+    dag = DAG(
+        dag_id=dag_id_of(config_path),
+        dag_display_name=f"Release {loaded.config.name}",
+        description=loaded.config.description or f"Release {loaded.config.model.id}",
+        doc_md=dag_doc(loaded),
+        schedule=release_schedule(loaded),
+        catchup=False,
+        auto_register=False,  # a DAG file names its own: the check of all of them must add none
+        max_active_runs=_RUNS_AT_ONCE[loaded.config.concurrency],
+        tags=["llm-release", *loaded.config.targets],
+        params={"revision": _revision_parameter(loaded), "replace": _replace_parameter(loaded)},
+        default_args=task_defaults(),
+    )
+    with dag:
+        _Drawing(loaded).draw(release_tasks(loaded.release, climbing_order(loaded.release)))
+    return dag
+
+
+class _Drawing:
+    """The operators of one DAG, each behind those that it comes after."""
+
+    def __init__(self, loaded: LoadedRelease) -> None:
+        self._loaded = loaded
+        self._operators: dict[str, BaseOperator] = {}
+
+    def draw(self, tasks: Iterable[Task]) -> None:
+        """Add all tasks to the DAG that is being made."""
+        for lane, members in groupby(tasks, key=lambda task: task.lane):
+            if lane is None:
+                for task in members:
+                    self._add(task, "")
+            else:
+                self._add_group(lane, tuple(members))
+
+    def _add_group(self, lane: Lane, members: tuple[Task, ...]) -> None:
+        over = lane.group.over.value
+
+        @task_group(group_id=lane.id, group_display_name=lane.title, tooltip=lane.group.words)
+        def group(**mapped: str) -> None:
+            # Edges are set inside: outside, `>>` binds to what this function returns and lets other tasks start early.
+            for task in members:
+                self._add(task, mapped[over])
+
+        group.expand(**{over: list(lane.items)})
+
+    def _add(self, task: Task, item: str) -> None:
+        operator = self._operator(task, item)
+        self._operators[task.id] = operator
+        operator << [self._operators[task_id] for task_id in task.after]
+        if not task.step.decides:
+            operator.as_teardown(setups=self._setups(task) or None, on_failure_fail_dagrun=False)
+
+    def _operator(self, task: Task, item: str) -> BaseOperator:
+        """The operator that does a task's work; `item` is what its group is mapped over, or empty."""
+        step, options = task.step, self._shared(task)
+        if step.kind is Kind.CLAIM:
+            return (ClaimSensor if step.decides else GiveBackOperator)(**options)
+        if step.kind is Kind.QUESTION:
+            return self._question(task, item)
+        options["stage"] = step.name
+        if item:
+            options["subject"] = item
+        if task.lane and step.heavy:
+            options["max_active_tis_per_dagrun"] = self._loaded.deployment.computing_at_once
+        operator, more = self._stage(task)
+        return operator(**options, **more)
+
+    def _stage(self, task: Task) -> tuple[type[StageOperator], dict[str, Any]]:
+        """Which class runs a stage, and what it is told beside what every stage is."""
+        step = task.step
+        if step.name == "resolve":
+            return ResolveOperator, {}
+        if step.name == "rollback":
+            return RollbackOperator, {"canary_steps": task.tears_down}
+        if step.scope is Scope.CANARY_STEP:
+            return CanaryStepOperator, {"step": f"{task.percent:g}", "turn": turn(task)}
+        if step.scope is Scope.RECIPE:
+            return RecipeOperator, {"needs": _needed(task), "useless_without": task.useless_without}
+        if task.needs and step.decides:
+            needs, wants = (_needed(task, otherwise) for otherwise in (Ending.FAILED, Ending.SKIPPED))
+            return NeedingOperator, {"needs": needs, "wants": wants}
+        return StageOperator, {}
+
+    def _question(self, task: Task, item: str) -> BaseOperator:
+        release, shared = self._loaded.release, self._shared(task)
+        if task.percent is not None:
+            policy = release.policy.canary
+            hours = policy.pause_deadline_seconds / 3600
+            percents = (None, *policy.steps_percent)
+            before = percents[policy.steps_percent.index(task.percent)]
+            return StepApprovalOperator(
+                target=item, step=task.percent, before=before, turn=turn(task), timeout_hours=hours, **shared
+            )
+        if not task.step.asked(release, None):
+            ours = ("config_path", "map_index_template")
+            return EmptyOperator(**{name: value for name, value in shared.items() if name not in ours})
+        return QuestionOperator(
+            step=task.step.name, target=item, gates=task.gates, timeout_hours=release.approval.timeout_hours, **shared
+        )
+
+    def _shared(self, task: Task) -> dict[str, Any]:
+        rule = {"trigger_rule": TRIGGER_RULES[task.start]} if task.step.decides else {}  # a teardown has its own
+        return {
+            "task_id": task.id.rpartition(".")[2],
+            "task_display_name": task.title,
+            "doc_md": task.step.words,
+            "config_path": str(self._loaded.path),
+            "map_index_template": LABEL_TEMPLATE,
+            **rule,
+            **placement_arguments(task, self._loaded),
+        }
+
+    def _setups(self, task: Task) -> list[BaseOperator]:
+        """What a teardown takes back, and what comes right before that in its group.
+
+        Airflow runs a teardown when one of its setups succeeded, so that a server whose own gate failed is stopped,
+        too. Traffic is no setup: its teardown looks itself whether any was moved.
+        """
+        if task.step.effect is Effect.PRODUCTION:
+            return []
+        torn = [self._operators[task_id] for task_id in task.tears_down]
+        group = torn[0].task_group if torn else None
+        before = [above for one in torn for above in one.upstream_list if task.lane and above.task_group is group]
+        return [*before, *torn]  # type: ignore[list-item]
+
+
+def turn(task: Task) -> Turn:
+    """What the operator of a promotion's task looks at, before traffic is moved."""
+    needs = tuple(task_id for need in task.needs for task_id in need.tasks)
+    return Turn(last_gates=task.offered, needs=needs, promoted_before=dict(task.stopped_by))
+
+
+def _needed(task: Task, otherwise: Ending | None = None) -> tuple[str, ...]:
+    """Ids of the tasks that one needs, whatever its trigger rule: all, or those without which it ends so."""
+    return tuple(name for need in task.needs if otherwise in (None, need.otherwise) for name in need.tasks)
+
+
+def _revision_parameter(loaded: LoadedRelease) -> Param:
+    schema = ModelSource.model_json_schema()["properties"]["revision"]
+    return Param(
+        None,
+        type=["null", "string"],
+        pattern=schema["pattern"],
+        title="Revision",
+        description=(
+            f"Branch, tag or commit of {loaded.config.model.id}; "
+            f"empty releases the config's own, {loaded.config.model.revision}."
+        ),
+    )
+
+
+def _replace_parameter(loaded: LoadedRelease) -> Param:
+    places = ", ".join(loaded.places.values())
+    return Param(
+        False,
+        type="boolean",
+        title="Replace",
+        description=(
+            f"Take {places} over from the model that holds it: its users get {loaded.config.model.id} once this "
+            "release is promoted. Otherwise a release into another model's place is refused."
+        ),
+    )
 
 
 def dag_doc(loaded: LoadedRelease) -> str:
@@ -85,107 +274,3 @@ def _starts(config: ReleaseConfig) -> str:
             f"`{config.schedule}` (UTC) starts a run too; it is skipped if production already serves that content.\n"
         )
     return text
-
-
-_RUNS_AT_ONCE = {"wait": 1, "supersede": 16}
-"""A run that is queued supersedes nobody; between those that run, the claim decides."""
-
-
-def release_dag(config_path: Path) -> DAG:
-    """The DAG of a release config.
-
-    Raises:
-        ConfigError: The config, or anything that it names, is wrong.
-    """
-    loaded = load_release(config_path)
-    dag = DAG(
-        dag_id=dag_id_of(config_path),
-        dag_display_name=f"Release {loaded.config.name}",
-        description=loaded.config.description or f"Release {loaded.config.model.id}",
-        doc_md=dag_doc(loaded),
-        schedule=release_schedule(loaded),
-        catchup=False,
-        auto_register=False,  # a DAG file names its own: the check of all of them must add none
-        max_active_runs=_RUNS_AT_ONCE[loaded.config.concurrency],
-        tags=["llm-release", *loaded.config.targets],
-        params={"revision": _revision_parameter(loaded), "replace": _replace_parameter(loaded)},
-        default_args=task_defaults(),
-    )
-    with dag:
-        _Drawing(ReleaseTasks(loaded)).draw(release_tasks(loaded.release, climbing_order(loaded.release)))
-    return dag
-
-
-class _Drawing:
-    """The operators of one DAG, each behind those that it comes after."""
-
-    def __init__(self, made: ReleaseTasks) -> None:
-        self._made = made
-        self._operators: dict[str, BaseOperator] = {}
-
-    def draw(self, tasks: Iterable[Task]) -> None:
-        """Add all tasks to the DAG that is being made."""
-        for lane, members in groupby(tasks, key=lambda task: task.lane):
-            if lane is None:
-                for task in members:
-                    self._add(task, "")
-            else:
-                self._add_group(lane, tuple(members))
-
-    def _add_group(self, lane: Lane, members: tuple[Task, ...]) -> None:
-        over = lane.group.over.value
-
-        @task_group(group_id=lane.id, group_display_name=lane.title, tooltip=lane.group.words)
-        def group(**mapped: str) -> None:
-            # Edges are set inside: outside, `>>` binds to what this function returns and lets other tasks start early.
-            for task in members:
-                self._add(task, mapped[over])
-
-        group.expand(**{over: list(lane.items)})
-
-    def _add(self, task: Task, item: str) -> None:
-        operator = self._made.operator(task, item)
-        self._operators[task.id] = operator
-        operator << [self._operators[task_id] for task_id in task.after]
-        if not task.step.decides:
-            operator.as_teardown(setups=self._setups(task) or None, on_failure_fail_dagrun=False)
-
-    def _setups(self, task: Task) -> list[BaseOperator]:
-        """What a teardown takes back, and what comes right before that in its group.
-
-        Airflow runs a teardown when one of its setups succeeded, so that a server whose own gate failed is stopped,
-        too. Traffic is no setup: its teardown looks itself whether any was moved.
-        """
-        if task.step.effect is Effect.PRODUCTION:
-            return []
-        torn = [self._operators[task_id] for task_id in task.tears_down]
-        group = torn[0].task_group if torn else None
-        before = [above for one in torn for above in one.upstream_list if task.lane and above.task_group is group]
-        return [*before, *torn]  # type: ignore[list-item]
-
-
-def _revision_parameter(loaded: LoadedRelease) -> Param:
-    schema = ModelSource.model_json_schema()["properties"]["revision"]
-    return Param(
-        None,
-        type=["null", "string"],
-        pattern=schema["pattern"],
-        title="Revision",
-        description=(
-            f"Branch, tag or commit of {loaded.config.model.id}; "
-            f"empty releases the config's own, {loaded.config.model.revision}."
-        ),
-    )
-
-
-def _replace_parameter(loaded: LoadedRelease) -> Param:
-    places = ", ".join(loaded.places.values())
-    return Param(
-        False,
-        type="boolean",
-        title="Replace",
-        description=(
-            f"Take {places} over from the model that holds it: its users get {loaded.config.model.id} once this "
-            "release is promoted. Otherwise a release into another model's place is refused."
-        ),
-    )

@@ -7,6 +7,7 @@ they ask for the states that they need.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
@@ -83,18 +84,20 @@ class NeedingOperator(StageOperator):
 
 def unsuccessful(context: Context, task_ids: tuple[str, ...]) -> str:
     """Those of some unmapped tasks that have not succeeded in this run."""
-    states = _states(context, task_ids)
+    states = task_states(context, task_ids)
     return ", ".join(task_id for task_id in task_ids if states.get(task_id) != "success")
 
 
 def _failed(context: Context, task_ids: tuple[str, ...]) -> str:
     """Those of some unmapped tasks that have ended in this run, and not well."""
-    states = _states(context, task_ids)
+    states = task_states(context, task_ids)
     return ", ".join(task_id for task_id in task_ids if states.get(task_id) in ("failed", "upstream_failed", "skipped"))
 
 
-def _states(context: Context, task_ids: tuple[str, ...]) -> dict[str, str]:
+def task_states(context: Context, task_ids: Sequence[str], map_index: int | None = None) -> dict[str, str]:
+    """States in this run of some tasks, by id; of tasks in a mapped group, those of one map index."""
     if not task_ids:
         return {}
     ti = context["ti"]
-    return dict(ti.get_task_states(dag_id=ti.dag_id, task_ids=list(task_ids), run_ids=[ti.run_id]).get(ti.run_id, {}))
+    found = ti.get_task_states(dag_id=ti.dag_id, map_index=map_index, task_ids=list(task_ids), run_ids=[ti.run_id])
+    return dict(found.get(ti.run_id, {}))

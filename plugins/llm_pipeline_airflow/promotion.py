@@ -1,4 +1,4 @@
-"""Operators around production: the canary's steps, and the way back."""
+"""Operators around production: whether a target may be promoted now, the canary's steps, and the rollback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llm_pipeline.config.loading import load_release
 from llm_pipeline.release.contract import StageRequest
 from llm_pipeline_airflow.approvals import passed_targets
 from llm_pipeline_airflow.faults import attempt
-from llm_pipeline_airflow.ladder import unsuccessful
+from llm_pipeline_airflow.ladder import task_states, unsuccessful
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.notifications import tell
 from llm_pipeline_airflow.operators import StageOperator
@@ -23,6 +23,9 @@ from llm_pipeline_airflow.operators import StageOperator
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from pydantic import JsonValue
+
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Turn:
                 f"{target} did not pass {', '.join(self.last_gates)} in this run: no traffic is moved"
             )
         for other, settle in self.promoted_before.items():
-            if other in offered and _state(context, settle) != "success":
+            if other in offered and "success" not in task_states(context, [settle], map_index=0).values():
                 raise _not_begun(target, f"{other} comes first and was not promoted")
 
 
@@ -64,15 +67,6 @@ def _not_begun(target: str, why: str) -> AirflowSkipException:
     log.info("no traffic of %s is moved: %s", target, why)
     return AirflowSkipException(why)
 
-
-def _state(context: Context, task_id: str) -> str | None:
-    """State in this run of a task in a group that is mapped over one name."""
-    ti = context["ti"]
-    states = ti.get_task_states(dag_id=ti.dag_id, map_index=0, task_ids=[task_id], run_ids=[ti.run_id])
-    return next(iter(states.get(ti.run_id, {}).values()), None)
-
-
-log = get_logger(__name__)
 
 _STARTED = frozenset({"success", "failed", "running", "up_for_retry"})
 
@@ -151,14 +145,8 @@ class RollbackOperator(TellingOperator):
         Raises:
             AirflowSkipException: This run moved no traffic; a canary of another run is none of its business.
         """
-        if not _STARTED.intersection(_own_states(context, self.canary_steps).values()):
+        if not _STARTED.intersection(task_states(context, self.canary_steps, context["ti"].map_index).values()):
             raise AirflowSkipException(f"no traffic of {self.subject} was moved by this run")
         request = super().request(context)
         guarded = load_release(Path(self.config_path)).deployment.guard.schedule is not None
         return request.model_copy(update={"config": {**request.config, "leave_paused": guarded}})
-
-
-def _own_states(context: Context, task_ids: tuple[str, ...]) -> dict[str, str]:
-    ti = context["ti"]
-    states = ti.get_task_states(dag_id=ti.dag_id, map_index=ti.map_index, task_ids=list(task_ids), run_ids=[ti.run_id])
-    return dict(states.get(ti.run_id, {}))
