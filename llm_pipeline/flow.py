@@ -1,7 +1,7 @@
-"""The flow of a release: which stage comes after which, and what each is given.
+"""A release on its way: its record, its results so far, and what each stage is given.
 
-Both ways to run a release use it, the Airflow DAG and `llm-pipeline run`, so they cannot differ. It reads
-the release's record and the results of earlier stages from the store; nothing but names travels between tasks.
+The Airflow DAG and `llm-pipeline run` both use it. It reads the release's record and the results of earlier stages from
+the store; only names travel between tasks.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class LocalRun:
         self.flow: Flow | None = None
 
     def run(self) -> Verdict:
-        """Walk the flow; returns the verdict. First it waits for its turn among the model's releases.
+        """Run the release and return its verdict. First it waits for its turn among the model's releases.
 
         A target whose gate fails stops itself only: the others go on, and the verdict is that of the one that failed.
 
@@ -191,7 +191,7 @@ class LocalRun:
             log.warning("%s failed, and the release goes on: %s", _name(instance), error)
 
     def _verdict(self) -> Verdict:
-        """What became of the release: GO when every target was promoted, else the worst that was said.
+        """The release's verdict: GO if every target was promoted, else the worst verdict of a gate or question.
 
         Raises:
             PipelineError: The first error that a stage ended with.
@@ -205,7 +205,7 @@ class LocalRun:
         return Verdict.GO
 
     def _ask(self, flow: Flow, instance: Instance) -> Ending:
-        """Put a step's question to whoever can answer it."""
+        """Ask a step's question."""
         task = instance.task
         if not task.step.asked(flow.release, task.percent):
             return Ending.GOOD

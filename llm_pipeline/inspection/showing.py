@@ -1,4 +1,4 @@
-"""`llm-pipeline show`: everything that is known of one thing."""
+"""`llm-pipeline show`: one release, artifact, stage key or pointer in full."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ View = ReleaseView | ArtifactView | StageView | PointerView
 
 
 def show(config: StoreConfig, reference: Reference) -> View:
-    """What is known of the thing that a reference names.
+    """Everything that the store holds about what a reference names.
 
     Raises:
         ConfigError: It is gone, or a stage key without a result.

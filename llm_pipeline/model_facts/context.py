@@ -1,4 +1,4 @@
-"""The longest context that a model was made for, by every key that architectures use."""
+"""The longest context that a model was made for, and what config.json leaves to its architecture's own class."""
 
 from __future__ import annotations
 
@@ -6,8 +6,29 @@ from collections.abc import Mapping
 from typing import Any
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.model_facts.defaults import with_defaults
 from llm_pipeline.model_facts.words import ConfigWords
+
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "gemma3_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+    },
+    "mistral": {"num_key_value_heads": 8},
+    "mixtral": {"num_key_value_heads": 8},
+}
+"""By architecture of the decoder; Transformers 4.50 to 5.5 (`configuration_gemma3.py`, `configuration_mistral.py`)."""
+
+
+def with_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """config.json with what its architecture adds."""
+    nested = config.get("text_config")
+    if isinstance(nested, Mapping):
+        return {**config, "text_config": with_defaults(nested)}
+    return {**_DEFAULTS.get(str(config.get("model_type")), {}), **config}
+
 
 _EXTENDING = {"yarn", "linear", "dynamic", "longrope", "su"}
 """Kinds of rope scaling that reach beyond the positions of the training; `llama3` states the extended ones."""

@@ -17,12 +17,10 @@ from typing import Any
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.model_sizes import ModelSizes
 from llm_pipeline.model_facts.caches import caches, head_size, kv_heads
-from llm_pipeline.model_facts.context import context_length
-from llm_pipeline.model_facts.defaults import with_defaults
+from llm_pipeline.model_facts.context import context_length, with_defaults
 from llm_pipeline.model_facts.facts import MatrixGroup, ModelFacts
-from llm_pipeline.model_facts.grouping import Grouped, HeldTensor, group_tensors
+from llm_pipeline.model_facts.grouping import Grouped, HeldTensor, Packing, group_tensors
 from llm_pipeline.model_facts.layout import expected_tensors, is_known
-from llm_pipeline.model_facts.packing import Packing
 from llm_pipeline.model_facts.words import ConfigWords
 
 _ONE_PROJECTION = {

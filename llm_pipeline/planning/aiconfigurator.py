@@ -54,7 +54,7 @@ _CHARACTERS_SHOWN = 200
 
 
 class Prediction(Frozen):
-    """What it said, or why it said nothing.
+    """AIConfigurator's answer, or why there is none.
 
     Attributes:
         problem: Why there are no figures; empty when there are.
@@ -143,7 +143,7 @@ def _run(command: Sequence[str], time_limit_seconds: float) -> str:
 
 
 def _figures(output: str, asked: Prediction) -> dict[str, float | str]:
-    """Whatever else is printed around them, in whatever order."""
+    """Find the two latencies in the output, whose order and other lines vary."""
     found = [pattern.search(output) for pattern in (_FIRST_TOKEN, _TOKEN)]
     first_token, token = (float(match[1].replace(",", "")) if match else None for match in found)
     if first_token is None or token is None:

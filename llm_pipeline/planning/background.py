@@ -1,6 +1,6 @@
-"""Asking a slow store without waiting for it longer than somebody at a terminal does.
+"""Asks a slow store, for no longer than a person at a terminal waits.
 
-Threads here are daemons: what hangs in a connection keeps neither the answer nor the end of the process waiting.
+The threads are daemons: a connection that hangs delays neither the answer nor the end of the process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Answer = TypeVar("Answer")
 
 
 class BackgroundCall(Generic[Answer]):
-    """Work that goes on beside the caller's own from now on, for so many seconds; None for as long as it takes."""
+    """Work in a thread that starts now. Its answer is awaited for `seconds` at most; None waits without limit."""
 
     def __init__(self, work: Callable[[], Answer], seconds: float | None = None) -> None:
         self._began, self._seconds = time.monotonic(), seconds
@@ -33,7 +33,7 @@ class BackgroundCall(Generic[Answer]):
         """The result of the work; its own errors are raised here.
 
         Raises:
-            Transient: It has not ended in time. It goes on, for nobody.
+            Transient: It has not ended in time. It goes on, and its answer is dropped.
         """
         spent = time.monotonic() - self._began
         self._thread.join(None if self._seconds is None else max(0.0, self._seconds - spent))
@@ -51,7 +51,7 @@ class BackgroundCall(Generic[Answer]):
 
 
 def side_by_side(function: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-    """The function's answers in the order of the items; the first error is raised."""
+    """Call the function for all items at once; returns the answers in order and raises the first error."""
     waiting: SimpleQueue[int] = SimpleQueue()
     for number in range(len(items)):
         waiting.put(number)

@@ -28,7 +28,7 @@ from llm_pipeline.statistics.sequential_power import Arms, chance_within, median
 
 
 def canary_warnings(policy: CanaryPolicy, steps: Sequence[StepPower], proposal: Proposal | None) -> Iterator[str]:
-    """One line for each thing that looks as if it could be done, and cannot."""
+    """One line for each thing that the steps seem to do and cannot."""
     if late := [step for step in steps if step.enough_seconds > policy.maximum_bake_seconds]:
         yield (
             f"minimum_requests {policy.minimum_requests} may take {_of_each(late, _enough)}: beyond "
@@ -75,10 +75,10 @@ SERIOUS_RISE = 50.0
 """A step should catch at least this rise of errors: at 0.2 % before, one request in ten fails."""
 
 KIND_SHARE = 0.02
-"""Of the traffic: a rare kind of requests, such as the few that are streamed."""
+"""Share of the traffic of a rare kind of requests, such as streamed ones."""
 
 WAVERING = 0.2
-"""Standard deviation of the log odds of a slow request at one server, for longer than a step: what it costs is told."""
+"""Standard deviation of the log odds of a slow request at one server, over longer than a step."""
 
 
 class Caught(Frozen):

@@ -80,11 +80,11 @@ class Legal(Frozen):
 
 
 class Refused(Frozen):
-    """It cannot.
+    """The recipe cannot be built or served on the target.
 
     Attributes:
         reason: Why, with the evidence.
-        nearest: The nearest thing that is legal there.
+        nearest: The nearest choice that is legal there.
     """
 
     legal: Literal[False] = False

@@ -1,8 +1,8 @@
 """The data sets that a release's tasks read, and whether they can be fetched.
 
-Of tasks in a directory the files say it; of lm-eval's own, a table does for the well-known ones. The `eval_data` stage
-asks lm-eval itself. Where the source can be asked, each data set is pinned and judged: whether it is there and may be
-read, whether it is data and not a program, and whether its card has the configuration and the splits.
+For tasks in a directory, their files say so; for well-known tasks of lm-eval, a table does. The `eval_data` stage asks
+lm-eval itself. If the source answers, each data set is pinned and checked: it exists and may be read, it is data and
+not a program, and its card has the configuration and the splits.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _refuse_by_card(card: DataSetCard, reader: TaskDefinition) -> None:
 
 
 def _of_tasks(error: PipelineError, plan: PlannedData) -> PipelineError:
-    """The source's own error, and whose data it is about."""
+    """The source's own error, with the tasks that read the data."""
     shown = ", ".join(plan.tasks[:_SHOWN]) + (", .." if len(plan.tasks) > _SHOWN else "")
     kind = type(error) if isinstance(error, SourceRefused | ConfigError | Unsupported | IntegrityError) else ConfigError
     hint = error.hint or "correct the task's file, or leave the task out"

@@ -1,4 +1,4 @@
-"""What evidence a gate needs, and what it will have: items of an accuracy gate, requests of the load gate. Pure.
+"""The evidence that a gate needs and will have: items of an accuracy gate, requests of the load gate. Pure.
 
 Flips, the share of items that change either way, are not known before. 2, 5 and 8 % are what FP8, good and poor 4-bit
 formats show; a gate that could not decide even at the fewest of them is a waste of whatever it costs.
@@ -21,7 +21,7 @@ from llm_pipeline.planning.task_pool import TaskItems
 FLIPS = (0.02, 0.05, 0.08)
 POWER = 0.9
 ENOUGH_POWER = 0.8
-"""Below this chance of a lossless model to pass, a gate is more of a lottery than it needs to be."""
+"""Below this chance that a lossless model passes, the plan warns."""
 
 
 class ItemsNeeded(Frozen):

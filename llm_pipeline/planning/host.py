@@ -1,4 +1,4 @@
-"""What this machine has of what a deployment asks for: disk, interpreters, ports, credentials, memory."""
+"""Whether this machine has what a deployment needs: disk, interpreters, ports, credentials, memory."""
 
 from __future__ import annotations
 

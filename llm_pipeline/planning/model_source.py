@@ -1,7 +1,7 @@
 """The facts of a release's model, from the place that the release config names, or from what it states by hand.
 
-A place that does not answer is an error with its own words, unless the release config states the sizes: then they are
-what is judged, with a warning.
+A source that does not answer is an error, unless the release config states the sizes: then these are judged, with a
+warning.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SECONDS = 20.0
 _BY_HAND = "the release config (model.sizes)"
 
 
-class SeenModel(NamedTuple):
+class ModelLook(NamedTuple):
     """What is known of a model.
 
     Attributes:
@@ -36,9 +36,9 @@ class SeenModel(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def see_model(
+def look_at_model(
     loaded: LoadedRelease, revision: str | None = None, seconds: float | None = None, *, required: bool = False
-) -> SeenModel:
+) -> ModelLook:
     """Read a release's model where it is.
 
     Args:
@@ -55,15 +55,15 @@ def see_model(
     """
     asked, where = loaded.release.model, str(loaded.path)
     if seconds == 0:
-        return SeenModel(stated_facts(asked))
+        return ModelLook(stated_facts(asked))
     try:
         documents = BackgroundCall(partial(_look, loaded, revision or asked.revision), seconds or _SECONDS).answer()
     except (SourceRefused, SourceUnavailable, Transient) as error:
         if required or asked.sizes is None:
             raise _with_hint(error, where) from error
         facts = _facts(ModelDocuments({}, origin=_BY_HAND), asked, where)
-        return SeenModel(facts, (f"the model is judged by {_BY_HAND}, not by its own files: {error.message}",))
-    return SeenModel(_facts(documents, asked, where), tuple(_contradictions(documents, asked)))
+        return ModelLook(facts, (f"the model is judged by {_BY_HAND}, not by its own files: {error.message}",))
+    return ModelLook(_facts(documents, asked, where), tuple(_contradictions(documents, asked)))
 
 
 @cache
@@ -108,7 +108,7 @@ def _contradictions(documents: ModelDocuments, asked: ModelSource) -> list[str]:
 
 
 def _with_hint(error: PipelineError, where: str) -> PipelineError:
-    """The source's own error; it says how to go on without the source."""
+    """The source's own error, with a hint how to go on without the source."""
     by_hand = "or state the model's sizes by hand in the release config, model.sizes"
     kind = type(error) if isinstance(error, SourceRefused | SourceUnavailable) else Transient
     hint = f"{error.hint}; {by_hand}" if error.hint else by_hand

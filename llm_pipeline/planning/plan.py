@@ -24,12 +24,11 @@ from llm_pipeline.planning.adapter_checks import adapter_warnings, check_adapter
 from llm_pipeline.planning.background import BackgroundCall
 from llm_pipeline.planning.canary_power import canary_power
 from llm_pipeline.planning.cost_table import expected_warnings
-from llm_pipeline.planning.disk import disk_need
 from llm_pipeline.planning.evaluation_data import EvaluationData, evaluation_data
 from llm_pipeline.planning.gate_power import GatePower, gate_power, load_test_warnings
 from llm_pipeline.planning.ladder import target_order
-from llm_pipeline.planning.model import DiskPlan, Plan, TargetPlan
-from llm_pipeline.planning.model_source import see_model, stated_facts
+from llm_pipeline.planning.model import DiskPlan, Plan, TargetPlan, disk_need
+from llm_pipeline.planning.model_source import look_at_model, stated_facts
 from llm_pipeline.planning.quantization_plan import GpuCost, gpu_cost
 from llm_pipeline.planning.release_checks import (
     check_data_files,
@@ -50,10 +49,10 @@ from llm_pipeline.planning.stage_cost import (
     step_costs,
     total_cost,
 )
-from llm_pipeline.planning.store_lookup import Foresight, ask_holders, ask_store, foresee, place_warnings
+from llm_pipeline.planning.store_lookup import StoreLookup, ask_holders, ask_store, looked_up, place_warnings
 from llm_pipeline.planning.table import format_plan
 from llm_pipeline.planning.target_plan import plan_target, with_predictions
-from llm_pipeline.planning.task_pool import TaskItems, check_tasks, judge_lanes, task_pool
+from llm_pipeline.planning.task_pool import TaskItems, check_tasks, judge_task_placement, task_pool
 from llm_pipeline.release.time_limits import time_limit_seconds
 from llm_pipeline.serving.launch_command import default_mode
 from llm_pipeline.store import open_store
@@ -195,7 +194,7 @@ def plan_release(
     check_adapters(loaded)
     check_routers(loaded)
     _refuse_before_reading(loaded)
-    model = see_model(loaded, revision, source_seconds, required=read_model)
+    model = look_at_model(loaded, revision, source_seconds, required=read_model)
     facts = model.facts
     if facts:
         check_model(loaded, facts)
@@ -204,7 +203,7 @@ def plan_release(
     tasks = task_pool(release.evaluation, loaded.configs_root)
     data = evaluation_data(loaded, source_seconds, required=read_model)
     task_warnings = check_tasks(release.evaluation, loaded.configs_root)
-    lane_warnings = _check_lanes(loaded, tasks)
+    placement_warnings = _check_task_placement(loaded, tasks)
     targets = tuple(plan_target(loaded, target, facts) for target in release.targets)
     _refuse_impossible(loaded, targets)
     _refuse_servers(loaded)
@@ -220,7 +219,7 @@ def plan_release(
     canary = canary_power(release.policy.canary, release.workload.rate_per_second)
     gpus = _gpu_cost(loaded, targets, facts, (tasks, gates[0]))
     predicted = predicted_seconds(loaded, facts, gpus, tasks, ladders)
-    seen = foresee(asked, deployment)
+    seen = looked_up(asked, deployment)
     costs = step_costs(loaded, steps, seen.history, predicted)
     return Plan(
         config=str(loaded.path),
@@ -256,7 +255,7 @@ def plan_release(
             *task_warnings,
             *data.warnings,
             *(disk.warnings() if disk else ()),
-            *lane_warnings,
+            *placement_warnings,
             *expected_warnings(release),
             *(line for gate in gates for line in gate.warnings),
             *load_test_warnings(requests),
@@ -270,7 +269,7 @@ def plan_release(
     )
 
 
-def _stages(steps: tuple[Step, ...], seen: Foresight, costs: Mapping[Step, StepCost]) -> tuple[PlannedStage, ...]:
+def _stages(steps: tuple[Step, ...], seen: StoreLookup, costs: Mapping[Step, StepCost]) -> tuple[PlannedStage, ...]:
     return tuple(
         PlannedStage(
             stage=stage,
@@ -292,9 +291,9 @@ def _ladders(
     }
 
 
-def _check_lanes(loaded: LoadedRelease, tasks: tuple[TaskItems, ...]) -> tuple[str, ...]:
+def _check_task_placement(loaded: LoadedRelease, tasks: tuple[TaskItems, ...]) -> tuple[str, ...]:
     release = loaded.release
-    refusals, warnings = judge_lanes(tasks, release.evaluation.served_tasks, release.targets)
+    refusals, warnings = judge_task_placement(tasks, release.evaluation.served_tasks, release.targets)
     if refusals:
         lines = [f"{loaded.path}: {refused.reason} -> {refused.nearest}" for refused in refusals]
         raise Unsupported("\n".join(lines), hint="score them on the checkpoint only; nothing was started")

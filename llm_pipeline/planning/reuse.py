@@ -116,7 +116,7 @@ Step = tuple[str, str]
 
 
 class StepReuse(Frozen):
-    """What will become of one step.
+    """What happens to one step.
 
     Attributes:
         outcome: `reused`: the store holds its result. `always`: it acts on the world, so that its result is never
@@ -132,7 +132,7 @@ _NEVER_RAN = StepReuse(outcome="computed", why="never ran")
 
 
 class _Awaited(MissingResult):
-    """A step needs what another one will only compute.
+    """A step needs the result of another step that is not computed yet.
 
     Attributes:
         step: The other one.
@@ -143,23 +143,23 @@ class _Awaited(MissingResult):
         self.step = step
 
 
-class _ForeseenFlow(Flow):
+class _PlannedFlow(Flow):
     """The flow of a release that has not begun; of the steps that will be reused, the results are known."""
 
     def __init__(self, store: ArtifactStore, record: ReleaseRecord) -> None:
         super().__init__(store, record)
-        self.foreseen: dict[Step, StageResult | None] = {}
+        self.known: dict[Step, StageResult | None] = {}
 
     def find(self, stage: str, subject: str = "") -> StageResult | None:
-        if (stage, subject) not in self.foreseen:
+        if (stage, subject) not in self.known:
             raise _Awaited((stage, subject))
-        return self.foreseen[stage, subject]
+        return self.known[stage, subject]
 
     def failure_of(self, recipe: str) -> StageFailure | None:  # noqa: ARG002 - what failed is tried again
         return None
 
 
-def foresee_reuse(
+def predict_reuse(
     store: ArtifactStore,
     history: History,
     loaded: LoadedRelease,
@@ -180,11 +180,11 @@ def foresee_reuse(
     """
     if history.newest is None:
         return {step: _NEVER_RAN if _stated(step).reusable else StepReuse(outcome="always") for step in steps}
-    flow = _ForeseenFlow(store, _foreseen_record(loaded, history.newest, ladders))
-    return {step: _foresee(flow, history, step) for step in steps}
+    flow = _PlannedFlow(store, _planned_record(loaded, history.newest, ladders))
+    return {step: _predict(flow, history, step) for step in steps}
 
 
-def _foreseen_record(
+def _planned_record(
     loaded: LoadedRelease, newest: ReleaseRecord, ladders: Mapping[str, tuple[str, ...]]
 ) -> ReleaseRecord:
     return ReleaseRecord(
@@ -201,14 +201,14 @@ def _foreseen_record(
     )
 
 
-def _foresee(flow: _ForeseenFlow, history: History, step: Step) -> StepReuse:
+def _predict(flow: _PlannedFlow, history: History, step: Step) -> StepReuse:
     (stage, subject), stated = step, _stated(step)
     if not stated.reusable:
         return StepReuse(outcome="always")
     if said := _stopped(flow):
         return StepReuse(outcome="not reached", why=said)
     if stated.scope is Scope.RECIPE and (reason := _passed_over(flow, subject)):
-        flow.foreseen[step] = None
+        flow.known[step] = None
         return StepReuse(outcome="not needed", why=reason)
     try:
         request = flow.request(stage, subject)
@@ -227,16 +227,16 @@ def _stated(step: Step) -> release_step.Step:
     return found
 
 
-def _stopped(flow: _ForeseenFlow) -> str:
+def _stopped(flow: _PlannedFlow) -> str:
     """The gate of the whole release that will say no, in words; empty for none."""
     for step in release_flow():
-        result = flow.foreseen.get((step.name, "")) if step.ends is Scope.RELEASE else None
+        result = flow.known.get((step.name, "")) if step.ends is Scope.RELEASE else None
         if result and result.judgement and not passed(result):
             return f"the {step.title.lower()} said {result.judgement.verdict.value}"
     return ""
 
 
-def _look_up(flow: _ForeseenFlow, history: History, request: StageRequest) -> StepReuse:
+def _look_up(flow: _PlannedFlow, history: History, request: StageRequest) -> StepReuse:
     stage = load_stage(request.stage)
     content = _content(stage, request, history)
     record = _readable_record(flow.store, content.key)
@@ -246,11 +246,11 @@ def _look_up(flow: _ForeseenFlow, history: History, request: StageRequest) -> St
         return StepReuse(outcome="computed", why=f"undecided before: {_made_by(record)}")
     if not all(flow.store.exists(ref) for ref in record.result.artifacts.values()):
         return StepReuse(outcome="computed", why="its artifact is no longer in the store")
-    flow.foreseen[request.stage, request.subject] = record.result
+    flow.known[request.stage, request.subject] = record.result
     return StepReuse(outcome="reused", why=_made_by(record))
 
 
-def _passed_over(flow: _ForeseenFlow, recipe: str) -> str | None:
+def _passed_over(flow: _PlannedFlow, recipe: str) -> str | None:
     try:
         return flow.passed_over(recipe)
     except _Awaited:
@@ -277,7 +277,7 @@ def _made_by(record: StageRecord) -> str:
     return f"{verdict}made by {record.result.release_id}"
 
 
-def _why_computed(flow: _ForeseenFlow, history: History, content: KeyContent) -> str:
+def _why_computed(flow: _PlannedFlow, history: History, content: KeyContent) -> str:
     last = history.last(content.stage, content.subject)
     record = _readable_record(flow.store, last.key) if last else None
     if record is None:

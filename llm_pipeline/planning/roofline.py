@@ -10,7 +10,7 @@ one after the other, so more stages read a request's weights no faster; caches a
 ranks. Left out, which only makes the bounds safer: attention's multiplications, activations, norms, embeddings,
 communication, sampling and every overhead.
 
-These are bounds, not predictions (`planning/speed.py` predicts): what was measured faster was not measured right.
+These are bounds, not predictions (`planning/speed.py` predicts): a faster measurement is wrong.
 Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009.
 """
 

@@ -13,7 +13,7 @@ out, TensorRT-LLM 0.15, batches of 1, 8 and 64 (`examples/benchmark.md` of NVIDI
 met within 8 %, their ratios to BF16 within 0.12. Of 70B, which they were not fitted to, formats stand to each other as
 published within a factor of 1.5, and all are underestimated, by up to 40 % at batch 64. What the model does not know:
 other GPUs (scaled by their peaks), other kernels than those of that version, communication between GPUs, and how well
-FP4 and INT8 tensor cores are used (taken as FP8's). It ranks; it does not promise.
+FP4 and INT8 tensor cores are used (taken as FP8's). Use it to rank recipes, not to promise a speed.
 """
 
 from __future__ import annotations

@@ -16,14 +16,14 @@ from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.planning.background import BackgroundCall
 from llm_pipeline.planning.history import History, read_history
 from llm_pipeline.planning.model import Comparison
-from llm_pipeline.planning.reuse import Step, StepReuse, foresee_reuse
+from llm_pipeline.planning.reuse import Step, StepReuse, predict_reuse
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.places import Holder, PlaceTaken, require_place
 
 
 @dataclass(frozen=True)
-class Foresight:
-    """What is known of the steps.
+class StoreLookup:
+    """What the store says of the steps.
 
     Attributes:
         history: Earlier releases; None where the store was not asked, or did not answer.
@@ -49,7 +49,7 @@ def ask_store(
     opened: Callable[[], ArtifactStore],
     steps: Sequence[Step],
     ladders: Mapping[str, tuple[str, ...]],
-) -> Foresight:
+) -> StoreLookup:
     """Read the store.
 
     Raises:
@@ -58,19 +58,19 @@ def ask_store(
     """
     store = opened()
     history = read_history(store, loaded)
-    return Foresight(history, foresee_reuse(store, history, loaded, steps, ladders))
+    return StoreLookup(history, predict_reuse(store, history, loaded, steps, ladders))
 
 
-def foresee(asked: BackgroundCall[Foresight] | None, deployment: Deployment) -> Foresight:
-    """What the store has answered by now; a warning, where it has not."""
+def looked_up(asked: BackgroundCall[StoreLookup] | None, deployment: Deployment) -> StoreLookup:
+    """The store's answer; a warning instead if it has not answered in time."""
     if asked is None:
-        return Foresight()
+        return StoreLookup()
     try:
         return asked.answer()
     except (PipelineError, OSError) as error:
         uri = deployment.store.uri
         reason = error.message if isinstance(error, PipelineError) else str(error)
-        return Foresight(warnings=(f"reuse and measured times are not known: {uri} cannot be read now: {reason}",))
+        return StoreLookup(warnings=(f"reuse and measured times are not known: {uri} cannot be read now: {reason}",))
 
 
 def ask_holders(

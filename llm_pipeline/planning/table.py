@@ -197,12 +197,12 @@ def _headline(plan: Plan) -> list[str]:
     return [
         f"plan of {plan.release}",
         f"  model       {plan.model}@{plan.revision}, {plan.dtype}, {size}",
-        *_told_of(plan.facts),
+        *_model_lines(plan.facts),
         f"  deployment  {plan.deployment}",
     ]
 
 
-def _told_of(facts: ModelFacts | None) -> list[str]:
+def _model_lines(facts: ModelFacts | None) -> list[str]:
     """What the model is, and what says so."""
     if facts is None:
         return []

@@ -98,7 +98,7 @@ def _limited(task: TaskItems, limit: int | None) -> TaskItems:
 _FIRST_WITH_PROMPT_LOGPROBS = "1.3.0rc11"
 
 
-def judge_lanes(
+def judge_task_placement(
     pool: Sequence[TaskItems], served: Sequence[str], targets: Sequence[Target]
 ) -> tuple[tuple[Refused, ...], tuple[str, ...]]:
     """What is wrong with the tasks that are scored through the endpoint, and what is not known of them."""

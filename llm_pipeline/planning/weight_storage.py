@@ -1,8 +1,8 @@
 """How formats store the weights that they quantize: bits, scales, and how an AutoQuantize search mixes them. Pure.
 
 A search is asked for mean bits of a weight, counted by modelopt over all linear modules, the head and the excluded
-ones at 16 bits among them. Which layer gets what is known only when it is solved; planning mixes the two formats
-whose bits are next to the mean that is left for the layers that may be quantized.
+ones at 16 bits among them. Which layer gets which format is known only once the search has run; planning mixes the
+two formats whose bits are next to the mean that is left for the layers that may be quantized.
 """
 
 from __future__ import annotations

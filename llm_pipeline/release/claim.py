@@ -50,7 +50,7 @@ RunIsOver = Callable[[AirflowRun], bool | None]
 
 
 class ReleaseClaim:
-    """One release's dealings with the claim on its model.
+    """The claim on a model, as one release takes, checks and gives it back.
 
     Args:
         store: Where the claim is kept.
@@ -69,7 +69,7 @@ class ReleaseClaim:
         self._party = claimant.party
 
     def ask(self) -> Claimant | None:
-        """Ask for the claim once; None when it is ours now, else whom we wait for.
+        """Ask for the claim once; returns None if this run holds it now, else the holder.
 
         Raises:
             Superseded: A newer release takes our place; we are not in line any more.
@@ -103,7 +103,7 @@ class ReleaseClaim:
         self._renew(parked=False, release_id=release_id)
 
     def park(self) -> None:
-        """Say that a human is waited for: a release that supersedes us need not wait for the answer.
+        """Record that this run waits for a person: a release that supersedes it need not wait for the answer.
 
         Raises:
             Superseded: A newer release takes our place.
@@ -117,7 +117,7 @@ class ReleaseClaim:
         return None if holder is None or holder.party == self._party else holder
 
     def give_back(self) -> bool:
-        """Hold the claim, or stand in line for it, no longer; returns whether we held it."""
+        """Give the claim, or the place in line, back; returns whether this run held the claim."""
         held = read_claim(self._store, self._model_id).holds(self._party)
         _change(self._store, self._model_id, lambda state: state.without(self._party))
         return held
@@ -158,7 +158,7 @@ class ReleaseClaim:
 
     @contextmanager
     def _renewed_in_the_background(self) -> Iterator[None]:
-        """Let the holder be heard of while a stage runs, for those who cannot see its process."""
+        """Renew the claim while a stage runs, for observers that cannot see this process."""
         ended = threading.Event()
         renewing = threading.Thread(target=self._renew_until, args=(ended,), name="claim", daemon=True)
         renewing.start()

@@ -1,4 +1,4 @@
-"""Who holds the claim on a model and who waits for it, as data: what each event makes of it, without any effect."""
+"""Who holds the claim on a model and who waits for it, as data, and how each event changes it. Pure."""
 
 from __future__ import annotations
 
@@ -159,19 +159,19 @@ class ClaimState(Frozen):
         return self.holder is not None and self.holder.party == party
 
     def without(self, party: Party) -> ClaimState:
-        """As this, and that party neither holds nor waits."""
+        """This state, without that party as holder or in line."""
         waiting = tuple(one for one in self.waiting if one.party != party)
         return ClaimState(holder=None if self.holds(party) else self.holder, waiting=waiting)
 
     def updated(self, claimant: Claimant) -> ClaimState:
-        """As this, with what is known of one claimant replaced."""
+        """This state, with one claimant replaced."""
         holder, *waiting = (
             claimant if one and one.party == claimant.party else one for one in (self.holder, *self.waiting)
         )
         return ClaimState(holder=holder, waiting=tuple(one for one in waiting if one))
 
     def asked(self, claimant: Claimant) -> ClaimState:
-        """What it is when that claimant asks, for the first time or again: it may be the holder then."""
+        """The state after that claimant asked, for the first time or again; it may hold the claim then."""
         known = self.find(claimant.party)
         if known is None:
             state = ClaimState(holder=self.holder, waiting=(*self.waiting, claimant))
@@ -181,12 +181,12 @@ class ClaimState(Frozen):
         return state.with_older_ones_superseded().granted_to(claimant.party)
 
     def heard_of(self, party: Party) -> ClaimState:
-        """As this, and that party was heard of just now."""
+        """This state, with that party renewed just now."""
         known = self.find(party)
         return self if known is None else self.updated(known.model_copy(update={"renewed_at": datetime.now(UTC)}))
 
     def with_older_ones_superseded(self) -> ClaimState:
-        """As this, and everyone who is older than one that supersedes is marked."""
+        """This state, with everyone marked who is older than a claimant that supersedes."""
         superseding = [one for one in self.everyone if one.concurrency == "supersede"]
         newest: Claimant | None = None
         for one in superseding:
@@ -198,7 +198,7 @@ class ClaimState(Frozen):
         return state
 
     def granted_to(self, party: Party) -> ClaimState:
-        """As this, and that party holds the claim if it is free and the party is the first in line."""
+        """This state, with the claim granted to that party if it is free and the party is first in line."""
         free = self.holder is None or (self.holder.parked and self.holder.superseded_by != "")
         first = next((one for one in self.waiting if not one.superseded_by), None)
         if not free or first is None or first.party != party:

@@ -1,7 +1,7 @@
 """Running one stage in this process: key, reuse, lease, work, publication, result.
 
-Nothing half-done is ever taken for done: artifacts are published before the stage's record, the record is the
-conclusion of the key's lease, and it counts only while the artifacts it names are whole.
+Nothing half-done counts as done: artifacts are published before the stage's record, the record concludes the key's
+lease, and it counts only while the artifacts it names are whole.
 """
 
 from __future__ import annotations
@@ -292,7 +292,7 @@ def _compute(
 
 
 def _import_early(modules: Sequence[str]) -> None:
-    """Import beside other work; who needs a module waits for it, and meets its error, in an import of his own."""
+    """Import modules in a thread of its own. Code that needs one imports it itself, and raises its error."""
     with contextlib.suppress(ImportError):
         for module in modules:
             import_module(module)
@@ -349,7 +349,7 @@ def _reuse(stage: Stage[Any], store: ArtifactStore, key: str) -> StageResult | N
 
 
 def _record_failure(request: StageRequest, failure: StageFailure | None) -> None:
-    """Keep the error for the report; not being able to is no reason to hide the error itself."""
+    """Keep the error for the report. A failure to do so is logged and never hides the error itself."""
     name = failure_name(request.release_id, request.stage, request.subject)
     try:
         store = open_store(request.store)

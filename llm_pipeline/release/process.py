@@ -1,4 +1,4 @@
-"""The entry point of a stage's process: request file in, outcome out, whatever happens in between.
+"""The entry point of a stage's process: it reads a request file and always writes an outcome.
 
 The outcome is a file, or a document of the request's store where whoever started the process shares no file with it.
 """
@@ -78,7 +78,7 @@ def _out_of_time(request: StageRequest) -> StageOutOfTime:
 
 
 def _give_up(request: StageRequest, result: str) -> None:
-    """The last resort, in another thread: the main one does not come back from native code."""
+    """Called in another thread as the last resort, if the main thread does not return from native code."""
     try:
         log.error("the stage did not stop in time: killing its process")
         _write(request, result, StageFailure.of(request, _out_of_time(request)))

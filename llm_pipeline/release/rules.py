@@ -8,7 +8,7 @@
             endings.start(instance)
             endings.end(instance, work(instance))
 
-An instance is asked about when everything that it comes after has ended.
+Ask about an instance once everything that it comes after has ended.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _by_needs(instance: Instance, endings: Endings) -> Ending | None:
 
 
 def _by_turn(instance: Instance, endings: Endings) -> Ending | None:
-    """Fails what others were approved for; skips what comes behind an item that was offered and did not arrive."""
+    """Fail an item that did not pass its own gates; skip it if an earlier item that was offered was not promoted."""
     task = instance.task
     if not endings.well(task.offered, instance.item):
         return Ending.FAILED

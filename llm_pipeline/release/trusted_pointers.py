@@ -1,4 +1,4 @@
-"""What a pointer names, checked against what is signed.
+"""Checks that what a pointer names was packaged for its model and place, by signed documents.
 
 Pointers are unsigned, because whoever takes production back has no signing key. So before a server is started for one,
 something signed must say that its repository was packaged for that model and place: the record and the `package`

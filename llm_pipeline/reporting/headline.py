@@ -1,4 +1,4 @@
-"""What became of a release, in one sentence, and what exactly is released."""
+"""A release's outcome in one sentence, and what exactly is released."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ State = Literal["in production", "replaced", "rolled back", "stopped", "failed",
 
 
 class Headline(Frozen):
-    """The one thing to read.
+    """The report's first lines.
 
     Attributes:
         state: What became of the release.

@@ -1,4 +1,4 @@
-"""Traffic on stable, the candidate stopped, unless the canary was promoted. No preconditions, as often as you like."""
+"""Move all traffic to stable and stop the candidate, unless the canary was promoted. Always allowed, safe to repeat."""
 
 from __future__ import annotations
 

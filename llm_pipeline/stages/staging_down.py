@@ -1,4 +1,4 @@
-"""Staging down: stop the candidate's server, wherever it runs, and a comparison's that was left; none is fine."""
+"""Stop the candidate's staging server, wherever it runs, and a comparison server that was left; there may be none."""
 
 from __future__ import annotations
 

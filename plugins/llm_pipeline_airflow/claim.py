@@ -1,4 +1,4 @@
-"""A DAG run and the claim on its model: waiting for it without a worker, and giving it back whatever happened."""
+"""A DAG run and the claim on its model: it waits for it without a worker slot, and always gives it back."""
 
 from __future__ import annotations
 
@@ -111,6 +111,6 @@ def claim_of(config_path: str, context: Context) -> ReleaseClaim:
 
 
 def _this_airflow() -> str:
-    """What tells this Airflow from others that share a store: the address its workers report to."""
+    """This Airflow's identity among those that share a store: the address that its workers report to."""
     url = conf.get("core", "execution_api_server_url", fallback="") or conf.get("api", "base_url", fallback="")
     return url if urlsplit(url).hostname not in _LOOPBACK else f"{url or '/'} of {socket.gethostname()}"

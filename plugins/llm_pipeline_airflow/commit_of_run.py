@@ -50,7 +50,7 @@ def revision_of_run(loaded: LoadedRelease, context: Context) -> str | None:
 
 
 def remember_commit(loaded: LoadedRelease, release_id: str, context: Context) -> None:
-    """Tell the watch that a resolved release's commit is taken care of, whoever started the run.
+    """Record that a run released this commit, so that the watch does not start another.
 
     Raises:
         Transient: The store cannot be used now.

@@ -29,7 +29,7 @@ from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
 from llm_pipeline_airflow.ladder import NeedingOperator, RecipeOperator
 from llm_pipeline_airflow.operators import LABEL_TEMPLATE, StageOperator
 from llm_pipeline_airflow.placement import placement_arguments
-from llm_pipeline_airflow.promotion import CanaryStepOperator, RollbackOperator, Turn
+from llm_pipeline_airflow.promotion import CanaryStepOperator, PromotionOrder, RollbackOperator
 from llm_pipeline_airflow.resolve_operator import ResolveOperator
 from llm_pipeline_airflow.retries import task_defaults
 from llm_pipeline_airflow.runs import dag_id_of
@@ -189,10 +189,10 @@ class _Drawing:
         return [*before, *torn]  # type: ignore[list-item]
 
 
-def turn(task: Task) -> Turn:
+def turn(task: Task) -> PromotionOrder:
     """What the operator of a promotion's task looks at, before traffic is moved."""
     needs = tuple(task_id for need in task.needs for task_id in need.tasks)
-    return Turn(last_gates=task.offered, needs=needs, promoted_before=dict(task.stopped_by))
+    return PromotionOrder(last_gates=task.offered, needs=needs, promoted_before=dict(task.stopped_by))
 
 
 def _needed(task: Task, otherwise: Ending | None = None) -> tuple[str, ...]:

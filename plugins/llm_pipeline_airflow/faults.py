@@ -1,4 +1,4 @@
-"""What nobody expected, where Airflow calls us: the log has its traceback, and it ends only the one thing it hit."""
+"""Unexpected errors where Airflow calls us: their traceback is logged, and they end only the one thing they hit."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Turn:
+class PromotionOrder:
     """What must be so before traffic of a target is moved.
 
     Attributes:
@@ -74,7 +74,7 @@ _STARTED = frozenset({"success", "failed", "running", "up_for_retry"})
 _TELL_SECONDS = 10.0
 
 
-class TellingOperator(StageOperator):
+class NotifyingOperator(StageOperator):
     """A stage that acts on a canary: people are told of it while it runs and when it has ended."""
 
     def __init__(self, **kwargs: Any) -> None:
@@ -102,20 +102,20 @@ class TellingOperator(StageOperator):
         tell(loaded.deployment, loaded.config.place_of(self.subject), self.release_id)
 
 
-class CanaryStepOperator(TellingOperator):
+class CanaryStepOperator(NotifyingOperator):
     """Moves traffic of one target one step on, if that target passed its gates in this very run.
 
     Args:
         turn: Whether it may.
     """
 
-    def __init__(self, *, turn: Turn, **kwargs: Any) -> None:
+    def __init__(self, *, turn: PromotionOrder, **kwargs: Any) -> None:
         kwargs.setdefault("stage", "canary")
         super().__init__(**kwargs)
         self.turn = turn
 
     def request(self, context: Context) -> StageRequest:
-        """What the stage is asked to do, if it is the target's turn; see `Turn`."""
+        """What the stage is asked to do, if it is the target's turn; see `PromotionOrder`."""
         try:
             self.turn.check(context, self.subject)
         except AirflowSkipException:
@@ -124,7 +124,7 @@ class CanaryStepOperator(TellingOperator):
         return super().request(context)
 
 
-class RollbackOperator(TellingOperator):
+class RollbackOperator(NotifyingOperator):
     """Gives all traffic back to the stable version, unless the release was promoted or moved no traffic at all.
 
     A canary that waits for a person waits on if the guard was heard of lately, which watches its deadline: clear its

@@ -15,7 +15,7 @@ from llm_pipeline.release.tasks import canary_subject
 from llm_pipeline_airflow.approvals import DecisionOperator, who_answered
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.notifications import tell
-from llm_pipeline_airflow.promotion import Turn
+from llm_pipeline_airflow.promotion import PromotionOrder
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -42,7 +42,7 @@ class StepApprovalOperator(DecisionOperator):
     template_fields: Collection[str] = (*DecisionOperator.template_fields, "target")
     parks = False
 
-    def __init__(self, *, target: str, step: float, before: float | None, turn: Turn, **kwargs: Any) -> None:
+    def __init__(self, *, target: str, step: float, before: float | None, turn: PromotionOrder, **kwargs: Any) -> None:
         super().__init__(subject=f"Go on to {step:g} %?", **kwargs)
         self.target = target
         self.step = step

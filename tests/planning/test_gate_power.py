@@ -9,7 +9,7 @@ from llm_pipeline.config.quantization import CALIBRATED, QuantizationRecipe
 from llm_pipeline.config.target import Target
 from llm_pipeline.planning.gate_power import gate_power
 from llm_pipeline.planning.quantization_plan import forward_seconds, quantization_seconds, scoring_seconds
-from llm_pipeline.planning.task_pool import TaskItems, judge_lanes, known_tasks
+from llm_pipeline.planning.task_pool import TaskItems, judge_task_placement, known_tasks
 
 SHAPE = known_facts("meta-llama/Llama-3.1-8B-Instruct")
 H200 = find_gpu("H200-SXM-141GB")
@@ -79,7 +79,7 @@ def target(version: str) -> Target:
 @pytest.mark.parametrize(("version", "told"), [("1.2.1", True), ("1.3.0rc10", True), ("1.3.0rc11", False)])
 def test_the_version_is_told_where_it_is_why_a_lane_cannot_work(version: str, told: bool):
     tasks = [known_tasks()["mmlu"], known_tasks()["gsm8k"]]
-    refusals, warnings = judge_lanes(tasks, ["mmlu"], [target(version)])
+    refusals, warnings = judge_task_placement(tasks, ["mmlu"], [target(version)])
     assert len(refusals) == 1
     assert warnings == ()
     assert (f"TensorRT-LLM {version}" in refusals[0].reason) is told
@@ -87,7 +87,7 @@ def test_the_version_is_told_where_it_is_why_a_lane_cannot_work(version: str, to
 
 
 def test_tasks_of_which_nothing_is_known_are_a_warning():
-    refusals, warnings = judge_lanes(pool(other=None), ["other"], [target("1.2.1")])
+    refusals, warnings = judge_task_placement(pool(other=None), ["other"], [target("1.2.1")])
     assert refusals == ()
     assert "whether other are generative is not known here" in warnings[0]
 

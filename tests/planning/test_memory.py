@@ -13,7 +13,6 @@ from llm_pipeline.config.runtime_options import KvCacheOptions
 from llm_pipeline.config.target import EngineLimits, Parallelism, Target
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
-from llm_pipeline.planning.disk import disk_need
 from llm_pipeline.planning.memory import (
     Engine,
     MemoryFit,
@@ -24,7 +23,7 @@ from llm_pipeline.planning.memory import (
     rank_weight_bytes,
     weight_bytes,
 )
-from llm_pipeline.planning.model import DiskPlan
+from llm_pipeline.planning.model import DiskPlan, disk_need
 from llm_pipeline.planning.target_memory import judge_memory
 
 
