@@ -1,6 +1,6 @@
 """What adapters say of the settings that a release would use, before anything is spent.
 
-Routers and metric sources are asked in `router_checks`, as they are judged together, and engines in `compatibility`.
+Routers and metric sources are asked in `release_checks`, as they are judged together, and engines in `compatibility`.
 """
 
 from __future__ import annotations
