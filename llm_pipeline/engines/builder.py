@@ -72,6 +72,8 @@ class EngineAdapter(Adapter):
         write_repository: Writes what Triton serves of an engine, of `(engine, directory)`: see `PackagedEngine` and
             `write_served_model` in `llm_pipeline.serving.repositories.packaged`. Returns the artifacts that are linked
             instead of copied, by their place in the directory.
+        judge: Whether a recipe is legal on a target, of an `Asked` of `llm_pipeline.planning.compatibility`; None where
+            `problems` and `warnings` of the options say it.
         runtime: Distribution that runs the engine; reports show its version.
         files: Files that must lie beside the served model's `model.py`.
         tools: Distributions of the build's environment whose versions decide what is built: a part of the stage key.
@@ -80,6 +82,7 @@ class EngineAdapter(Adapter):
     config: type[EngineModel]
     open: Callable[[Any], EngineBuilder]
     write_repository: Callable[[Any, Path], dict[str, ArtifactRef]]
+    judge: Callable[[Any], Any] | None = None
     runtime: str = ""
     files: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()

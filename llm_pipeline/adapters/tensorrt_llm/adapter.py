@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from llm_pipeline.artifacts.repository_layout import LLM_FILE, TOKENIZER_DIRECTORY
 from llm_pipeline.config.target import EngineModel
 from llm_pipeline.engines.builder import EngineAdapter, EngineBuilder
 from llm_pipeline.serving.repositories.engine import write_engine_set
 from llm_pipeline.serving.repositories.one_model import write_llm_api
+
+if TYPE_CHECKING:
+    from llm_pipeline.planning.compatibility import Asked, Legal, Refused
 
 _DISTRIBUTION = "tensorrt_llm"
 
@@ -23,9 +28,16 @@ def _open_compiler(_: EngineModel) -> EngineBuilder:
     return TensorRtLlmEngineBuilder()
 
 
+def _judge(question: Asked) -> Legal | Refused:
+    from llm_pipeline.adapters.tensorrt_llm.plan import judge
+
+    return judge(question)
+
+
 LLM_API = EngineAdapter(
     config=EngineModel,
     open=_open_llm_api,
+    judge=_judge,
     write_repository=write_llm_api,
     runtime=_DISTRIBUTION,
     files=(LLM_FILE,),
@@ -33,6 +45,7 @@ LLM_API = EngineAdapter(
 COMPILED = EngineAdapter(
     config=EngineModel,
     open=_open_compiler,
+    judge=_judge,
     write_repository=write_engine_set,
     runtime=_DISTRIBUTION,
     files=(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from llm_pipeline.artifacts.repository_layout import BATCHER_FILE
 from llm_pipeline.config.target import EngineModel
 from llm_pipeline.engines.builder import EngineAdapter, EngineBuilder
 from llm_pipeline.serving.repositories.one_model import write_batched
+
+if TYPE_CHECKING:
+    from llm_pipeline.planning.compatibility import Asked, Legal, Refused
 
 
 def _open(_: EngineModel) -> EngineBuilder:
@@ -16,9 +20,16 @@ def _open(_: EngineModel) -> EngineBuilder:
     return TransformersTorchBuilder()
 
 
+def _judge(question: Asked) -> Legal | Refused:
+    from llm_pipeline.adapters.transformers.plan import judge
+
+    return judge(question)
+
+
 ADAPTER = EngineAdapter(
     config=EngineModel,
     open=_open,
+    judge=_judge,
     write_repository=partial(write_batched, code={"transformers_batcher": BATCHER_FILE}),
     runtime="transformers",
     files=(BATCHER_FILE,),

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from llm_pipeline.artifacts.repository_layout import BATCHER_FILE, VLLM_PROCESS_FILE
 from llm_pipeline.config.target import EngineModel
 from llm_pipeline.engines.builder import EngineAdapter, EngineBuilder
 from llm_pipeline.serving.repositories.one_model import write_batched
+
+if TYPE_CHECKING:
+    from llm_pipeline.planning.compatibility import Asked, Legal, Refused
 
 _CODE = {"vllm_batcher": BATCHER_FILE, "vllm_process": VLLM_PROCESS_FILE}
 
@@ -18,9 +22,16 @@ def _open(_: EngineModel) -> EngineBuilder:
     return VllmBuilder()
 
 
+def _judge(question: Asked) -> Legal | Refused:
+    from llm_pipeline.adapters.vllm.plan import judge
+
+    return judge(question)
+
+
 ADAPTER = EngineAdapter(
     config=EngineModel,
     open=_open,
+    judge=_judge,
     write_repository=partial(write_batched, code=_CODE),
     runtime="vllm",
     files=tuple(_CODE.values()),

@@ -1,0 +1,71 @@
+"""What `plan` says of the engine `vllm`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llm_pipeline.catalog.runtime_versions import release_numbers
+from llm_pipeline.catalog.tables import find_gpu
+from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
+from llm_pipeline.planning.compatibility import (
+    Asked,
+    Legal,
+    Refused,
+    changes,
+    fitting,
+    gpu_target_refusal,
+    legal,
+)
+from llm_pipeline.planning.formats import VLLM_FORMATS, VLLM_KV_FORMATS, Support, asked_by
+
+_OLDEST, _NEWEST = (0, 20), (0, 33)
+"""The engine's asynchronous interface is not stable: from the oldest that it was run with, to before the first that it
+was not."""
+
+_RUNTIME = "the version of vLLM, and an image that has it beside Triton, such as tritonserver's -vllm-python"
+_SM_WITH_FP8, _SM_WITH_FP4 = 89, 100
+
+
+def judge(question: Asked) -> Legal | Refused:
+    """By what vLLM's reader of modelopt's checkpoints takes, and the GPU's own arithmetic."""
+    target, recipe, fits = question.target, question.recipe, question.fits
+    if target.accelerator == "cpu":
+        return _judge_on_cpu(recipe)
+    sm = find_gpu(target.accelerator).sm
+    if refused := gpu_target_refusal(target, _RUNTIME):
+        return refused
+    if target.parallelism.pipeline > 1:
+        return Refused(reason="engine vllm is served with tensor parallelism only", nearest="parallelism.pipeline: 1")
+    if not _OLDEST <= release_numbers(target.runtime_version or "") < _NEWEST:
+        oldest, newest = (".".join(map(str, numbers)) for numbers in (_OLDEST, _NEWEST))
+        return Refused(
+            reason=f"engine vllm was run with vLLM from {oldest} on, before {newest}, not {target.runtime_version}",
+            nearest=f"runtime_version: {oldest}",
+        )
+    asked = asked_by(recipe)
+    unread = [name for name in asked.weights if name not in VLLM_FORMATS]
+    if unread or asked.kv_cache not in VLLM_KV_FORMATS:
+        what = [*unread, *([f"kv_cache {asked.kv_cache}"] if asked.kv_cache not in VLLM_KV_FORMATS else ())]
+        return Refused(
+            reason=f"vLLM does not read modelopt's {', '.join(what)}",
+            nearest=", ".join(changes(recipe, asked, unread, fitting(VLLM_FORMATS, fits), VLLM_KV_FORMATS)),
+        )
+    return legal([support for name in asked.weights for support in _kernels(sm, name)])
+
+
+def _judge_on_cpu(recipe: QuantizationRecipe) -> Legal | Refused:
+    asked = asked_by(recipe)
+    if set(asked.weights) != {"none"} or asked.kv_cache != "none":
+        return Refused(
+            reason=f"vLLM reads none of modelopt's checkpoints on a CPU, and {recipe.name} is one",
+            nearest="weights: none and kv_cache: none, or engine: openvino_cpu",
+        )
+    return Legal(warnings=("vLLM on a CPU is slow: it shows that a release for a GPU works, not how fast",))
+
+
+def _kernels(sm: str, weights: WeightFormat) -> Iterator[Support]:
+    generation = int(sm.removeprefix("sm"))
+    if weights.startswith("fp8") and generation < _SM_WITH_FP8:
+        yield Support("partial", f"{sm} computes no FP8: vLLM keeps {weights} weights and computes in 16 bit")
+    if weights.startswith("nvfp4") and generation < _SM_WITH_FP4:
+        yield Support("partial", f"{sm} computes no FP4: vLLM keeps {weights} weights and computes in 16 bit")
