@@ -150,7 +150,7 @@ def summarise(
     items: Sequence[ScoredItem], seconds: Mapping[str, float], versions: Mapping[str, str]
 ) -> EvaluationSummary:
     """Count and average the items of each task."""
-    by_task: dict[str, list[ScoredItem]] = Field(default={})
+    by_task: dict[str, list[ScoredItem]] = {}
     for item in items:
         by_task.setdefault(item.task, []).append(item)
     tasks = {task: TaskSummary(items=len(own), accuracy=_mean(own)) for task, own in sorted(by_task.items())}
