@@ -27,7 +27,7 @@ from typing import NamedTuple
 from benchmarks.example_files import render_target
 from benchmarks.goals import at_most
 from benchmarks.plan_hub import hub_with_70b, release_on
-from llm_pipeline.config.loading import load_release
+from llm_pipeline.release.loading import load_release
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RELEASES = REPOSITORY / "configs" / "releases"

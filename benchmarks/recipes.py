@@ -21,9 +21,10 @@ from pathlib import Path
 from benchmarks.goals import goal
 from benchmarks.quantized_table import Attempt, Model, format_table
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.config.loading import load_release, load_yaml
+from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.config.quantization import NAMED_SET, NEEDS_CUDA, QuantizationRecipe
 from llm_pipeline.demo.layout import DemoLayout
+from llm_pipeline.release.loading import load_release
 
 MUST_FAIL = "int4_naive"
 MUST_PASS = ("fp8", "int8_smoothquant")

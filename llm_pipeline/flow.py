@@ -16,13 +16,12 @@ from llm_pipeline.base.errors import InternalError, Terminal
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.deployment import Deployment, TargetPlace
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
-from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import failure_name, read_stage_record, results_name, trusted_stage_record
 from llm_pipeline.release.flow import step_named
+from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.record import ReleaseRecord, trusted_record
 from llm_pipeline.release.registry import load_stage, publishes
 from llm_pipeline.release.step import Environment
@@ -97,11 +96,6 @@ class Flow:
     def resolved_at(self) -> datetime:
         """When the release was last resolved: once a run."""
         return self.record.created_at
-
-    @property
-    def recipes(self) -> tuple[str, ...]:
-        """Names of the recipes, in the order in which they are tried."""
-        return climbing_order(self.release, self.record.facts)
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -13,18 +13,19 @@ from llm_pipeline.base.errors import InternalError, PipelineError, Transient
 from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.base.verdict import Verdict, worst
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import Flow, passed, placement, resolve_request
 from llm_pipeline.notifications.channel import no_connections
 from llm_pipeline.notifications.outbox import notify
 from llm_pipeline.operations.approval import answer
 from llm_pipeline.operations.decisions import decide, put
 from llm_pipeline.operations.replacement import replace
+from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.questions import question_of, replaces_nothing
 from llm_pipeline.release.claim import ReleaseClaim
 from llm_pipeline.release.claim_state import Claimant, LocalProcess
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.flow import step_named
+from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.rules import Endings, run_fails, unstarted
 from llm_pipeline.release.step import Effect, Ending, Kind, Scope
 from llm_pipeline.release.tasks import Instance, Task, instances, release_tasks
@@ -116,7 +117,7 @@ class LocalRun:
         replace(open_store(self._deployment.store), self._places.values(), self._model_id, by=user_here())
 
     def _release(self, flow: Flow) -> Verdict:
-        tasks = release_tasks(flow.release, flow.recipes)
+        tasks = release_tasks(flow.release, climbing_order(flow.release, flow.record.facts))
         self._tasks, self._endings = tasks, Endings(tasks)
         order = tuple(instances(tasks))
         try:

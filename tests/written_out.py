@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from llm_pipeline.config.loading import load_release
+from llm_pipeline.release.loading import load_release
 
 
 def write_out(configs: Path, release: str) -> dict[str, Any]:

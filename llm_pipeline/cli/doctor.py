@@ -28,9 +28,9 @@ def add_commands(commands: Commands) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from llm_pipeline.config.loading import load_release
     from llm_pipeline.operations.doctor import examine
     from llm_pipeline.planning.task_pool import task_modules
+    from llm_pipeline.release.loading import load_release
 
     if options.config:
         loaded = load_release(options.config)

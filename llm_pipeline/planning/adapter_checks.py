@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.loading import LoadedRelease
+from llm_pipeline.release.loading import LoadedRelease
 
 
 def check_adapters(loaded: LoadedRelease) -> None:

@@ -18,12 +18,12 @@ from llm_pipeline.accuracy.task_files import read_task_directory
 from llm_pipeline.artifacts.pinned import DEFAULT_REVISION
 from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Transient, Unsupported
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.hub.address import require_listening
 from llm_pipeline.hub.source import SourceRefused, SourceUnavailable
 from llm_pipeline.planning.background import BackgroundCall, side_by_side
 from llm_pipeline.planning.task_pool import known_facts
+from llm_pipeline.release.loading import LoadedRelease
 
 if TYPE_CHECKING:
     from llm_pipeline.hub.data_set_card import DataSetCard

@@ -14,9 +14,9 @@ from functools import partial
 from pydantic import ValidationError
 
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.planning.background import side_by_side
 from llm_pipeline.release.contract import StageResult
+from llm_pipeline.release.loading import LoadedRelease
 from llm_pipeline.release.record import ReleaseRecord, read_record, record_name
 from llm_pipeline.store import ArtifactStore
 

@@ -10,13 +10,13 @@ from functools import cache, partial
 from typing import NamedTuple
 
 from llm_pipeline.base.errors import ConfigError, PipelineError, Transient
-from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.release import ModelSource
 from llm_pipeline.hub.address import require_listening
 from llm_pipeline.hub.source import SourceRefused, SourceUnavailable
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
 from llm_pipeline.planning.background import BackgroundCall
+from llm_pipeline.release.loading import LoadedRelease
 
 _SECONDS = 20.0
 """How long a hub or a bucket may take at a terminal."""

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.loadtest.sample_size import require_enough, sample_size
 from llm_pipeline.model_facts.facts import ModelFacts
@@ -53,6 +52,7 @@ from llm_pipeline.planning.store_lookup import StoreLookup, ask_holders, ask_sto
 from llm_pipeline.planning.table import format_plan
 from llm_pipeline.planning.target_plan import plan_target, with_predictions
 from llm_pipeline.planning.task_pool import TaskItems, check_tasks, judge_task_placement, task_pool
+from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.time_limits import time_limit_seconds
 from llm_pipeline.serving.launch_command import default_mode
 from llm_pipeline.store import open_store

@@ -8,7 +8,6 @@ from math import ceil
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.catalog.modelopt_recipes import formats_of, known_modelopt_recipe
 from llm_pipeline.config.deployment import TargetPlace
-from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.policy import CanaryPolicy, LoadTestPolicy
 from llm_pipeline.config.quantization import NAMED_SET, Calibration, QuantizationRecipe
 from llm_pipeline.config.server_place import OpenAiServer
@@ -22,6 +21,7 @@ from llm_pipeline.quantization.calibration import choose_samples
 from llm_pipeline.quantization.calibration_samples import read_source
 from llm_pipeline.quantization.divisibility import BLOCKWISE, DecoderSizes, refuse_partial_widths, refuse_uneven_ranks
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import refuse_unsupported_tensorrt_llm_checkpoint
+from llm_pipeline.release.loading import LoadedRelease
 
 
 def check_recipes(loaded: LoadedRelease, facts: ModelFacts | None) -> None:

@@ -20,7 +20,6 @@ from pydantic import JsonValue
 from llm_pipeline.base.digest import digest_file
 from llm_pipeline.base.errors import IntegrityError, InternalError
 from llm_pipeline.base.records import ArtifactRef, Frozen
-from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.quantization import NAMED_SET, Calibration
 from llm_pipeline.flow import Flow, MissingResult, passed
 from llm_pipeline.loadtest.workload_files import workload_files
@@ -29,6 +28,7 @@ from llm_pipeline.release import step as release_step
 from llm_pipeline.release.contract import Stage, StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import KeyContent, StageRecord, key_content, trusted_stage_record
 from llm_pipeline.release.flow import release_flow, step_named
+from llm_pipeline.release.loading import LoadedRelease
 from llm_pipeline.release.record import PROMPTS_DATASET, TASKS_DATASET, ReleaseRecord, calibration_dataset
 from llm_pipeline.release.registry import load_stage
 from llm_pipeline.release.step import Scope

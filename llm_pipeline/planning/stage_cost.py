@@ -27,7 +27,6 @@ from typing import Literal
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.tables import find_gpu
-from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
@@ -41,6 +40,7 @@ from llm_pipeline.planning.reuse import Step, StepReuse
 from llm_pipeline.planning.speed import Tokens, tokens_per_second
 from llm_pipeline.planning.task_pool import TaskItems
 from llm_pipeline.release.flow import step_named, steps_of
+from llm_pipeline.release.loading import LoadedRelease
 from llm_pipeline.release.step import Gpus, Place, Work
 from llm_pipeline.release.tasks import canary_subject, well_gone_steps
 

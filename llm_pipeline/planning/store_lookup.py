@@ -12,11 +12,11 @@ from functools import partial
 
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.planning.background import BackgroundCall
 from llm_pipeline.planning.history import History, read_history
 from llm_pipeline.planning.model import Comparison
 from llm_pipeline.planning.reuse import Step, StepReuse, predict_reuse
+from llm_pipeline.release.loading import LoadedRelease
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.places import Holder, PlaceTaken, require_place
 

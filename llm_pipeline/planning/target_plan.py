@@ -18,7 +18,6 @@ from llm_pipeline.catalog.runtime_versions import release_numbers
 from llm_pipeline.catalog.tables import find_container, find_gpu, read_table
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import Interpreter
-from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
@@ -29,6 +28,7 @@ from llm_pipeline.planning.model import RecipePlan, TargetPlan
 from llm_pipeline.planning.target_checks import target_warnings
 from llm_pipeline.planning.target_memory import advise_split, capacity, fits_with, judge_memory
 from llm_pipeline.planning.target_speed import expected_throughput, judge_speed
+from llm_pipeline.release.loading import LoadedRelease
 
 _MODEL_ENVIRONMENT = "model"
 _OF_SEVERAL_PARTS = "ForConditionalGeneration"

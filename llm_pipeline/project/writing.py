@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.config.model import HubId, Name
+from llm_pipeline.release.loading import load_release
 
 PACKAGE = "llm_pipeline.project"
 COPIED = ("calibration", "policies", "quantization", "targets")

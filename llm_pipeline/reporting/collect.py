@@ -18,6 +18,7 @@ from llm_pipeline.artifacts.items import ScoredItem, read_items
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.flow import Flow
+from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.model import TargetPlan
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.record import ReleaseRecord, read_record
@@ -73,7 +74,7 @@ class _Collector:
         failures = read_failures(self._store, record.release_id, results, self._gaps)
         before = self._summary("baseline", "")
         reader = TrialReader(results, before, self._summary, self._passed_over, self._planned())
-        ladder = [record.release.recipe(name) for name in self._flow.recipes]
+        ladder = [record.release.recipe(name) for name in climbing_order(record.release, record.facts)]
         return ReportData(
             release_id=record.release_id,
             title=record.release.name,
@@ -151,7 +152,7 @@ class _Collector:
 
     def _by_flow(self) -> list[StageResult]:
         """In the order of the flow; recipes as on the ladder, canary steps as they were taken."""
-        recipes = self._flow.recipes
+        recipes = climbing_order(self._record.release, self._record.facts)
 
         def place(result: StageResult) -> tuple[int, int, datetime, str]:
             listed = recipes.index(result.subject) if result.subject in recipes else len(recipes)

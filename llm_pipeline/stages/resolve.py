@@ -16,7 +16,6 @@ from llm_pipeline.base.digest import sha256_file, sha256_json
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.catalog.named_sets import named_set
-from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.config.model import ConfigModel, Revision
 from llm_pipeline.config.quantization import NAMED_SET, Calibration
 from llm_pipeline.hub.access import connect
@@ -28,6 +27,7 @@ from llm_pipeline.loadtest.workload_files import workload_files
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 from llm_pipeline.release.execute import key_content, read_stage_record, replace_document
+from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.record import (
     PROMPTS_DATASET,
     TASKS_DATASET,

@@ -12,10 +12,10 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.logging import Lines
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import Flow
 from llm_pipeline.questions import question_of
 from llm_pipeline.release.flow import step_named
+from llm_pipeline.release.loading import load_release
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.operators import RELEASE_ID_TEMPLATE

@@ -13,9 +13,9 @@ from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowFailException
 
 from llm_pipeline.base.errors import Terminal
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.release.claim import ReleaseClaim
 from llm_pipeline.release.claim_state import AirflowRun, Claimant
+from llm_pipeline.release.loading import load_release
 from llm_pipeline.store import open_store
 from llm_pipeline_airflow.commit_of_run import revision_of_run
 from llm_pipeline_airflow.logs import get_logger

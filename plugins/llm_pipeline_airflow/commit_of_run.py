@@ -14,9 +14,9 @@ from airflow.sdk.exceptions import AirflowSkipException
 from pydantic import ValidationError
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.release import Watch
 from llm_pipeline.hub.watch import Reference, Start
+from llm_pipeline.release.loading import LoadedRelease
 from llm_pipeline.release.record import read_record
 from llm_pipeline.release.watch_record import Claim, claim_commit, read_claim
 from llm_pipeline.store import ArtifactStore, open_store

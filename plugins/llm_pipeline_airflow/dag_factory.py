@@ -19,9 +19,9 @@ from typing import Any
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, BaseOperator, Param, TriggerRule, task_group
 
-from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.config.release import ModelSource, ReleaseConfig
 from llm_pipeline.planning.ladder import climbing_order
+from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.step import Effect, Ending, Kind, Scope, Start
 from llm_pipeline.release.tasks import Lane, Task, release_tasks
 from llm_pipeline_airflow.approvals import QuestionOperator

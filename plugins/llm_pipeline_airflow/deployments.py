@@ -10,7 +10,7 @@ from airflow.sdk import DAG, get_parsing_context
 
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.loading import load_release
+from llm_pipeline.release.loading import load_release
 from llm_pipeline_airflow.faults import attempt
 from llm_pipeline_airflow.runs import releases_directory
 

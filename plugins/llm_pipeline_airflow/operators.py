@@ -13,10 +13,10 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from llm_pipeline.base.errors import Terminal, Transient
 from llm_pipeline.base.logging import Lines, LogRelay
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import Flow, passed, placement
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.evidence_text import log_table, metric_lines
+from llm_pipeline.release.loading import load_release
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners
 from llm_pipeline_airflow.claim import claim_of

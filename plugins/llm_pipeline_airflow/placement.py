@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # every Airflow process loads this module
     from collections.abc import Sequence
 
     from llm_pipeline.config.deployment import Deployment, WorkerGroup
-    from llm_pipeline.config.loading import LoadedRelease
+    from llm_pipeline.release.loading import LoadedRelease
     from llm_pipeline.release.tasks import Task
 
 TABLE_KEY = "llm_pipeline"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from llm_pipeline.base.errors import PipelineError
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.release.contract import StageRequest
+from llm_pipeline.release.loading import load_release
 from llm_pipeline_airflow.approvals import passed_targets
 from llm_pipeline_airflow.faults import attempt
 from llm_pipeline_airflow.ladder import task_states, unsuccessful

@@ -6,10 +6,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import resolve_request
 from llm_pipeline.operations.replacement import replace
 from llm_pipeline.release.contract import StageRequest, StageResult
+from llm_pipeline.release.loading import load_release
 from llm_pipeline.store import open_store
 from llm_pipeline_airflow.commit_of_run import remember_commit, revision_of_run, run_name
 from llm_pipeline_airflow.operators import StageOperator

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.loading import load_release
+from llm_pipeline.release.loading import load_release
 from llm_pipeline.store import ArtifactStore, open_store
 
 DAG_PREFIX = "release__"

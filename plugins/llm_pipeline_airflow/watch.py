@@ -21,11 +21,11 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from pydantic import ValidationError
 
 from llm_pipeline.base.errors import ConfigError, PipelineError, as_pipeline_error
-from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import Watch
 from llm_pipeline.config.store import Store
 from llm_pipeline.hub.watch import DAY, Decision, Outcome, Reference, Trouble, WatchState, decide
+from llm_pipeline.release.loading import LoadedRelease
 from llm_pipeline.release.watch_record import (
     WatchStatus,
     read_claim,

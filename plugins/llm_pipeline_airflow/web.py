@@ -22,9 +22,9 @@ from fastapi.responses import HTMLResponse
 from llm_pipeline.base.errors import ConfigError, InternalError, PipelineError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.untrusted_text import html
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.inspection.listing import ReleaseRow, release_rows
 from llm_pipeline.inspection.release_artifacts import DamagedRow
+from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.watch_record import read_status
 from llm_pipeline.stages.report import report_name
 from llm_pipeline.store import ArtifactStore, open_store

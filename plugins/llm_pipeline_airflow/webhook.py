@@ -21,8 +21,8 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.config.store import Store
+from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.watch_record import call_webhook
 from llm_pipeline.store import open_store
 from llm_pipeline_airflow.faults import attempt, known_fault

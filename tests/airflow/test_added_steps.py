@@ -10,11 +10,11 @@ from llm_pipeline_airflow.dag_factory import release_dag
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import Flow
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.planning.stage_cost import planned_steps, step_costs
 from llm_pipeline.release.flow import release_flow
+from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.reference import reference
 from llm_pipeline.release.registry import load_stage
 from llm_pipeline.reporting.collect import collect

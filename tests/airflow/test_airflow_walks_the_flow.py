@@ -10,7 +10,7 @@ from flow_cases import CASES, RECIPES, Case, Walked, walk
 from llm_pipeline_airflow.approvals import DecisionOperator
 from llm_pipeline_airflow.dag_factory import release_dag
 
-from llm_pipeline.config.loading import load_release
+from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.step import Ending
 from llm_pipeline.release.tasks import Task, release_tasks
 

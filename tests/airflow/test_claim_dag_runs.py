@@ -19,9 +19,9 @@ from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
 from llm_pipeline_airflow.operators import StageOperator
 from llm_pipeline_airflow.resolve_operator import ResolveOperator
 
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.release.claim import ReleaseClaim, free_claim, read_claim
 from llm_pipeline.release.claim_state import AirflowRun, Claimant, LocalProcess
+from llm_pipeline.release.loading import load_release
 from llm_pipeline.store import ArtifactStore, open_store
 
 pytestmark = pytest.mark.slow

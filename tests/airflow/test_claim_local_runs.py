@@ -14,10 +14,10 @@ import pytest
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ExitCode, Terminal
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import Flow
 from llm_pipeline.local_run import LocalRun, ask_on_terminal
 from llm_pipeline.release.claim import ClaimState, read_claim
+from llm_pipeline.release.loading import load_release
 from llm_pipeline.store import open_store
 
 pytestmark = pytest.mark.slow

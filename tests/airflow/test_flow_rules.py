@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from flow_cases import CASES, RECIPES, TARGETS, Case, walk
 
-from llm_pipeline.config.loading import load_release
+from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.rules import run_fails
 from llm_pipeline.release.step import Ending
 from llm_pipeline.release.tasks import Task, release_tasks

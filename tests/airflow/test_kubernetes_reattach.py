@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.release.contract import StageRequest
+from llm_pipeline.release.loading import load_release
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "doubles"))
 

@@ -9,8 +9,8 @@ from flow_cases import CASES, RECIPES, Case, walk
 
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.local_run import LocalRun
+from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.rules import run_fails
 from llm_pipeline.release.step import Ending
 from llm_pipeline.release.tasks import release_tasks

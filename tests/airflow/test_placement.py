@@ -20,8 +20,8 @@ from llm_pipeline_airflow.dag_factory import release_dag
 from sqlalchemy import select
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.operations.doctor import examine
+from llm_pipeline.release.loading import load_release
 
 GPU_TARGET = """
 accelerator: H100-SXM-80GB

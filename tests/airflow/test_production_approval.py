@@ -12,12 +12,12 @@ from llm_pipeline_airflow.dag_factory import release_dag
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.cli import main
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import Flow
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.operations.decisions import Decision, NotApproved, decide, decision_name, offered_targets, put
 from llm_pipeline.questions import production_question
 from llm_pipeline.release.execute import results_name
+from llm_pipeline.release.loading import load_release
 
 RELEASE = "tiny-01234567-00000000"
 NAME = decision_name(RELEASE, "approve")

@@ -14,8 +14,8 @@ import pytest
 from real_airflow import WEBHOOK_SECRET, RealAirflow, publish, until
 
 from llm_pipeline.base import detached
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.demo.airflow_client import AirflowClient
+from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.watch_record import read_claim, read_status
 from llm_pipeline.store import open_store
 

@@ -9,7 +9,7 @@ import pytest
 from llm_pipeline_airflow.dag_factory import release_dag
 from llm_pipeline_airflow.resolve_operator import ResolveOperator
 
-from llm_pipeline.config.loading import load_release
+from llm_pipeline.release.loading import load_release
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.places import claim_place, holder_of
 

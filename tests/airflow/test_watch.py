@@ -28,12 +28,12 @@ from llm_pipeline_airflow.web import watch_of
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.hub import watch as policy
 from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.hub.observe import list_commit
 from llm_pipeline.hub.watch import Start
+from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.record import ReleaseRecord, record_name
 from llm_pipeline.release.watch_record import Claim, call_webhook, claim_commit, read_status
 from llm_pipeline.store import ArtifactStore, open_store

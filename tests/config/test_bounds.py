@@ -12,13 +12,13 @@ from pydantic import BaseModel, TypeAdapter
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import Policy
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.ranges import nested_models
 from llm_pipeline.config.release import ReleaseConfig, ResolvedRelease
 from llm_pipeline.config.target import Target
+from llm_pipeline.release.loading import load_release
 
 FILES = (Deployment, Policy, QuantizationRecipe, ReleaseConfig, ResolvedRelease, ServingManifestOptions, Target)
 NUMBERED = {"priorities", "priority_queues"}

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.base.errors import ConfigError, ExitCode
-from llm_pipeline.config.loading import load_deployment, load_release
+from llm_pipeline.config.loading import load_deployment
+from llm_pipeline.release.loading import load_release
 
 COMMITTED = sorted((Path(__file__).parents[2] / "configs" / "releases").glob("*.yaml"))
 

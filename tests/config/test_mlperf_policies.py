@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.loadtest.sample_size import sample_size
+from llm_pipeline.release.loading import load_release
 
 LIMITS = {
     "llama-2-70b-server": (2000, 200),

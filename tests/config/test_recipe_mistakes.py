@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.planning.plan import plan_release
+from llm_pipeline.release.loading import load_release
 
 CALIBRATION = """
 calibration:

@@ -19,7 +19,7 @@ from own_model_page import PAGE, ROOT, blocks
 
 from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.cli import main
-from llm_pipeline.config.loading import load_release
+from llm_pipeline.release.loading import load_release
 
 
 def test_the_first_answer_is_six_commands_from_a_clone():

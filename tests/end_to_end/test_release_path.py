@@ -16,6 +16,7 @@ from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.demo.airflow_services import read_access
 from llm_pipeline.demo.layout import MODEL_ID, TARGET
 from llm_pipeline.demo.services import generate, read_traffic, stop_traffic
+from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.stages.report import report_name
 from llm_pipeline.store.pointers import Pointers, read_pointers
 
@@ -46,12 +47,13 @@ def test_the_demo_releases_a_trained_model_into_live_traffic(site) -> None:
 def test_the_ladder_is_climbed_from_the_cheapest_recipe_to_the_first_that_holds_its_accuracy(site) -> None:
     flow = site.flow("demo")
     chosen = flow.chosen_recipe(TARGET)
-    cheaper = flow.recipes[: flow.recipes.index(chosen)]
+    recipes = climbing_order(flow.release, flow.record.facts)
+    cheaper = recipes[: recipes.index(chosen)]
     assert "int4_naive" in cheaper
     assert {verdict(site, "demo", "accuracy", recipe) for recipe in cheaper} == {Verdict.NO_GO}
     assert verdict(site, "demo", "accuracy", chosen) is Verdict.GO
-    assert chosen != flow.recipes[-1]
-    assert flow.find("quantize", flow.recipes[-1]) is None  # not tried: a cheaper one passed
+    assert chosen != recipes[-1]
+    assert flow.find("quantize", recipes[-1]) is None  # not tried: a cheaper one passed
 
 
 def test_no_background_request_was_lost(site) -> None:

@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from llm_pipeline.base.errors import ConfigError, PipelineError
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.demo.hub_repository import publish_revision
 from llm_pipeline.hub.source import SourceUnavailable
 from llm_pipeline.planning.evaluation_data import EvaluationData, evaluation_data
 from llm_pipeline.planning.plan import format_plan, plan_release
+from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.record import read_record
 from llm_pipeline.store import open_store
 

@@ -12,12 +12,12 @@ from huggingface_hub import constants
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.catalog import named_sets
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.demo.hub_repository import publish_revision
 from llm_pipeline.hub.access import Hub, HubRefused, HubUnavailable, NotOnTheHub, RepositoryGated, connect
 from llm_pipeline.hub.data_set_files import fetch_dataset_file
 from llm_pipeline.hub.transfer import Transfer
 from llm_pipeline.quantization.calibration_samples import read_sources
+from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.record import calibration_dataset, read_record
 from llm_pipeline.store import open_store
 

@@ -11,13 +11,13 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import Flow, resolve_request
 from llm_pipeline.hub import disk_space
 from llm_pipeline.hub.partial_file import DiskTooSmall
 from llm_pipeline.planning import host
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import execute
+from llm_pipeline.release.loading import load_release
 
 from .conftest import TOKEN_VARIABLE, LocalHub
 from .safetensors_files import write_safetensors

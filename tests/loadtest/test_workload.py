@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.config.workload import (
     GammaArrivals,
     LognormalLengths,
@@ -18,6 +17,7 @@ from llm_pipeline.config.workload import (
 )
 from llm_pipeline.loadtest.workload import TrafficSource, check_workload, longest_request
 from llm_pipeline.loadtest.workload_files import locate_files, workload_files
+from llm_pipeline.release.loading import load_release
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PREFIXES = SharedPrefixes(share=0.4, prefixes=3, tokens=50)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.planning.release_checks import check_data_files
+from llm_pipeline.release.loading import load_release
 
 DRAWN = "output_tokens: { kind: lognormal, median: 8, p95: 18, minimum: 2, maximum: 24 }"
 TRACE = (

@@ -11,10 +11,10 @@ import yaml
 
 from benchmarks.example_files import render_target
 from llm_pipeline.catalog.tables import find_container
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.config.target import Target
 from llm_pipeline.planning.model import Plan
 from llm_pipeline.planning.plan import plan_release
+from llm_pipeline.release.loading import load_release
 
 RELEASES = Path(__file__).parents[2] / "configs" / "releases"
 TARGETS = {

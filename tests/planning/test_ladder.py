@@ -3,11 +3,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.config.quantization import CALIBRATED, QuantizationRecipe
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
 from llm_pipeline.planning.ladder import climbing_order, target_order
+from llm_pipeline.release.loading import load_release
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 LLAMA = load_release(CONFIGS / "releases" / "llama-3.1-8b-instruct.yaml").release

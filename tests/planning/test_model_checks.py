@@ -13,7 +13,6 @@ from published import config_of, facts_of
 
 from llm_pipeline.base.errors import ConfigError, ExitCode, PipelineError, Unsupported
 from llm_pipeline.catalog.openvino_exporter import TRACED_WITH
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.model_facts.context import stated_context
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.layout import expected_tensors
@@ -23,6 +22,7 @@ from llm_pipeline.planning.plan import Plan, plan_release
 from llm_pipeline.planning.release_checks import recipe_problems
 from llm_pipeline.planning.target_plan import engine_doubts, engine_refusal, installed_transformers
 from llm_pipeline.planning.weight_storage import head_parameters
+from llm_pipeline.release.loading import load_release
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

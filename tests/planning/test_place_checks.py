@@ -10,8 +10,8 @@ import pytest
 from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.cli import main
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.planning.plan import plan_release
+from llm_pipeline.release.loading import load_release
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.places import hand_over
 from llm_pipeline.store.pointer_writing import write_pointers

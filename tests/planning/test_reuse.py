@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import Flow, resolve_request
 from llm_pipeline.loadtest.workload_files import locate_files
 from llm_pipeline.planning.history import History, PastRelease
@@ -25,6 +24,7 @@ from llm_pipeline.planning.stage_cost import planned_steps
 from llm_pipeline.release import execute
 from llm_pipeline.release.contract import Produced, StageContext, StageOutput, StageResult
 from llm_pipeline.release.flow import release_flow, stage_names
+from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.record import read_record
 from llm_pipeline.release.registry import load_stage
 from llm_pipeline.store import ArtifactStore, open_store

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.planning.release_checks import check_routers, router_warnings
+from llm_pipeline.release.loading import load_release
 
 ROUTER = "    router: { port: 18000, admin_port: 18001 }"
 STAGING = "    staging: { http: 18400, grpc: 18401, metrics: 18402 }"

@@ -10,7 +10,6 @@ from published import config_of, known_facts
 
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.catalog.tables import gpus
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.config.target import Target
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
@@ -19,6 +18,7 @@ from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.planning.release_checks import check_recipes
 from llm_pipeline.planning.target_checks import compiled_weights, target_problem, target_warnings
 from llm_pipeline.planning.target_memory import advise_split
+from llm_pipeline.release.loading import load_release
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import resolve_request
 from llm_pipeline.planning.plan import time_warnings
 from llm_pipeline.planning.stage_cost import StepCost
+from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.time_limits import time_limit_seconds
 
 DEMO = Path(__file__).parents[2] / "configs" / "releases" / "demo.yaml"

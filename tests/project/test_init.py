@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.cli import main
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.project.writing import shipped
+from llm_pipeline.release.loading import load_release
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,9 +13,9 @@ from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.cli import main
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.release.contract import StageResult, Timings
 from llm_pipeline.release.execute import results_name
+from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.record import ReleaseRecord, record_name
 from llm_pipeline.store import open_store
 

@@ -97,8 +97,8 @@ def output(context: StageContext, plan: dict) -> StageOutput:
 
 def resolve(context: StageContext) -> StageOutput:
     from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
-    from llm_pipeline.config.loading import load_release
     from llm_pipeline.planning.ladder import climbing_order
+    from llm_pipeline.release.loading import load_release
     from llm_pipeline.release.record import PROMPTS_DATASET, ReleaseRecord, record_name
 
     loaded = load_release(Path(context.config.config_path))
