@@ -11,6 +11,10 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from llm_pipeline.base.collector import spare_imports
+
+spare_imports()  # as `python -m llm_pipeline` does
+
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
