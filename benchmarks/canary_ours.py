@@ -15,8 +15,7 @@ from canary_traffic import LOOK_SECONDS, LOOKS, SAME, STRATA, Arm, Counts, Numbe
 
 from llm_pipeline.canary.analysis import AnalysisState, begin, begin_step, observe
 from llm_pipeline.canary.arm_counts import ArmCounts, ArmEvents, MetricCounts, Window
-from llm_pipeline.canary.decision import Outcome, decide
-from llm_pipeline.canary.evidence import regression_limit
+from llm_pipeline.canary.evidence import Outcome, decide, regression_limit
 from llm_pipeline.canary.metric_events import MetricName
 from llm_pipeline.canary.metric_tests import MetricState
 from llm_pipeline.canary.slow_limits import SLOW_FACTORS, every_metric

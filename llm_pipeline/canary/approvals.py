@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.record import CanaryRecord
+from llm_pipeline.canary.plan import CanaryPlan
+from llm_pipeline.canary.record import CanaryRecord, Pause, PauseReason
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood
 
@@ -37,7 +38,7 @@ class StepApproval(Frozen):
     """A question and what became of it. Times are seconds since 1970.
 
     Attributes:
-        run: The run of the release that it belongs to; another run's is none of ours.
+        run: The run of the release that it belongs to; answers of other runs do not count.
         summary: What is asked, for people.
         asked_at: None when it was answered before it was asked.
         deadline_seconds: So long it waits for an answer.
@@ -73,9 +74,13 @@ def approval_name(release_id: str, target: str, percent: float) -> str:
 
 def read_approval(store: ArtifactStore, release_id: str, target: str, percent: float) -> StepApproval | None:
     """The question about a step; None if it was neither put nor answered."""
-    name = approval_name(release_id, target, percent)
+    return _read(store, approval_name(release_id, target, percent))[0]
+
+
+def _read(store: ArtifactStore, name: str) -> tuple[StepApproval | None, str | None]:
+    """The document and its revision."""
     document = store.read_document(name)
-    return understood(StepApproval, document.value, name) if document else None
+    return (understood(StepApproval, document.value, name), document.revision) if document else (None, None)
 
 
 def ask(
@@ -103,12 +108,11 @@ def ask(
         question: What is asked.
         summary: The same for people, with its reason.
         deadline_seconds: So long it waits for an answer.
-        anew: An answer of before does not count; a question that still waits does.
+        anew: Ask again if the question was already answered; one that still waits is kept.
     """
     name = approval_name(release_id, target, percent)
     for _ in range(_TRIES):
-        document = store.read_document(name)
-        known = understood(StepApproval, document.value, name) if document else None
+        known, revision = _read(store, name)
         same = known is not None and known.run in runs and known.question == question
         if known is not None and same and not (anew and known.answer != "waiting"):
             return known
@@ -121,7 +125,7 @@ def ask(
             deadline_seconds=deadline_seconds,
         )
         try:
-            store.write_document(name, asked.model_dump(mode="json"), document.revision if document else None)
+            store.write_document(name, asked.model_dump(mode="json"), revision)
         except Conflict:
             continue
         return asked
@@ -131,13 +135,48 @@ def ask(
 def time_out(store: ArtifactStore, release_id: str, target: str, percent: float) -> StepApproval | None:
     """Close an unanswered question; returns it as it now is, perhaps answered at the last moment."""
     name = approval_name(release_id, target, percent)
-    document = store.read_document(name)
-    known = understood(StepApproval, document.value, name) if document else None
-    if document is None or known is None or known.answer != "waiting":
+    known, revision = _read(store, name)
+    if known is None or known.answer != "waiting":
         return known
     closed = known.model_copy(update={"answer": "timed out", "answered_at": time.time(), "by": NOBODY})
     try:
-        store.write_document(name, closed.model_dump(mode="json"), document.revision)
+        store.write_document(name, closed.model_dump(mode="json"), revision)
     except Conflict:
         return read_approval(store, release_id, target, percent)
     return closed
+
+
+class Questions:
+    """The questions of one plan, in its store."""
+
+    def __init__(self, store: ArtifactStore, plan: CanaryPlan) -> None:
+        self._store = store
+        self._plan = plan
+
+    def ask(self, record: CanaryRecord, percent: float, reason: PauseReason, *, anew: bool = False) -> StepApproval:
+        """Put the question, or return it as it stands; with `anew` an earlier answer does not count."""
+        begin = reason is PauseReason.APPROVAL
+        why = "the step needs an approval" if begin or record.judgement is None else record.judgement.summary
+        return ask(
+            self._store,
+            self._plan.release_id,
+            self._plan.target,
+            percent,
+            runs=[self._plan.run, *runs_of(record)],
+            question="begin" if begin else "go on",
+            summary=f"{why}. {self.command(percent)}",
+            deadline_seconds=self._plan.policy.pause_deadline_seconds,
+            anew=anew,
+        )
+
+    def answer(self, record: CanaryRecord, pause: Pause) -> StepApproval:
+        """The question that a canary waits for; closed when it waited for too long."""
+        approval, now = self.ask(record, pause.percent, pause.reason), time.time()
+        if approval.answer != "waiting" or not (pause.over(now) or approval.overdue(now)):
+            return approval
+        closed = time_out(self._store, self._plan.release_id, self._plan.target, pause.percent)
+        return closed or approval
+
+    def command(self, percent: float) -> str:
+        """What a person types to answer."""
+        return f"llm-pipeline approve-step {self._plan.release_id} {self._plan.target} {percent:g} [--deny]"

@@ -4,14 +4,14 @@
     any -> ROLLING_BACK -> ROLLED_BACK;  SHIFTING or BAKING -> PAUSED (hold) -> SHIFTING again
     PENDING, WARM, BAKING, PASSED: held while a person's pause stands (see `pause_request`)
     BAKING -> PAUSED (undecided, frozen) or PASSED -> PAUSED (approval) -> as a person answers (see `approvals`)
-    PROMOTED or ROLLED_BACK by an earlier run of the release -> PENDING (see `attempts`)
+    PROMOTED or ROLLED_BACK by an earlier run of the release -> PENDING (see `plan`)
 
 Each turn of the loop reads the record, does what its phase asks for, and records the next phase. Intent is
 recorded before the router is told, and confirmation after, so a controller killed anywhere is continued by the
 next one: same phase, same idempotent write, same tests. Whoever was taken over is stopped by its epoch, at the
-router and at the record. While the store takes nothing a candidate with traffic is watched on (`holding`). A router
-found in neither the intended nor the applied state was changed by another process: the canary pauses and overwrites
-nothing.
+router and at the record. While the store accepts no writes, a candidate with traffic is still watched
+(`controller_core`). A router found in neither the intended nor the applied state was changed by another process: the
+canary pauses and overwrites nothing.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ import time
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Judgement, Verdict
-from llm_pipeline.canary import analysis, attempts
+from llm_pipeline.canary import analysis
 from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.approvals import StepApproval
-from llm_pipeline.canary.epochs import epoch_above
+from llm_pipeline.canary.controller_core import NOT_THE_STORE, tests_of
+from llm_pipeline.canary.controller_start import Starting
+from llm_pipeline.canary.controller_steps import Watching
 from llm_pipeline.canary.events import EventKind
-from llm_pipeline.canary.holding import NOT_THE_STORE
+from llm_pipeline.canary.moving import epoch_above
 from llm_pipeline.canary.pause_request import PauseRequest, read_pause
+from llm_pipeline.canary.plan import first_attempt, is_over, next_attempt
 from llm_pipeline.canary.record import (
     CanaryRecord,
     Pause,
@@ -39,9 +42,6 @@ from llm_pipeline.canary.rollback import LEFT_UNRECORDED, UNRECORDED, end_older_
 from llm_pipeline.canary.router import (
     RouterUnavailable,
 )
-from llm_pipeline.canary.starting import Starting
-from llm_pipeline.canary.transitions import tests_of
-from llm_pipeline.canary.watching import Watching
 
 log = get_logger(__name__)
 
@@ -160,11 +160,11 @@ class CanaryController(Starting, Watching):
         """Load the record, or make it; writing it with our epoch fences whoever wrote it before."""
         self._lease.confirm()
         self._end_older_release()
-        record = self._journal.load() or attempts.first_attempt(self._plan, self._traffic.end())
+        record = self._journal.load() or first_attempt(self._plan, self._traffic.end())
         seen = (record.epoch, self._router_epoch(), self._slots.newest().epoch)
         self._epoch = epoch_above(self._lease.epoch, *seen)
         self._lease.confirm()  # whoever takes it from here on finds at least as much, and so goes above us
-        if attempts.is_over(record, self._plan, lambda: self._router.read()[0]):
+        if is_over(record, self._plan, lambda: self._router.read()[0]):
             record = self._try_again(record)
         self._check_order(record, percent)
         record = record.model_copy(update={"run": self._plan.run})
@@ -264,7 +264,7 @@ class CanaryController(Starting, Watching):
             earlier=record.phase.value,
             run=self._plan.run,
         )
-        return attempts.next_attempt(record, self._plan, self._traffic.end())
+        return next_attempt(record, self._plan, self._traffic.end())
 
     def _router_epoch(self) -> int:
         try:

@@ -9,11 +9,47 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.kinds import kinds_of
 from llm_pipeline.canary.observations import ObservedRequest
+
+STREAMED, WHOLE, LONG = "streamed answers", "whole answers", "the longest tenth of prompts"
+_ROUTE = "requests to "
+
+_MOST_SHARE = 0.5
+"""Of all requests. A kind with more of them is seen in the tests of all."""
+
+
+def kinds_of(request: ObservedRequest, long_bytes: int | None) -> tuple[str, ...]:
+    """The kinds of a request, by what is known before the answer."""
+    streamed = STREAMED if request.streaming else WHOLE
+    is_long = long_bytes is not None and request.request_bytes > long_bytes
+    route = f"{_ROUTE}{request.route}"
+    return (streamed, *([LONG] if is_long else []), *([route] if request.route else []))
+
+
+def rare_kinds(kinds: Iterable[tuple[str, ...]], enough: float) -> tuple[str, ...]:
+    """The kinds that have tests of their own: of half of the requests at most, and of so many at least.
+
+    Faults of a rare kind are lost among all others: a candidate that fails a tenth of the 2 % of its requests that are
+    streamed fails 0.2 % of them all. So such a kind has tests of errors and of the time to the last byte of its own,
+    with limits of its own, within the same `alpha`.
+
+    Where all of two kinds' requests are the same, as of streams and the only route that streams, the first counts.
+    """
+    members: dict[str, set[int]] = {STREAMED: set(), WHOLE: set(), LONG: set()}
+    total = 0
+    for total, found in enumerate(kinds, start=1):
+        for kind in found:
+            members.setdefault(kind, set()).add(total)
+    order = [STREAMED, WHOLE, LONG, *sorted(members.keys() - {STREAMED, WHOLE, LONG})]
+    chosen: dict[str, set[int]] = {}
+    for kind in order:
+        if enough <= len(members[kind]) <= _MOST_SHARE * total and members[kind] not in chosen.values():
+            chosen[kind] = members[kind]
+    return tuple(chosen)
+
 
 MetricName = Literal[
     "errors",
@@ -31,27 +67,15 @@ MetricName = Literal[
     "odd characters",
 ]
 
-RARE: frozenset[MetricName] = frozenset(
-    {
-        "errors",
-        "truncated answers",
-        "empty answers",
-        "abandoned requests",
-        "refusals",
-        "unfinished answers",
-        "repetitive answers",
-        "odd characters",
-    }
-)
-"""Metrics whose events are rare: they happen or do not, or lie beyond what nearly all of stable's answers do."""
-
 CONTENTS: frozenset[MetricName] = frozenset({"repetitive answers", "odd characters"})
 """Shares of an answer's text."""
 
-_CUT = "length"
-
 LATENCIES: frozenset[MetricName] = frozenset({"slow first token", "slow tokens", "slow end to end"})
 
+RARE: frozenset[MetricName] = frozenset(get_args(MetricName)) - LATENCIES - {"short answers", "long answers"}
+"""Metrics whose events are rare: they happen or do not, or lie beyond what nearly all of stable's answers do."""
+
+_CUT = "length"
 
 _JUDGED: dict[MetricName, str] = {
     "errors": "error",
@@ -69,6 +93,10 @@ _JUDGED: dict[MetricName, str] = {
     "odd characters": "odd_characters",
 }
 """The value of a unit that each metric is about."""
+
+_HAPPENED = ("error", "truncated", "empty", "abandoned", "unfinished")
+_MEASURED = ("first_token", "per_token", "end_to_end", "longest", "repetition", "odd_characters")
+"""How the values of a session's requests are joined: whether any happened, and the largest; of `shortest` the least."""
 
 CLIENT_GROUPS = 4
 """What one client may take from the evidence of all others; fewer groups would cost more of it."""
@@ -218,24 +246,11 @@ def group_of(client: str | None) -> str:
 
 def joined(one: Unit, other: Unit) -> Unit:
     """Both as one: what either showed, in the arm and the stratum of the first."""
-    return Unit(
-        on_trial=one.on_trial,
-        stratum=one.stratum,
-        group=one.group,
-        kinds=one.kinds,
-        error=_either(one.error, other.error),
-        first_token=_largest(one.first_token, other.first_token),
-        per_token=_largest(one.per_token, other.per_token),
-        end_to_end=_largest(one.end_to_end, other.end_to_end),
-        truncated=_either(one.truncated, other.truncated),
-        empty=_either(one.empty, other.empty),
-        shortest=min((length for length in (one.shortest, other.shortest) if length is not None), default=None),
-        longest=max((length for length in (one.longest, other.longest) if length is not None), default=None),
-        abandoned=_either(one.abandoned, other.abandoned),
-        unfinished=_either(one.unfinished, other.unfinished),
-        repetition=_largest(one.repetition, other.repetition),
-        odd_characters=_largest(one.odd_characters, other.odd_characters),
-    )
+    both = {name: (getattr(one, name), getattr(other, name)) for name in (*_HAPPENED, *_MEASURED, "shortest")}
+    known = {name: [value for value in values if value is not None] for name, values in both.items()}
+    joined = {name: any(known[name]) if known[name] else None for name in _HAPPENED}
+    joined |= {name: max(known[name], default=None) for name in _MEASURED}
+    return one.model_copy(update={**joined, "shortest": min(known["shortest"], default=None)})
 
 
 def value_of(unit: Unit, name: MetricName) -> float | None:
@@ -256,11 +271,3 @@ def beyond(values: Iterable[float], metric: MetricLimits) -> tuple[int, ...]:
     if metric.name == "short answers":
         return tuple(sum(value < limit.value for value in found) for limit in metric.limits)
     return tuple(sum(value > limit.value for value in found) for limit in metric.limits)
-
-
-def _largest(one: float | None, other: float | None) -> float | None:
-    return max((value for value in (one, other) if value is not None), default=None)
-
-
-def _either(one: bool | None, other: bool | None) -> bool | None:
-    return other if one is None else one or bool(other)

@@ -1,13 +1,35 @@
-"""Moving all traffic: written until the router takes it, confirmed where it tells, to a server that it reaches."""
+"""What every move of traffic is made of: epochs, routes and their confirmation, servers that answer, draining, standby.
+
+The standby is the slot that answers if production's server does not: the version that served before, for as long as
+that one is kept warm; and from the moment that a candidate has taken its slot and answers, the candidate, which has
+passed every gate before the canary. A version that was rolled back or judged NO_GO never stands by. So users are
+without a server only where both are dead, or where the only live one was rolled back.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from llm_pipeline.base.errors import Fenced, PipelineError, Transient
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.canary.patience import Patience
-from llm_pipeline.canary.router import RouterRejected, RouterUnavailable, RouteState, SlotName, TrafficRouter
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.canary.patience import DrainLimit, Patience
+from llm_pipeline.canary.record import CanaryRecord
+from llm_pipeline.canary.router import (
+    RouterRejected,
+    RouterUnavailable,
+    RouteState,
+    SlotName,
+    TrafficRouter,
+    other_slot,
+)
+from llm_pipeline.canary.slots import SlotControl
+from llm_pipeline.serving.slot_fence import FencingToken
+from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.places import holder_of
+from llm_pipeline.store.pointers import read_pointers
 
 log = get_logger(__name__)
 
@@ -16,6 +38,13 @@ _LARGEST_PAUSE_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 _STEADY_SECONDS = 2.0
 """Longer than the router's health checks are apart."""
+
+_ANSWER_POLL_SECONDS = 0.5
+_DRAIN_LOG_SECONDS = 15.0
+LEFT_ALONE = "the slot now serves another repository: that server was left running"
+
+_LEASES = 2**20
+"""Leases with this many between them have the same number in an epoch."""
 
 
 def traffic_to(router: TrafficRouter, want: RouteState, patience: Patience) -> bool:
@@ -34,12 +63,8 @@ def traffic_to(router: TrafficRouter, want: RouteState, patience: Patience) -> b
 
 def wait_converged(router: TrafficRouter, revision: str, seconds: float) -> bool:
     """Wait until the data plane acts on a revision; False when it did not, or refused it."""
-
-    def converged() -> bool:
-        return router.converged(revision) is True
-
     try:
-        return wait(converged, seconds)
+        return wait(lambda: router.converged(revision) is True, seconds)
     except RouterRejected as error:
         log.error("the router refused the routes", reason=str(error))  # noqa: TRY400 - nothing to trace
         return False
@@ -79,10 +104,185 @@ def _write_with_retries(router: TrafficRouter, want: RouteState, seconds: float)
 
 
 def wait(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait until something is so; returns whether it came to be."""
+    """Poll a condition until it holds; returns whether it did within so many seconds."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() >= deadline:
             return False
         time.sleep(_POLL_SECONDS)
     return True
+
+
+@dataclass(frozen=True)
+class Retired:
+    """What happened to a server that was to be stopped.
+
+    Attributes:
+        stopped: False when the slot serves something else by now, which was left alone.
+        cut: Requests that were still in flight; None when nobody can tell.
+    """
+
+    stopped: bool
+    cut: int | None
+
+    def words(self, limit: DrainLimit) -> str:
+        """What a person must know of it; empty when all went well."""
+        cut = f"{self.cut} requests still in flight were cut after {limit.seconds:g} s" if self.cut else ""
+        return cut if self.stopped else LEFT_ALONE
+
+
+def retire(
+    router: TrafficRouter | None,
+    slots: SlotControl,
+    slot: SlotName,
+    repository: ArtifactRef,
+    *,
+    token: FencingToken,
+    limit: DrainLimit,
+) -> Retired:
+    """Let requests in flight at a slot end, then stop its server of this repository.
+
+    Long generations take minutes, so `limit` bounds the wait.
+
+    Raises:
+        Fenced: Somebody else took the slots over meanwhile; nothing was stopped.
+    """
+    cut = _drain(router, slots, slot, limit) if slots.alive(slot) else 0
+    retired = Retired(slots.stop(slot, repository, token), cut)
+    if words := retired.words(limit):
+        log.warning(words, slot=slot, repository=str(repository))
+    return retired
+
+
+def _drain(router: TrafficRouter | None, slots: SlotControl, slot: SlotName, limit: DrainLimit) -> int | None:
+    """Wait until no request is in flight; returns how many still are at the limit, None if that is unknown."""
+    began = told = time.monotonic()
+    while (left := _in_flight(router, slots, slot)) != 0 and slots.alive(slot):
+        now = time.monotonic()
+        if now - began >= (limit.blind_seconds if left is None else limit.seconds):
+            return left
+        if now - told >= _DRAIN_LOG_SECONDS:
+            log.info("waiting for requests in flight", slot=slot, requests=left, limit_seconds=limit.seconds)
+            told = now
+        time.sleep(_POLL_SECONDS)
+    return 0
+
+
+def _in_flight(router: TrafficRouter | None, slots: SlotControl, slot: SlotName) -> int | None:
+    """By the router's count, or else the server's; None where neither counts."""
+    counted = router.active_requests(slot) if router is not None else None
+    return counted if counted is not None else slots.in_flight(slot)
+
+
+class NoWayBack(Transient):
+    """The server to roll back to does not answer and cannot be started; nothing was stopped."""
+
+
+def have_answering(
+    slots: SlotControl, slot: SlotName, repository: ArtifactRef | None, token: FencingToken, *, seconds: float
+) -> bool:
+    """Have a slot's server answer a generation: one that has ended is started, one that hangs is restarted.
+
+    A server that is running but gives no answer is left alone if the other slot gives none either: the host may be
+    busy, and ending its production would make that worse.
+
+    Args:
+        slots: The target's slots.
+        slot: Where traffic is to go.
+        repository: What must serve there; None when nobody knows: then it can be asked but not started.
+        token: Shown to the slots.
+        seconds: How long an answer is waited for.
+
+    Returns:
+        Whether it was started now.
+
+    Raises:
+        NoWayBack: It does not answer, and could not be started.
+        Fenced: Somebody else took the slots over.
+    """
+    running = slots.alive(slot)
+    if running and _answers(slots, slot, seconds):
+        return False
+    if running and not slots.answers(other_slot(slot)):
+        log.warning("neither server answers; the one to go back to is left running", slot=slot)
+        return False
+    state = "is running but gives no answer" if running else "has ended"
+    log.warning(f"the server to go back to {state}: restarting it", slot=slot)
+    if repository is None:
+        raise NoWayBack(f"the server in {slot} {state}, and what it served is unknown", hint="start it by hand")
+    if running:
+        slots.stop(slot, repository, token)
+    _start(slots, slot, repository, token, seconds)
+    return True
+
+
+def _start(slots: SlotControl, slot: SlotName, repository: ArtifactRef, token: FencingToken, seconds: float) -> None:
+    hint = "see the server's log; the same call is safe again"
+    try:
+        slots.ensure(slot, repository, token)
+    except Fenced:
+        raise
+    except PipelineError as error:
+        raise NoWayBack(f"the server in {slot} does not start: {error}", where=str(repository), hint=hint) from error
+    if not _answers(slots, slot, seconds):
+        raise NoWayBack(f"the server in {slot} was started and gives no answer", where=str(repository), hint=hint)
+
+
+def _answers(slots: SlotControl, slot: SlotName, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while slots.alive(slot):
+        if slots.answers(slot):
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(min(_ANSWER_POLL_SECONDS, seconds / 4))
+    return False
+
+
+def standby_after(store: ArtifactStore, record: CanaryRecord) -> SlotName | None:
+    """The slot that stands by once a promoted release has all traffic; None where another model served before it."""
+    holder = holder_of(store, record.target)
+    previous = read_pointers(store, holder.model_id, record.target)[0].previous if holder is not None else None
+    if previous is None or (previous.slot, previous.repository) != (record.stable, record.stable_repository):
+        return None
+    return record.stable
+
+
+def is_standby(record: CanaryRecord, router: TrafficRouter | None) -> bool:
+    """Whether a canary's candidate stands by for production now; without a router that can be read it does not."""
+    if router is None or record.stood_in is None or record.settled:
+        return False
+    try:
+        return router.read()[0].standby == record.candidate
+    except RouterUnavailable:
+        return False
+
+
+def stand_down(router: TrafficRouter, patience: Patience, *, owner: str, epoch: int) -> None:
+    """Remove the standby from the routes: the server in that slot is about to end.
+
+    Raises:
+        RouterUnavailable: The routes cannot be written, or the router does not act on them.
+        Fenced: A newer owner moved the traffic.
+    """
+    state, revision = router.read()
+    if state.standby is None:
+        return
+    want = state.model_copy(update={"standby": None, "owner": owner, "epoch": epoch})
+    if not wait_converged(router, router.write(want, revision), patience.confirm):
+        raise RouterUnavailable(f"it does not act on routes without the standby in {state.standby}")
+    log.info("production has no standby now", slot=state.standby)
+
+
+def epoch_above(lease: int, *seen: int) -> int:
+    """An epoch for the holder of a lease, above those that it found at the router, in the record and at the slots.
+
+    Two controllers that look at the same moment find the same epochs. So an epoch also holds the number of its
+    holder's lease, which the store gives once: no two controllers ever share an epoch. Whoever takes one reads what
+    there is, and only then confirms the lease: the next holder has seen at least as much, and goes above.
+
+    Args:
+        lease: The lease's own epoch; zero without a lease, while the store accepts no writes.
+        seen: Epochs that were found.
+    """
+    return (max(seen, default=0) // _LEASES + 1) * _LEASES + lease % _LEASES

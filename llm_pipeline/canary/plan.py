@@ -1,14 +1,25 @@
-"""What a canary is asked to do."""
+"""What a canary is asked to do, and its attempts: a canary that has ended is tried again by the release's next run.
+
+Within one run the record stands: a retry, or whoever continues after a crash, gets the judgement that was made.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.patience import Patience
+from llm_pipeline.canary.record import CanaryRecord, GuardRules, PastAttempt, Phase
+from llm_pipeline.canary.router import RouteState, other_slot
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.store.pointers import Pointer
+
+HISTORY_LENGTH = 10
+"""Earlier attempts that a record keeps."""
 
 
 @dataclass(frozen=True)
@@ -34,3 +45,70 @@ class CanaryPlan:
     def production_since(self) -> datetime | None:
         """When the pointers were moved last; it tells one production from the next."""
         return self.production.promoted_at if self.production else None
+
+
+def first_attempt(plan: CanaryPlan, cursor: LogCursor) -> CanaryRecord:
+    """A canary that has done nothing yet; `cursor` is where the access log ends now."""
+    production = plan.production
+    return CanaryRecord(
+        release_id=plan.release_id,
+        run=plan.run,
+        began_run=plan.run,
+        target=plan.target,
+        repository=plan.candidate,
+        stable=production.slot if production else None,
+        stable_repository=production.repository if production else None,
+        candidate=other_slot(production.slot) if production else "blue",
+        production_since=plan.production_since,
+        rules=GuardRules(
+            unwatched_seconds=plan.policy.unwatched_seconds,
+            pause_deadline_seconds=plan.policy.pause_deadline_seconds,
+            consecutive_failures=plan.policy.consecutive_failures,
+            rollback_window_hours=plan.policy.rollback_window_hours,
+            drain_seconds=plan.policy.drain_seconds,
+        ),
+        began_at=time.time(),
+        began_cursor=cursor,
+        cursor=cursor,
+    )
+
+
+def next_attempt(earlier: CanaryRecord, plan: CanaryPlan, cursor: LogCursor) -> CanaryRecord:
+    """The canary from its beginning; its history says how the earlier one ended."""
+    history = (*earlier.history, outcome_of(earlier))[-HISTORY_LENGTH:]
+    kept = {"epoch": earlier.epoch, "history": history, "events": earlier.events}
+    return first_attempt(plan, cursor).model_copy(update=kept)
+
+
+def outcome_of(record: CanaryRecord) -> PastAttempt:
+    """How a settled canary ended, for the history."""
+    return PastAttempt(
+        run=record.run,
+        began_at=record.began_at,
+        phase=record.phase,
+        passed_percent=record.passed_percent,
+        verdict=record.judgement.verdict if record.judgement else None,
+        summary=record.judgement.summary if record.judgement else "",
+    )
+
+
+def is_over(record: CanaryRecord, plan: CanaryPlan, traffic: Callable[[], RouteState]) -> bool:
+    """Whether a canary belongs to an earlier run and has ended, so that this run may start a new one.
+
+    A promotion whose traffic is in force and whose pointers nobody has moved yet is not over: its run ended between
+    promotion and settlement, and this one settles it.
+
+    Args:
+        record: The canary as stored.
+        plan: What this run wants.
+        traffic: Reads the router.
+    """
+    if record.run == plan.run:
+        return False
+    if record.phase is Phase.PROMOTED:
+        return record.production_since != plan.production_since or not _in_force(record, traffic())
+    return record.phase in (Phase.ROLLED_BACK, Phase.ROLLING_BACK)
+
+
+def _in_force(record: CanaryRecord, traffic: RouteState) -> bool:
+    return record.applied is not None and record.applied.same_traffic(traffic)

@@ -16,10 +16,9 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
 from llm_pipeline.canary.access_log import LogCursor
-from llm_pipeline.canary.analysis import AnalysisState
-from llm_pipeline.canary.evalue_history import Look
+from llm_pipeline.canary.analysis import AnalysisState, Look
+from llm_pipeline.canary.arm_counts import NOTHING_IN_FLIGHT, InFlight
 from llm_pipeline.canary.events import CanaryEvent, EventKind, with_event
-from llm_pipeline.canary.in_flight import NOTHING_IN_FLIGHT, InFlight
 from llm_pipeline.canary.pause_request import PauseRequest
 from llm_pipeline.canary.router import RouteState, SlotName
 from llm_pipeline.canary.sources.arm_metrics import MetricsCursor

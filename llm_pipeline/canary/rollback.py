@@ -11,10 +11,17 @@ from llm_pipeline.base.errors import Fenced, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary import judgements as findings
-from llm_pipeline.canary.draining import retire
-from llm_pipeline.canary.epochs import epoch_above
 from llm_pipeline.canary.events import EventKind
-from llm_pipeline.canary.moving import traffic_to, wait_usable
+from llm_pipeline.canary.moving import (
+    NoWayBack,
+    epoch_above,
+    have_answering,
+    is_standby,
+    retire,
+    stand_down,
+    traffic_to,
+    wait_usable,
+)
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, current_canary
 from llm_pipeline.canary.router import (
@@ -25,8 +32,6 @@ from llm_pipeline.canary.router import (
     other_slot,
 )
 from llm_pipeline.canary.slots import SlotControl
-from llm_pipeline.canary.stable_server import NoWayBack, have_answering
-from llm_pipeline.canary.standby import is_standby, stand_down
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease

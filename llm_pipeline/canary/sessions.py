@@ -1,4 +1,4 @@
-"""Sessions as the unit of a canary: each counts once a step, with what its requests showed while it was observed.
+"""What counts once a step, whatever a user sends: sessions as the unit of a canary, and one vote a user on refusals.
 
 Requests of one session are alike, so when a session stays in one arm its requests are no independent evidence: counted
 one by one, they roll good candidates back. A session is observed for some seconds from its first request of the step
@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from pydantic import Field
 
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.metric_events import Unit, joined
+from llm_pipeline.canary.metric_events import Unit, client_of, group_of, joined
 from llm_pipeline.canary.observations import ObservedRequest
 
-_BITS = 2**17
+_SESSION_BITS, _VOTER_BITS = 2**17, 2**15
 
 MOST_OBSERVED = 1000
 """So many sessions are observed at a time; of more, those that come later are left out, in both arms alike."""
@@ -54,17 +54,19 @@ class Sessions(Frozen):
         requests = list(requests)
         if not (requests or self.observed):
             return self, ()
-        counted, observed = bytearray.fromhex(self.counted) or bytearray(_BITS // 8), dict(self.observed)
+        counted, observed = bytearray.fromhex(self.counted) or bytearray(_SESSION_BITS // 8), dict(self.observed)
         for request in requests:
             first = observed.get(request.session)
-            if first is None and len(observed) < MOST_OBSERVED and not _is_set(counted, request.session):
+            byte, mask = _bit(request.session)
+            if first is None and len(observed) < MOST_OBSERVED and not counted[byte] & mask:
                 observed[request.session] = request
             elif first is not None and request.started_at < first.started_at + seconds:
                 observed[request.session] = first.model_copy(update={"unit": joined(first.unit, request.unit)})
         over = [one for one in observed.values() if one.started_at + seconds <= until]
         for one in over:
             del observed[one.session]
-            _set(counted, one.session)
+            byte, mask = _bit(one.session)
+            counted[byte] |= mask
         return Sessions(observed=observed, counted=counted.hex()), tuple(one.unit for one in over)
 
 
@@ -81,16 +83,57 @@ def by_session(requests: Iterable[ObservedRequest], units: Iterable[Unit], secon
     return [*alone, *Sessions().observe(found, float("inf"), seconds)[1]]
 
 
+class Vote(Frozen):
+    """What a user's request says of its arm.
+
+    Attributes:
+        voter: Fingerprint of the session, or of the client; hexadecimal.
+        group: That of the client, who may have many sessions; no group decides alone (see `sums`).
+        refused: It was refused, by every server that was asked.
+    """
+
+    voter: str
+    on_trial: bool
+    refused: bool
+    group: str = ""
+
+
+class Voters(Frozen):
+    """Who voted on refusals at this step, a bit for each voter and arm; hexadecimal.
+
+    A server that refuses a request is mostly right: the request is bad, and whoever sends bad ones sends many of them.
+    How many users are refused tells a candidate that refuses too much from a user who asks badly. So a session, or a
+    client where there are no sessions, has one vote in each arm and step: its first request there. Requests without a
+    known session or client have none. Two voters that share a bit have one vote.
+    """
+
+    voted: str = ""
+
+    def observe(self, votes: Iterable[Vote]) -> tuple[Voters, tuple[Unit, ...]]:
+        """Who has voted after more requests, and the votes that count, as units."""
+        votes = list(votes)
+        if not votes:
+            return self, ()
+        bits, units = bytearray.fromhex(self.voted) or bytearray(_VOTER_BITS // 8), []
+        for vote in votes:
+            number = (2 * int(vote.voter, 16) + vote.on_trial) % _VOTER_BITS
+            mask = 1 << number % 8
+            if not bits[number // 8] & mask:
+                bits[number // 8] |= mask
+                units.append(Unit(on_trial=vote.on_trial, group=vote.group, error=None, refused=vote.refused))
+        return Voters(voted=bits.hex()), tuple(units)
+
+
+def vote_of(request: ObservedRequest, *, on_trial: bool) -> Vote | None:
+    """A request's vote; None if it has not ended, its user left, or its user is unknown."""
+    voter = request.session or request.client
+    if voter is None or request.in_flight or request.cancelled:
+        return None
+    group = group_of(client_of(request))
+    return Vote(voter=voter, on_trial=on_trial, refused=request.refused, group=group)
+
+
 def _bit(session: str) -> tuple[int, int]:
-    number = int(session, 16) % _BITS
+    """The byte and the mask of a session's bit."""
+    number = int(session, 16) % _SESSION_BITS
     return number // 8, 1 << number % 8
-
-
-def _is_set(bits: bytearray, session: str) -> bool:
-    byte, mask = _bit(session)
-    return bool(bits[byte] & mask)
-
-
-def _set(bits: bytearray, session: str) -> None:
-    byte, mask = _bit(session)
-    bits[byte] |= mask

@@ -10,7 +10,6 @@ from typing import Literal, get_args
 from pydantic import Field
 
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.kinds import rare_kinds
 from llm_pipeline.canary.metric_events import (
     CONTENTS,
     LATENCIES,
@@ -22,13 +21,13 @@ from llm_pipeline.canary.metric_events import (
     beyond,
     client_of,
     group_of,
+    rare_kinds,
     unit_of,
     value_of,
     values_of,
 )
 from llm_pipeline.canary.observations import ObservedRequest, quantile
-from llm_pipeline.canary.sessions import by_session
-from llm_pipeline.canary.votes import Voters, vote_of
+from llm_pipeline.canary.sessions import Voters, by_session, vote_of
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.statistics.spread import BLOCK_SECONDS, Spread
 

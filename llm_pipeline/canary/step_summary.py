@@ -1,14 +1,24 @@
-"""What a canary's step showed, as data: the metrics with their limits, e-values and verdicts. The report shows it."""
+"""What a canary's step showed: as data for the report, as one sentence for the judgement, as a table for the log."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Self
+
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.canary.analysis import AnalysisState
+from llm_pipeline.base.text_table import aligned
+from llm_pipeline.base.verdict import Judgement, Verdict
+from llm_pipeline.canary.analysis import AnalysisState, StepState
 from llm_pipeline.canary.evidence import SPLIT_ALPHA, limit_in_words, metric_compared, regression_limit, split_ratio
 from llm_pipeline.canary.metric_tests import MetricState
+from llm_pipeline.canary.observations import ArmPoint, ObservedRequest, arm_point
 from llm_pipeline.canary.record import CanaryRecord
+from llm_pipeline.canary.router import SlotName, other_slot
 from llm_pipeline.config.policy import CanaryPolicy
+
+_NOTHING = "-"
 
 
 class MetricSummary(Frozen):
@@ -103,3 +113,132 @@ def _summarise_metric(metric: MetricState, state: AnalysisState, policy: CanaryP
         parity_e_value=metric.parity.largest,
         proven_at=1.0 / policy.alpha,
     )
+
+
+@dataclass(frozen=True)
+class StepArms:
+    """Both arms' answers over one step, or as much of it as the newest part of the access log holds.
+
+    Attributes:
+        slot: The candidate's slot.
+        candidate_reasons: How many of its answers ended for which reason; empty where the router cannot tell.
+        stable_reasons: The same of stable.
+    """
+
+    slot: SlotName
+    candidate: ArmPoint
+    stable: ArmPoint
+    candidate_reasons: Mapping[str, int]
+    stable_reasons: Mapping[str, int]
+
+    @classmethod
+    def of(cls, requests: Iterable[ObservedRequest], slot: SlotName, since: float) -> Self:
+        """The arms over requests that started at or after `since`."""
+        current = [request for request in requests if request.started_at >= since]
+        mine = [request for request in current if request.arm == slot]
+        theirs = [request for request in current if request.arm != slot]
+        return cls(slot, arm_point(mine), arm_point(theirs), _finish_reasons(mine), _finish_reasons(theirs))
+
+
+def step_in_numbers(step: StepState, arms: StepArms) -> str:
+    """`128 candidate and 371 stable requests, errors 0 and 0, p95 first byte 24 and 22 ms`.
+
+    Without streamed answers it gives the time to the last byte; at 100 % there is no stable arm to name.
+    """
+    candidate, stable = step.candidate, step.stable
+    streamed = arms.candidate.first_token_p95 is not None or arms.stable.first_token_p95 is not None
+    what = "first byte" if streamed else "last byte"
+    p95 = [arm.first_token_p95 if streamed else arm.end_to_end_p95 for arm in (arms.candidate, arms.stable)]
+    if step.share == 1.0 and not stable.requests:
+        return f"{candidate.requests} candidate requests, errors {candidate.errors}, p95 {what} {_number(p95[0])} ms"
+    return (
+        f"{candidate.requests} candidate and {stable.requests} stable requests, "
+        f"errors {candidate.errors} and {stable.errors}, p95 {what} {_number(p95[0])} and {_number(p95[1])} ms"
+    )
+
+
+def format_step(
+    state: AnalysisState,
+    step: StepState,
+    arms: StepArms,
+    *,
+    judgement: Judgement,
+    policy: CanaryPolicy,
+    seconds: float,
+) -> str:
+    """Both arms over the step, the split, the tests over the whole canary, the verdict; starts with a line break."""
+    slot = arms.slot
+    head = (f"step {step.percent}, {seconds:.0f} s", f"candidate ({slot})", f"stable ({other_slot(slot)})")
+    tests = [
+        ("whole canary", "candidate", "stable", "e-value", "regressed at", "parity e-value", "proven at"),
+        *(_metric_row(_summarise_metric(metric, state, policy)) for metric in state.metrics),
+    ]
+    lines = [
+        *aligned([head, *_arm_rows(step, arms)]),
+        _split_line(step, f"{policy.unit}s"),
+        "",
+        *aligned(tests),
+        *(f"not compared: {what}" for what in state.thresholds.left_out),
+        f"{judgement.verdict}: {judgement.summary}",
+    ]
+    return "\n" + "\n".join(lines)
+
+
+def _arm_rows(step: StepState, arms: StepArms) -> list[tuple[str, ...]]:
+    counts = (step.candidate, step.stable)
+    points = (arms.candidate, arms.stable)
+    rows = [
+        ("requests", *(str(arm.requests) for arm in counts)),
+        ("errors", *(_share(arm.errors, arm.requests) for arm in counts)),
+        ("failed for users", *(_share(arm.lost, arm.requests) for arm in counts)),
+        ("first byte p50 / p95, ms", *(_pair(point.first_token_p50, point.first_token_p95) for point in points)),
+    ]
+    if any(point.per_token_p50 is not None for point in points):
+        rows.append(("per token p50 / p95, ms", *(_pair(point.per_token_p50, point.per_token_p95) for point in points)))
+    rows.append(("last byte p50 / p95, ms", *(_pair(point.end_to_end_p50, point.end_to_end_p95) for point in points)))
+    if arms.candidate_reasons or arms.stable_reasons:
+        rows.append(("finish reasons", *map(_reasons, (arms.candidate_reasons, arms.stable_reasons))))
+    return rows
+
+
+def _finish_reasons(requests: Iterable[ObservedRequest]) -> dict[str, int]:
+    """The three that are most frequent, of answers that the router could read."""
+    seen = Counter(request.finish_reason or "none" for request in requests if request.truncated is not None)
+    return dict(seen.most_common(3))
+
+
+def _reasons(counted: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in counted.items()) or _NOTHING
+
+
+def _split_line(step: StepState, what: str) -> str:
+    split = step.split
+    measured = _NOTHING if split.measured is None else f"{split.measured * 100:.1f} %"
+    return (
+        f"split: {measured} of {split.total} {what} measured, {step.percent} intended; "
+        f"e-value {split.largest:.3g}, wrong at {1 / SPLIT_ALPHA:.0f}"
+    )
+
+
+def _metric_row(metric: MetricSummary) -> tuple[str, ...]:
+    return (
+        metric.name,
+        _share(metric.candidate_events, metric.candidate_units),
+        _share(metric.stable_events, metric.stable_units),
+        f"{metric.e_value:.3g}",
+        f"{metric.regressed_at:.0f}",
+        f"{metric.parity_e_value:.3g}",
+        f"{metric.proven_at:.0f}",
+    )
+
+
+def _share(events: int, total: int) -> str:
+    return f"{events}/{total} ({events / total * 100:.1f} %)" if total else _NOTHING
+
+
+def _pair(first: float | None, second: float | None) -> str:
+    return f"{_number(first)} / {_number(second)}"
+
+
+def _number(value: float | None) -> str:
+    return _NOTHING if value is None else f"{value:.0f}"

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from llm_pipeline.base.errors import IntegrityError, unless_io
 from llm_pipeline.base.verdict import Evidence
 from llm_pipeline.canary.access_log import AccessLog
-from llm_pipeline.canary.evalue_history import Look
+from llm_pipeline.canary.analysis import Look
 from llm_pipeline.canary.events import CanaryEvent
 from llm_pipeline.canary.evidence import SPLIT_ALPHA, regression_limit
 from llm_pipeline.canary.observations import ObservedRequest, TimelinePoint, timeline

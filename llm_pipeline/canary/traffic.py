@@ -12,14 +12,13 @@ from typing import Protocol
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.access_log import AccessLog, LogCursor
-from llm_pipeline.canary.arm_counts import Window, window
-from llm_pipeline.canary.in_flight import NOTHING_IN_FLIGHT
+from llm_pipeline.canary.arm_counts import NOTHING_IN_FLIGHT, Window, window
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.record import CanaryRecord
 from llm_pipeline.canary.slow_limits import Thresholds, fix_thresholds
 from llm_pipeline.canary.sources.arm_metrics import ArmMetrics, ArmWindow
 from llm_pipeline.canary.sources.histogram_windows import thresholds_from_counts, window_from_counts
-from llm_pipeline.canary.step_table import StepArms
+from llm_pipeline.canary.step_summary import StepArms
 from llm_pipeline.config.policy import CanaryPolicy
 
 log = get_logger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from llm_pipeline.canary.epochs import epoch_above
+from llm_pipeline.canary.moving import epoch_above
 from llm_pipeline.canary.record import LEASE_SECONDS, lease_name
 from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter
 from llm_pipeline.canary.slots import SlotControl

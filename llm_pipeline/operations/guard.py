@@ -15,8 +15,8 @@ from pathlib import Path, PurePosixPath
 
 from llm_pipeline.canary.open_router import router_as_it_is
 from llm_pipeline.canary.patience import Patience
-from llm_pipeline.canary.sightings import HostTime
 from llm_pipeline.canary.slots import slot_ports, slots_of
+from llm_pipeline.canary.watchdog import HostTime
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations.guarded_site import GuardAction, GuardedSite, failed
 from llm_pipeline.store.artifact_store import ArtifactStore

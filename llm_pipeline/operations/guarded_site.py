@@ -14,9 +14,8 @@ from llm_pipeline.base.errors import Transient, Unsupported, as_pipeline_error, 
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.approvals import StepApproval, approval_name, read_approval, runs_of
-from llm_pipeline.canary.guard_sign import GuardSign, leave_sign
+from llm_pipeline.canary.moving import NoWayBack
 from llm_pipeline.canary.open_router import access_log_of
-from llm_pipeline.canary.overdue import overdue
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import (
     LEASE_SECONDS,
@@ -29,9 +28,8 @@ from llm_pipeline.canary.record import (
 )
 from llm_pipeline.canary.rollback import UNRECORDED, end_canary, move_unrecorded
 from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter
-from llm_pipeline.canary.sightings import HostTime, is_driven, silent_seconds
 from llm_pipeline.canary.slots import SlotControl
-from llm_pipeline.canary.stable_server import NoWayBack
+from llm_pipeline.canary.watchdog import GuardSign, HostTime, is_driven, leave_sign, overdue, silent_seconds
 from llm_pipeline.operations.place_now import ServedPlace
 from llm_pipeline.operations.promotion import finish_promotion
 from llm_pipeline.operations.retirement import have_standby, retire_previous, warm_again

@@ -9,8 +9,8 @@ from typing import Literal
 
 from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.guard_sign import RECENT_SECONDS
 from llm_pipeline.canary.router import RouterCondition
+from llm_pipeline.canary.watchdog import RECENT_SECONDS
 from llm_pipeline.inspection.table import labelled, readable_time
 from llm_pipeline.store.pointers import Pointer
 

@@ -14,12 +14,10 @@ from datetime import UTC, datetime
 from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.epochs import epoch_above
-from llm_pipeline.canary.moving import traffic_to
+from llm_pipeline.canary.moving import epoch_above, standby_after, traffic_to
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import CanaryJournal, Phase, read_record
 from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter, all_to
-from llm_pipeline.canary.standby import standby_after
 from llm_pipeline.operations.acting import acting
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease

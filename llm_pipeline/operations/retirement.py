@@ -5,9 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.canary.draining import retire
-from llm_pipeline.canary.epochs import epoch_above
-from llm_pipeline.canary.moving import traffic_to
+from llm_pipeline.canary.moving import epoch_above, retire, stand_down, traffic_to
 from llm_pipeline.canary.open_router import name_release
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import (
@@ -21,7 +19,6 @@ from llm_pipeline.canary.record import (
 )
 from llm_pipeline.canary.router import TrafficRouter, all_to
 from llm_pipeline.canary.slots import SlotControl
-from llm_pipeline.canary.standby import stand_down
 from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.artifact_store import ArtifactStore

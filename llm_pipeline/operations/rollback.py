@@ -24,10 +24,8 @@ from llm_pipeline.base.errors import ConfigError, Fenced, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary import judgements as findings
-from llm_pipeline.canary.draining import retire
-from llm_pipeline.canary.epochs import epoch_above
 from llm_pipeline.canary.events import EventKind
-from llm_pipeline.canary.moving import traffic_to, wait_usable
+from llm_pipeline.canary.moving import NoWayBack, epoch_above, have_answering, retire, traffic_to, wait_usable
 from llm_pipeline.canary.open_router import name_release
 from llm_pipeline.canary.record import (
     LEASE_SECONDS,
@@ -41,7 +39,6 @@ from llm_pipeline.canary.record import (
 )
 from llm_pipeline.canary.rollback import end_canary
 from llm_pipeline.canary.router import RouterUnavailable, SlotName, TrafficRouter, all_to, other_slot
-from llm_pipeline.canary.stable_server import NoWayBack, have_answering
 from llm_pipeline.canary.way_back_record import WayBack, read_way_back, write_way_back
 from llm_pipeline.operations.place_now import ServedPlace, free_slot, left_for, newest, on_trial
 from llm_pipeline.operations.rollback_unrecorded import leave_unrecorded

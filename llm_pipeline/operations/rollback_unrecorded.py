@@ -11,12 +11,10 @@ from typing import NoReturn
 
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.canary.epochs import epoch_above
-from llm_pipeline.canary.moving import traffic_to, wait_usable
+from llm_pipeline.canary.moving import epoch_above, have_answering, traffic_to, wait_usable
 from llm_pipeline.canary.open_router import name_release
 from llm_pipeline.canary.rollback import LEFT_UNRECORDED, move_unrecorded
 from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter, all_to
-from llm_pipeline.canary.stable_server import have_answering
 from llm_pipeline.operations.place_now import ServedPlace, free_slot, left_for, newest, on_trial
 from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.store.pointers import Pointer, read_pointers

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.canary.agreement import disagreements
-from llm_pipeline.canary.guard_sign import RECENT_SECONDS, read_sign
 from llm_pipeline.canary.open_router import router_as_it_is
 from llm_pipeline.canary.record import CanaryRecord, current_canary, read_record
 from llm_pipeline.canary.router import RouterCondition, RouteState, SlotName, TellsCondition, TrafficRouter
 from llm_pipeline.canary.slots import slot_ports, slot_state, slots_of
+from llm_pipeline.canary.watchdog import RECENT_SECONDS, read_sign
 from llm_pipeline.canary.way_back_record import read_way_back
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.router_place import EnvoyPlace, users_address

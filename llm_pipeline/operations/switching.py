@@ -10,15 +10,12 @@ from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.agreement import is_moving
-from llm_pipeline.canary.draining import retire
-from llm_pipeline.canary.epochs import epoch_above
-from llm_pipeline.canary.moving import traffic_to, wait
+from llm_pipeline.canary.moving import epoch_above, have_answering, retire, traffic_to, wait
 from llm_pipeline.canary.open_router import name_release, open_router, router_as_it_is
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import current_canary, read_record
 from llm_pipeline.canary.router import ALL, RouterUnavailable, SlotName, StartedRouter, TrafficRouter, all_to
 from llm_pipeline.canary.slots import slot_ports, slot_state
-from llm_pipeline.canary.stable_server import have_answering
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations.acting import PlaceBusy, acting, token_of
 from llm_pipeline.operations.place_now import ServedPlace

@@ -11,14 +11,13 @@ from collections.abc import Callable
 
 from llm_pipeline.base.errors import Fenced, Transient
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.canary.guard_sign import is_guarded
-from llm_pipeline.canary.moving import wait
+from llm_pipeline.canary.moving import NoWayBack, wait
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import LEASE_SECONDS, CanaryJournal, CanaryRecord, Phase, lease_name, take_over
 from llm_pipeline.canary.rollback import end_canary, move_unrecorded
 from llm_pipeline.canary.router import TrafficRouter
 from llm_pipeline.canary.slots import SlotControl
-from llm_pipeline.canary.stable_server import NoWayBack
+from llm_pipeline.canary.watchdog import is_guarded
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from llm_pipeline.canary.evalue_history import LARGEST
+from llm_pipeline.canary.analysis import LARGEST
 from llm_pipeline.canary.timeline import EvidenceSeries
 from llm_pipeline.reporting.figure import NARROW_INCHES, Plot, colour, draw_plot
 from llm_pipeline.reporting.model import ArmSample, CanaryMark, CanarySample, CanaryStudy

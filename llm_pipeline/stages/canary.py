@@ -12,6 +12,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.canary.controller import CanaryController
+from llm_pipeline.canary.judgements import taken_back_judgement, with_who
 from llm_pipeline.canary.open_router import access_log_of, name_release
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.plan import CanaryPlan
@@ -20,8 +21,7 @@ from llm_pipeline.canary.replay import Replay
 from llm_pipeline.canary.router import CountsAttempts, TrafficRouter
 from llm_pipeline.canary.shadow import Shadow, shadow_of
 from llm_pipeline.canary.slots import TritonSlots
-from llm_pipeline.canary.sources.open_source import open_source
-from llm_pipeline.canary.taken_back import taken_back_judgement, with_who
+from llm_pipeline.canary.sources.arm_metrics import open_source
 from llm_pipeline.canary.timeline import write_timeline
 from llm_pipeline.canary.traffic import CountedTraffic, LoggedTraffic, Traffic
 from llm_pipeline.config.deployment import TargetPlace

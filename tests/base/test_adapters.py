@@ -25,7 +25,7 @@ from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.open_router import access_log_of, name_release, open_router, router_as_it_is
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord
 from llm_pipeline.canary.router import all_to
-from llm_pipeline.canary.sources.open_source import open_source
+from llm_pipeline.canary.sources.arm_metrics import open_source
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment, TargetPlace
 from llm_pipeline.config.policy import CanaryPolicy

@@ -10,7 +10,7 @@ from looking import watched
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.analysis import AnalysisState, begin, begin_step, observe
 from llm_pipeline.canary.arm_counts import window
-from llm_pipeline.canary.decision import Decision, Outcome, decide
+from llm_pipeline.canary.evidence import Decision, Outcome, decide
 from llm_pipeline.canary.judgements import undecided_and_clean
 from llm_pipeline.canary.metric_events import Limit, MetricLimits
 from llm_pipeline.canary.observations import ObservedRequest

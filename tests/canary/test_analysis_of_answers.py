@@ -13,7 +13,7 @@ from looking import watched
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.analysis import AnalysisState, begin, begin_step, observe
 from llm_pipeline.canary.arm_counts import window
-from llm_pipeline.canary.decision import Decision, Outcome, decide
+from llm_pipeline.canary.evidence import Decision, Outcome, decide
 from llm_pipeline.canary.metric_events import MetricLimits
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.slow_limits import Thresholds, every_metric, fix_thresholds

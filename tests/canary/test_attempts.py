@@ -6,8 +6,7 @@ import pytest
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.access_log import LogCursor
-from llm_pipeline.canary.attempts import HISTORY_LENGTH, first_attempt, is_over, next_attempt
-from llm_pipeline.canary.plan import CanaryPlan
+from llm_pipeline.canary.plan import HISTORY_LENGTH, CanaryPlan, first_attempt, is_over, next_attempt
 from llm_pipeline.canary.record import CanaryRecord, Phase
 from llm_pipeline.canary.router import RouteState, all_to
 from llm_pipeline.config.policy import CanaryPolicy

@@ -10,9 +10,8 @@ from test_analysis_of_answers import request
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.access_log import LogCursor
-from llm_pipeline.canary.attempts import first_attempt
 from llm_pipeline.canary.observations import ObservedRequest
-from llm_pipeline.canary.plan import CanaryPlan
+from llm_pipeline.canary.plan import CanaryPlan, first_attempt
 from llm_pipeline.canary.traffic import LoggedTraffic
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.store.pointers import Pointer

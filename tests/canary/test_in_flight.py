@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from llm_pipeline.canary.arm_counts import ArmEvents, Window, window
-from llm_pipeline.canary.in_flight import MOST, NOTHING_IN_FLIGHT, InFlight
+from llm_pipeline.canary.arm_counts import MOST, NOTHING_IN_FLIGHT, ArmEvents, InFlight, Window, window
 from llm_pipeline.canary.metric_events import Limit, MetricLimits
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.slow_limits import Thresholds

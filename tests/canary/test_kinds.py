@@ -10,8 +10,8 @@ from test_analysis_of_answers import request
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.analysis import begin, begin_step
-from llm_pipeline.canary.decision import Decision, decide
-from llm_pipeline.canary.kinds import LONG, STREAMED, WHOLE, kinds_of, rare_kinds
+from llm_pipeline.canary.evidence import Decision, decide
+from llm_pipeline.canary.metric_events import LONG, STREAMED, WHOLE, kinds_of, rare_kinds
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.slow_limits import Thresholds, fix_thresholds
 from llm_pipeline.config.policy import CanaryPolicy

@@ -12,8 +12,8 @@ from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary import moving
 from llm_pipeline.canary.agreement import disagreements
+from llm_pipeline.canary.moving import NoWayBack
 from llm_pipeline.canary.record import Phase, current_canary, read_record
-from llm_pipeline.canary.stable_server import NoWayBack
 from llm_pipeline.canary.way_back_record import read_way_back
 from llm_pipeline.operations.place_now import ServedPlace
 from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote

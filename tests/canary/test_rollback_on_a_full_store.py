@@ -7,8 +7,8 @@ from test_guard import LATER, guard
 from test_one_way_back import Served, fast  # noqa: F401 - a fixture
 
 from llm_pipeline.base.errors import ConfigError, Transient
+from llm_pipeline.canary.moving import NoWayBack
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.canary.stable_server import NoWayBack
 
 
 @pytest.fixture

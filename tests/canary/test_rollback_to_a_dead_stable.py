@@ -6,8 +6,8 @@ import pytest
 from simulated import PATIENCE, Killed, Site
 
 from llm_pipeline.canary import moving
+from llm_pipeline.canary.moving import NoWayBack
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.canary.stable_server import NoWayBack
 from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 
 

@@ -18,7 +18,7 @@ from llm_pipeline.base import detached
 from llm_pipeline.canary.open_router import router_as_it_is
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.router import RouterUnavailable, all_to
-from llm_pipeline.canary.sightings import HostTime
+from llm_pipeline.canary.watchdog import HostTime
 from llm_pipeline.operations.guarded_site import GuardedSite
 
 pytestmark = pytest.mark.slow

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from llm_pipeline.canary.analysis import AnalysisState, StepState, begin, begin_step, observe
 from llm_pipeline.canary.arm_counts import window
-from llm_pipeline.canary.decision import decide
+from llm_pipeline.canary.evidence import decide
 from llm_pipeline.canary.metric_events import Limit, MetricLimits
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.slow_limits import Thresholds
-from llm_pipeline.canary.step_table import StepArms, format_step, step_in_numbers
+from llm_pipeline.canary.step_summary import StepArms, format_step, step_in_numbers
 from llm_pipeline.config.policy import CanaryPolicy
 
 POLICY = CanaryPolicy(minimum_bake_seconds=10, maximum_bake_seconds=60, minimum_requests=20)

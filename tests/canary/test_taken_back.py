@@ -11,8 +11,8 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.events import EventKind
+from llm_pipeline.canary.judgements import taken_back_judgement
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase
-from llm_pipeline.canary.taken_back import taken_back_judgement
 
 REPOSITORY = ArtifactRef(kind="model_repository", digest="a" * 64)
 

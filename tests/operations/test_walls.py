@@ -16,11 +16,9 @@ WRITERS: Mapping[str, frozenset[str]] = {
     "llm_pipeline.store.places": frozenset({"claim_place", "hand_over", "settle_place"}),
     "llm_pipeline.canary.record": frozenset({"CanaryJournal", "set_current_canary", "take_over"}),
     "llm_pipeline.canary.rollback": frozenset({"end_canary", "end_older_release", "give_back", "move_unrecorded"}),
-    "llm_pipeline.canary.moving": frozenset({"traffic_to", "wait_converged"}),
-    "llm_pipeline.canary.draining": frozenset({"retire"}),
-    "llm_pipeline.canary.stable_server": frozenset({"have_answering"}),
-    "llm_pipeline.canary.standby": frozenset({"stand_down"}),
-    "llm_pipeline.canary.epochs": frozenset({"epoch_above"}),
+    "llm_pipeline.canary.moving": frozenset(
+        {"traffic_to", "wait_converged", "retire", "have_answering", "stand_down", "epoch_above"}
+    ),
     "llm_pipeline.canary.way_back_record": frozenset({"write_way_back"}),
 }
 """What writes routes, slots, records of canaries, places and pointers of production, by the module that holds it."""

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from canary_sample import BEGAN_AT, CONTROLLER, POLICY, SimulatedCanary
 
 from llm_pipeline.base.verdict import Evidence, Verdict
-from llm_pipeline.canary.evalue_history import MOST_LOOKS, with_look
+from llm_pipeline.canary.analysis import MOST_LOOKS, with_look
 from llm_pipeline.canary.timeline import SUMMARY_FILE, read_timeline, write_timeline
 from llm_pipeline.reporting.canary import read_canary
 from llm_pipeline.reporting.canary_plot import e_value, evidence_in_words, measured_split

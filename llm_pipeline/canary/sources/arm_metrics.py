@@ -13,11 +13,12 @@ from typing import Any, Protocol
 
 from pydantic import Field
 
-from llm_pipeline.base.adapters import Adapter
+from llm_pipeline.base.adapters import Adapter, adapter
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.router import SlotName
-from llm_pipeline.config.metric_source import MetricSourceModel
+from llm_pipeline.canary.router import SlotName, TrafficRouter
+from llm_pipeline.config.metric_source import MetricSource, MetricSourceModel
+from llm_pipeline.config.router_place import RouterPlace
 
 _TOLERANCE = 0.05
 """Share of the total by which the arms' counts and the router's own may differ: they are not read at one moment."""
@@ -144,3 +145,15 @@ class MetricSourceAdapter(Adapter):
 
     config: type[MetricSourceModel]
     open: Callable[[Any, Any, Any], ArmMetrics]
+
+
+def open_source(source: MetricSource, place: RouterPlace, router: TrafficRouter) -> ArmMetrics:
+    """The source, without asking it anything.
+
+    Raises:
+        ConfigError: It does not fit the router, or lacks something here.
+    """
+    if problems := list(source.problems(place)):
+        raise ConfigError("\n".join(problems))
+    found: MetricSourceAdapter = adapter("metric_sources", source.kind)
+    return found.open(source, place, router)

@@ -9,11 +9,10 @@ from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary import analysis, evidence
 from llm_pipeline.canary import judgements as findings
-from llm_pipeline.canary.analysis import StepState
-from llm_pipeline.canary.decision import Decision, Outcome, decide
-from llm_pipeline.canary.evalue_history import with_look
+from llm_pipeline.canary.analysis import StepState, with_look
+from llm_pipeline.canary.controller_core import ControllerCore, tests_of
 from llm_pipeline.canary.events import EventKind
-from llm_pipeline.canary.holding import Holding
+from llm_pipeline.canary.evidence import Decision, Outcome, decide
 from llm_pipeline.canary.moving import wait_converged
 from llm_pipeline.canary.record import (
     CanaryRecord,
@@ -21,8 +20,7 @@ from llm_pipeline.canary.record import (
     Phase,
 )
 from llm_pipeline.canary.router import other_slot
-from llm_pipeline.canary.step_table import format_step, step_in_numbers
-from llm_pipeline.canary.transitions import tests_of
+from llm_pipeline.canary.step_summary import format_step, step_in_numbers
 
 log = get_logger(__name__)
 
@@ -30,7 +28,7 @@ SOURCE_PATIENCE_LOOKS = 30
 """A source of metrics that is down for longer than so many looks pauses the canary."""
 
 
-class Watching(Holding):
+class Watching(ControllerCore):
     """From SHIFTING to the end of a step."""
 
     def _shift(self, record: CanaryRecord) -> CanaryRecord:

@@ -1,4 +1,10 @@
-"""How one canary changes: its traffic and its record, each change recorded before and after it is made."""
+"""How a canary's controller changes traffic and record: each change is recorded before and after it is made.
+
+While the store accepts no writes, users come first, and what was done is recorded afterwards. A candidate with traffic
+keeps it for as long as it is watched and sound, and gets no more; one that fails loses its traffic at the router before
+that can be recorded. Without traffic on a candidate there is nothing to guard: the stage fails, and its next attempt
+goes on.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +15,14 @@ import time
 from llm_pipeline.base.errors import ConfigError, Fenced, PipelineError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Judgement
-from llm_pipeline.canary import analysis
+from llm_pipeline.canary import analysis, evidence
 from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.analysis import AnalysisState
+from llm_pipeline.canary.approvals import Questions
 from llm_pipeline.canary.events import EventKind
+from llm_pipeline.canary.moving import NoWayBack
 from llm_pipeline.canary.pause_request import PauseRequest
 from llm_pipeline.canary.plan import CanaryPlan
-from llm_pipeline.canary.questions import Questions
 from llm_pipeline.canary.record import (
     CanaryJournal,
     CanaryRecord,
@@ -26,6 +33,8 @@ from llm_pipeline.canary.record import (
 from llm_pipeline.canary.rollback import UNRECORDED, give_back, move_unrecorded
 from llm_pipeline.canary.router import (
     ALL,
+    RouterConflict,
+    RouterUnavailable,
     RouteState,
     SlotName,
     TrafficRouter,
@@ -35,14 +44,55 @@ from llm_pipeline.canary.router import (
 from llm_pipeline.canary.shadow import Shadow
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.traffic import Traffic
-from llm_pipeline.canary.watch_clock import WatchClock
 from llm_pipeline.serving.slot_fence import FencingToken
-from llm_pipeline.store.lease import Lease
+from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
 
 log = get_logger(__name__)
 
+NOT_THE_STORE = (LeaseHeld, LeaseLost, NoWayBack, RouterConflict, RouterUnavailable)
+"""Errors that may pass, too, and say nothing about the store."""
 
-class Transitions:
+LONGEST_LOOKS = 10.0
+"""A single look counts for at most so many times the time between two: a process that was frozen watched nothing."""
+
+JUMP_SECONDS = 2.0
+"""The wall clock may fall behind ours by so much before it is taken for a jump."""
+
+
+class WatchClock:
+    """How long a step was watched, whatever the wall clock does.
+
+    A wall clock may jump, forwards over a whole bake or backwards to before the step began. So only differences of this
+    process's monotonic clock count, bounded look by look; their sum is kept in the canary's record.
+    """
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+
+    def start(self) -> None:
+        """The first look is timed from now on."""
+        self._last = time.monotonic()
+
+    def look(self, look_seconds: float) -> float:
+        """Seconds watched since the last look; a process that goes on with another one's step counts one look."""
+        now, last = time.monotonic(), self._last
+        self._last = now
+        return look_seconds if last is None else min(now - last, LONGEST_LOOKS * look_seconds)
+
+    def began(self, step_began_at: float, watched_seconds: float) -> float:
+        """When the step began, by the wall clock as it is now: requests are stamped with that one.
+
+        A clock that jumped backwards would make every request look older than the step, and so leave even the
+        immediate guard without data.
+        """
+        latest = time.time() - watched_seconds
+        if latest >= step_began_at - JUMP_SECONDS:
+            return step_began_at
+        log.warning("the clock jumped backwards", seconds=round(step_began_at - latest, 1))
+        return latest
+
+
+class ControllerCore:
     """What every part of the controller does to a canary; see `controller` for the phases."""
 
     def __init__(
@@ -70,6 +120,7 @@ class Transitions:
         self._clock = WatchClock()
         self._blind_since: float | None = None
         self._paused: PauseRequest | None = None
+        self._held: CanaryRecord | None = None
 
     @property
     def _token(self) -> FencingToken:
@@ -106,7 +157,7 @@ class Transitions:
         return self._save(record, phase=Phase.PROMOTED, judgement=judgement, passed_percent=100.0, pause=None)
 
     def _drift(self, record: CanaryRecord, current: RouteState) -> Judgement | None:
-        """Why the router is in a state that none of our processes wrote; None if it is not.
+        """Why the router is in a state that no controller wrote; None if it is not.
 
         Raises:
             Fenced: A newer owner wrote it.
@@ -184,6 +235,57 @@ class Transitions:
     def _save(self, record: CanaryRecord, **changes: object) -> CanaryRecord:
         heard = {"epoch": self._epoch, "heard_at": time.time()}
         return self._journal.save(record.model_copy(update={**changes, **heard}))
+
+    def _hold(self, record: CanaryRecord, refused: Transient, *, watched: bool) -> CanaryRecord:
+        """The record as it was, for what was refused to be tried again.
+
+        Args:
+            record: As it was before.
+            refused: What the store said.
+            watched: What is tried again looks at the candidate itself.
+
+        Raises:
+            Transient: As `refused`: the candidate has no traffic, or none any more.
+        """
+        state = self._router.read()[0]
+        ours = state.candidate == record.candidate and not state.owner.startswith(UNRECORDED)
+        if not ours or not state.weights.get(record.candidate):
+            raise refused
+        log.warning("the store accepts no writes: still watching the candidate", reason=str(refused))
+        if watched:
+            return record
+        time.sleep(self._policy.look_seconds)
+        fails = self._fails_meanwhile(record)
+        if fails is not None or record.phase is Phase.ROLLING_BACK:
+            log.warning("rolling back, unrecorded", reason=fails.summary if fails else "its rollback was begun")
+            if move_unrecorded(self._router, self._slots, record.release_id, self._plan.patience, record):
+                raise refused
+        return record
+
+    def _fails_meanwhile(self, record: CanaryRecord) -> Judgement | None:
+        """The immediate guard of a candidate that has traffic outside of a look; what it read is kept in memory."""
+        if not self._slots.alive(record.candidate):
+            return findings.server_ended(f"{record.share_percent:g} %")
+        held = self._held if self._held is not None and self._held.phase is record.phase else record
+        try:
+            seen, held = self._traffic.look(held, tests_of(held).thresholds)
+        except Transient as error:
+            log.warning("the source of metrics is down", reason=str(error))
+            return None
+        self._held = held.model_copy(update={"analysis": analysis.observe(tests_of(held), seen)})
+        step = tests_of(self._held).step
+        if step is None or evidence.stable_is_bad(step):
+            return None
+        fact = evidence.guard(step, self._policy)
+        return findings.fails_unrecorded(f"{record.share_percent:g} %", fact) if fact is not None else None
+
+    def _save_later(self, record: CanaryRecord, **changes: object) -> CanaryRecord:
+        """Save what the router has confirmed; if the store accepts no writes, the next accepted record has it."""
+        try:
+            return self._save(record, **changes)
+        except Transient as error:
+            log.warning("the store accepts no writes: the router's changes are recorded later", reason=str(error))
+            return record.model_copy(update=changes)
 
 
 def tests_of(record: CanaryRecord) -> AnalysisState:

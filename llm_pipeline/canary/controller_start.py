@@ -9,9 +9,9 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary import analysis
 from llm_pipeline.canary import judgements as findings
+from llm_pipeline.canary.controller_core import ControllerCore
 from llm_pipeline.canary.events import EventKind
-from llm_pipeline.canary.holding import Holding
-from llm_pipeline.canary.moving import traffic_to, wait_converged, wait_usable
+from llm_pipeline.canary.moving import stand_down, traffic_to, wait_converged, wait_usable
 from llm_pipeline.canary.open_router import name_release
 from llm_pipeline.canary.record import (
     CanaryRecord,
@@ -25,7 +25,6 @@ from llm_pipeline.canary.router import (
 )
 from llm_pipeline.canary.shadow import shadow_judgement
 from llm_pipeline.canary.slots import WarmUp
-from llm_pipeline.canary.standby import stand_down
 
 log = get_logger(__name__)
 
@@ -34,7 +33,7 @@ MIRRORED_SHARE = ALL // 4
 """Basis points of stable's requests that are copied to a candidate that warms up: enough for its caches."""
 
 
-class Starting(Holding):
+class Starting(ControllerCore):
     """From PENDING to the first step."""
 
     def _start_candidate(self, record: CanaryRecord) -> CanaryRecord:

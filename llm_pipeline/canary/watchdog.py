@@ -1,0 +1,194 @@
+"""The watchdog of canaries: the guard's sign of life, and how long a canary has been without a controller.
+
+The clocks of two hosts differ, and any of them may be set back or forth. So no time that a controller wrote is compared
+with the guard's. The guard remembers what it found last (the revisions of the documents that a living controller
+changes) and since when it finds the same, by the seconds since its host's boot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from llm_pipeline.base.detached import boot_id
+from llm_pipeline.base.errors import Transient
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import Frozen
+from llm_pipeline.canary.approvals import StepApproval
+from llm_pipeline.canary.record import CanaryRecord, Phase, lease_name, record_name
+from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
+from llm_pipeline.store.lease import LeaseState, lease_of
+
+log = get_logger(__name__)
+
+_POLL_SECONDS = 0.5
+
+RECENT_SECONDS = 900.0
+"""A guard whose last sign is older than this counts as not running."""
+
+
+class Sighting(Frozen):
+    """How the guard found a canary, and since when it finds it so.
+
+    Attributes:
+        found: Changes with everything that a living controller writes.
+        boot: The guard's host, and its boot.
+        since: Seconds since that boot.
+        since_wall: The same moment in seconds since 1970, for a guard that has moved to another host.
+    """
+
+    found: str
+    boot: str
+    since: float
+    since_wall: float
+
+
+class GuardSign(Frozen):
+    """When the guard began its last pass over a target, in seconds since 1970, and what it found.
+
+    Attributes:
+        sighting: Of the canary that had not ended; None when there was none.
+    """
+
+    at: float
+    sighting: Sighting | None = None
+
+
+def leave_sign(store: ArtifactStore, target: str, sign: GuardSign) -> None:
+    """Record that the guard checks a target now; of two guards at a time, one records it."""
+    document = store.read_document(_name(target))
+    revision = document.revision if document else None
+    with contextlib.suppress(Conflict):
+        store.write_document(_name(target), sign.model_dump(), revision)
+
+
+def read_sign(store: ArtifactStore, target: str) -> GuardSign | None:
+    """The guard's last sign; None if there is none, or if it cannot be read."""
+    document = store.read_document(_name(target))
+    try:
+        return GuardSign.model_validate(document.value) if document is not None else None
+    except ValidationError:
+        return None
+
+
+def is_guarded(store: ArtifactStore, target: str) -> bool:
+    """Whether a guard checked the target lately; a controller leaves its canary to a guard that runs."""
+    sign = read_sign(store, target)
+    return sign is not None and abs(time.time() - sign.at) <= RECENT_SECONDS
+
+
+def _name(target: str) -> str:
+    return f"guards/{target}.json"
+
+
+def overdue(
+    record: CanaryRecord, approval: StepApproval | None, *, silent_seconds: float, now: float
+) -> tuple[bool, str]:
+    """Whether an unfinished canary without a controller must be rolled back, and why, or why not.
+
+    Args:
+        record: The canary.
+        approval: The question about its next step, or about its pause.
+        silent_seconds: For how long nothing was heard of whoever drove it.
+        now: Seconds since 1970.
+    """
+    if record.phase is Phase.ROLLING_BACK:
+        return True, "its rollback was begun and nobody continues it"
+    if approval is not None and approval.answer == "denied" and record.phase in (Phase.PAUSED, Phase.PASSED):
+        return True, f"{approval.by} denied step {approval.percent:g} %"
+    if record.phase is Phase.PAUSED and record.pause is not None:
+        over = record.pause.over(now)
+        return over, f"it was paused ({record.pause.reason}) and nobody answered in time" if over else "it is paused"
+    if record.phase is Phase.PASSED and approval is not None and _may_wait(approval, now):
+        return False, "its next step waits for a person"
+    over = silent_seconds > record.rules.unwatched_seconds
+    return over, f"no controller gave a sign of life for {silent_seconds:.0f} s while it was {record.phase}"
+
+
+def _may_wait(approval: StepApproval, now: float) -> bool:
+    """Whether a canary between two steps may wait for the answer; once there is one, for whoever acts on it."""
+    return approval.answer == "waiting" and now - (approval.asked_at or 0.0) <= approval.deadline_seconds
+
+
+@dataclass(frozen=True)
+class HostTime:
+    """The time on the guard's host.
+
+    Attributes:
+        boot: Tells one boot of one host from another.
+        up_seconds: Seconds since that boot, also while the host slept; nobody can set them.
+        wall: Seconds since 1970.
+    """
+
+    boot: str
+    up_seconds: float
+    wall: float
+
+    @classmethod
+    def now(cls) -> HostTime:
+        """The time on this host now."""
+        return cls(boot=boot_id(), up_seconds=time.clock_gettime(time.CLOCK_BOOTTIME), wall=time.time())
+
+
+def silent_seconds(
+    store: ArtifactStore, record: CanaryRecord, approval: str, now: HostTime, *, remember: bool
+) -> float:
+    """For how long the guard has found a canary as it is; what it finds is remembered with its sign of life.
+
+    Where the store takes no new sign, the times that the controller wrote have to do.
+
+    Args:
+        store: Where the record is.
+        record: Of the canary.
+        approval: The answer that it waits for or got, in any words: a new one is a sign of life.
+        now: On this host.
+        remember: Leave the guard's sign; without it, the times that the controller wrote have to do, too.
+    """
+    target = record.target
+    known = read_sign(store, target)
+    found = f"{record.release_id} {_revisions(store, record)} {approval}"
+    before = known.sighting if known is not None else None
+    same = before if before is not None and before.found == found else None
+    sighting = same or Sighting(found=found, boot=now.boot, since=now.up_seconds, since_wall=now.wall)
+    remembered = remember and _leave(store, target, GuardSign(at=now.wall, sighting=sighting))
+    if same is None and not remembered:
+        return max(0.0, now.wall - record.heard_at)
+    if sighting.boot == now.boot:
+        return max(0.0, now.up_seconds - sighting.since)
+    return max(0.0, now.wall - sighting.since_wall)
+
+
+def _leave(store: ArtifactStore, target: str, sign: GuardSign) -> bool:
+    try:
+        leave_sign(store, target, sign)
+    except Transient as error:
+        log.warning("the guard cannot record that it ran", gpu_target=target, reason=str(error))
+        return False
+    return True
+
+
+def is_driven(store: ArtifactStore, target: str, *, seconds: float) -> bool:
+    """Whether somebody renews the target's lease, looked at for as long as that takes; no clocks are compared."""
+    document = store.read_document(lease_name(target))
+    if document is None or _given_up(lease_of(document, lease_name(target))):
+        return False
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(min(_POLL_SECONDS, seconds / 4))
+        again = store.read_document(lease_name(target))
+        if again is None or again.revision != document.revision:
+            return again is not None and not _given_up(lease_of(again, lease_name(target)))
+    return False
+
+
+def _given_up(lease: LeaseState) -> bool:
+    return lease.expires_at == 0.0 or lease.holder_gone
+
+
+def _revisions(store: ArtifactStore, record: CanaryRecord) -> str:
+    names = (record_name(record.release_id, record.target), lease_name(record.target))
+    documents = [store.read_document(name) for name in names]
+    return " ".join(document.revision if document is not None else "-" for document in documents)
