@@ -9,8 +9,8 @@ properties that the runtime must be given so that it computes what was measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -75,6 +75,10 @@ class EngineAdapter(Adapter):
         judge: Whether a recipe is legal on a target, of an `Asked` of `llm_pipeline.planning.compatibility`; None where
             `problems` and `warnings` of the options say it.
         runtime: Distribution that runs the engine; reports show its version.
+        beside_triton: Whether that distribution must be in the environment that Triton runs the served model in.
+        words: The engine's name in sentences.
+        reads: Options that it reads of `runtime`, `build` and `serving` of a target; `plan` warns of others that are
+            set. It reads the whole of a section that is not named.
         files: Files that must lie beside the served model's `model.py`.
         tools: Distributions of the build's environment whose versions decide what is built: a part of the stage key.
     """
@@ -84,6 +88,9 @@ class EngineAdapter(Adapter):
     write_repository: Callable[[Any, Path], dict[str, ArtifactRef]]
     judge: Callable[[Any], Any] | None = None
     runtime: str = ""
+    beside_triton: bool = False
+    words: str = ""
+    reads: Mapping[str, frozenset[str]] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
 

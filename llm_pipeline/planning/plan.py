@@ -16,6 +16,7 @@ from pathlib import Path
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.release import ResolvedRelease
+from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.loadtest.sample_size import require_enough, sample_size
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host
@@ -56,9 +57,6 @@ from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.time_limits import time_limit_seconds
 from llm_pipeline.serving.launch_command import default_mode
 from llm_pipeline.store import open_store
-
-_PACKAGES = {"openvino_cpu": "openvino-genai", "transformers_torch": "transformers", "vllm": "vllm"}
-"""What engines need beside the Triton server that serves them."""
 
 _TIGHT = 0.5
 """A prediction above this share of a time limit is worth a warning: predictions are off by a factor."""
@@ -103,10 +101,11 @@ def environment_warnings(loaded: LoadedRelease) -> tuple[str, ...]:
     for target in loaded.release.targets:
         place = loaded.places[target.name]
         serves = loaded.deployment.places[place].environment
-        if target.engine in _PACKAGES and serves != target.environment:
+        engine = engine_adapter(target.engine)
+        if engine.beside_triton and serves != target.environment:
             found.append(
                 f"{target.name} is built in environment {target.environment} and served in {serves}: "
-                f"{_PACKAGES[target.engine]} must be in both, or places.{place}.environment name the first one"
+                f"{engine.runtime} must be in both, or places.{place}.environment name the first one"
             )
     return tuple(found)
 

@@ -6,7 +6,7 @@ formats where it is compiled, and whether its ranks talk over NVLink are judged 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from llm_pipeline.base.errors import ConfigError, Unsupported
@@ -14,7 +14,8 @@ from llm_pipeline.catalog.runtime_versions import Problem, known_versions, versi
 from llm_pipeline.catalog.tables import containers, find_gpu
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.quantization import CheckpointRanks, KvCacheFormat, QuantizationRecipe, WeightFormat
-from llm_pipeline.config.target import EngineBuilderName, Target
+from llm_pipeline.config.target import Target
+from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.engines.llm_args.recorded_schema import dialect_of
 from llm_pipeline.engines.llm_args.rendering import render_llm_args
 from llm_pipeline.engines.trtllm_build.checkpoint import refuse_other_ranks
@@ -61,51 +62,16 @@ def interconnect_warnings(target: Target) -> tuple[str, ...]:
     return (f"tensor parallelism {tensor} goes over PCIe in every layer ({reason}): a pipeline sends far less",)
 
 
-_READ_BY_THE_LLM_API = {
-    "build": {"time_limit_minutes"},
-    "serving": {"gpu_device_ids", "cancellation_check_milliseconds", "add_special_tokens", "skip_special_tokens"},
-}
-_READ_BY_ENGINES = {
-    "runtime": {
-        "kv_cache",
-        "chunked_context",
-        "scheduler",
-        "beam_width",
-        "guided_decoding",
-        "speculative",
-    },
-}
-_READ_BY_TRANSFORMERS: Mapping[str, set[str]] = {
-    "runtime": {"cuda_graphs", "kv_cache"},
-    "build": set(),
-    "serving": {"cancellation_check_milliseconds", "add_special_tokens", "skip_special_tokens"},
-}
-_READ_BY_VLLM: Mapping[str, set[str]] = {
-    "runtime": {"cuda_graphs", "kv_cache", "chunked_context"},
-    "build": set(),
-    "serving": {"cancellation_check_milliseconds", "add_special_tokens", "skip_special_tokens"},
-}
-_READERS: Mapping[EngineBuilderName, tuple[str, Mapping[str, set[str]]]] = {
-    "tensorrt_llm_llmapi": ("the LLM API", _READ_BY_THE_LLM_API),
-    "tensorrt_llm_engine": ("a compiled engine", _READ_BY_ENGINES),
-    "transformers_torch": ("Transformers", _READ_BY_TRANSFORMERS),
-    "vllm": ("vLLM", _READ_BY_VLLM),
-}
-"""Each engine in words, and what it reads of the sections that it does not read whole."""
-
-
 def unread_warnings(target: Target) -> tuple[str, ...]:
     """One line that names them; none where there are none."""
-    if target.engine not in _READERS:
-        return ()
-    reader, sections = _READERS[target.engine]
+    engine = engine_adapter(target.engine)
     unread = [
         f"{section}.{name}"
-        for section, read in sections.items()
+        for section, read in engine.reads.items()
         for name in _changed(getattr(target, section))
         if name not in read
     ]
-    return (f"{reader} does not read {', '.join(unread)}",) if unread else ()
+    return (f"{engine.words or target.engine} does not read {', '.join(unread)}",) if unread else ()
 
 
 def _changed(options: ConfigModel) -> Iterator[str]:

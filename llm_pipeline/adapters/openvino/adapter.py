@@ -31,6 +31,7 @@ ADAPTER = EngineAdapter(
     judge=_judge,
     write_repository=write_openvino,
     runtime="openvino-genai",
+    beside_triton=True,
     files=tuple(f"{ENGINE_DIRECTORY}/{name}" for name in OPENVINO_FILES),
     tools=("openvino", "openvino-genai", "openvino-tokenizers", "optimum-intel", "nncf", "torch", "transformers"),
 )

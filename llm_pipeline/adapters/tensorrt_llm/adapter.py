@@ -40,6 +40,13 @@ LLM_API = EngineAdapter(
     judge=_judge,
     write_repository=write_llm_api,
     runtime=_DISTRIBUTION,
+    words="the LLM API",
+    reads={
+        "build": frozenset({"time_limit_minutes"}),
+        "serving": frozenset(
+            {"gpu_device_ids", "cancellation_check_milliseconds", "add_special_tokens", "skip_special_tokens"}
+        ),
+    },
     files=(LLM_FILE,),
 )
 COMPILED = EngineAdapter(
@@ -48,6 +55,12 @@ COMPILED = EngineAdapter(
     judge=_judge,
     write_repository=write_engine_set,
     runtime=_DISTRIBUTION,
+    words="a compiled engine",
+    reads={
+        "runtime": frozenset(
+            {"kv_cache", "chunked_context", "scheduler", "beam_width", "guided_decoding", "speculative"}
+        ),
+    },
     files=(
         "engine_call.py",
         "own_server.py",

@@ -32,5 +32,12 @@ ADAPTER = EngineAdapter(
     judge=_judge,
     write_repository=partial(write_batched, code={"transformers_batcher": BATCHER_FILE}),
     runtime="transformers",
+    beside_triton=True,
+    words="Transformers",
+    reads={
+        "runtime": frozenset({"cuda_graphs", "kv_cache"}),
+        "build": frozenset(),
+        "serving": frozenset({"cancellation_check_milliseconds", "add_special_tokens", "skip_special_tokens"}),
+    },
     files=(BATCHER_FILE,),
 )

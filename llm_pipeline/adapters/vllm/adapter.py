@@ -34,5 +34,12 @@ ADAPTER = EngineAdapter(
     judge=_judge,
     write_repository=partial(write_batched, code=_CODE),
     runtime="vllm",
+    beside_triton=True,
+    words="vLLM",
+    reads={
+        "runtime": frozenset({"cuda_graphs", "kv_cache", "chunked_context"}),
+        "build": frozenset(),
+        "serving": frozenset({"cancellation_check_milliseconds", "add_special_tokens", "skip_special_tokens"}),
+    },
     files=tuple(_CODE.values()),
 )
