@@ -1,7 +1,8 @@
 """One request under way and what has come of its answer: every byte that arrives is read and timed here.
 
 The first token is the first chunk with text in it, not the first chunk. Tokens are those the server counts, chunk by
-chunk.
+chunk. A failure is data: Triton answers HTTP 200 with an `error` key for some, ends a broken stream without a word, and
+puts no end marker on a whole one. So every answer is checked, by the rules of `serving/client.py`.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ import json
 from http import HTTPStatus
 from math import isnan, nan
 
-from llm_pipeline.loadtest.client.judging import judge_error, judge_refusal, judge_whole
 from llm_pipeline.loadtest.faults import Fault
 from llm_pipeline.loadtest.traffic import LoadRequest
-from llm_pipeline.serving.protocols import AnswerReader, ErrorInAnswer, NotAnAnswer, TritonProtocol
+from llm_pipeline.serving.protocols import AnswerReader, ErrorInAnswer, NotAnAnswer, TritonProtocol, refusal_text
 
 _SHOWN_CHARACTERS = 300
 _KEPT_BYTES = 1 << 16  # of the body of a refusal
@@ -201,3 +201,52 @@ def _is_json(body: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+_SHED_STATUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+_SHED_TEXTS = ("exceeds maximum queue size", "request timeout expired", "queue full", "server is stopping")
+"""What UNAVAILABLE says under HTTP 200 and 400: Triton's scheduler_utils.cc, dynamic_batch_scheduler.cc, our models."""
+
+
+def judge_refusal(status: int, body: bytes) -> tuple[Fault, str]:
+    """An answer of another status than 200; `generate_stream` refuses in an event, `generate` in plain JSON."""
+    text = refusal_text(body)
+    shed = status in _SHED_STATUSES or _says_shed(text)  # Triton answers every error of a decoupled model with 400
+    return (Fault.SHED if shed else Fault.REFUSED), f"HTTP {status}: {text}"
+
+
+def judge_error(text: str) -> Fault:
+    """An error inside an answer of HTTP 200."""
+    return Fault.SHED if _says_shed(text) else Fault.ERROR_IN_ANSWER
+
+
+def _says_shed(text: str) -> bool:
+    return any(known in text.lower() for known in _SHED_TEXTS)
+
+
+def judge_whole(request: LoadRequest, tokens: int, finish_reason: str, *, has_text: bool) -> tuple[Fault, str]:
+    """An answer that arrived without an error.
+
+    Args:
+        request: What was asked.
+        tokens: How many came, as the server counts them.
+        finish_reason: Of its last chunk; empty when the final chunk is missing.
+        has_text: Whether any text came.
+    """
+    if fault := _bad_end(tokens, finish_reason):
+        return fault
+    asked = request.maximum_tokens
+    if tokens > asked:
+        return Fault.LONG, f"{tokens} tokens came, {asked} were asked for"
+    if tokens < asked and (request.ignore_eos or finish_reason == "length"):
+        return Fault.SHORT, f"only {tokens} of {asked} tokens came"
+    return (Fault.NONE, "") if has_text else (Fault.EMPTY, f"{tokens} tokens came, without any text")
+
+
+def _bad_end(tokens: int, finish_reason: str) -> tuple[Fault, str] | None:
+    if not finish_reason:
+        return Fault.CUT, f"the final chunk is missing after {tokens} tokens"
+    if finish_reason in ("length", "stop"):
+        return None
+    fault = Fault.CANCELLED if finish_reason == "cancelled" else Fault.ERROR_IN_ANSWER
+    return fault, f"the server ended the answer after {tokens} tokens: {finish_reason}"

@@ -3,17 +3,74 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import math
+import os
 import time
 from collections.abc import Iterator
+from typing import ClassVar
 
 from llm_pipeline.loadtest.client.answer import Answer
 from llm_pipeline.loadtest.client.connection import Connections
 from llm_pipeline.loadtest.client.rows import RowWriter
 from llm_pipeline.loadtest.client.share import Share
 from llm_pipeline.loadtest.client.target import Target
-from llm_pipeline.loadtest.client.timer import MonotonicTimer
 from llm_pipeline.loadtest.traffic import LoadRequest
+
+_ABSOLUTE = 1  # TFD_TIMER_ABSTIME
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_: ClassVar = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+
+class _Setting(ctypes.Structure):
+    _fields_: ClassVar = [("interval", _Timespec), ("value", _Timespec)]
+
+
+class MonotonicTimer:
+    """A timer of the kernel's (Linux timerfd) that becomes readable at a moment of CLOCK_MONOTONIC; one at a time.
+
+    Event loops round their own timers to milliseconds, and polling the clock between them would burn the core that the
+    answers are read on. Python has `os.timerfd_create` from 3.13 on; this is the same through libc.
+
+    Attributes:
+        descriptor: To wait for.
+
+    Raises:
+        OSError: The kernel has no timer left.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor: int = _libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self.descriptor < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        self._setting = _Setting()
+
+    def wake_at(self, moment: float) -> None:
+        """Become readable at `moment`, at once if it has passed.
+
+        Raises:
+            OSError: The kernel refuses.
+        """
+        seconds = int(moment)
+        value = self._setting.value
+        value.seconds, value.nanoseconds = seconds, int((moment - seconds) * 1e9)
+        if _libc.timerfd_settime(self.descriptor, _ABSOLUTE, ctypes.byref(self._setting), None):
+            raise OSError(ctypes.get_errno(), "timerfd_settime")
+
+    def clear(self) -> None:
+        """Be no longer readable."""
+        try:
+            os.read(self.descriptor, 8)
+        except BlockingIOError:
+            return
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        os.close(self.descriptor)
+
 
 _SENT_AT_A_TURN = 16  # a client that is behind reads answers in between
 _EXPIRY_SECONDS = 0.05
