@@ -1,7 +1,6 @@
-"""A checkpoint with the shapes of Llama-3-8B and random weights, and texts of known length in its vocabulary.
+"""A checkpoint with the shapes of Llama-3-8B and random weights, whose tokens are words (`llama_words`).
 
-Speed does not depend on what the weights say; nothing is downloaded. A word is a token, so that a text of so many
-words has so many tokens.
+Speed does not depend on what the weights say; nothing is downloaded.
 
     python -m benchmarks.gpu.llama_8b DIRECTORY   # prints the number of parameters
 """
@@ -9,8 +8,6 @@ words has so many tokens.
 from __future__ import annotations
 
 import argparse
-import json
-import random
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +16,9 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from benchmarks.gpu.llama_words import WORDS
+
 SPECIAL = ("<s>", "</s>", "<pad>", "<unk>")
-WORDS = tuple(f"w{number}" for number in range(4000))
 
 
 @dataclass(frozen=True)
@@ -74,12 +72,15 @@ def write_checkpoint(directory: Path, shape: Shape, seed: int = 0) -> int:
         torch.set_default_dtype(torch.float32)
     model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=1, pad_token_id=2)
     model.save_pretrained(directory, max_shard_size=shape.shard)
-    word_tokenizer().save_pretrained(directory)
+    word_tokenizer(shape.vocabulary).save_pretrained(directory)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def word_tokenizer(vocabulary_size: int = len(SPECIAL) + len(WORDS)) -> PreTrainedTokenizerFast:
-    """A tokenizer of whole words, with the begin token before every text; an id beyond its vocabulary has no text."""
+    """A tokenizer of whole words, with the begin token before every text.
+
+    Random weights write any token, and an answer must have text: a checkpoint has a word for each.
+    """
     words = (f"w{number}" for number in range(vocabulary_size - len(SPECIAL)))
     vocabulary = {token: number for number, token in enumerate((*SPECIAL, *words))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))  # noqa: S106 - a word, not a secret
@@ -95,18 +96,6 @@ def word_tokenizer(vocabulary_size: int = len(SPECIAL) + len(WORDS)) -> PreTrain
         unk_token="<unk>",  # noqa: S106
         model_max_length=8192,
     )
-
-
-def random_words(draw: random.Random, count: int) -> str:
-    """A text of so many tokens."""
-    return " ".join(draw.choices(WORDS, k=count))
-
-
-def write_calibration(file: Path, samples: int, tokens: int, seed: int = 1) -> None:
-    """Write texts that have exactly so many tokens, the begin token included."""
-    draw = random.Random(seed)  # noqa: S311 - a draw, no secret
-    lines = [json.dumps({"text": random_words(draw, tokens - 1)}) + "\n" for _ in range(samples)]
-    file.write_text("".join(lines), encoding="utf-8")
 
 
 def main() -> int:

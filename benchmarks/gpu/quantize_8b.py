@@ -17,7 +17,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from llm_pipeline.release.contract import StageFailure
 
 FORMATS = ("fp8", "nvfp4", "int8_smoothquant", "int4_awq")
 FLOOR_RATIO = 1.25
-PEER_RATIO = 0.45
+PEER_RATIO = 0.8
 _NOT_THE_WORK = ("import", "validate")
 """Phases of the stage that the floor does not have: they count in its whole process only."""
 
@@ -67,19 +67,19 @@ def main() -> int:
         compilers = start_compilers()
         bench = prepare(place, smoke=options.smoke)
         wait_for(compilers)
-        figures = dict(_measure(bench, options.formats, options.peers if options.hf_ptq else (), options.hf_ptq))
+        figures = dict(_measure(bench, options))
     _report(figures, options.figures)
     return 0 if all(_goals(figures)) else 1
 
 
-def _measure(bench: Bench, formats: Sequence[str], peers: Sequence[str], script: Path) -> Iterator[tuple[str, Timed]]:
+def _measure(bench: Bench, options: argparse.Namespace) -> Iterator[tuple[str, Timed]]:
     """The floor of FP8, then each format by us and by the peer."""
-    if "fp8" in formats:
+    if "fp8" in options.formats and not options.no_floor:
         yield "floor fp8", _floor(bench)
-    for name in formats:
-        yield f"ours {name}", _ours(bench, name)
-        if name in peers:
-            yield f"hf_ptq {name}", _peer(bench, name, script)
+    for name in options.formats:
+        yield f"ours {name}", _ours(bench, name, keep=options.keep)
+        if options.hf_ptq and name in options.peers:
+            yield f"hf_ptq {name}", _peer(bench, name, options.hf_ptq)
 
 
 def _options() -> argparse.Namespace:
@@ -90,12 +90,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--work", type=Path, help="directory with 60 GB free, which is kept: the next run there makes no model again"
     )
+    parser.add_argument("--no-floor", action="store_true", help="leave out the libraries' own calls")
+    parser.add_argument("--keep", action="store_true", help="keep our exports, as `ours-FORMAT` in the work directory")
     parser.add_argument("--figures", type=Path, help="write all figures to this file, as JSON")
     parser.add_argument("--smoke", action="store_true", help="a tiny model, on any device: tries the script itself")
     return parser.parse_args()
 
 
-def _ours(bench: Bench, name: str) -> Timed:
+def _ours(bench: Bench, name: str, *, keep: bool) -> Timed:
     log = bench.place / f"ours-{name}.log"
     outcome, seconds = run_stage(bench, recipe(name, bench.samples, bench.tokens), log)
     if isinstance(outcome, StageFailure):
@@ -106,7 +108,8 @@ def _ours(bench: Bench, name: str) -> Timed:
         for key, value in outcome.metrics.items()
         if key.startswith("seconds_")
     }
-    return _measured(f"ours {name}", bench.artifact(outcome.artifacts["checkpoint"]), seconds, phases)
+    export = bench.artifact(outcome.artifacts["checkpoint"])
+    return _measured(f"ours {name}", export, seconds, phases, bench.place / f"ours-{name}" if keep else None)
 
 
 def _peer(bench: Bench, name: str, script: Path) -> Timed:
@@ -125,10 +128,15 @@ def _floor(bench: Bench) -> Timed:
     return _measured("floor fp8", export, seconds, json.loads(printed.splitlines()[-1]))
 
 
-def _measured(name: str, export: Path, seconds: float, phases: Mapping[str, float]) -> Timed:
-    """Look at an export, then remove it: the disk need not hold all of them."""
+def _measured(
+    name: str, export: Path, seconds: float, phases: Mapping[str, float], keep_as: Path | None = None
+) -> Timed:
+    """Look at an export, then remove it, unless it is to be kept: the disk need not hold all of them."""
     timed = Timed(seconds, phases, _weight_bytes(export), _scales(export))
-    shutil.rmtree(export)
+    if keep_as:
+        export.rename(keep_as)
+    else:
+        shutil.rmtree(export)
     print(_line(name, timed), flush=True)
     return timed
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.llama_8b import write_calibration
+from benchmarks.gpu.llama_words import write_calibration
 from benchmarks.gpu.processes import make_checkpoint, run_process
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.store import StoreConfig

@@ -1,11 +1,17 @@
-"""One whole release on one GPU: a model trained here goes from a hub to live traffic, in bfloat16 and then in FP8.
+"""One whole release on one GPU: a model made here goes from a hub to live traffic, in bfloat16 and then in FP8.
 
     python -m benchmarks.gpu.release --work /tmp/release --triton-home .envs/triton
+    python -m benchmarks.gpu.release --work /tmp/large --triton-home .envs/triton --random   # Llama-3-8B's shapes
+
+The model is trained here, or has the shapes of Llama-3-8B and random weights: then the release shows speed, its
+accuracy gates are as wide as they can be, and the report says so.
 
 Every part is the one that production runs: the local hub and its download, modelopt, lm-eval, vLLM behind Triton, the
 load test, Envoy with users behind it while the canary runs. Steps can be asked for one by one (`--step`); what an
-earlier one left in `--work` is used. Prints what became of each stage and one line a goal; exit code 1 when one is
-missed. The last step writes `release.json`, with the date, the machine and the versions.
+earlier one left in `--work` is used. After the FP8 release, `killed` releases bfloat16 once more, with the candidate's
+server killed under the canary's traffic: that is rolled back, and no whole answer may be lost. Prints what became of
+each stage and one line a goal; exit code 1 when one is missed. `release.json` has the date, the machine and the
+versions.
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,20 +36,26 @@ from typing import Any
 from benchmarks.goals import at_most, goal
 from benchmarks.gpu.processes import REPOSITORY
 from benchmarks.gpu.release_files import (
+    DEMO,
     FIRST,
     HUB_PORT,
     MODEL_ID,
+    OTHER_TARGET,
+    RANDOM,
     ROUTER_PORT,
     SECOND,
     TARGET,
+    TRAINED,
     Host,
     Load,
     write_files,
 )  # fmt: skip
 
-STEPS = ("train", "first", "second", "stop")
+STEPS = ("train", "first", "second", "killed", "stop")
 _USERS_PER_SECOND = 40.0
 _WHOLE_MINUTES, _MEMORY_ERROR, _TIME_FACTOR = 12.0, 0.1, 2.0
+_CANARY_SECONDS, _COMPLETED = 900.0, 40
+"""How long to wait for the candidate's first requests, and how many to let it answer before it is killed."""
 _SHORT_SECONDS = 10.0
 """What takes less is not compared: it is start-up."""
 
@@ -54,12 +67,14 @@ def main() -> int:
     options.work = options.work.resolve()
     host = Host(
         "cpu" if options.smoke else options.accelerator,
-        0.05 if options.smoke else 0.12,
+        0.05 if options.smoke else 0.24 if options.random else 0.12,
+        (TARGET, OTHER_TARGET)[: options.gpus],
         options.triton_home.resolve(),
         *(Path(os.path.abspath(path)) for path in (options.control, options.model, options.engine)),  # noqa: PTH100 - a link to an interpreter is an environment
     )
-    load = Load(4.0, 20.0, 6.0) if options.smoke else Load(40.0, 8.0, 5.0)
-    configs = write_files(options.work, host, load)
+    load = Load(4.0, 20.0, 6.0) if options.smoke else Load(20.0 if options.random else 40.0, 8.0, 5.0)
+    subject = RANDOM if options.random else DEMO if options.smoke else TRAINED
+    configs = write_files(options.work, host, load, subject)
     met = []
     if "train" in options.step:
         _train(options)
@@ -68,6 +83,8 @@ def main() -> int:
             met += _first(options, configs)
         if "second" in options.step:
             met += _second(options, configs)
+        if "killed" in options.step:
+            met += _killed(options, configs)
     if "stop" in options.step:
         _stop(options, configs)
     return 0 if all(met) else 1
@@ -84,6 +101,8 @@ def _parse() -> argparse.Namespace:
         "--model", type=Path, default=Path(sys.executable), help="interpreter with modelopt and lm-eval"
     )
     parser.add_argument("--engine", type=Path, default=Path(sys.executable), help="interpreter with vLLM, numpy 1.26")
+    parser.add_argument("--random", action="store_true", help="Llama-3-8B's shapes, with random weights")
+    parser.add_argument("--gpus", type=int, choices=(1, 2), default=1, help="one target, or one on each of two GPUs")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--hidden", type=int, default=768)
     parser.add_argument("--training-steps", type=int, default=1000)
@@ -93,9 +112,14 @@ def _parse() -> argparse.Namespace:
 
 def _train(options: argparse.Namespace) -> None:
     model = options.work / "model"
-    if (model / "config.json").is_file():
+    if (model / "config.json").is_file() or _is_published(options):
         return
-    if options.smoke:
+    if options.random:
+        code = "import sys; from pathlib import Path; from benchmarks.gpu import llama_8b; "
+        code += "llama_8b.write_checkpoint(Path(sys.argv[1]), getattr(llama_8b, sys.argv[2]))"
+        shape = "SMOKE" if options.smoke else "LLAMA_3_8B"
+        subprocess.run([options.model, "-c", code, model, shape], env=_environment(), check=True)
+    elif options.smoke:
         subprocess.run(
             [options.model, "-m", "llm_pipeline.demo.train", "--output", model], env=_environment(), check=True
         )
@@ -105,18 +129,25 @@ def _train(options: argparse.Namespace) -> None:
         code += "train(Path(sys.argv[1]), *map(int, sys.argv[2:]))"
         subprocess.run([options.model, "-c", code, model, *sizes], env=_environment(), check=True)
     if not (model / "README.md").is_file():
-        card = "---\nlicense: apache-2.0\n---\nA model of synthetic tasks, trained by a benchmark.\n"
+        card = "---\nlicense: apache-2.0\n---\nMade by a benchmark.\n"
         (model / "README.md").write_text(card, encoding="utf-8")
 
 
 @contextmanager
 def _hub(options: argparse.Namespace) -> Iterator[None]:
-    _publish(options)
+    if not _is_published(options):
+        _publish(options)
+        if options.random and not options.smoke:
+            shutil.rmtree(options.work / "model")  # the hub has it, and it is large
     command = [options.control, "-m", "llm_pipeline.demo.hub_server"]
     command += ["--root", options.work / "hub", "--port", str(HUB_PORT)]
     with _background(command, options.work / "hub.log"):
         _wait_for(f"http://127.0.0.1:{HUB_PORT}/api/models/{MODEL_ID}")
         yield
+
+
+def _is_published(options: argparse.Namespace) -> bool:
+    return (options.work / "hub" / MODEL_ID / "refs" / "main").is_file()
 
 
 def _publish(options: argparse.Namespace) -> None:
@@ -134,15 +165,11 @@ def _second(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
     if options.smoke:  # the same recipe once more: another revision makes it another release
         (options.work / "model" / "SECOND.md").write_text("The second revision.\n", encoding="utf-8")
         _publish(options)
-    record = options.work / "users.json"
-    command = [options.control, "-m", "llm_pipeline.demo.traffic", "--url", f"http://127.0.0.1:{ROUTER_PORT}"]
-    command += ["--rate", str(4.0 if options.smoke else _USERS_PER_SECOND), "--record", record]
-    command += ["--prompts", configs / "workloads" / "prompts.jsonl"]
     started = time.monotonic()
-    with _background(command, options.work / "users.log"):
+    with _users(options, configs) as record:
         released = _released(options, configs, SECOND)
     yield released
-    minutes = (time.monotonic() - started) / 60.0
+    minutes = (time.monotonic() - started + _reused_seconds(options)) / 60.0
     users = json.loads(record.read_text(encoding="utf-8"))
     print(f"users: {users['sent']} requests, {users['failed']} lost {users['reasons']}", flush=True)
     yield goal("release_lost_requests", f"{users['failed']} of {users['sent']}", "0", met=not users["failed"])
@@ -152,6 +179,65 @@ def _second(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
         yield from _beside_the_plan(document)
 
 
+def _killed(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
+    """A release of the first recipe, whose candidate dies as soon as users' requests reach it."""
+    with _users(options, configs) as record, ThreadPoolExecutor(1) as beside:
+        killed = beside.submit(_kill_candidate, options.work / "state" / TARGET)
+        code, _ = _run(options, configs, FIRST)
+    yield goal("killed_candidate", killed.result(), "killed", met=killed.result() == "killed")
+    yield goal("killed_candidate_release", f"exit code {code}", "not 0", met=code != 0)
+    users = json.loads(record.read_text(encoding="utf-8"))
+    whole = [lost for lost in users["first_failures"] if not lost["streaming"]]
+    print(f"users: {users['sent']} requests, {users['failed']} lost {users['reasons']}", flush=True)
+    sure = users["failed"] == len(users["first_failures"])  # the record names the first ones only
+    yield goal("killed_candidate_lost_unary", f"{len(whole)} of {users['sent']}", "0", met=sure and not whole)
+
+
+def _kill_candidate(place: Path) -> str:
+    from llm_pipeline.serving.triton_server import find_server
+
+    production = {slot for slot in ("blue", "green") if (found := find_server(place / slot)) and found.alive}
+    (slot,) = {"blue", "green"} - production
+    deadline = time.monotonic() + _CANARY_SECONDS
+    while time.monotonic() < deadline:
+        if (server := find_server(place / slot)) and _completed(server.metrics_url) >= _COMPLETED:
+            os.killpg(server.pid, signal.SIGKILL)
+            return "killed"
+        time.sleep(0.1)
+    return "no candidate had traffic"
+
+
+def _completed(metrics_url: str) -> float:
+    """Requests that a server has completed; 0 while it does not answer."""
+    try:
+        with urllib.request.urlopen(metrics_url, timeout=2) as answer:  # noqa: S310 - a loopback address of ours
+            lines = answer.read().decode().splitlines()
+    except OSError:
+        return 0.0
+    return sum(float(line.split()[-1]) for line in lines if 'llm_requests_total{outcome="completed"' in line)
+
+
+@contextmanager
+def _users(options: argparse.Namespace, configs: Path) -> Iterator[Path]:
+    """Users at production's door; gives the file of their record, which is whole once they have left."""
+    record = options.work / "users.json"
+    command = [options.control, "-m", "llm_pipeline.demo.traffic", "--url", f"http://127.0.0.1:{ROUTER_PORT}"]
+    command += ["--rate", str(4.0 if options.smoke else _USERS_PER_SECOND), "--record", record]
+    command += ["--prompts", configs / "workloads" / "prompts.jsonl"]
+    with _background(command, options.work / "users.log"):
+        yield record
+
+
+def _reused_seconds(options: argparse.Namespace) -> float:
+    """What the stages took in the first release whose results the second one used again."""
+    releases = map(_stages, (options.work / "store" / "releases").iterdir())
+    taken: dict[str, float] = {}
+    for stages in sorted(releases, key=lambda stages: stages["resolve"]["started_at"]):
+        used_again = [taken[name] for name, told in stages.items() if told["reused"] and name in taken]
+        taken |= {name: told["seconds"] for name, told in stages.items() if not told["reused"]}
+    return sum(used_again)
+
+
 def _released(options: argparse.Namespace, configs: Path, name: str) -> bool:
     config = configs / "releases" / f"{name}.yaml"
     plan = subprocess.run(
@@ -159,12 +245,16 @@ def _released(options: argparse.Namespace, configs: Path, name: str) -> bool:
         env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     print(plan.stdout, flush=True)
-    started = time.monotonic()
-    code = subprocess.run(
-        [options.control, "-m", "llm_pipeline", "run", config, "--approve"], env=_environment(), check=False
-    ).returncode
-    print(f"{name}: exit code {code} after {time.monotonic() - started:.0f} s", flush=True)
+    code, seconds = _run(options, configs, name)
+    print(f"{name}: exit code {code} after {seconds:.0f} s", flush=True)
     return goal(f"release_{name}", "GO" if code == 0 else f"exit code {code}", "GO", met=code == 0)
+
+
+def _run(options: argparse.Namespace, configs: Path, name: str) -> tuple[int, float]:
+    """Release; returns the exit code and the seconds that it took."""
+    started = time.monotonic()
+    command = [options.control, "-m", "llm_pipeline", "run", configs / "releases" / f"{name}.yaml", "--approve"]
+    return subprocess.run(command, env=_environment(), check=False).returncode, time.monotonic() - started
 
 
 def _beside_the_plan(document: dict[str, Any]) -> Iterator[bool]:

@@ -3,19 +3,65 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import trained_tasks
+from benchmarks.gpu import llama_words, trained_tasks
 from benchmarks.gpu.processes import REPOSITORY
 
-MODEL_ID = "bench/trained-llama"
+MODEL_ID = "bench/llama"
 HUB_PORT, ROUTER_PORT = 18380, 18300
-TARGET = "gpu"
+TARGET, OTHER_TARGET = "gpu", "gpu1"
 FIRST, SECOND = "bf16", "fp8"
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """The model that is released.
+
+    Attributes:
+        tasks: What it is asked before and after.
+        served_tasks: Those of them that are asked of the served engine as well.
+        context: Tokens of a prompt and its answer.
+        output_tokens: Of the load test's requests: median, 95th percentile, most.
+        calibration: Texts, and tokens of each.
+        first_token_milliseconds: Until which a request must have its first text.
+        golden_match_fraction: Of the baseline's answers that a served engine must repeat.
+        expected: What the baseline should score, by task, where guessing says nothing.
+    """
+
+    tasks: tuple[str, ...]
+    served_tasks: tuple[str, ...]
+    context: int
+    output_tokens: tuple[int, int, int] = (8, 18, 24)
+    calibration: tuple[int, int] = (256, 64)
+    first_token_milliseconds: int = 500
+    golden_match_fraction: float = 0.9
+    expected: Mapping[str, Any] = field(default_factory=dict)
+
+
+DEMO = Subject(("demo_choice", "demo_generate"), ("demo_generate",), 128)
+TRAINED = Subject(("trained_choice", "trained_generate"), ("trained_generate",), 256)
+RANDOM = Subject(
+    ("random_generate",),
+    ("random_generate",),
+    1024,
+    output_tokens=(64, 120, 160),
+    calibration=(512, 512),
+    first_token_milliseconds=1000,
+    golden_match_fraction=0.0,  # random weights: the next token is a near tie, which any other kernel breaks otherwise
+    expected={
+        "random_generate": {
+            "minimum": 0.0,
+            "maximum": 0.05,
+            "source": "random weights: this release shows speed, and its accuracy gates say nothing",
+        }
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +71,7 @@ class Host:
     Attributes:
         accelerator: The GPU's name in the catalog; `cpu` to try the benchmark without one.
         memory_share: Of the GPU's memory that each server may take; up to four of them stand side by side.
+        targets: One for each GPU that the release is for.
         triton_home: Directory of the unpacked tritonserver.
         control: Interpreter of the command line and the router.
         model: Interpreter with modelopt and lm-eval.
@@ -33,6 +80,7 @@ class Host:
 
     accelerator: str
     memory_share: float
+    targets: tuple[str, ...]
     triton_home: Path
     control: Path
     model: Path
@@ -40,7 +88,7 @@ class Host:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is only tried, with the demo's model."""
+        """Whether it is only tried, with a small model."""
         return self.accelerator == "cpu"
 
 
@@ -53,33 +101,44 @@ class Load:
     bake_seconds: float
 
 
-def write_files(work: Path, host: Host, load: Load) -> Path:
+def write_files(work: Path, host: Host, load: Load, subject: Subject) -> Path:
     """Write tasks, texts, prompts and configs below `work`; returns the directory of the configs."""
     configs = work / "configs"
     if not (configs / "tasks").is_dir():
-        (_copy_demo if host.is_cpu else _write_texts)(configs)
+        {DEMO: _copy_demo, TRAINED: _write_texts, RANDOM: _write_random_texts}[subject](configs)
     _write(configs / "deployments" / "local.yaml", _deployment(work, host))
-    _write(configs / "targets" / f"{TARGET}.yaml", _target(host))
-    _write(configs / "policies" / "gates.yaml", _policy(load))
+    for target in host.targets:
+        _write(configs / "targets" / f"{target}.yaml", _target(host, subject))
+    _write(configs / "policies" / "gates.yaml", _policy(load, subject))
     _write(configs / "quantization" / "none.yaml", {"weights": "none"})
-    _write(configs / "quantization" / "fp8.yaml", _calibrated("fp8"))
+    _write(configs / "quantization" / "fp8.yaml", _calibrated("fp8", subject))
     second = "none" if host.is_cpu else "fp8"  # vLLM reads no FP8 on a CPU
     for name, recipe in ((FIRST, "none"), (SECOND, second)):
-        _write(configs / "releases" / f"{name}.yaml", _release(recipe, host, load))
+        _write(configs / "releases" / f"{name}.yaml", _release(recipe, host, load, subject))
     return configs
-
-
-def _context(host: Host) -> int:
-    return 128 if host.is_cpu else 256
 
 
 def _write_texts(configs: Path) -> None:
     trained_tasks.write_tasks(configs / "tasks", 3000, 2000)
     (configs / "calibration").mkdir()
     trained_tasks.write_calibration(configs / "calibration" / "texts.jsonl", 512)
+    _write_prompts(configs, (item.prompt for item in trained_tasks.batch(31, 4000)))
+
+
+def _write_random_texts(configs: Path) -> None:
+    """Words that `llama_8b` has tokens for."""
+    draw = random.Random(5)  # noqa: S311 - synthetic data, nothing secret
+    (configs / "calibration").mkdir(parents=True)
+    llama_words.write_calibration(configs / "calibration" / "texts.jsonl", 512, 512)
+    _write_prompts(configs, (llama_words.random_words(draw, 255) for _ in range(2000)))
+    items = [{"prompt": llama_words.random_words(draw, 40), "answer": "w0 w0"} for _ in range(200)]
+    trained_tasks.write_generate_task(configs / "tasks", "random_generate", items)
+
+
+def _write_prompts(configs: Path, prompts: Iterable[str]) -> None:
     (configs / "workloads").mkdir()
-    prompts = (json.dumps({"prompt": item.prompt}) + "\n" for item in trained_tasks.batch(31, 4000))
-    (configs / "workloads" / "prompts.jsonl").write_text("".join(prompts), encoding="utf-8")
+    lines = (json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
+    (configs / "workloads" / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
 def _copy_demo(configs: Path) -> None:
@@ -89,9 +148,6 @@ def _copy_demo(configs: Path) -> None:
 
 
 def _deployment(work: Path, host: Host) -> dict[str, Any]:
-    def ports(first: int) -> dict[str, int]:
-        return {"http": first, "grpc": first + 1, "metrics": first + 2}
-
     return {
         "store": str(work / "store"),
         "work_root": str(work / "work"),
@@ -101,19 +157,28 @@ def _deployment(work: Path, host: Host) -> dict[str, Any]:
         "triton_home": str(host.triton_home),
         "gpu_hour_prices": {} if host.is_cpu else {host.accelerator: 5.0},
         "places": {
-            TARGET: {
-                "staging": ports(18310),
-                "environment": "engine",
-                "comparison": ports(18340),
-                "blue": ports(18320),
-                "green": ports(18330),
-                "router": {"port": ROUTER_PORT, "admin_port": ROUTER_PORT + 1},
-            }
+            target: _place(ROUTER_PORT + 100 * number, {} if host.is_cpu else {"gpus": [number]})
+            for number, target in enumerate(host.targets)
         },
     }
 
 
-def _target(host: Host) -> dict[str, Any]:
+def _place(first_port: int, gpus: Mapping[str, Any]) -> dict[str, Any]:
+    def ports(offset: int) -> dict[str, Any]:
+        http = first_port + offset
+        return {"http": http, "grpc": http + 1, "metrics": http + 2, **gpus}
+
+    return {
+        "environment": "engine",
+        "staging": ports(10),
+        "blue": ports(20),
+        "green": ports(30),
+        "comparison": ports(40),
+        "router": {"port": first_port, "admin_port": first_port + 1},
+    }
+
+
+def _target(host: Host, subject: Subject) -> dict[str, Any]:
     return {
         "accelerator": host.accelerator,
         "accelerator_count": 0 if host.is_cpu else 1,
@@ -123,8 +188,8 @@ def _target(host: Host) -> dict[str, Any]:
         "container": "nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3",  # what a cluster would run
         "limits": {
             "maximum_sequences": 8 if host.is_cpu else 128,
-            "maximum_tokens_per_request": _context(host),
-            "maximum_batched_tokens": 512 if host.is_cpu else 4096,
+            "maximum_tokens_per_request": subject.context,
+            "maximum_batched_tokens": max(512, subject.context) if host.is_cpu else 4096,
             "maximum_queued_requests": 512,
         },
         "runtime": {
@@ -134,14 +199,23 @@ def _target(host: Host) -> dict[str, Any]:
     }
 
 
-def _policy(load: Load) -> dict[str, Any]:
+def _policy(load: Load, subject: Subject) -> dict[str, Any]:
     accuracy = {"margin": 0.015, "task_margin": 0.03, "minimum_items": 500}
+    if subject is RANDOM:
+        accuracy = {"margin": 0.5, "task_margin": 0.5, "minimum_items": 100}
     return {
         "accuracy": accuracy,
         "served_accuracy": accuracy,
-        "staging": {"ready_timeout_seconds": 300, "golden_match_fraction": 0.9, "minimum_golden_prompts": 20},
+        "staging": {
+            "ready_timeout_seconds": 300,
+            "golden_match_fraction": subject.golden_match_fraction,
+            "minimum_golden_prompts": 20,
+        },
         "load_test": {
-            "service_level": {"first_token_milliseconds": 500, "end_to_end_milliseconds": 2000},
+            "service_level": {
+                "first_token_milliseconds": subject.first_token_milliseconds,
+                "end_to_end_milliseconds": 4 * subject.first_token_milliseconds,
+            },
             "attainment": 0.95,
             "maximum_error_fraction": 0.0,
             "minimum_requests": 100,
@@ -160,32 +234,33 @@ def _policy(load: Load) -> dict[str, Any]:
     }
 
 
-def _calibrated(weights: str) -> dict[str, Any]:
-    calibration = {"sources": ["calibration/texts.jsonl"], "samples": 256, "maximum_tokens": 64}
+def _calibrated(weights: str, subject: Subject) -> dict[str, Any]:
+    samples, tokens = subject.calibration
+    calibration = {"sources": ["calibration/texts.jsonl"], "samples": samples, "maximum_tokens": tokens}
     return {"weights": weights, "calibration": calibration}
 
 
-def _release(recipe: str, host: Host, load: Load) -> dict[str, Any]:
-    prefix = "demo" if host.is_cpu else "trained"
+def _release(recipe: str, host: Host, load: Load, subject: Subject) -> dict[str, Any]:
+    median, p95, most = subject.output_tokens
     return {
-        "description": f"A model trained here, {recipe}, on vLLM.",
+        "description": f"A model made here, {recipe}, on vLLM.",
         "model": {"id": MODEL_ID, "revision": "main"},
-        "baseline": {"dtype": "float16" if host.is_cpu else "bfloat16"},
+        "baseline": {"dtype": "float16" if host.is_cpu else "bfloat16", "expected": subject.expected},
         "recipes": [recipe],
-        "targets": [TARGET],
+        "targets": list(host.targets),
         "policy": "gates",
         "deployment": "local",
         "evaluation": {
             "task_directory": "tasks",
-            "tasks": [f"{prefix}_choice", f"{prefix}_generate"],
-            "served_tasks": [f"{prefix}_generate"],
-            "maximum_length": _context(host),
+            "tasks": list(subject.tasks),
+            "served_tasks": list(subject.served_tasks),
+            "maximum_length": subject.context,
         },
         "workload": {
             "prompts": "workloads/prompts.jsonl",
             "rate_per_second": load.rate,
             "duration_seconds": load.seconds,
-            "output_tokens": {"kind": "lognormal", "median": 8, "p95": 18, "minimum": 2, "maximum": 24},
+            "output_tokens": {"kind": "lognormal", "median": median, "p95": p95, "minimum": 2, "maximum": most},
             "warmup_requests": 20,
             "seed": 7,
         },

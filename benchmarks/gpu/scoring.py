@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.goals import at_least, at_most
-from benchmarks.gpu.llama_8b import random_words
+from benchmarks.gpu.llama_words import random_words
 from benchmarks.gpu.processes import make_checkpoint, run_process
 
 SPEED_RATIO = 2.5

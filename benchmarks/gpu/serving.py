@@ -114,7 +114,8 @@ def main() -> int:
 
 
 def _traffic(run: Run) -> tuple[TrafficSource, Workload]:
-    from benchmarks.gpu.llama_8b import random_words, word_tokenizer
+    from benchmarks.gpu.llama_8b import word_tokenizer
+    from benchmarks.gpu.llama_words import random_words
 
     draw = random.Random(0)  # noqa: S311 - a draw, no secret
     lines = [json.dumps({"prompt": random_words(draw, 64)}) + "\n" for _ in range(400)]
@@ -130,14 +131,12 @@ def _traffic(run: Run) -> tuple[TrafficSource, Workload]:
 
 def _package(run: Run) -> Path:
     """The repository of the checkpoint, which is made first if it is not there."""
-    from benchmarks.gpu.llama_8b import LLAMA_3_8B, SMOKE, Shape, word_tokenizer, write_checkpoint
+    from benchmarks.gpu.llama_8b import LLAMA_3_8B, SMOKE, Shape, write_checkpoint
 
     if not run.model.is_dir():
         small = Shape(hidden=2048, intermediate=8192, layers=16, heads=32, key_value_heads=8, vocabulary=128_256)
         parameters = write_checkpoint(run.model, SMOKE if run.smoke else {"8b": LLAMA_3_8B, "1b": small}[run.shape])
         print(f"made a checkpoint of {parameters / 1e9:.2f} billion parameters", flush=True)
-    size = json.loads((run.model / "config.json").read_text(encoding="utf-8"))["vocab_size"]
-    word_tokenizer(size).save_pretrained(run.model)  # random weights write any token: each must have a text
     engine, repository = run.place / "engine", run.place / f"repository-{time.time_ns()}"
     engine.mkdir(exist_ok=True)
     facts = EngineFacts(

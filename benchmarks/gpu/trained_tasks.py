@@ -112,7 +112,6 @@ def batch(seed: int, size: int) -> list[Item]:
 
 def write_tasks(directory: Path, choice_items: int, generate_items: int) -> None:
     """Write lm-eval's task files: `trained_choice` and `trained_generate`, of held-out items."""
-    directory.mkdir(parents=True)
     items = distinct(stream(11, held_out=True))
     choice: list[dict[str, object]] = []
     generate: list[dict[str, object]] = []
@@ -122,42 +121,44 @@ def write_tasks(directory: Path, choice_items: int, generate_items: int) -> None
             choice.append({"prompt": item.prompt, "choices": list(item.choices), "answer": item.answer})
         elif len(generate) < generate_items:
             generate.append({"prompt": item.prompt, "answer": item.answer})
-    _write(directory / "trained_choice.jsonl", choice)
-    _write(directory / "trained_generate.jsonl", generate)
-    shared: dict[str, object] = {
+    choices = {
+        "output_type": "multiple_choice",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{choices.index(answer)}}",
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    }
+    _write_task(directory, "trained_choice", choice, choices)
+    write_generate_task(directory, "trained_generate", generate)
+
+
+def write_generate_task(directory: Path, name: str, items: Sequence[Mapping[str, object]]) -> None:
+    """Write a task whose answers are to be written: items of `prompt` and `answer`."""
+    stripped = [{"function": "regex", "regex_pattern": r"^\s*(.*?)\s*$"}, {"function": "take_first"}]
+    generated = {
+        "output_type": "generate_until",
+        "doc_to_target": "{{answer}}",
+        "generation_kwargs": {"until": ["\n"], "do_sample": False, "max_gen_toks": 24},
+        "filter_list": [{"name": "stripped", "filter": stripped}],
+        "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+    }
+    _write_task(directory, name, items, generated)
+
+
+def _write_task(
+    directory: Path, name: str, items: Sequence[Mapping[str, object]], described: Mapping[str, object]
+) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    _write(directory / f"{name}.jsonl", items)
+    task = {
+        "task": name,
         "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": f"{name}.jsonl"}},
         "test_split": "test",
         "doc_to_text": "{{prompt}}",
         "metadata": {"version": 1.0},
+        **described,
     }
-    tasks: list[dict[str, object]] = [
-        {
-            "task": "trained_choice",
-            "output_type": "multiple_choice",
-            "doc_to_choice": "{{choices}}",
-            "doc_to_target": "{{choices.index(answer)}}",
-            "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
-        },
-        {
-            "task": "trained_generate",
-            "output_type": "generate_until",
-            "doc_to_target": "{{answer}}",
-            "generation_kwargs": {"until": ["\n"], "do_sample": False, "max_gen_toks": 24},
-            "filter_list": [
-                {
-                    "name": "stripped",
-                    "filter": [
-                        {"function": "regex", "regex_pattern": r"^\s*(.*?)\s*$"},
-                        {"function": "take_first"},
-                    ],
-                }
-            ],
-            "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
-        },
-    ]
-    for task in tasks:
-        data: dict[str, object] = {"dataset_kwargs": {"data_files": {"test": f"{task['task']}.jsonl"}}}
-        (directory / f"{task['task']}.yaml").write_text(json.dumps({**shared, **data, **task}, indent=1))
+    (directory / f"{name}.yaml").write_text(json.dumps(task, indent=1), encoding="utf-8")
 
 
 def write_calibration(file: Path, texts: int) -> None:

@@ -1,12 +1,14 @@
-"""vLLM behind our Triton beside `vllm serve`, on one GPU: the same model, engine arguments, requests and service level.
+"""vLLM behind our Triton beside `vllm serve` and plain Transformers, on one GPU: same model, requests, service level.
 
     python -m benchmarks.gpu.vllm_serving --work /tmp/bench --triton-home .envs/triton
+    python -m benchmarks.gpu.vllm_serving ... --fp8 EXPORT --plain --peer bf16 fp8
 
 Run it with an interpreter that has vLLM and numpy 1.26 (Triton's stub needs it). The model has the shapes of
-Llama-3-8B and random weights, which is enough for speed. The engine is built by the `vllm` builder, packaged as a
-release's repository is, and served by the bundled Triton; then vLLM's own OpenAI server serves the same checkpoint.
-Streamed requests arrive as a Poisson process at a given rate, sent by separate processes that wait for no answer.
-One line a goal; exit code 1 when one is missed.
+Llama-3-8B and random weights, which is enough for speed; `--fp8` names modelopt's export of it. Each engine is built
+by the `vllm` builder, packaged as a release's repository is, and served by the bundled Triton; then vLLM's own OpenAI
+server serves the same checkpoint, and Transformers' `generate` behind FastAPI (`--plain`). Streamed requests arrive as
+a Poisson process at a given rate, or are sent by users who ask one after the other, from separate processes. One line
+a goal; exit code 1 when one is missed.
 """
 
 from __future__ import annotations
@@ -23,25 +25,29 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 from benchmarks.goals import at_least, at_most, goal
+from benchmarks.gpu.processes import REPOSITORY
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import ServerPorts
-from llm_pipeline.config.target import EngineLimits, Target
+from llm_pipeline.config.target import EngineLimits, Parallelism, Target
 from llm_pipeline.engines.builder import BuildInputs, engine_builder
 from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.triton_server import start_server, stop_server
 
 PORTS = ServerPorts(http=18700, grpc=18701, metrics=18702)
-PEER_PORT = 18710
+PEER_PORT, PLAIN_PORT = 18710, 18711
 PROMPT_TOKENS, OUTPUT_TOKENS = 256, 128
 FIRST_TOKEN_SECONDS, TOKEN_SECONDS = 1.0, 0.06
 PROCESSES = 8
+SPEEDUP_USERS, PLAIN_USERS = 128, 64
+Dialect = Literal["triton", "openai"]
 
 
 @dataclass(frozen=True)
@@ -60,42 +66,82 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What users saw of a server at a rate of requests a second."""
+class Load:
+    """Requests of a Poisson process, so many a second, or of so many users who ask one after the other."""
 
-    rate: float
+    amount: float
+    users: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.amount:g} users" if self.users else f"{self.amount:g} requests/s"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What users saw of a server under a load."""
+
     goodput: float
     tokens_per_second: float
     first_p50: float
     failed: int
 
 
+Seen = dict[tuple[str, Load], Figures]
+
+
 def main() -> int:
-    """Build, serve both ways, measure, compare."""
+    """Build, serve each way, measure, compare."""
     options = _parse()
     options.work.mkdir(parents=True, exist_ok=True)
-    model = _model(options)
-    repository, engine = _package(options, model)
-    ours, peer = {}, {}
-    with _our_server(options, repository, model) as ready:
-        print(f"ours: ready in {ready:.1f} s", flush=True)
-        for rate in options.rates:
-            ours[rate] = _measure("ours", PORTS.http, rate, options.seconds)
-    with _peer(options, model, engine):
-        for rate in options.rates:
-            peer[rate] = _measure("peer", PEER_PORT, rate, options.seconds)
+    loads = [*map(Load, options.rates), *(Load(users, users=True) for users in options.users)]
+    checkpoints = {"bf16": _model(options)} | ({"fp8": options.fp8} if options.fp8 else {})
+    seen: Seen = {}
+    for name in options.formats:
+        checkpoint = checkpoints[name]
+        repository, engine = package(options, checkpoint)
+        with _our_server(options, repository, checkpoint) as ready:
+            print(f"ours {name}: ready in {ready:.1f} s", flush=True)
+            seen |= {(name, load): _measure(f"ours {name}", "triton", PORTS.http, load, options) for load in loads}
+        if name in options.peer:
+            with _peer(options, checkpoint, engine):
+                theirs = f"vllm serve {name}"
+                seen |= {(theirs, load): _measure(theirs, "openai", PEER_PORT, load, options) for load in loads}
+    if options.plain:
+        load = Load(PLAIN_USERS, users=True)
+        with _plain(options, checkpoints["bf16"]):
+            seen["plain", load] = _measure("plain", "triton", PLAIN_PORT, load, options)
+    if options.figures:
+        rows = [{"server": name, "load": str(load), **asdict(figures)} for (name, load), figures in seen.items()]
+        options.figures.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    return 0 if all(_goals(seen)) else 1
+
+
+def _goals(seen: Seen) -> list[bool]:
     met = []
-    for rate in options.rates:
-        mine, theirs = ours[rate], peer[rate]
-        ratio = mine.goodput / theirs.goodput if theirs.goodput else 0.0
-        met.append(at_least(f"vllm_goodput_ratio_{rate:g}", ratio, 0.95, ""))
-        met.append(at_most(f"vllm_first_token_p50_more_{rate:g}", 1e3 * (mine.first_p50 - theirs.first_p50), 5.0, "ms"))
-        met.append(goal(f"vllm_failed_{rate:g}", f"{mine.failed}", "0", met=mine.failed == 0))
-    return 0 if all(met) else 1
+    for (name, load), mine in seen.items():
+        if name in ("bf16", "fp8"):
+            met.append(goal(f"vllm_failed ({name}, {load})", f"{mine.failed}", "0", met=mine.failed == 0))
+        if theirs := seen.get((f"vllm serve {name}", load)):
+            ratio = mine.goodput / theirs.goodput if theirs.goodput else 0.0
+            met.append(at_least(f"vllm_goodput_ratio ({name}, {load})", ratio, 0.95, ""))
+            if not load.users:
+                more = 1e3 * (mine.first_p50 - theirs.first_p50)
+                met.append(at_most(f"vllm_first_token_p50_more ({name}, {load})", more, 5.0, "ms"))
+    most = Load(SPEEDUP_USERS, users=True)
+    if ("fp8", most) in seen and ("bf16", most) in seen:
+        speedup = seen["fp8", most].tokens_per_second / seen["bf16", most].tokens_per_second
+        met.append(at_least("vllm_fp8_to_bf16_tokens", speedup, 1.25, "x"))
+    some = Load(PLAIN_USERS, users=True)
+    if ("plain", some) in seen and ("bf16", some) in seen:
+        plain = seen["plain", some]
+        print(f"plain: {plain.tokens_per_second:.0f} tokens/s, goodput {plain.goodput:.0f}", flush=True)
+        times = seen["bf16", some].goodput / max(plain.goodput, 1.0)  # it may have none at all
+        met.append(at_least("vllm_goodput_to_plain", times, 10.0, "x"))
+    return met
 
 
 def _model(options: argparse.Namespace) -> Path:
-    from benchmarks.gpu.llama_8b import LLAMA_3_8B, SMOKE, word_tokenizer, write_checkpoint
+    from benchmarks.gpu.llama_8b import LLAMA_3_8B, SMOKE, write_checkpoint
 
     model: Path = options.work / ("model-smoke" if options.smoke else "model-8b")
     if not model.is_dir():
@@ -103,8 +149,6 @@ def _model(options: argparse.Namespace) -> Path:
         with multiprocessing.get_context("spawn").Pool(1) as pool:  # this process must not keep the GPU's memory
             parameters = pool.apply(write_checkpoint, (model, shape))
         print(f"made a checkpoint of {parameters / 1e9:.2f} billion parameters", flush=True)
-        size = json.loads((model / "config.json").read_text(encoding="utf-8"))["vocab_size"]
-        word_tokenizer(size).save_pretrained(model)  # random weights write any token: each must have a text
     return model
 
 
@@ -115,15 +159,25 @@ def _target(options: argparse.Namespace) -> Target:
         maximum_tokens_per_request=1024,
         maximum_batched_tokens=8192 if not options.smoke else 1024,
     )
+    runtime: dict[str, Any] = {"cuda_graphs": None} if options.eager or options.smoke else {}
     if options.smoke:
-        runtime = {"cuda_graphs": None, "kv_cache": {"free_memory_fraction": 0.2}}
+        runtime |= {"kv_cache": {"free_memory_fraction": 0.2}}
         return Target(
             name="smoke", accelerator="cpu", accelerator_count=0, engine="vllm", limits=limits, runtime=runtime
         )
-    return Target(name="h200_vllm", accelerator=options.accelerator, engine="vllm", limits=limits)
+    return Target(
+        name="h200_vllm",
+        accelerator=options.accelerator,
+        accelerator_count=options.tensor_parallel,
+        parallelism=Parallelism(tensor=options.tensor_parallel),
+        engine="vllm",
+        limits=limits,
+        runtime=runtime,
+    )
 
 
-def _package(options: argparse.Namespace, model: Path) -> tuple[Path, EngineDescription]:
+def package(options: argparse.Namespace, model: Path) -> tuple[Path, EngineDescription]:
+    """The repository of a checkpoint, with its engine built; returns what the engine is as well."""
     stamp = time.time_ns()
     engine, repository = options.work / f"engine-{stamp}", options.work / f"repository-{stamp}"
     inputs = BuildInputs(
@@ -164,21 +218,39 @@ def _peer(options: argparse.Namespace, model: Path, engine: EngineDescription) -
         f"--dtype={arguments['dtype']}", f"--gpu-memory-utilization={arguments['gpu_memory_utilization']}",
         f"--max-num-seqs={limits.maximum_sequences}", f"--max-model-len={limits.maximum_tokens_per_request}",
         f"--max-num-batched-tokens={limits.maximum_batched_tokens}", "--generation-config=vllm",
+        f"--tensor-parallel-size={arguments['tensor_parallel_size']}",
         "--disable-uvicorn-access-log", *(["--enforce-eager"] if arguments["enforce_eager"] else []),
     ]  # fmt: skip
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={model}", "--served-model-name=llm",
         "--host=127.0.0.1", f"--port={PEER_PORT}", *flags,
     ]  # fmt: skip
+    with _listening("vllm serve", command, PEER_PORT, "/health", options.work / "peer.log"):
+        yield
+
+
+@contextmanager
+def _plain(options: argparse.Namespace, model: Path) -> Iterator[None]:
+    """`generate` behind FastAPI, with static batches of as many as there are users."""
+    app = REPOSITORY / "benchmarks" / "plain_serving_app.py"
+    command = [sys.executable, str(app), str(model), f"--port={PLAIN_PORT}"]
+    command += [f"--batch={PLAIN_USERS}", *([] if options.smoke else ["--device=cuda", "--dtype=bfloat16"])]
+    with _listening("plain", command, PLAIN_PORT, "/v2/models/llm/ready", options.work / "plain.log"):
+        yield
+
+
+@contextmanager
+def _listening(name: str, command: list[str], port: int, path: str, log: Path) -> Iterator[None]:
+    """A server in a process of its own, from its first good answer on."""
     started = time.monotonic()
-    with (options.work / "peer.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
-        while asyncio.run(_status(PEER_PORT, "/health")) != b"200":
+        while asyncio.run(_status(port, path)) != b"200":
             if process.poll() is not None or time.monotonic() - started > 300:
-                raise SystemExit("the peer did not start:\n" + (options.work / "peer.log").read_text()[-3000:])
+                raise SystemExit(f"{name} did not start:\n" + log.read_text()[-3000:])
             time.sleep(1)
-        print(f"peer: ready in {time.monotonic() - started:.1f} s", flush=True)
+        print(f"{name}: ready in {time.monotonic() - started:.1f} s", flush=True)
         yield
     finally:
         process.send_signal(signal.SIGTERM)
@@ -196,45 +268,62 @@ async def _status(port: int, path: str) -> bytes:
     return line.split(b" ")[1] if b" " in line else b""
 
 
-def _measure(name: str, port: int, rate: float, seconds: float) -> Figures:
-    """Requests of a Poisson process; what started in the first quarter does not count."""
+def _measure(name: str, dialect: Dialect, port: int, load: Load, options: argparse.Namespace) -> Figures:
+    """Send requests for some seconds; what started in the first quarter does not count."""
+    share = Load(load.amount / PROCESSES, users=load.users)
     with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
-        shares = pool.map(partial(_requests, name, port, rate / PROCESSES, seconds), range(PROCESSES))
-        answers = [answer for share in shares for answer in share]
-    counted = seconds * 0.75
+        sent = pool.map(partial(_requests, dialect, port, share, options.seconds), range(PROCESSES))
+    answers = [answer for one in sent for answer in one]
+    counted = options.seconds * 0.75
     good = [one for one in answers if one.good]
     complete = [one for one in answers if one.complete]
     figures = Figures(
-        rate=rate,
         goodput=len(good) * OUTPUT_TOKENS / counted,
         tokens_per_second=len(complete) * OUTPUT_TOKENS / counted,
         first_p50=statistics.median(one.first for one in complete) if complete else float("inf"),
         failed=len(answers) - len(complete),
     )
     print(
-        f"{name}: {rate:g} requests/s, {len(answers)} answers, {figures.tokens_per_second:.0f} tokens/s, goodput "
+        f"{name}: {load}, {len(answers)} answers, {figures.tokens_per_second:.0f} tokens/s, goodput "
         f"{figures.goodput:.0f}, first token p50 {1e3 * figures.first_p50:.1f} ms, failed {figures.failed}",
         flush=True,
     )
     return figures
 
 
-def _requests(name: str, port: int, rate: float, seconds: float, seed: int) -> list[Answer]:
-    return asyncio.run(_arriving(name, port, rate, seconds, seed))
+def _requests(dialect: Dialect, port: int, load: Load, seconds: float, seed: int) -> list[Answer]:
+    return asyncio.run((_asking if load.users else _arriving)(dialect, port, load.amount, seconds, seed))
 
 
-async def _arriving(name: str, port: int, rate: float, seconds: float, seed: int) -> list[Answer]:
+async def _arriving(dialect: Dialect, port: int, rate: float, seconds: float, seed: int) -> list[Answer]:
     draw = random.Random(seed)  # noqa: S311 - prompts, no secret
     begun, due, asked = time.monotonic(), 0.0, []
     while (due := due + draw.expovariate(rate)) < seconds:
-        prompt = " ".join(f"w{draw.randrange(4000)}" for _ in range(PROMPT_TOKENS - 1))
         await asyncio.sleep(max(0.0, begun + due - time.monotonic()))
-        asked.append((due, asyncio.create_task(_ask(name, port, prompt))))
+        asked.append((due, asyncio.create_task(_ask(dialect, port, _prompt(draw)))))
     return [await answer for due, answer in asked if due > seconds / 4]
 
 
-async def _ask(name: str, port: int, prompt: str) -> Answer:
-    if name == "ours":
+async def _asking(dialect: Dialect, port: int, users: float, seconds: float, seed: int) -> list[Answer]:
+    draw, begun = random.Random(seed), time.monotonic()  # noqa: S311 - prompts, no secret
+    answers: list[Answer] = []
+
+    async def user() -> None:
+        while time.monotonic() - begun < seconds:
+            answer = await _ask(dialect, port, _prompt(draw))
+            if seconds / 4 < time.monotonic() - begun <= seconds:  # ended within what is counted
+                answers.append(answer)
+
+    await asyncio.gather(*(user() for _ in range(max(1, round(users)))))
+    return answers
+
+
+def _prompt(draw: random.Random) -> str:
+    return " ".join(f"w{draw.randrange(4000)}" for _ in range(PROMPT_TOKENS - 1))
+
+
+async def _ask(dialect: Dialect, port: int, prompt: str) -> Answer:
+    if dialect == "triton":
         path = "/v2/models/llm/generate_stream"
         fields = {"text_input": prompt, "max_tokens": OUTPUT_TOKENS, "stream": True, "ignore_eos": True}
     else:
@@ -270,11 +359,20 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--smoke", action="store_true", help="a tiny model on vLLM for CPUs: tries the script")
     parser.add_argument("--accelerator", default="H200-SXM-141GB", help="the GPU's name in the catalog")
     parser.add_argument("--rates", type=float, nargs="+", default=[20.0, 45.0], help="requests a second")
+    parser.add_argument("--users", type=int, nargs="*", default=[PLAIN_USERS, SPEEDUP_USERS])
+    parser.add_argument("--fp8", type=Path, help="modelopt's FP8 export of the model")
+    parser.add_argument("--formats", nargs="+", choices=("bf16", "fp8"), default=["bf16"], help="what ours serves")
+    parser.add_argument("--peer", nargs="*", choices=("bf16", "fp8"), default=["bf16"], help="what vllm serve serves")
+    parser.add_argument("--plain", action="store_true", help="measure Transformers behind FastAPI, too")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs of the engine")
+    parser.add_argument("--eager", action="store_true", help="neither compile nor capture CUDA graphs")
+    parser.add_argument("--figures", type=Path, help="write all figures to this file, as JSON")
     parser.add_argument("--sequences", type=int, default=128, help="requests in the batch")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each measurement")
     parser.add_argument("--variable", action="append", default=[], help="NAME=VALUE for the server's environment")
     options = parser.parse_args()
     options.work = options.work.absolute()
+    options.fp8 = options.fp8.absolute() if options.fp8 else None
     return options
 
 

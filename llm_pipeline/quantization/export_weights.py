@@ -14,7 +14,9 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import torch
@@ -34,6 +36,9 @@ WEIGHTS_COMPARED_ON_CPU = 300_000_000
 
 _ROUNDINGS = 4
 """Multiplications in the model's own precision between the source's weight and the quantizer."""
+
+_LAYERS_AT_ONCE = 4
+"""Compared on a GPU: while one is copied there from the page cache, others are computed."""
 
 _BLOCK = re.compile(r"^(.*?\.\d+)\.")
 _COLUMNS_AFTER_ROWS = {"up_proj": "down_proj", "v_proj": "o_proj"}
@@ -130,25 +135,48 @@ def compare_weights(
     unused = {key.removesuffix(_ONE_MORE) for key in norms}
     errors: dict[str, float] = {}
     drawn = _drawn(source, export)
-    for name in drawn:
-        layer = _Layer(name, source, export, precision)
-        factors = _factors(layer, source, export, norms, precision)
-        beyond = {origin: layer.beyond(factor) for origin, factor in factors.items()}
-        nearest = min(beyond, key=lambda origin: (beyond[origin], origin))
-        # a norm that was multiplied by almost one is nearest to some layer no more than no norm is: it only has to fit
-        fitting = {origin for origin, share in beyond.items() if share <= TOLERATED_FRACTION}
-        unused -= {origin.removesuffix(_ONE_MORE) for origin in (*fitting, nearest)}
-        errors[name] = layer.error(factors[nearest])
-        if (rounded_to_nearest and nearest not in fitting) or not errors[name] <= layer.largest_error:
-            raise IntegrityError(
-                f"{beyond[nearest]:.1%} of its weights are further from the source's than {layer.algorithm} rounds"
-                f" (relative error {errors[name]:.3g})",
-                where=name,
-            )
+    compare = partial(
+        _compare_layer,
+        source=source,
+        export=export,
+        norms=norms,
+        precision=precision,
+        rounded_to_nearest=rounded_to_nearest,
+    )
+    with ThreadPoolExecutor(1 if source.device == "cpu" else _LAYERS_AT_ONCE) as pool:
+        for name, (error, origins) in zip(drawn, pool.map(compare, drawn), strict=True):
+            errors[name] = error
+            unused -= origins
     if unused and len(drawn) == len(export.layers):
         raise IntegrityError("is not the source's, and no layer is scaled against it", where=min(unused))
     worst = max(errors, key=errors.__getitem__, default="")
     return WeightComparison(len(errors), worst, errors.get(worst, 0.0))
+
+
+def _compare_layer(
+    name: str,
+    *,
+    source: StoredTensors,
+    export: Checkpoint,
+    norms: Mapping[str, torch.Tensor],
+    precision: torch.dtype,
+    rounded_to_nearest: bool,
+) -> tuple[float, set[str]]:
+    """Its relative error, and the norms that explain how it was smoothed."""
+    layer = _Layer(name, source, export, precision)
+    factors = _factors(layer, source, export, norms, precision)
+    beyond = {origin: layer.beyond(factor) for origin, factor in factors.items()}
+    nearest = min(beyond, key=lambda origin: (beyond[origin], origin))
+    # a norm that was multiplied by almost one is nearest to some layer no more than no norm is: it only has to fit
+    fitting = {origin for origin, share in beyond.items() if share <= TOLERATED_FRACTION}
+    error = layer.error(factors[nearest])
+    if (rounded_to_nearest and nearest not in fitting) or not error <= layer.largest_error:
+        raise IntegrityError(
+            f"{beyond[nearest]:.1%} of its weights are further from the source's than {layer.algorithm} rounds"
+            f" (relative error {error:.3g})",
+            where=name,
+        )
+    return error, {origin.removesuffix(_ONE_MORE) for origin in (*fitting, nearest)}
 
 
 def _drawn(source: StoredTensors, export: Checkpoint) -> list[str]:

@@ -28,6 +28,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, ContinuousBatching
 BLOCK_TOKENS = 256
 VARLEN_ATTENTION = "paged|varlen"
 NO_END_TOKEN = -1
+QUEUES = False
+"""Whether requests may be submitted from any thread, before the cache has room for them."""
 SAMPLES = False
 """Whether requests may have a temperature."""
 

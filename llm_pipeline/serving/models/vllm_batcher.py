@@ -40,6 +40,8 @@ STOP_SECONDS = 3.0
 POLL_SECONDS = 0.02
 NO_CONFIGURATION = "/nonexistent"
 DEFAULT_CUDA_HOME = "/usr/local/cuda"
+QUEUES = True
+"""Whether the engine itself queues what its cache has no room for, so that any thread may submit at any time."""
 SAMPLES = True
 """Whether requests may have a temperature."""
 
