@@ -8,6 +8,7 @@ Speed does not depend on what the weights say; nothing is downloaded.
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from benchmarks.gpu.llama_words import WORDS
+from benchmarks.gpu.llama_words import WORDS, random_words
+from benchmarks.gpu.trained_tasks import write_generate_task
 
 SPECIAL = ("<s>", "</s>", "<pad>", "<unk>")
 
@@ -74,6 +76,22 @@ def write_checkpoint(directory: Path, shape: Shape, seed: int = 0) -> int:
     model.save_pretrained(directory, max_shard_size=shape.shard)
     word_tokenizer(shape.vocabulary).save_pretrained(directory)
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def write_task(model: Path, tasks: Path, items: int = 300) -> None:
+    """Write the task `random_generate`: which word the model itself adds to a text; random weights know no other."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    loaded = LlamaForCausalLM.from_pretrained(model, dtype=torch.bfloat16).to(device).eval()
+    draw, asked = random.Random(5), []  # noqa: S311 - synthetic data, nothing secret
+    with torch.inference_mode():
+        while len(asked) < items:
+            prompt = random_words(draw, 40)
+            tokens = tokenizer(prompt, return_tensors="pt")["input_ids"].to(device)
+            answer = tokenizer.decode(loaded(tokens).logits[0, -1].argmax(), skip_special_tokens=True)
+            if answer:
+                asked.append({"prompt": prompt, "answer": answer})
+    write_generate_task(tasks, "random_generate", asked, longest_answer=1)
 
 
 def word_tokenizer(vocabulary_size: int = len(SPECIAL) + len(WORDS)) -> PreTrainedTokenizerFast:

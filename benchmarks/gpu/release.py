@@ -116,9 +116,10 @@ def _train(options: argparse.Namespace) -> None:
         return
     if options.random:
         code = "import sys; from pathlib import Path; from benchmarks.gpu import llama_8b; "
-        code += "llama_8b.write_checkpoint(Path(sys.argv[1]), getattr(llama_8b, sys.argv[2]))"
-        shape = "SMOKE" if options.smoke else "LLAMA_3_8B"
-        subprocess.run([options.model, "-c", code, model, shape], env=_environment(), check=True)
+        code += "model, tasks = map(Path, sys.argv[1:3]); "
+        code += "llama_8b.write_checkpoint(model, getattr(llama_8b, sys.argv[3])); llama_8b.write_task(model, tasks)"
+        shape, tasks = "SMOKE" if options.smoke else "LLAMA_3_8B", options.work / "configs" / "tasks"
+        subprocess.run([options.model, "-c", code, model, tasks, shape], env=_environment(), check=True)
     elif options.smoke:
         subprocess.run(
             [options.model, "-m", "llm_pipeline.demo.train", "--output", model], env=_environment(), check=True

@@ -56,9 +56,9 @@ RANDOM = Subject(
     golden_match_fraction=0.0,  # random weights: the next token is a near tie, which any other kernel breaks otherwise
     expected={
         "random_generate": {
-            "minimum": 0.0,
-            "maximum": 0.05,
-            "source": "random weights: this release shows speed, and its accuracy gates say nothing",
+            "minimum": 0.5,
+            "maximum": 1.0,
+            "source": "random weights: what the model itself said first, so its gates show no accuracy, only the way",
         }
     },
 )
@@ -104,7 +104,7 @@ class Load:
 def write_files(work: Path, host: Host, load: Load, subject: Subject) -> Path:
     """Write tasks, texts, prompts and configs below `work`; returns the directory of the configs."""
     configs = work / "configs"
-    if not (configs / "tasks").is_dir():
+    if not (configs / "workloads").is_dir():
         {DEMO: _copy_demo, TRAINED: _write_texts, RANDOM: _write_random_texts}[subject](configs)
     _write(configs / "deployments" / "local.yaml", _deployment(work, host))
     for target in host.targets:
@@ -126,13 +126,11 @@ def _write_texts(configs: Path) -> None:
 
 
 def _write_random_texts(configs: Path) -> None:
-    """Words that `llama_8b` has tokens for."""
+    """Words that `llama_8b` has tokens for; the task needs the model's own answers, and comes with it."""
     draw = random.Random(5)  # noqa: S311 - synthetic data, nothing secret
     (configs / "calibration").mkdir(parents=True)
     llama_words.write_calibration(configs / "calibration" / "texts.jsonl", 512, 512)
     _write_prompts(configs, (llama_words.random_words(draw, 255) for _ in range(2000)))
-    items = [{"prompt": llama_words.random_words(draw, 40), "answer": "w0 w0"} for _ in range(200)]
-    trained_tasks.write_generate_task(configs / "tasks", "random_generate", items)
 
 
 def _write_prompts(configs: Path, prompts: Iterable[str]) -> None:

@@ -131,13 +131,15 @@ def write_tasks(directory: Path, choice_items: int, generate_items: int) -> None
     write_generate_task(directory, "trained_generate", generate)
 
 
-def write_generate_task(directory: Path, name: str, items: Sequence[Mapping[str, object]]) -> None:
-    """Write a task whose answers are to be written: items of `prompt` and `answer`."""
+def write_generate_task(
+    directory: Path, name: str, items: Sequence[Mapping[str, object]], longest_answer: int = 24
+) -> None:
+    """Write a task whose answers are to be written: items of `prompt` and `answer`, of at most so many tokens."""
     stripped = [{"function": "regex", "regex_pattern": r"^\s*(.*?)\s*$"}, {"function": "take_first"}]
     generated = {
         "output_type": "generate_until",
         "doc_to_target": "{{answer}}",
-        "generation_kwargs": {"until": ["\n"], "do_sample": False, "max_gen_toks": 24},
+        "generation_kwargs": {"until": ["\n"], "do_sample": False, "max_gen_toks": longest_answer},
         "filter_list": [{"name": "stripped", "filter": stripped}],
         "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
     }
