@@ -201,6 +201,7 @@ class Questions:
         score = self._scores[name]
         values = scored_values(task, item.document, item.instances, score.metric.filter)
         generative = task.OUTPUT_TYPE == "generate_until"
+        options = _generation_options(item.instances[0]) if generative else {}
         return ScoredItem(
             task=name,
             item_id=number,
@@ -210,7 +211,17 @@ class Questions:
             cluster=item.cluster,
             prompt=str(item.instances[0].args[0]) if generative else "",
             completion=str(item.instances[0].resps[0]) if generative else "",
+            stop=tuple(word for word in options.get("until", ()) if word),
+            maximum_tokens=options.get("max_gen_toks"),
         )
+
+
+def _generation_options(instance: Instance) -> Mapping[str, Any]:
+    """What the task asks of a generation, with lm-eval's defaults."""
+    from lm_eval.models.utils import normalize_gen_kwargs
+
+    options: Mapping[str, Any] = normalize_gen_kwargs(instance.args[1])
+    return options
 
 
 def _answers(model: LM, kind: str, instances: Sequence[Instance]) -> list[Any]:

@@ -13,6 +13,7 @@ from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import Frozen
 
 GOLDEN_FILE = "golden.jsonl"
+_HALF_A_CHARACTER = "\ufffd"
 
 
 class GoldenPrompt(Frozen):
@@ -22,6 +23,8 @@ class GoldenPrompt(Frozen):
         prompt: Sent as it is.
         completion: The text that must come back.
         maximum_tokens: Output limit to ask for; `max_tokens` in the file, as in the server's requests.
+        stop: Words at which the evaluation ended an answer; a server is not asked to, and goes on.
+        goes_on: The evaluation had a higher limit, so that `completion` may be longer than what comes back.
     """
 
     model_config = ConfigDict(populate_by_name=True)
@@ -29,26 +32,57 @@ class GoldenPrompt(Frozen):
     prompt: str = Field(min_length=1)
     completion: str
     maximum_tokens: int = Field(ge=1, alias="max_tokens")
+    stop: tuple[str, ...] = ()
+    goes_on: bool = False
+
+    def compared(self, text: str, *, was_cut: bool = True) -> tuple[str, str]:
+        """The part of the completion that an answer must be, and the answer as the evaluation would have taken it.
+
+        Both without white space at their ends, which detokenizers treat differently.
+
+        Args:
+            text: The whole answer.
+            was_cut: It ended at `maximum_tokens`, as far as the caller knows.
+        """
+        ends = [end for word in self.stop if word and (end := text.find(word)) >= 0]
+        wanted, got = self.completion.strip(), text[: min(ends, default=len(text))].strip()
+        if self.goes_on and was_cut and not ends and (got := got.rstrip(_HALF_A_CHARACTER)):
+            wanted = wanted[: len(got)]
+        return wanted, got
 
 
 def golden_from_items(items: Sequence[ScoredItem], count: int, *, maximum_tokens: int) -> list[GoldenPrompt]:
     """Up to `count` golden prompts from an evaluation's generative items, spread evenly over all of them.
 
     A prompt that occurs twice is taken once; items without a completion (nothing was generated) are left out.
+
+    Args:
+        items: Of an evaluation.
+        count: Most of them.
+        maximum_tokens: Most tokens that a server is asked for; fewer where the task asked for fewer.
     """
-    prompts = {item.prompt: item.completion for item in items if item.generative and item.prompt and item.completion}
-    pairs = list(prompts.items())
-    taken = min(count, len(pairs))
-    chosen = (pairs[number * len(pairs) // taken] for number in range(taken))
+    by_prompt = {item.prompt: item for item in items if item.generative and item.prompt and item.completion}
+    told = list(by_prompt.values())
+    taken = min(count, len(told))
+    chosen = (told[number * len(told) // taken] for number in range(taken))
     return [
-        GoldenPrompt(prompt=prompt, completion=completion, maximum_tokens=maximum_tokens)
-        for prompt, completion in chosen
+        GoldenPrompt(
+            prompt=item.prompt,
+            completion=item.completion,
+            maximum_tokens=min(maximum_tokens, item.maximum_tokens or maximum_tokens),
+            stop=item.stop,
+            goes_on=(item.maximum_tokens or 0) > maximum_tokens,
+        )
+        for item in chosen
     ]
 
 
 def write_golden(repository: Path, golden: Iterable[GoldenPrompt]) -> None:
     """Write the golden prompts of a model repository."""
-    lines = (json.dumps(prompt.model_dump(by_alias=True), ensure_ascii=False) + "\n" for prompt in golden)
+    lines = (
+        json.dumps(prompt.model_dump(by_alias=True, exclude_defaults=True), ensure_ascii=False) + "\n"
+        for prompt in golden
+    )
     with (repository / GOLDEN_FILE).open("w", encoding="utf-8", newline="\n") as stream:
         stream.writelines(lines)
 

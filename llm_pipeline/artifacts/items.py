@@ -25,6 +25,8 @@ class ScoredItem(Frozen):
         cluster: What the item belongs to with others (a passage, a template); empty when it stands for itself.
         prompt: The rendered prompt; empty for log-likelihood items.
         completion: What the model produced; empty for log-likelihood items.
+        stop: Words at which its text ends; none for log-likelihood items.
+        maximum_tokens: Most tokens of its text; None for log-likelihood items.
         chance: What guessing scores here on average, from 0 to 1; None where that is not known. Of a baseline only.
     """
 
@@ -36,6 +38,8 @@ class ScoredItem(Frozen):
     cluster: str = ""
     prompt: str = ""
     completion: str = ""
+    stop: tuple[str, ...] = ()
+    maximum_tokens: int | None = None
     chance: float | None = None
 
 

@@ -28,7 +28,7 @@ def golden_match(golden: Sequence[GoldenPrompt], completions: Sequence[str]) -> 
         IntegrityError: It is below the floor.
     """
     pairs = list(zip(golden, completions, strict=True))
-    different = [(prompt, text) for prompt, text in pairs if prompt.completion.strip() != text.strip()]
+    different = [(prompt, text) for prompt, text in pairs if len(set(prompt.compared(text))) > 1]
     fraction = 1 - len(different) / len(pairs)
     log.info("compared with the golden prompts", prompts=len(pairs), golden_match_fraction=fraction)
     if fraction < LEAST_GOLDEN_MATCH:

@@ -50,3 +50,22 @@ def test_only_generative_items_with_an_answer_become_golden_and_each_prompt_once
 
 def test_no_generative_item_gives_no_golden_prompt():
     assert golden_from_items([item(1, "b", generative=False)], 10, maximum_tokens=5) == []
+
+
+def test_an_answer_is_compared_as_the_evaluation_would_have_taken_it():
+    short = golden_from_items(
+        [item(1, "p", "9").model_copy(update={"stop": ("\n", "Question:"), "maximum_tokens": 4})], 1, maximum_tokens=32
+    )[0]
+    assert short.maximum_tokens == 4
+    assert short.compared(" 9\nQuestion: and then?") == ("9", "9")
+    assert short.compared("97") == ("9", "97")
+    assert short.compared("") == ("9", "")
+
+
+def test_a_completion_longer_than_what_a_server_is_asked_for_is_compared_as_far_as_the_answer_goes():
+    asked = item(1, "p", "It is nine because").model_copy(update={"maximum_tokens": 256})
+    long = golden_from_items([asked], 1, maximum_tokens=3)[0]
+    assert long.compared(" It is nine") == ("It is nine", "It is nine")
+    assert long.compared(" It is ten") == ("It is nin", "It is ten")
+    assert long.compared("It is", was_cut=False) == ("It is nine because", "It is")
+    assert long.compared("") == ("It is nine because", "")

@@ -55,21 +55,22 @@ def _parity(golden: Sequence[GoldenPrompt], answers: Sequence[Generation], polic
 
 
 def _common(prompt: GoldenPrompt, answer: Generation) -> float:
-    """Share of the longer text that is equal from its start, less white space at the ends; 0 without an answer.
-
-    Detokenizers treat white space at the ends differently.
-    """
-    wanted, got = prompt.completion.strip(), answer.text.strip()
+    """Share of the longer text that is equal from its start; 0 without an answer."""
     if not answer.ok:
         return 0.0
+    wanted, got = _compared(prompt, answer)
     return _first_difference(wanted, got) / max(len(wanted), len(got), 1) if wanted != got else 1.0
+
+
+def _compared(prompt: GoldenPrompt, answer: Generation) -> tuple[str, str]:
+    return prompt.compared(answer.text, was_cut=answer.finish_reason == "length")
 
 
 def _difference(prompt: GoldenPrompt, answer: Generation) -> str:
     """How an answer differs, from just before the place where it does."""
     if not answer.ok:
         return f"{_cut(prompt.prompt)!r} gave {answer.error!r}"
-    wanted, got = prompt.completion.strip(), answer.text.strip()
+    wanted, got = _compared(prompt, answer)
     place = _first_difference(wanted, got)
     where = f" from character {place} on" if place else ""
     return f"{_cut(prompt.prompt)!r} gave {_cut(got[place:])!r} instead of {_cut(wanted[place:])!r}{where}"
