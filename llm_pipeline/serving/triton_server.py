@@ -9,6 +9,7 @@ The state directory holds the pid record, the log, what is being served, and the
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -45,6 +46,7 @@ from llm_pipeline.serving.triton_runtime import (
     server_reads,
 )
 
+GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _EXIT_TIMEOUT_SECONDS = 5
 _GRACE_SECONDS = _EXIT_TIMEOUT_SECONDS + 7.0  # Triton itself needs about 3 s after the last request
 _log = get_logger(__name__)
@@ -340,8 +342,10 @@ def _get(port: int, path: str) -> tuple[int, str]:
 
 
 def _gpu_variables(ports: ServerPorts) -> dict[str, str]:
-    """The GPUs that the server sees; nothing where it sees what its worker does."""
-    return {} if ports.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, ports.gpus))}
+    """The GPUs that the server sees: those of its place, else those of this process, which may not have all."""
+    if ports.gpus is not None:
+        return {GPUS_VARIABLE: ",".join(map(str, ports.gpus))}
+    return {GPUS_VARIABLE: os.environ[GPUS_VARIABLE]} if GPUS_VARIABLE in os.environ else {}
 
 
 def _environment_digest(environment: Mapping[str, str] | None) -> str:

@@ -224,6 +224,11 @@ def test_nothing_of_our_environment_leaks_into_the_server_and_it_sees_its_own_gp
     assert environment["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
+def test_a_server_whose_place_names_no_gpus_sees_those_of_its_worker(slot, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert psutil.Process(slot.start().pid).environ()["CUDA_VISIBLE_DEVICES"] == "1"
+
+
 def test_ports_are_loopback_only(slot):
     server = slot.start()
     wanted: ServerPorts = server.ports
