@@ -42,6 +42,7 @@ print(json.dumps({
 
 _INHERITED = ("LANG", "LC_ALL", "TZ", "USER")  # never a token, never PYTHONPATH
 _HOME, _TEMPORARY = "home", "tmp"
+_OWN_SERVER_VARIABLE = "LLM_PIPELINE_OWN_SERVER"  # see `serving/models/served_model.py`
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 _OF_THE_CONTAINER = (
     "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES",
@@ -207,12 +208,14 @@ def server_environment(
 ) -> dict[str, str]:
     """The server's whole environment: of ours, nothing but the user, the locale and the time zone leaks into it.
 
-    An installed server also gets what its container says of libraries and GPUs. Servers fetch and report nothing.
-    What libraries keep in the home directory, such as kernels compiled for a GPU, goes below `state`.
+    An installed server also gets what its container says of libraries and GPUs. Servers fetch and report nothing, and
+    end with the process of their model. What libraries keep in the home directory, such as kernels compiled for a GPU,
+    goes below `state`.
     """
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     own = {"HOME": str(state / _HOME), "TMPDIR": str(state / _TEMPORARY)}
-    return {**inherited, **own, **_places(home, interpreter), **OFFLINE, **(additions or {})}
+    places = _places(home, interpreter)
+    return {**inherited, **own, **places, **OFFLINE, _OWN_SERVER_VARIABLE: "1", **(additions or {})}
 
 
 def server_reads(

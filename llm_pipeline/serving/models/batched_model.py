@@ -104,7 +104,7 @@ class TritonPythonModel(served_model.ServedModel):
     def finalize(self) -> None:
         """Stop the threads; requests that are still live end as cancelled."""
         self._stopping = True
-        self._places.close()
+        self.close()
         self._batcher.wake()
         self._thread.join(base.SHUTDOWN_SECONDS)
         self._batcher.stop()

@@ -62,7 +62,7 @@ class TritonPythonModel(served_model.ServedModel):
 
     def finalize(self) -> None:
         """End what is live as cancelled, at its next token."""
-        self._places.close()
+        self.close()
         self._stopping.set()
         self._threads.shutdown(wait=True)
 

@@ -100,7 +100,7 @@ class TritonPythonModel(served_model.ServedModel):
 
     def finalize(self) -> None:
         """End what is live as cancelled, then the loop and the engine."""
-        self._places.close()
+        self.close()
         ended = asyncio.run_coroutine_threadsafe(self._end_all(), self._loop)
         with contextlib.suppress(TimeoutError):  # an engine that hangs is shut down all the same
             ended.result(base.SHUTDOWN_SECONDS)

@@ -106,7 +106,7 @@ class TritonPythonModel(served_model.ServedModel):
         """Stop the thread; requests that are still live end as cancelled."""
         with self._condition:
             self._stopping = True
-            self._places.close()
+            self.close()
             self._condition.notify()
         self._thread.join(base.SHUTDOWN_SECONDS)
         self._pipeline = None

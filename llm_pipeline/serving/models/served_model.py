@@ -6,11 +6,17 @@ standard library and triton_python_backend_utils.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
+import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
@@ -21,6 +27,16 @@ else:
     import llm_model_base as base
 
 GAUGE_SECONDS = 0.1
+OWN_SERVER_VARIABLE = "LLM_PIPELINE_OWN_SERVER"
+"""Set by whoever started the server for this model alone: it may end with it."""
+_WATCH = """
+import os, select, signal, sys
+server = os.pidfd_open(int(sys.argv[1]))
+if not os.read(0, 1):
+    signal.pidfd_send_signal(server, signal.SIGTERM)
+    if not select.select([server], [], [], 10)[0]:
+        signal.pidfd_send_signal(server, signal.SIGKILL)
+"""
 
 
 @dataclass(frozen=True)
@@ -154,6 +170,32 @@ class Places:
             self._closed = True
 
 
+class ServerWatch:
+    """A process that ends the server when this one dies before `close`.
+
+    Triton (2.51) calls a model ready whose process has died: requests in flight were left without an answer for as
+    long as their clients waited, and all later ones failed. A server that has ended is seen by everybody.
+    """
+
+    def __init__(self) -> None:
+        command = [_python(), "-I", "-S", "-c", _WATCH, str(os.getppid())]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def close(self) -> None:
+        """Let this process end without the server."""
+        with contextlib.suppress(OSError):  # it has ended
+            self._process.communicate(b".")
+
+
+def _python() -> str:
+    """This environment's interpreter; the program of Triton's stub is none."""
+    if Path(sys.executable or "").name.startswith("python"):
+        return sys.executable
+    return shutil.which("python3") or "python3"
+
+
 class ServedModel:
     """Base of the classes `TritonPythonModel` that Triton calls."""
 
@@ -170,7 +212,15 @@ class ServedModel:
         self._drill = base.Drill.from_environment()
         self._metrics = Metrics()
         self._places = Places(self._limits, self._metrics)
+        self._server_watch: ServerWatch | None = None
         return parameters
+
+    def close(self) -> None:
+        """Refuse all further requests, and let this process end without the server."""
+        self._places.close()
+        if self._server_watch:
+            self._server_watch.close()
+            self._server_watch = None
 
     def admit(self, requests: list[Any], accept: Callable[[Any, Any], Any], begin: Callable[[Any], object]) -> None:
         """Check requests and begin those that have a place; every answer goes through its response sender.
@@ -180,6 +230,9 @@ class ServedModel:
             accept: Reads one, with its response sender; raises `RefusedError`. Its result has a `prompt` of tokens.
             begin: Takes the result of `accept`.
         """
+        # Not before the first request: a model that does not load ends by itself.
+        if self._server_watch is None and os.environ.get(OWN_SERVER_VARIABLE):
+            self._server_watch = ServerWatch()
         for request in requests:
             sender = request.get_response_sender()
             try:

@@ -11,6 +11,7 @@ import shutil
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from served import ask, eventually, metric, post
 
@@ -140,6 +141,28 @@ def test_an_engine_that_dies_fails_its_requests_and_is_started_again(server):
     (answer,) = [ask(server, asking(f"{PROMPT}{DEADLY}"))]
     assert "the engine failed" in answer.error
     assert eventually(lambda: ask(server, asking(ignore_eos=True)).ok)
+
+
+def test_a_server_ends_with_the_process_of_its_model_and_leaves_nobody_waiting(serve, tmp_path):
+    state = tmp_path / "slot"
+    server = serve(state, 18640)
+    assert ask(server, asking()).ok
+    (stub,) = [one for one in psutil.Process(server.pid).children() if "stub" in one.name()]
+
+    async def killed_in_the_middle():
+        async with GenerationClient(server.http_url) as client:
+            waiting = asyncio.create_task(client.generate(asking(maximum_tokens=400, ignore_eos=True)))
+            await asyncio.sleep(0.1)
+            stub.kill()
+            return await waiting
+
+    started = time.monotonic()
+    answer = asyncio.run(killed_in_the_middle())
+    assert answer.error, "it cannot have been complete"
+    assert "no complete answer within" not in answer.error, time.monotonic() - started
+    assert eventually(lambda: not server.alive)
+    stop_server(state)
+    assert eventually(lambda: engines(state) == [])
 
 
 def test_a_stopped_server_leaves_no_engine_and_had_time_to_say_so(serve, tmp_path):
