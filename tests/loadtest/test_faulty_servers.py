@@ -142,8 +142,11 @@ def test_a_server_that_becomes_slow_misses_its_service_level_and_nothing_else(se
 
     server.order()
     outcome = load_tested(server, source, slow, timeout_seconds=60.0)  # what waits in its queue is late, not lost
-    assert outcome.judgement.verdict is Verdict.NO_GO
-    assert {"service level met", "whole answer in time"} <= reasons(outcome)
+    # Requests of an overloaded server wait for one another: they count as few, and often as too few to decide.
+    assert outcome.judgement.verdict in (Verdict.NO_GO, Verdict.INCONCLUSIVE)
+    measured = {fact.name: fact.measured for fact in outcome.judgement.evidence}
+    assert measured["service level met"] < POLICY.attainment
+    assert measured["whole answer in time"] < POLICY.attainment
     assert faults(outcome) == {}
 
 

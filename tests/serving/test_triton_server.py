@@ -171,15 +171,17 @@ def test_draining_lets_a_request_in_flight_end(slot):
     client = subprocess.Popen(
         [sys.executable, "-c", _CLIENT, str(server.ports.http)], stdout=subprocess.PIPE, text=True
     )
-    time.sleep(0.5)
+    assert client.stdout.readline().strip() == "sent"
+    time.sleep(0.5)  # the server has read it
     slot.stop(drain_seconds=10)
-    assert client.communicate(timeout=10)[0].strip() == "40"
+    assert client.communicate(timeout=30)[0].strip() == "40"
 
 
 _CLIENT = """
 import http.client, json, sys
 connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]))
 connection.request("POST", "/v2/models/llm/generate", json.dumps({"text_input": "w", "max_tokens": 40}))
+print("sent", flush=True)
 print(json.loads(connection.getresponse().read())["output_tokens"])
 """
 
