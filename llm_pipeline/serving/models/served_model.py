@@ -213,6 +213,7 @@ class ServedModel:
         self._metrics = Metrics()
         self._places = Places(self._limits, self._metrics)
         self._server_watch: ServerWatch | None = None
+        self._has_answered = False
         return parameters
 
     def close(self) -> None:
@@ -230,9 +231,9 @@ class ServedModel:
             accept: Reads one, with its response sender; raises `RefusedError`. Its result has a `prompt` of tokens.
             begin: Takes the result of `accept`.
         """
-        # Not before the first request: a model that does not load ends by itself.
-        if self._server_watch is None and os.environ.get(OWN_SERVER_VARIABLE):
-            self._server_watch = ServerWatch()
+        if not self._has_answered:  # a model that does not load ends by itself
+            self._has_answered = True
+            self._watch_server()
         for request in requests:
             sender = request.get_response_sender()
             try:
@@ -243,6 +244,14 @@ class ServedModel:
                 base.send(sender, base.error_answer(refusal))
             else:
                 begin(live)
+
+    def _watch_server(self) -> None:
+        if not os.environ.get(OWN_SERVER_VARIABLE):
+            return
+        try:
+            self._server_watch = ServerWatch()
+        except OSError as error:  # a server that serves matters more
+            pb_utils.Logger.log_warn(f"llm: the server does not end with this process: {error}")
 
     def reply_to(self, asked: base.Inputs, sender: Any, input_tokens: int) -> base.Reply:
         """The reply to an accepted request, still empty."""
