@@ -13,6 +13,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from store_history import GO, MODEL, NO_GO, TARGET, History
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.canary.pause_request import PauseRequest, pause_name
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, set_current_canary
+from llm_pipeline.canary.record import record_name as canary_name
 from llm_pipeline.cli import main
 from llm_pipeline.config.store import Signing
 from llm_pipeline.inspection.comparison import changes
@@ -213,6 +216,26 @@ class TestShowing:
         assert "download checkpoint" in output
         assert "margin: 0.05" in output
         assert f"serves    production:{MODEL}/{TARGET}" in output
+
+    def test_a_release_whose_canary_is_paused_says_by_whom_and_until_when_and_its_list_does(self, history, run):
+        record = CanaryRecord(
+            release_id=SECOND, target=TARGET, repository=ref_of(history, SECOND, "model_repository"), stable="blue",
+            candidate="green", began_at=0.0, phase=Phase.BAKING,
+        )  # fmt: skip
+        journal = CanaryJournal(history.store, SECOND, TARGET)
+        journal.load()
+        journal.save(record)
+        set_current_canary(history.store, TARGET, SECOND)
+        asked = PauseRequest(attempt=0.0, by="alice", since=0.0, deadline_seconds=3600)
+        history.store.write_document(pause_name(SECOND, TARGET), asked.model_dump(), None)
+        paused = "paused by alice since 1970-01-01 00:00:00 UTC; rolled back at 1970-01-01 01:00:00 UTC"
+        try:
+            assert f"canary    {TARGET} {paused}" in run("show", SECOND)[1]
+            assert f"{TARGET} {paused}" in run("ls")[1]
+            assert json.loads(run("ls", "--json")[1])[0]["pauses"][0]["by"] == "alice"
+        finally:
+            for name in (pause_name(SECOND, TARGET), f"canaries/{TARGET}.json", canary_name(SECOND, TARGET)):
+                history.store.delete_document(name)
 
     def test_an_artifact_with_its_files_provenance_and_users(self, history, run):
         ref = ref_of(history, FIRST, "model_repository")

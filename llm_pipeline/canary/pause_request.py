@@ -7,6 +7,8 @@ and is kept by whoever continues it.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.documents import understood
@@ -44,6 +46,32 @@ class PauseRequest(Frozen):
         """Who paused it and what becomes of it, for logs and people."""
         why = f" ({self.why})" if self.why else ""
         return f"{self.by} paused it{why}; rolled back if nobody resumes it within {self.deadline_seconds:.0f} s"
+
+
+class StandingPause(Frozen):
+    """Why a canary does not go on now. Times are seconds since 1970.
+
+    Attributes:
+        by: The person who paused it; empty where its controller did.
+        why: In that person's words, or the controller's reason; may be empty.
+        until: It is rolled back then, unless somebody resumes it or answers.
+    """
+
+    place: str
+    by: str
+    why: str
+    since: float
+    until: float
+
+    def __str__(self) -> str:
+        by = f" by {self.by}" if self.by else ""
+        why = f" ({self.why})" if self.why else ""
+        return f"paused{by} since {utc(self.since)}{why}; rolled back at {utc(self.until)} unless somebody acts"
+
+
+def utc(at: float) -> str:
+    """Seconds since 1970 as people read them."""
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def pause_name(release_id: str, target: str) -> str:

@@ -19,7 +19,7 @@ from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.analysis import AnalysisState, Look
 from llm_pipeline.canary.arm_counts import NOTHING_IN_FLIGHT, InFlight
 from llm_pipeline.canary.events import CanaryEvent, EventKind, with_event
-from llm_pipeline.canary.pause_request import PauseRequest
+from llm_pipeline.canary.pause_request import PauseRequest, StandingPause, read_pause
 from llm_pipeline.canary.router import RouteState, SlotName
 from llm_pipeline.canary.sources.arm_metrics import MetricsCursor
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
@@ -334,6 +334,20 @@ def take_over(store: ArtifactStore, target: str) -> None:
 def read_record(store: ArtifactStore, release_id: str, target: str) -> CanaryRecord | None:
     """The record of a canary, for readers."""
     return CanaryJournal(store, release_id, target).load()
+
+
+def standing_pause(store: ArtifactStore, record: CanaryRecord) -> StandingPause | None:
+    """What keeps a canary from going on: a person's pause, or else its controller's own; None for neither."""
+    if record.settled or record.phase is Phase.ROLLING_BACK:
+        return None
+    asked, own = read_pause(store, record.release_id, record.target), record.pause
+    if asked is not None and asked.holds(record.began_at):
+        until = asked.since + asked.deadline_seconds
+        return StandingPause(place=record.target, by=asked.by, why=asked.why, since=asked.since, until=until)
+    if record.phase is Phase.PAUSED and own is not None:
+        until = own.since + own.deadline_seconds
+        return StandingPause(place=record.target, by="", why=own.reason.value, since=own.since, until=until)
+    return None
 
 
 def read_events(store: ArtifactStore, release_id: str, target: str, *, after: int = 0) -> tuple[CanaryEvent, ...]:

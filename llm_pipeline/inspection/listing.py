@@ -15,8 +15,9 @@ from pydantic import Field
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Verdict
+from llm_pipeline.canary.pause_request import StandingPause
 from llm_pipeline.flow import Flow
-from llm_pipeline.inspection.release_artifacts import DamagedRow
+from llm_pipeline.inspection.release_artifacts import DamagedRow, standing_pauses
 from llm_pipeline.inspection.table import aligned, readable_bytes, readable_time
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import read_stage_record, record_name
@@ -38,6 +39,7 @@ class ReleaseRow(Frozen):
         verdict: GO once it was settled, else that of the gate that stopped it; empty while it is open.
         reached: The stage, with its subject, that ran last.
         serves: The pointers that name it.
+        pauses: Its canaries that are paused.
     """
 
     release_id: str
@@ -48,6 +50,7 @@ class ReleaseRow(Frozen):
     verdict: str
     reached: str
     serves: tuple[str, ...]
+    pauses: tuple[StandingPause, ...] = ()
 
 
 class ArtifactRow(Frozen):
@@ -146,16 +149,18 @@ def release_rows(store: ArtifactStore) -> list[ReleaseRow | DamagedRow]:
     for placed in pointers:
         for reference in placed.references():
             serves.setdefault(reference.pointer.release_id, []).append(f"{reference.name} {placed.target}")
-    rows, damaged = [], [DamagedRow.of(one) for one in unreadable]
+    pauses, unclear = standing_pauses(store)
+    rows, damaged = [], [*(DamagedRow.of(one) for one in unreadable), *unclear]
     for name in release_ids(store):
         try:
-            rows.append(_release_row(Flow(store, read_record(store, name)), tuple(serves.get(name, ()))))
+            flow = Flow(store, read_record(store, name))
+            rows.append(_release_row(flow, tuple(serves.get(name, ())), tuple(pauses.get(name, ()))))
         except PipelineError as error:
             damaged.append(DamagedRow(document=f"releases/{name}", problem=str(error)))
     return [*sorted(rows, key=lambda row: row.resolved_at, reverse=True), *damaged]
 
 
-def _release_row(flow: Flow, serves: tuple[str, ...]) -> ReleaseRow:
+def _release_row(flow: Flow, serves: tuple[str, ...], pauses: tuple[StandingPause, ...]) -> ReleaseRow:
     results = sorted(flow.results().values(), key=lambda result: result.timings.started_at)
     working = [result for result in results if not clears_up(result.stage)]
     return ReleaseRow(
@@ -167,6 +172,7 @@ def _release_row(flow: Flow, serves: tuple[str, ...]) -> ReleaseRow:
         verdict=_last_word(results),
         reached=f"{working[-1].stage} {working[-1].subject}".strip() if working else "",
         serves=serves,
+        pauses=pauses,
     )
 
 
@@ -301,7 +307,7 @@ LISTINGS: Mapping[str, Listing] = {
             "model": lambda row: f"{row.model}@{row.commit[:8]}",
             "resolved (UTC)": lambda row: readable_time(row.resolved_at),
             "verdict": lambda row: row.verdict or "open",
-            "reached": lambda row: row.reached,
+            "reached": lambda row: "; ".join([row.reached, *(f"{pause.place} {pause}" for pause in row.pauses)]),
             "serves": lambda row: ", ".join(row.serves),
         },
     ),

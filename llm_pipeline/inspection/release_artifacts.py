@@ -1,11 +1,15 @@
-"""Which artifacts belong to a release, who uses an artifact, and what stands for a document that cannot be read."""
+"""What the store says of a release: its artifacts, who uses them, its paused canaries, and what cannot be read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePosixPath
 
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.records import ArtifactRef, Frozen
+from llm_pipeline.canary.pause_request import StandingPause
+from llm_pipeline.canary.record import current_canary, standing_pause
+from llm_pipeline.canary.record import read_record as read_canary
 from llm_pipeline.flow import Flow
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.record import ReleaseRecord, read_record
@@ -75,6 +79,22 @@ def users_of(store: ArtifactStore, ref: ArtifactRef) -> tuple[list[str], list[Da
         users += [f"{release_id}: {name}" for name, used in release_artifacts(flow.record, results) if used == ref]
         damaged += not_read
     return users, damaged
+
+
+def standing_pauses(store: ArtifactStore) -> tuple[dict[str, list[StandingPause]], list[DamagedRow]]:
+    """The canaries that are paused now, by release; and the documents that do not say."""
+    pauses: dict[str, list[StandingPause]] = {}
+    damaged = []
+    for name in store.list_documents("canaries"):
+        place = PurePosixPath(name).stem
+        try:
+            release_id = current_canary(store, place)
+            record = read_canary(store, release_id, place) if release_id else None
+            if record is not None and (pause := standing_pause(store, record)) is not None:
+                pauses.setdefault(record.release_id, []).append(pause)
+        except PipelineError as error:
+            damaged.append(DamagedRow(document=name, problem=str(error)))
+    return pauses, damaged
 
 
 def _in_order(results: Iterable[StageResult]) -> list[StageResult]:

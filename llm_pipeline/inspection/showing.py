@@ -13,9 +13,16 @@ from pydantic import JsonValue
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef, Frozen
+from llm_pipeline.canary.pause_request import StandingPause
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.flow import Flow
-from llm_pipeline.inspection.release_artifacts import DamagedRow, readable_results, release_artifacts, users_of
+from llm_pipeline.inspection.release_artifacts import (
+    DamagedRow,
+    readable_results,
+    release_artifacts,
+    standing_pauses,
+    users_of,
+)
 from llm_pipeline.inspection.table import aligned, labelled, readable_bytes, readable_time, shortened
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import KeyContent, read_stage_record
@@ -70,6 +77,7 @@ class ReleaseView(_View):
 
     Attributes:
         pointers: Those that name it.
+        pauses: Its canaries that are paused.
         config: The release config as resolved.
         results: In the order they ran.
     """
@@ -81,6 +89,7 @@ class ReleaseView(_View):
     resolved_at: datetime
     deployment: str
     pointers: tuple[str, ...]
+    pauses: tuple[StandingPause, ...] = ()
     config: dict[str, JsonValue]
     results: tuple[StageResult, ...]
     artifacts: tuple[NamedArtifact, ...]
@@ -92,6 +101,7 @@ class ReleaseView(_View):
             ("licence", self.license or "not stated"),
             ("resolved", f"{readable_time(self.resolved_at)} UTC, for deployment {self.deployment}"),
             ("serves", ", ".join(self.pointers) or "nowhere"),
+            *(("canary", f"{pause.place} {pause}") for pause in self.pauses),
         ]
         yield from labelled(facts)
         yield from ("", "results")
@@ -212,6 +222,7 @@ def _release(flow: Flow) -> ReleaseView:
     pointers, unreadable = readable_pointers(flow.store)
     pointing = [reference for placed in pointers for reference in placed.references()]
     results, damaged = readable_results(flow)
+    pauses, unclear = standing_pauses(flow.store)
     return ReleaseView(
         release_id=record.release_id,
         model=record.model.id,
@@ -220,10 +231,11 @@ def _release(flow: Flow) -> ReleaseView:
         resolved_at=record.created_at,
         deployment=record.deployment.name,
         pointers=tuple(str(item) for item in pointing if item.pointer.release_id == record.release_id),
+        pauses=tuple(pauses.get(record.release_id, ())),
         config=record.release.model_dump(mode="json"),
         results=tuple(results),
         artifacts=tuple(NamedArtifact(name=name, artifact=ref) for name, ref in release_artifacts(record, results)),
-        damaged=(*damaged, *(DamagedRow.of(one) for one in unreadable)),
+        damaged=(*damaged, *(DamagedRow.of(one) for one in unreadable), *unclear),
     )
 
 

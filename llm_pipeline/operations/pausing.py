@@ -8,11 +8,10 @@ at the same moment one is first, by compare-and-swap. Rollback and stop do not a
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.pause_request import PauseRequest, pause_name
+from llm_pipeline.canary.pause_request import PauseRequest, pause_name, utc
 from llm_pipeline.canary.record import CanaryRecord, Phase, current_canary, read_record
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood
@@ -47,7 +46,7 @@ def pause(store: ArtifactStore, place: str, *, by: str, why: str = "") -> Asked:
             return late
         if known is not None and known.holds(record.began_at):
             name = f"the canary of {record.release_id} on {place}"
-            return _unchanged(f"{known.by} paused {name} at {_readable(known.since)}")
+            return _unchanged(f"{known.by} paused {name} at {utc(known.since)}")
         asked = PauseRequest(
             attempt=record.began_at,
             by=by,
@@ -112,15 +111,11 @@ def _unchanged(why: str) -> Asked:
 
 def _paused(record: CanaryRecord, asked: PauseRequest) -> str:
     share = f"{record.share_percent:g} %"
-    until = _readable(asked.since + asked.deadline_seconds)
+    until = utc(asked.since + asked.deadline_seconds)
     return (
         f"paused: the canary of {record.release_id} keeps its {share} of the traffic on {record.target} from its next "
         f"look on; it is rolled back at {until} unless `llm-pipeline resume {record.target}` comes before"
     )
-
-
-def _readable(at: float) -> str:
-    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _write(store: ArtifactStore, record: CanaryRecord, request: PauseRequest, revision: str | None) -> bool:

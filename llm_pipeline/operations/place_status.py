@@ -9,6 +9,7 @@ from typing import Literal
 
 from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.canary.pause_request import StandingPause
 from llm_pipeline.canary.router import RouterCondition
 from llm_pipeline.canary.watchdog import RECENT_SECONDS
 from llm_pipeline.inspection.table import labelled, readable_time
@@ -95,6 +96,7 @@ class PlaceStatus(Frozen):
         previous: What they call the release before it.
         on_trial: The release whose canary has not ended; empty for none.
         on_trial_phase: Where that canary stands.
+        pause: Since when it waits, by whom and until when; None while it goes on.
         guard_heard_seconds: When the guard looked at the place last, seconds ago; None for never.
         problems: What does not fit together or does not run, one sentence each.
     """
@@ -106,6 +108,7 @@ class PlaceStatus(Frozen):
     previous: Pointer | None = None
     on_trial: str = ""
     on_trial_phase: str = ""
+    pause: StandingPause | None = None
     servers: tuple[ServerStatus, ...] = ()
     router: RouterStatus | None = None
     guard_heard_seconds: float | None = None
@@ -128,6 +131,7 @@ class PlaceStatus(Frozen):
             ("production", self._named(self.production)),
             ("previous", self._named(self.previous)),
             ("on trial", f"{self.on_trial} ({self.on_trial_phase})" if self.on_trial else ""),
+            ("", str(self.pause) if self.pause else ""),
             *((server.slot, str(server)) for server in self.servers),
             ("router", str(self.router) if self.router else ""),
             ("guard", self._guard() if self.router else ""),

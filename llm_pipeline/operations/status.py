@@ -13,7 +13,7 @@ from pathlib import Path
 from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.open_router import router_as_it_is
-from llm_pipeline.canary.record import CanaryRecord, current_canary, read_record
+from llm_pipeline.canary.record import CanaryRecord, current_canary, read_record, standing_pause
 from llm_pipeline.canary.router import RouterCondition, RouteState, SlotName, TellsCondition, TrafficRouter
 from llm_pipeline.canary.slots import slot_ports, slot_state, slots_of
 from llm_pipeline.canary.watchdog import RECENT_SECONDS, read_sign
@@ -124,6 +124,7 @@ class _Look:
             "health": judge_health(pointers, servers, router, problems),
             "on_trial": on_trial.release_id if on_trial is not None else "",
             "on_trial_phase": on_trial.standing if on_trial is not None else "",
+            "pause": standing_pause(self._store, on_trial) if on_trial is not None else None,
             "servers": (*servers.values(), *self._staging(names)),
             "router": router,
             "guard_heard_seconds": heard,

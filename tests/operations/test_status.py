@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,7 +11,16 @@ import yaml
 
 from llm_pipeline.base.errors import ConfigError, ExitCode, Transient
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name, set_current_canary
+from llm_pipeline.canary.pause_request import PauseRequest, pause_name
+from llm_pipeline.canary.record import (
+    CanaryJournal,
+    CanaryRecord,
+    Pause,
+    PauseReason,
+    Phase,
+    lease_name,
+    set_current_canary,
+)
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_deployment
@@ -159,12 +169,46 @@ def test_whoever_moves_traffic_now_is_not_disturbed(deployment, store) -> None:
                 act(store, deployment, "cpu")
 
 
-def test_production_is_not_stopped_under_a_canary(deployment, store) -> None:
+def on_trial(store: ArtifactStore, **changes: object) -> CanaryRecord:
     record = CanaryRecord(
         release_id="r2", target="cpu", repository=REPOSITORY, stable="blue", candidate="green", began_at=0.0,
         phase=Phase.BAKING,
-    )  # fmt: skip
+    ).model_copy(update=changes)  # fmt: skip
     CanaryJournal(store, "r2", "cpu").save(record)
     set_current_canary(store, "cpu", "r2")
+    return record
+
+
+def test_production_is_not_stopped_under_a_canary(deployment, store) -> None:
+    on_trial(store)
     with pytest.raises(ConfigError, match="r2 is on trial at cpu"):
         stop_production(store, deployment, "cpu")
+
+
+def test_a_paused_canary_says_since_when_by_whom_and_until_when(deployment, store, capsys) -> None:
+    (Path(deployment.state_root) / "cpu").mkdir(parents=True)
+    on_trial(store)
+    main(["status"])
+    assert "unless somebody acts" not in capsys.readouterr().out
+    asked = PauseRequest(attempt=0.0, by="alice", why="the dashboard looks odd", since=0.0, deadline_seconds=3600)
+    name = pause_name("r2", "cpu")
+    revision = store.write_document(name, asked.model_dump(), None)
+    main(["status"])
+    shown = (
+        "paused by alice since 1970-01-01 00:00:00 UTC (the dashboard looks odd); "
+        "rolled back at 1970-01-01 01:00:00 UTC unless somebody acts"
+    )
+    assert shown in capsys.readouterr().out
+    main(["status", "--json"])
+    assert json.loads(capsys.readouterr().out)["places"][0]["pause"]["until"] == 3600.0
+    store.write_document(name, asked.model_copy(update={"resumed_at": 1.0}).model_dump(), revision)
+    main(["status"])
+    assert "unless somebody acts" not in capsys.readouterr().out
+
+
+def test_a_canary_that_its_controller_paused_says_why(deployment, store, capsys) -> None:
+    (Path(deployment.state_root) / "cpu").mkdir(parents=True)
+    own = Pause(reason=PauseReason.UNDECIDED, percent=5.0, since=0.0, deadline_seconds=3600)
+    on_trial(store, phase=Phase.PAUSED, pause=own)
+    main(["status"])
+    assert "paused since 1970-01-01 00:00:00 UTC (undecided); rolled back at" in capsys.readouterr().out
