@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from llm_pipeline.base.errors import Transient
+from llm_pipeline.base.errors import PipelineError, Transient
 
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.002, 0.05
 _STOPPED_SECONDS = 2.0
@@ -37,21 +37,62 @@ def flocked(path: Path) -> Iterator[None]:
     Raises:
         HolderStopped: Whoever holds it is stopped.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
+    with _opened(path) as descriptor:
         _take(descriptor, path)
         yield
+
+
+@contextlib.contextmanager
+def flocked_within(path: Path, seconds: float, error: PipelineError) -> Iterator[None]:
+    """Hold a lock on a file, made if need be. Waits so long at most, whatever its holder does; 0 does not wait.
+
+    Raises:
+        PipelineError: The given one: another process held it all the time.
+    """
+    deadline = time.monotonic() + seconds
+    with _opened(path) as descriptor:
+        pause = _SHORTEST_PAUSE_SECONDS
+        while not _taken(descriptor):
+            if time.monotonic() >= deadline:
+                raise error
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        yield
+
+
+def is_flocked(path: Path) -> bool:
+    """Whether somebody holds the lock on a file; not if there is no such file."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        return not _taken(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        yield descriptor
     finally:
         fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child process that inherited the descriptor does not keep it
         os.close(descriptor)
 
 
+def _taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _take(descriptor: int, path: Path) -> None:
     pause, stopped_since = _SHORTEST_PAUSE_SECONDS, None
-    while True:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+    while not _taken(descriptor):
         if pause == _LONGEST_PAUSE_SECONDS:  # not for the moment that a lock is usually held
             pid, now = _stopped_holder(descriptor), time.monotonic()
             stopped_since = None if pid is None else stopped_since or now

@@ -6,7 +6,6 @@ LFS, Git's blob id for small ones of the hub. Killed at any byte, the same call 
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from threading import Event, Thread
 from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
 from llm_pipeline.base.directory_listing import walk_files
 from llm_pipeline.base.errors import ConfigError, Transient
+from llm_pipeline.base.file_lock import flocked_within
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.hub.checkpoint import check_checkpoint
 from llm_pipeline.hub.disk_space import Place, require_space
@@ -91,7 +91,8 @@ def download_model(
     partial = destination.with_name(f"{destination.name}.partial")
     destination.mkdir(parents=True, exist_ok=True)
     partial.mkdir(parents=True, exist_ok=True)
-    with _only_process(partial):
+    busy = Transient("another process downloads into this directory", where=str(partial))
+    with flocked_within(partial / "lock", 0.0, busy):
         missing = _missing_files(model, destination)
         transfer = Transfer(source, model, partial, limit or RateLimit(None))
         needed = sum(file.size for file in missing) - _bytes_in(transfer, missing)
@@ -102,16 +103,6 @@ def download_model(
     shutil.rmtree(partial)
     seconds = time.monotonic() - started
     return DownloadReport(len(model.files), model.size, len(missing), max(0, needed), seconds)
-
-
-@contextmanager
-def _only_process(partial: Path) -> Iterator[None]:
-    with (partial / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise Transient("another process downloads into this directory", where=str(partial)) from error
-        yield
 
 
 def _missing_files(model: PinnedModel, destination: Path) -> list[HubFile]:

@@ -7,7 +7,6 @@ by itself, its outcome. Whoever starts an attempt holds the lock of the director
 from __future__ import annotations
 
 import contextlib
-import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from pydantic import ValidationError
 from llm_pipeline.base import detached
 from llm_pipeline.base.directory_listing import list_directory
 from llm_pipeline.base.errors import from_document
+from llm_pipeline.base.file_lock import flocked
 from llm_pipeline.release.contract import OUTCOME, StageRequest, StageResult
 from llm_pipeline.runners.runner import Job
 
@@ -28,8 +28,7 @@ def locked_jobs(work_root: Path, request: StageRequest) -> Iterator[Path]:
     """The directory of all attempts at a stage's subject, locked against other starts."""
     base = work_root / "jobs" / request.release_id / f"{request.stage}.{request.subject}".rstrip(".")
     base.mkdir(parents=True, exist_ok=True)
-    with (base / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with flocked(base / "lock"):
         yield base
 
 

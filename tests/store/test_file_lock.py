@@ -14,7 +14,8 @@ import pytest
 
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base import file_lock
-from llm_pipeline.base.file_lock import HolderStopped, flocked
+from llm_pipeline.base.errors import Transient
+from llm_pipeline.base.file_lock import HolderStopped, flocked, flocked_within, is_flocked
 from llm_pipeline.canary.record import lease_name, take_over
 from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.lease import Lease, lease_of
@@ -87,6 +88,31 @@ def test_a_holder_that_runs_is_waited_for(tmp_path: Path) -> None:
         order.append("first")
     waiter.join(timeout=30)
     assert order == ["first", "second"]
+
+
+def test_a_bounded_wait_ends_with_the_given_error_whatever_the_holder_does(tmp_path: Path, stopped: Start) -> None:
+    holder = stopped(HOLDER, str(tmp_path / "lock"))
+    busy = Transient("somebody else works here", where=str(tmp_path))
+    for seconds in (0.0, 0.3):
+        with pytest.raises(Transient) as told, flocked_within(tmp_path / "lock", seconds, busy):
+            pass
+        assert told.value is busy
+    assert is_flocked(tmp_path / "lock")
+    holder.kill()
+    holder.wait()
+    assert not is_flocked(tmp_path / "lock"), "the kernel frees the lock of a dead process"
+    with flocked_within(tmp_path / "lock", 0.0, busy):
+        assert is_flocked(tmp_path / "lock")
+
+
+def test_who_asks_for_a_lock_makes_no_file_and_keeps_no_lock(tmp_path: Path) -> None:
+    assert not is_flocked(tmp_path / "none")
+    assert not is_flocked(tmp_path / "none" / "below")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "lock").touch()
+    assert not is_flocked(tmp_path / "lock")
+    with flocked_within(tmp_path / "lock", 0.0, Transient("it was kept", where="")):
+        pass
 
 
 def test_a_rollback_ends_an_owner_that_was_stopped_in_a_renewal(tmp_path: Path, stopped: Start) -> None:

@@ -7,7 +7,6 @@ starts it again.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import socket
@@ -24,6 +23,7 @@ from llm_pipeline.adapters.envoy.xds.files import replace_json
 from llm_pipeline.adapters.envoy.xds.messages import LOCAL_HOST
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.file_lock import flocked_within
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.router import RouterCondition, RouterUnavailable, RouteState, SlotName
 from llm_pipeline.config.router_place import EnvoyPlace
@@ -214,16 +214,8 @@ def _one_starter(state: Path, seconds: float) -> Iterator[None]:
         RouterUnavailable: Another one is at it for too long.
     """
     state.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + seconds
-    with (state / "start.lock").open("a+") as stream:
-        while True:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() > deadline:
-                    raise RouterUnavailable("another process is starting the router", where=str(state)) from error
-                time.sleep(0.05)
+    busy = RouterUnavailable("another process is starting the router", where=str(state))
+    with flocked_within(state / "start.lock", seconds, busy):
         yield
 
 

@@ -6,7 +6,6 @@ It is the one that we start (`envoy_process`), or one that runs already (`existi
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from llm_pipeline.adapters.envoy.xds.files import replace_json
 from llm_pipeline.adapters.envoy.xds.messages import LOCAL_HOST, address_text
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import Fenced
+from llm_pipeline.base.file_lock import flocked_within
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.access_log import AccessLog
 from llm_pipeline.canary.arm_names import ROUTES, STAT_PREFIX, candidate_of, plain_name, standby_of
@@ -338,20 +338,12 @@ class EnvoyRouter:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Serialise read-compare-write between processes; never waits for ever on a frozen one."""
-        deadline = time.monotonic() + self._lock_timeout
-        with self.files.lock.open("a+") as stream:
-            while True:
-                try:
-                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError as error:
-                    if time.monotonic() >= deadline:
-                        raise RouterUnavailable(
-                            "another process holds the lock of the routes",
-                            where=str(self.files.lock),
-                            hint="find the frozen process with fuser and end it",
-                        ) from error
-                    time.sleep(0.02)
+        busy = RouterUnavailable(
+            "another process holds the lock of the routes",
+            where=str(self.files.lock),
+            hint="find the frozen process with fuser and end it",
+        )
+        with flocked_within(self.files.lock, self._lock_timeout, busy):
             yield
 
 

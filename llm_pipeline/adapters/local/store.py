@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -27,7 +26,7 @@ from llm_pipeline.base.durable import (
     write_durably,
 )
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
-from llm_pipeline.base.file_lock import flocked
+from llm_pipeline.base.file_lock import flocked, is_flocked
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.store import StoreConfig
@@ -304,17 +303,7 @@ def _lock_name(ref: ArtifactRef) -> str:
 
 def _in_use(entry: Path) -> bool:
     """Whether a publication works in that directory."""
-    try:
-        descriptor = os.open(entry / _LOCK, os.O_RDWR)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    return is_flocked(entry / _LOCK)
 
 
 def _identity(directory: Path) -> tuple[int, int] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from llm_pipeline.base.errors import Transient
+from llm_pipeline.base.file_lock import flocked
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.store.manifest import Difference, Manifest, ManifestFile, differences
@@ -102,8 +102,7 @@ class Cache:
         """A lock that the kernel holds for this process only: a killed holder frees it."""
         locks = self._root / "locks"
         locks.mkdir(parents=True, exist_ok=True)
-        with (locks / f"{ref.kind}-{ref.digest}").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with flocked(locks / f"{ref.kind}-{ref.digest}"):
             yield
 
 
