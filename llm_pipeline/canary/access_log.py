@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from pydantic import BaseModel, ConfigDict
-
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.observations import ObservedRequest, SlotOfAddress, parse_line
 
 log = get_logger(__name__)
@@ -21,7 +20,7 @@ _RECENT_BYTES = 4 * 1024 * 1024
 _MARK_BYTES = 2048
 
 
-class LogCursor(BaseModel):
+class LogCursor(Frozen):
     """How far the access log has been read; survives rotation and restarts of the reader.
 
     Attributes:
@@ -30,8 +29,6 @@ class LogCursor(BaseModel):
         mark: What the last bytes before the offset are known by, so that another file of the same number, or the same
             one truncated and grown again, is noticed.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     inode: int = 0
     offset: int = 0

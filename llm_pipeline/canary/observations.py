@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Literal, TypedDict
 
-from pydantic import BaseModel, ConfigDict
-
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.arm_names import FAILOVER_SUFFIX, plain_name
 from llm_pipeline.canary.router import SlotName
 
@@ -112,10 +111,8 @@ class ObservedRequest:
         return time / (tokens - 1) if self.streaming and time is not None and tokens > 1 else None
 
 
-class ArmPoint(BaseModel):
+class ArmPoint(Frozen):
     """One arm in one interval of the timeline; latencies in milliseconds, None without requests."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     requests: int
     errors: int
@@ -131,15 +128,13 @@ class ArmPoint(BaseModel):
     abandoned: int = 0
 
 
-class TimelinePoint(BaseModel):
+class TimelinePoint(Frozen):
     """Both arms in one interval.
 
     Attributes:
         at_seconds: Start of the interval, seconds since the canary began.
         intended_share: Share of traffic that the candidate should have had at the interval's end.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     at_seconds: float
     intended_share: float

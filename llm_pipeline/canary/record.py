@@ -8,12 +8,10 @@ import time
 from datetime import datetime
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict
-
 from llm_pipeline.base.errors import Fenced
 from llm_pipeline.base.file_lock import HolderStopped
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
 from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.analysis import AnalysisState, Look
@@ -57,7 +55,7 @@ class PauseReason(StrEnum):
     APPROVAL = "approval"
 
 
-class Pause(BaseModel):
+class Pause(Frozen):
     """A canary that keeps its weights and waits for a person.
 
     Attributes:
@@ -65,8 +63,6 @@ class Pause(BaseModel):
         since: Seconds since 1970.
         deadline_seconds: So long it may wait; then it is rolled back.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     reason: PauseReason
     percent: float
@@ -83,17 +79,15 @@ class Pause(BaseModel):
         return now - self.since > self.deadline_seconds
 
 
-class Mark(BaseModel):
+class Mark(Frozen):
     """A moment of the canary: what happened, and the candidate's share from then on."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     at: float
     label: str
     share: float
 
 
-class PastAttempt(BaseModel):
+class PastAttempt(Frozen):
     """How an earlier run's canary of the same release ended.
 
     Attributes:
@@ -104,8 +98,6 @@ class PastAttempt(BaseModel):
         summary: The sentence that came with it.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     run: str
     began_at: float
     phase: Phase
@@ -114,10 +106,8 @@ class PastAttempt(BaseModel):
     summary: str
 
 
-class GuardRules(BaseModel):
+class GuardRules(Frozen):
     """What of a canary's policy matters once its controller is gone; see `CanaryPolicy`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     unwatched_seconds: float = 300.0
     pause_deadline_seconds: float = 14_400.0
@@ -126,7 +116,7 @@ class GuardRules(BaseModel):
     drain_seconds: float = 300.0
 
 
-class CanaryRecord(BaseModel):
+class CanaryRecord(Frozen):
     """One canary as stored. Times are seconds since 1970.
 
     Attributes:
@@ -164,8 +154,6 @@ class CanaryRecord(BaseModel):
         looks: The e-values over the canary's time, oldest first.
         shadow: What the comparison of answers before the first step found; nothing without one.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     release_id: str
     run: str = ""
@@ -268,10 +256,8 @@ def record_name(release_id: str, target: str) -> str:
     return f"releases/{release_id}/canary-{target}.json"
 
 
-class CurrentCanary(BaseModel):
+class CurrentCanary(Frozen):
     """Which release's canary a target had last: one a target, so that it is found without a search."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     release_id: str
 

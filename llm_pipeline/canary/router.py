@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.base.errors import Terminal, Transient, Unsupported
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.router_place import RouterModel
 
 SlotName = Literal["blue", "green"]
@@ -30,7 +31,7 @@ class RouterUnavailable(Transient):
     """The router cannot be read or written now."""
 
 
-class Mirror(BaseModel):
+class Mirror(Frozen):
     """A slot that gets copies of the users' requests; its answers are discarded.
 
     Attributes:
@@ -38,13 +39,11 @@ class Mirror(BaseModel):
         share: Basis points of all requests that are copied.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     slot: SlotName
     share: Annotated[int, Field(gt=0, le=ALL)]
 
 
-class RouteState(BaseModel):
+class RouteState(Frozen):
     """The state that a router is to have.
 
     Attributes:
@@ -59,8 +58,6 @@ class RouteState(BaseModel):
         owner: Who wrote it, for people.
         epoch: Fencing number: a write with a lower one is refused.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     weights: dict[SlotName, Annotated[int, Field(ge=0, le=ALL)]]
     candidate: SlotName | None = None

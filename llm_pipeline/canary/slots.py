@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from pydantic import BaseModel, ConfigDict
-
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.config.deployment import Deployment, ServerPorts, TargetPlace
 from llm_pipeline.config.release import Drill
@@ -34,10 +32,8 @@ _REQUEST_TIMEOUT_SECONDS = 30.0
 _PROBE, _PROBE_TIMEOUT_SECONDS = "Hello", 15.0
 
 
-class WarmUp(BaseModel):
+class WarmUp(Frozen):
     """What a freshly started server made of the golden prompts; matching them was staging's gate."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     prompts: int
     answered: int

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from llm_pipeline.base.errors import IntegrityError, unless_io
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.verdict import Evidence
 from llm_pipeline.canary.access_log import AccessLog
 from llm_pipeline.canary.analysis import Look
@@ -30,16 +31,14 @@ MOST_INTERVALS = 7200
 """Of one second each for two hours; those of a longer canary are longer."""
 
 
-class TimelineMark(BaseModel):
+class TimelineMark(Frozen):
     """A moment worth a line in the plot; `at_seconds` counts from the canary's start."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     at_seconds: float
     label: str
 
 
-class EvidenceSeries(BaseModel):
+class EvidenceSeries(Frozen):
     """The e-values of a canary over its time, and what they are compared with.
 
     Attributes:
@@ -50,8 +49,6 @@ class EvidenceSeries(BaseModel):
         looks: Oldest first; `at` counts from the canary's start.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     metrics: tuple[str, ...]
     regressed_at: tuple[float, ...]
     proven_at: float
@@ -59,7 +56,7 @@ class EvidenceSeries(BaseModel):
     looks: tuple[Look, ...]
 
 
-class CanarySummary(BaseModel):
+class CanarySummary(Frozen):
     """What the report says of a canary.
 
     Attributes:
@@ -72,8 +69,6 @@ class CanarySummary(BaseModel):
         step: The step in force; None before the first.
         shadow: What the comparison of answers before the first step found.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     release_id: str
     target: str

@@ -26,7 +26,7 @@ _DRIVER_SHARE = 0.02
 class _Fact(BaseModel):
     """A row of a table; a table may hold more columns than are used here."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore")  # not `Frozen`, which refuses those columns
 
 
 class Gpu(_Fact):

@@ -49,8 +49,9 @@ import math
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.statistics.sums import Sums, mean_of_exponentials
 
 Side = Literal["hi", "lo"]
@@ -66,7 +67,7 @@ _RARER = (0.03, 0.1, 0.3)
 _LARGEST_EXPONENT = 700.0  # exp() of more overflows a double; 1e304 is certain enough
 
 
-class RateTest(BaseModel):
+class RateTest(Frozen):
     """State of one conditional-Bernoulli mixture e-process; immutable, so that a resumed test is the same test.
 
     Attributes:
@@ -81,8 +82,6 @@ class RateTest(BaseModel):
             one arm had no requests; they join the next window (at 1 % of little traffic, most windows are like that).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     side: Side
     ratio: Annotated[float, Field(gt=0.0)]
     law: Law = "rates"
@@ -90,7 +89,7 @@ class RateTest(BaseModel):
     largest: float = 1.0
     most_a_block: float | None = None
     information: float = 0.0
-    waiting: dict[str, Counts] = {}
+    waiting: dict[str, Counts] = Field(default_factory=dict)
 
     @classmethod
     def start(cls, side: Side, ratio: float, law: Law = "rates", most_a_block: float | None = None) -> RateTest:
@@ -163,7 +162,7 @@ class RateTest(BaseModel):
         return self.largest >= 1.0 / alpha
 
 
-class RareTest(BaseModel):
+class RareTest(Frozen):
     """State of the test "the candidate's share of events is at least `limit`"; its rejection proves that it is rare.
 
     Attributes:
@@ -171,8 +170,6 @@ class RareTest(BaseModel):
         log_likelihood_ratios: One sum for each smaller share of the grid.
         largest: The largest e-value seen so far.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     limit: Annotated[float, Field(gt=0.0, lt=1.0)]
     log_likelihood_ratios: tuple[float, ...] = (0.0,) * len(_RARER)
@@ -194,7 +191,7 @@ class RareTest(BaseModel):
         return self.largest >= 1.0 / alpha
 
 
-class LevelTest(BaseModel):
+class LevelTest(Frozen):
     """State of the test "the candidate's share of events is at most `limit`"; its rejection shows that it is larger.
 
     Attributes:
@@ -202,8 +199,6 @@ class LevelTest(BaseModel):
         sums: Natural logarithms, one for each larger share of the grid.
         information: Fisher's, about the logarithm of the odds.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     limit: Annotated[float, Field(gt=0.0, lt=1.0)]
     sums: Sums = Sums(total=(0.0,) * len(_FACTORS["hi"]))
@@ -229,7 +224,7 @@ class LevelTest(BaseModel):
         return self.sums.tempered(independence, most)
 
 
-class SplitTest(BaseModel):
+class SplitTest(Frozen):
     """State of the sample-ratio test at one intended share.
 
     Attributes:
@@ -238,8 +233,6 @@ class SplitTest(BaseModel):
         total: Requests of both arms.
         largest: The largest e-value seen so far.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     intended: Annotated[float, Field(ge=0.0, le=1.0)]
     candidate: int = 0

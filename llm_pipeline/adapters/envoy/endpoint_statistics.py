@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.arm_names import MIRROR_SUFFIX
 
 
-class EndpointStatistics(BaseModel):
+class EndpointStatistics(Frozen):
     """What the router counted for one server, over every cluster that it is in.
 
     Attributes:
@@ -18,8 +17,6 @@ class EndpointStatistics(BaseModel):
         active: Requests in flight.
         healthy: The router would send requests to it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     attempts: int
     failures: int

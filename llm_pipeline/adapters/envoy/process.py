@@ -16,8 +16,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
-from pydantic import BaseModel, ConfigDict
-
 from llm_pipeline.adapters.envoy.router import EnvoyRouter, RouterFiles
 from llm_pipeline.adapters.envoy.xds.files import replace_json
 from llm_pipeline.adapters.envoy.xds.messages import LOCAL_HOST
@@ -25,6 +23,7 @@ from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.file_lock import flocked_within
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.router import RouterCondition, RouterUnavailable, RouteState, SlotName
 from llm_pipeline.config.router_place import EnvoyPlace
 from llm_pipeline.config.server_ports import ServerPorts
@@ -37,10 +36,8 @@ _RELEASE_SECONDS = 5.0
 _INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ")  # never a token: it faces the users
 
 
-class _Place(BaseModel):
+class _Place(Frozen):
     """What a router was started for."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     router: EnvoyPlace
     slots: dict[SlotName, ServerPorts]

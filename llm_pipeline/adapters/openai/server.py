@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import time
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import ConfigError, Transient, Unsupported
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.server_place import OpenAiServer
 from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
 from llm_pipeline.serving.control.waiting import await_no_requests
@@ -25,10 +26,8 @@ log = get_logger(__name__)
 _POLL_SECONDS = 1.0
 
 
-class StagedThere(BaseModel):
+class StagedThere(Frozen):
     """What is staged on the server: the digest of its repository, and how long the model was waited for."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     digest: str
     ready_seconds: float

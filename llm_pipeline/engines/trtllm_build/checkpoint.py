@@ -37,6 +37,7 @@ _GROUPED = ("W4A16_AWQ", "W4A8_AWQ", "W4A16_GPTQ")
 
 
 class _Part(BaseModel):
+    # Not `Frozen`: a checkpoint has more fields than these, and their types must be exact.
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
 

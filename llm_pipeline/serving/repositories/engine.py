@@ -50,7 +50,7 @@ _CODE = {
 
 
 class _PretrainedConfig(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True)  # not `Frozen`: TensorRT-LLM writes many more fields
 
     logits_dtype: LogitsType = "float32"
 
@@ -58,7 +58,7 @@ class _PretrainedConfig(BaseModel):
 class _EngineConfig(BaseModel):
     """What is read of the engine's own `config.json`."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True)  # not `Frozen`, as above
 
     pretrained_config: _PretrainedConfig
 
