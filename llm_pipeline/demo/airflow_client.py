@@ -128,8 +128,7 @@ class AirflowClient:
         return [
             (detail["task_instance"]["task_id"], detail["task_instance"]["map_index"], detail)
             for detail in answer["hitl_details"]
-            if detail["task_instance"]["state"] == "awaiting_input"
-            and datetime.fromisoformat(detail["created_at"]) < settled
+            if detail["task_instance"]["state"] == "deferred" and datetime.fromisoformat(detail["created_at"]) < settled
         ]
 
     def answer_approval(

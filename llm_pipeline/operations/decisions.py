@@ -2,7 +2,7 @@
 
     put(flow, step, targets, question)                              # by the DAG's task, and by the run without Airflow
     decide(flow, step, targets, approved=True, by="alice@host")     # its form, the terminal, the command line
-    require_approved(flow, "approve", "h100")                       # before traffic moves, and before the pointers do
+    require_production_approved(store, release_id, "h100")          # before traffic moves, and before the pointers do
 
 A decision belongs to one run of a release and to what the person saw: the question with its evidence, by digest. A gate
 that is judged anew, or another run, needs a new one. The first answer to a question stands. It moves nothing by itself.
@@ -19,9 +19,10 @@ from llm_pipeline.base.errors import ConfigError, Terminal
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.flow import Flow, passed
 from llm_pipeline.questions import Question, question_of
-from llm_pipeline.release.flow import release_flow, step_named
+from llm_pipeline.release.flow import production_question, release_flow, step_named
+from llm_pipeline.release.record import trusted_record
 from llm_pipeline.release.step import Effect, Scope
-from llm_pipeline.store.artifact_store import Conflict
+from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood
 
 Answer = Literal["waiting", "approved", "denied"]
@@ -120,6 +121,11 @@ def decide(flow: Flow, step: str, targets: Sequence[str], *, approved: bool, by:
     raise Conflict(f"the question of {step} changes faster than it can be written")
 
 
+def read_decision(flow: Flow, step: str, target: str = "") -> Decision | None:
+    """The question of a step and its answer, as they stand; None before the question was put or answered."""
+    return _read(flow, step, target)[0]
+
+
 def offered_targets(flow: Flow, step: str) -> Sequence[str]:
     """What a question is about: as it was put in this run, or else the targets whose gates have passed so far."""
     known, _ = _read(flow, step, "")
@@ -152,6 +158,17 @@ def require_approved(flow: Flow, step: str, target: str) -> None:
         raise NotApproved(
             f"{target} is not approved: {why}", where=where, hint=f"put the question of the step {step} again"
         )
+
+
+def require_production_approved(store: ArtifactStore, release_id: str, place: str) -> None:
+    """Make sure that a person approved a release for a place, by what the store says now.
+
+    Raises:
+        ConfigError: There is no such release.
+        NotApproved: The release wants a person's approval before production, and has none.
+    """
+    flow = Flow(store, trusted_record(store, release_id), trusts_signed_only=True)
+    require_approved(flow, production_question(), flow.record.target_at(place))
 
 
 def _question(flow: Flow, step: str, targets: Sequence[str]) -> Decision:

@@ -19,6 +19,7 @@ from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import CanaryJournal, Phase, read_record
 from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter, all_to
 from llm_pipeline.operations.acting import acting
+from llm_pipeline.operations.decisions import require_production_approved
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.places import claim_place, serving_at, settle_place
@@ -60,7 +61,8 @@ def promote(
 ) -> Pointers:
     """Make a release whose canary was promoted production; the one before it stays in its slot, warm.
 
-    Idempotent: a release that already is production changes nothing.
+    Idempotent: a release that already is production changes nothing. Nothing else makes a release production, so a
+    person's approval is checked here.
 
     Args:
         store: Where record and pointers are.
@@ -72,6 +74,7 @@ def promote(
         The pointers afterwards.
 
     Raises:
+        NotApproved: The release wants a person's approval before production, and has none.
         NotPromoted: Its canary was not promoted, or over another production than the one of now.
         PlaceTaken: Another model holds the place.
         PlaceBusy: Somebody else acts on it now.
@@ -107,6 +110,7 @@ def _move_pointers(store: ArtifactStore, promotion: Promotion, lease: Lease) -> 
     if pointers.production is not None and pointers.production.repository == promotion.repository:
         settle_place(store, target, model_id, by=release_id)
         return pointers
+    require_production_approved(store, release_id, target)
     promoted = _promoted(store, promotion)
     others = tuple(one for one in pointers.taken_back if one != release_id)
     moved = Pointers(production=promoted, previous=pointers.production, taken_back=others)

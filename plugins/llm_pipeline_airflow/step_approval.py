@@ -12,7 +12,8 @@ from llm_pipeline.flow import Flow
 from llm_pipeline.questions import replaces_nothing
 from llm_pipeline.release.evidence_text import facts_table
 from llm_pipeline.release.tasks import canary_subject
-from llm_pipeline_airflow.approvals import DecisionOperator, who_answered
+from llm_pipeline_airflow.approvals import DecisionOperator, was_found_in_store, who_answered
+from llm_pipeline_airflow.decision_trigger import AwaitedAnswer
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.notifications import tell
 from llm_pipeline_airflow.promotion import PromotionOrder
@@ -56,6 +57,8 @@ class StepApprovalOperator(DecisionOperator):
 
     def execute(self, context: Context) -> Any:
         """Put the question, and wait; a first deployment is compared with nothing, so nobody is asked."""
+        from llm_pipeline.canary.approvals import approval_name
+
         self.turn.check(context, self.target)
         flow = self.flow()
         if replaces_nothing(flow, self.target):
@@ -66,7 +69,9 @@ class StepApprovalOperator(DecisionOperator):
             return self._obey(approval)
         self.subject = f"Move {self.step:g} % of {self.target} to {flow.record.release_id}?"
         self.body = self._body(flow)
-        return self.ask(context)
+        name = approval_name(flow.record.release_id, self._place(flow), self.step)
+        question = {"run": approval.run, "question": approval.question}
+        return self.ask(context, AwaitedAnswer(store=flow.deployment.store, document=name, question=question))
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Write the answer down, and act on the one that counts."""
@@ -77,6 +82,8 @@ class StepApprovalOperator(DecisionOperator):
         flow = self.flow()
         if event.get("timedout"):
             approval = approvals.time_out(flow.store, flow.record.release_id, self._place(flow), self.step)
+        elif was_found_in_store(event):
+            approval = approvals.read_approval(flow.store, flow.record.release_id, self._place(flow), self.step)
         else:
             told = answer(
                 flow.store,
@@ -87,7 +94,6 @@ class StepApprovalOperator(DecisionOperator):
                 by=who_answered(event),
                 run=flow.resolved_at.isoformat(),
             )
-            log.info("%s", told.message)
             approval = told.approval
         tell(flow.deployment, self._place(flow), flow.record.release_id)
         return self._obey(approval)

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from llm_pipeline_airflow.approvals import QuestionOperator
+from airflow.sdk.exceptions import TaskDeferred
+from llm_pipeline_airflow import decision_trigger
+from llm_pipeline_airflow.approvals import DecisionOperator, QuestionOperator
 from llm_pipeline_airflow.dag_factory import release_dag
+from llm_pipeline_airflow.decision_trigger import DecisionTrigger
 
+from llm_pipeline.base.errors import Transient
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
+from llm_pipeline.canary.patience import Patience
 from llm_pipeline.cli import main
 from llm_pipeline.flow import Flow
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.operations.decisions import Decision, NotApproved, decide, decision_name, offered_targets, put
+from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote
 from llm_pipeline.questions import production_question
+from llm_pipeline.release.contract import StageContext
 from llm_pipeline.release.execute import results_name
 from llm_pipeline.release.loading import load_release
+from llm_pipeline.stages import canary
+from llm_pipeline.store.places import PlaceTaken, claim_place, holder_of
 
 RELEASE = "tiny-01234567-00000000"
 NAME = decision_name(RELEASE, "approve")
@@ -68,9 +80,27 @@ def test_an_answer_at_the_terminal_is_a_document_that_says_who_when_and_about_wh
     assert len(decision.evidence) == 64
 
 
-@pytest.mark.parametrize(("stage", "subject"), [("canary", "cpu-a:5"), ("settle", "cpu-a")])
-def test_without_an_approval_of_this_run_and_of_these_gates_nothing_is_promoted(flow, stage, subject) -> None:
-    assert flow.request(stage, subject).stage == stage
+def promoted(flow: Flow) -> None:
+    """Its canary did not run here: what is approved is refused for that."""
+    repository = ArtifactRef(kind="model_repository", digest="b" * 64)
+    promotion = Promotion(flow.record.model.id, "cpu-a", RELEASE, repository, "small")
+    with pytest.raises(NotPromoted):
+        promote(flow.store, promotion, find_router=lambda _: None, patience=Patience())
+
+
+def on_trial(flow: Flow) -> None:
+    """Another model holds the place: what is approved is refused for that."""
+    if holder_of(flow.store, "cpu-a") is None:
+        claim_place(flow.store, "cpu-a", "demo/other", by="other")
+    request = flow.request("canary", "cpu-a:5")
+    config = canary.CanaryConfig.model_validate(request.config)
+    with pytest.raises(PlaceTaken):
+        canary.run(StageContext(request, config, {}, Path("/nowhere"), flow.store, "key"))
+
+
+@pytest.mark.parametrize("act", [promoted, on_trial])
+def test_without_an_approval_of_this_run_and_of_these_gates_nothing_is_promoted(flow, act) -> None:
+    act(flow)
     document = flow.store.read_document(NAME)
 
     def stands(**changes: object) -> None:
@@ -87,21 +117,17 @@ def test_without_an_approval_of_this_run_and_of_these_gates_nothing_is_promoted(
     ):
         stands(**changes)
         with pytest.raises(NotApproved, match=why):
-            flow.request(stage, subject)
+            act(flow)
     stands()
     load = results_name(RELEASE, "load_test", "cpu-b")
     found = flow.store.read_document(load)
     judged = {**found.value["judgement"], "summary": "slower than it was"}
     flow.store.write_document(load, {**found.value, "judgement": judged}, found.revision)
     with pytest.raises(NotApproved, match="the gates say something else than what"):
-        flow_of_unsigned(flow).request(stage, subject)
+        act(flow)
     forget(flow)
     with pytest.raises(NotApproved, match="nobody approved cpu-a in this run"):
-        flow.request(stage, subject)
-
-
-def flow_of_unsigned(flow: Flow) -> Flow:
-    return Flow(flow.store, flow.record)
+        act(flow)
 
 
 def test_the_first_answer_stands_until_the_question_is_put_again(flow) -> None:
@@ -187,3 +213,83 @@ def test_what_was_answered_on_the_command_line_counts_for_airflows_form_too(task
     forget(flow)
     assert decide(flow, "approve", BOTH, approved=False, by="bob").counted
     assert task.execute(CONTEXT) == ["Reject"], "answered before it was asked"
+
+
+TI_ID = "01900000-0000-7000-8000-000000000000"
+
+
+@pytest.fixture
+def closed_forms(monkeypatch) -> list[tuple[str, list[str]]]:
+    """The forms that were answered for their users; Airflow's supervisor, to which that is said, is not here."""
+    closed: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(decision_trigger, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(
+        decision_trigger, "update_hitl_detail_response", lambda ti_id, chosen, _: closed.append((str(ti_id), chosen))
+    )
+    return closed
+
+
+@pytest.fixture
+def trigger(task, closed_forms, monkeypatch) -> DecisionTrigger:
+    """What the task waits by, once it has asked."""
+    monkeypatch.setattr(QuestionOperator, "ask", DecisionOperator.ask)
+    monkeypatch.setattr(QuestionOperator, "parks", False)
+    monkeypatch.setattr("airflow.providers.standard.operators.hitl.upsert_hitl_detail", lambda **_: None)
+    ti = SimpleNamespace(id=TI_ID, xcom_pull=CONTEXT["ti"].xcom_pull)
+    with pytest.raises(TaskDeferred) as deferred:
+        task.execute({"ti": ti, "task_instance": ti})
+    assert deferred.value.method_name == "execute_complete"
+    assert deferred.value.timeout > task.response_timeout
+    path, arguments = deferred.value.trigger.serialize()
+    assert path == f"{DecisionTrigger.__module__}.{DecisionTrigger.__name__}"
+    return DecisionTrigger(**arguments)
+
+
+def fired(trigger: DecisionTrigger, seconds: float = 30.0) -> dict:
+    async def first() -> dict:
+        return (await anext(trigger.run())).payload
+
+    return asyncio.run(asyncio.wait_for(first(), seconds))
+
+
+@pytest.mark.parametrize(("approved", "option"), [(True, "Approve"), (False, "Reject")])
+def test_an_answer_on_the_command_line_ends_a_form_that_already_waits(task, trigger, closed_forms, approved, option):
+    flow = task.flow()
+    assert decide(flow, "approve", BOTH, approved=approved, by="bob").counted
+    event = fired(trigger)
+    assert closed_forms == [(TI_ID, [option])]
+    assert task.execute_complete(CONTEXT, event) == [option]
+    assert standing(flow).by == "bob"
+
+
+def test_a_form_waits_on_while_nobody_answers_its_own_question_and_the_store_cannot_be_read(
+    flow, trigger, closed_forms, monkeypatch
+) -> None:
+    with pytest.raises(TimeoutError):
+        fired(trigger, 0.2)
+    document = flow.store.read_document(NAME)
+    other = {**document.value, "answer": "approved", "run": "2026-01-01T00:00:00+00:00"}
+    revision = flow.store.write_document(NAME, other, document.revision)
+    with pytest.raises(TimeoutError):
+        fired(trigger, 0.2)
+    flow.store.write_document(NAME, {**document.value, "answer": "approved", "by": "bob"}, revision)
+    look, tries = trigger._look, []
+
+    def unreachable() -> bool | None:
+        tries.append(1)
+        if len(tries) < 3:
+            raise Transient("the store is away")
+        return look()
+
+    monkeypatch.setattr(trigger, "_look", unreachable)
+    assert closed_forms == []
+    assert fired(trigger)["chosen_options"] == ["Approve"]
+    assert len(tries) == 3
+
+
+def test_without_an_answer_in_time_the_form_is_rejected(task, flow, trigger, closed_forms) -> None:
+    trigger.until = datetime.now(UTC).isoformat()
+    event = fired(trigger)
+    assert (event["timedout"], closed_forms) == (True, [(TI_ID, ["Reject"])])
+    assert task.execute_complete(CONTEXT, event) == ["Reject"]
+    assert (standing(flow).answer, standing(flow).by) == ("denied", "nobody, in time")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,9 @@ from llm_pipeline.base import detached
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.approvals import read_approval
 from llm_pipeline.demo.airflow_client import AirflowClient
+from llm_pipeline.flow import Flow
+from llm_pipeline.operations.decisions import decide
+from llm_pipeline.release.record import read_record
 from llm_pipeline.store import open_store
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers
@@ -63,11 +66,27 @@ class Run:
     def log(self, task_id: str, attempt: int) -> list[str]:
         return self.client.task_log(self.dag_id, self.run_id, task_id, attempt=attempt, map_index=0)
 
-    def finish(self, *, approve: bool, denied: tuple[str, ...] = ()) -> str:
-        """Answer what is asked until the run has ended; its state."""
+    def finish(
+        self,
+        *,
+        approve: bool,
+        denied: tuple[str, ...] = (),
+        elsewhere: Mapping[str, Callable[[], Any]] | None = None,
+    ) -> str:
+        """Answer what is asked until the run has ended; its state.
+
+        Args:
+            approve: The answer in Airflow's forms.
+            denied: Tasks whose forms are denied.
+            elsewhere: What answers the question of a task outside of Airflow.
+        """
+        outside = dict(elsewhere or {})
 
         def ended() -> bool:
             for task_id, index, _ in self.client.pending_approvals(self.dag_id, self.run_id):
+                if elsewhere and task_id in elsewhere:
+                    outside.pop(task_id, lambda: None)()
+                    continue
                 yes = approve and task_id not in denied
                 self.client.answer_approval(self.dag_id, self.run_id, task_id, map_index=index, approve=yes)
             return self.client.run_state(self.dag_id, self.run_id) in ("success", "failed")
@@ -114,7 +133,15 @@ def denied(client, release, tmp_path_factory) -> Run:
         )
     )
     found_again.touch()
-    assert run.finish(approve=True, denied=("promotion_1.approve_100",)) == "failed"
+
+    def approve_on_the_command_line() -> None:
+        flow = Flow(store, read_record(store, client.xcom(DAG_OF_ONE_TARGET, run.run_id, "resolve")))
+        assert decide(flow, "approve", ["cpu-a"], approved=True, by="bob").counted
+
+    ended = run.finish(
+        approve=True, denied=("promotion_1.approve_100",), elsewhere={"approve": approve_on_the_command_line}
+    )
+    assert ended == "failed"
     assert marker.read_text().splitlines() == ["started"]
     return run
 
@@ -130,6 +157,11 @@ def test_a_recipe_that_is_not_tried_says_why(denied):
     assert (passed_over["state"], passed_over["rendered_map_index"]) == ("skipped", "large · passed over")
     log = denied.log("recipes_2.quantize", 1)
     assert any("large is skipped: a cheaper recipe passed (small)" in line for line in log)
+
+
+def test_an_answer_on_the_command_line_ends_a_form_that_waits(denied, client):
+    assert denied.task("approve", -1).state == "success"
+    assert any("approved by bob" in line for line in client.task_log(DAG_OF_ONE_TARGET, denied.run_id, "approve"))
 
 
 def test_a_person_is_asked_between_two_steps_and_a_denial_rolls_the_canary_back(denied, client, release):

@@ -15,6 +15,7 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.canary.approvals import read_approval
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase
+from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.flow import Flow
 from llm_pipeline.operations.approval import answer
 from llm_pipeline.release.contract import StageResult, Timings
@@ -34,7 +35,7 @@ class Released:
 
     store: object
     resolved_at = RUN
-    deployment = None
+    deployment = SimpleNamespace(store=StoreConfig(uri="file:///nowhere"))
     record = SimpleNamespace(release_id="r2", model=SimpleNamespace(id="demo/tiny"), place_of=str)
 
     def artifact(self, *_name) -> ArtifactRef:
@@ -109,6 +110,23 @@ def test_who_answered_on_the_command_line_before_is_not_asked_again(task, store)
     assert task.execute(CONTEXT) is None
     answered(task, "Reject")  # the first answer stands
     assert standing(store) == ("approved", "bob")
+
+
+def test_an_answer_on_the_command_line_wakes_the_form_and_is_written_down_once(task, store, monkeypatch):
+    awaited = []
+    monkeypatch.setattr(StepApprovalOperator, "ask", lambda _self, _context, found: awaited.append(found))
+    task.execute(CONTEXT)
+    (found,) = awaited
+
+    def value() -> object:
+        return store.read_document(found.document).value
+
+    assert found.found(value()) is None
+    assert answer(store, "r2", "cpu-a", 100, approved=True, by="bob").counted
+    assert found.found(value()) is True
+    assert found.found({**value(), "run": "another"}) is None
+    task.execute_complete({}, {"chosen_options": ["Approve"], "responded_by_user": None, "timedout": False})
+    assert (standing(store), value()["late"]) == (("approved", "bob"), [])
 
 
 def test_a_late_approval_changes_nothing(task, store):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from canary_site import free_ports
+from resolved_release import resolve
 
 from llm_pipeline.adapters.envoy.process import find_router, stop_router
 from llm_pipeline.base import detached
@@ -175,6 +176,7 @@ class Production:
         return {**where, "triton_home": str(TRITON_HOME), "python": str(MODEL_PYTHON)}
 
     def _request(self, release: str, stage: str, subject: str, config: dict[str, Any]) -> StageRequest:
+        resolve(self.store, release, model=self.model)
         return StageRequest(
             release_id=release,
             stage=stage,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from resolved_release import resolve
 from simulated import PATIENCE, STABLE, Killed, Site
 
 from llm_pipeline.base.errors import ConfigError, Transient
@@ -47,6 +48,7 @@ class Served(Site):
         self.serve_first()
 
     def settle(self, release: str) -> None:
+        resolve(self.store, release, model=MODEL)
         promotion = Promotion(MODEL, "cpu", release, repository(release), "none")
         promote(self.store, promotion, find_router=lambda _: self.router, patience=PATIENCE)
 

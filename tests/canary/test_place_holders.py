@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from resolved_release import resolve
 from simulated import PATIENCE, POLICY, STABLE, Killed, Site
 
 from llm_pipeline.base.errors import PipelineError
@@ -104,12 +105,14 @@ def _directory(root: Path) -> Path:
 
 
 def test_a_canary_of_another_model_is_refused_before_router_or_slot_is_touched(site: Site) -> None:
+    resolve(site.store, "theirs-1", model=THEIRS)
+    before = list(site.effects)
     refused = canary(site, THEIRS)
     assert refused.error.type == "PlaceTaken"
     assert refused.error.family == "terminal"
     assert "--replace" in refused.error.hint
     assert not (site.root / "state").exists()
-    assert site.effects == ["write pointers ", "write places "]
+    assert site.effects == before
 
 
 def test_promotion_rollback_and_repair_of_another_model_are_refused(site: Site, deployment: Deployment) -> None:
@@ -164,6 +167,7 @@ def handed_over(root: Path, **settings: int) -> Site:
     plan = CanaryPlan("theirs-1", "run", "cpu", NEW, serving.pointer, policy)
     promoted = first_attempt(plan, LogCursor()).model_copy(update={"phase": Phase.PROMOTED})
     CanaryJournal(place.store, "theirs-1", "cpu").save(promoted)
+    resolve(place.store, "theirs-1", model=THEIRS)
     return place
 
 
@@ -172,6 +176,7 @@ def settle(place: Site) -> Pointers:
 
 
 def promoted(place: Site, promotion: Promotion) -> Pointers:
+    resolve(place.store, promotion.release_id, model=promotion.model_id)
     return promote(place.store, promotion, find_router=lambda _: None, patience=PATIENCE)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
+from resolved_release import resolve
 
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import ConfigError
@@ -46,6 +47,7 @@ def canary(store: LocalStore, phase: Phase, repository: ArtifactRef = NEW) -> No
 
 
 def settle(store: LocalStore) -> Pointers:
+    resolve(store, "r2", model=MODEL)
     promotion = Promotion(MODEL, "cpu", "r2", NEW, "int8")
     return promote(store, promotion, find_router=lambda _: None, patience=Patience())
 

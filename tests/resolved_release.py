@@ -1,0 +1,54 @@
+"""The record of a release that was resolved for one target, which needs nobody's approval: for what acts on it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from llm_pipeline.artifacts.pinned import PinnedModel
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.policy import LoadTestPolicy, Policy, ServiceLevel
+from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.release import Approval, Baseline, Evaluation, ModelSource, ResolvedRelease
+from llm_pipeline.config.target import Target
+from llm_pipeline.config.workload import Workload
+from llm_pipeline.release.record import ReleaseRecord, record_name
+from llm_pipeline.store.artifact_store import ArtifactStore
+
+
+def resolve(store: ArtifactStore, release_id: str, *, model: str = "demo/tiny") -> None:
+    """Write the record, if there is none."""
+    if store.read_document(record_name(release_id)) is not None:
+        return
+    level = ServiceLevel(first_token_milliseconds=100.0, end_to_end_milliseconds=500.0)
+    release = ResolvedRelease(
+        name="tiny",
+        description="one target, one recipe",
+        baseline=Baseline(dtype="bfloat16"),
+        model=ModelSource(id=model),
+        recipes=(QuantizationRecipe(name="none", weights="none"),),
+        targets=(Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu"),),
+        policy=Policy(name="demo", load_test=LoadTestPolicy(service_level=level)),
+        evaluation=Evaluation(tasks=("arithmetic",), served_tasks=("arithmetic",)),
+        workload=Workload(prompts="prompts.jsonl", rate_per_second=20.0, duration_seconds=60.0),
+        approval=Approval(required=False),
+        drill=None,
+    )
+    deployment = Deployment.model_validate(
+        {
+            "name": "here",
+            "store": store.uri,
+            "work_root": "/work",
+            "state_root": "/state",
+            "environments": {},
+            "triton_home": "/triton",
+        }
+    )
+    record = ReleaseRecord(
+        release_id=release_id,
+        release=release,
+        deployment=deployment,
+        model=PinnedModel(id=model, commit="0a1b2c3d" * 5, files=(), license="mit"),
+        datasets={},
+        created_at=datetime.now(UTC),
+    )
+    store.write_document(record_name(release_id), record.model_dump(mode="json"), None)
