@@ -8,8 +8,12 @@ from pydantic import Field
 
 from llm_pipeline.config.model import ConfigModel, Tokens, Word
 
+LARGEST_LAYERS = 10_000
+LARGEST_HEADS = 2**16
+
 Width = Annotated[int, Field(ge=1, le=2**24)]
-Layers = Annotated[int, Field(ge=1, le=10_000)]
+Layers = Annotated[int, Field(ge=1, le=LARGEST_LAYERS)]
+Heads = Annotated[int, Field(ge=1, le=LARGEST_HEADS)]
 Bytes = Annotated[int, Field(ge=0, le=2**40)]
 Parameters = Annotated[int, Field(ge=1, le=2**53)]
 
@@ -40,8 +44,8 @@ class ModelSizes(ConfigModel):
     hidden_size: Width | None = None
     intermediate_size: Width | None = None
     num_hidden_layers: Layers | None = None
-    num_attention_heads: Width | None = None
-    num_key_value_heads: Width | None = None
+    num_attention_heads: Heads | None = None
+    num_key_value_heads: Heads | None = None
     head_dim: Width | None = None
     vocab_size: Width | None = None
     max_position_embeddings: Tokens | None = None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.model_facts.words import ConfigWords
+from llm_pipeline.model_facts.words import LARGEST, ConfigWords
 
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "gemma3_text": {
@@ -58,18 +58,22 @@ def context_length(words: ConfigWords) -> int:
     scaled number counts where it is the larger one.
 
     Raises:
-        ConfigError: No key says it.
+        ConfigError: No key says it, or the scaling is by no such number.
     """
     if words.optional("max_position_embeddings") is None and words.model_type in _UNBOUNDED:
         return _NO_LIMIT
     stated = words.count("max_position_embeddings")
     scaling = words.get("rope_scaling") or words.get("rope_parameters")
-    return max(stated, _scaled(scaling)) if isinstance(scaling, Mapping) else stated
+    return max(stated, _scaled(words, scaling)) if isinstance(scaling, Mapping) else stated
 
 
-def _scaled(scaling: Mapping[str, Any]) -> int:
+def _scaled(words: ConfigWords, scaling: Mapping[str, Any]) -> int:
     kind = scaling.get("rope_type") or scaling.get("type")
     original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
     if kind not in _EXTENDING - _STATED_EXTENDED or type(original) is not int or not isinstance(factor, int | float):
         return 0
+    largest = LARGEST["max_position_embeddings"]
+    if not (0 < original <= largest and 0 <= factor <= largest / original):
+        by = f"{original} positions by {factor}"[:80]
+        raise words.unknown("max_position_embeddings", f"scales {by}, which gives no context")
     return int(original * factor)

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from llm_pipeline.config.model import ConfigModel
+from llm_pipeline.config.model_sizes import Heads, Layers
 
 Count = Annotated[int, Field(ge=0)]
 LayerNumbers = tuple[Count, ...]
@@ -104,8 +105,8 @@ class ModelFacts(ConfigModel):
     model_type: str
     architecture: str = ""
     hidden_size: Count
-    layers: Annotated[int, Field(ge=1, le=10_000)]
-    attention_heads: Annotated[int, Field(ge=1, le=2**16)]
+    layers: Layers
+    attention_heads: Heads
     head_size: Count
     intermediate_size: Count
     vocabulary_size: Count

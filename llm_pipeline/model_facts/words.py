@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.model_sizes import ModelSizes
+from llm_pipeline.config.model_sizes import LARGEST_HEADS, LARGEST_LAYERS, ModelSizes
 
 NAMES: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),
@@ -26,6 +26,15 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "moe_intermediate_size": ("moe_intermediate_size", "intermediate_size_mlp", "expert_intermediate_size"),
 }  # fmt: skip
 """What architectures call a number, by the name that most of them use."""
+
+LARGEST: Mapping[str, int] = {
+    "num_hidden_layers": LARGEST_LAYERS,
+    "num_attention_heads": LARGEST_HEADS,
+    "max_position_embeddings": 2**32,
+}
+"""What no model has more of: a file that says so is broken, and would keep the planner busy for hours."""
+
+_LARGEST_NUMBER = 2**40 - 1
 
 _PARTS = ("text_config", "llm_config", "language_config")
 """Where models of several parts keep the configuration of the decoder."""
@@ -85,7 +94,7 @@ class ConfigWords:
             if isinstance(value, Sequence) and not isinstance(value, str) and value:  # a few models: one a layer
                 value = max(value, key=lambda item: item if type(item) is int else -1)
             if value is not None and value != 0:
-                if type(value) is not int or not 0 < value < 2**40:
+                if type(value) is not int or not 0 < value <= LARGEST.get(name, _LARGEST_NUMBER):
                     raise self.unknown(name, f"says {alias} {str(value)[:40]}, which is no such number")
                 return value
         stated: int | None = getattr(self.sizes, name, None)

@@ -121,6 +121,22 @@ def test_what_a_model_does_not_say_is_named_with_how_to_state_it(missing: str):
     assert f"model.sizes.{missing}" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"num_attention_heads": 2**20},
+        {"num_hidden_layers": 2**20},
+        {"max_position_embeddings": 2**36},
+        {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 8192, "factor": float("inf")}},
+        {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 8192, "factor": float("nan")}},
+        {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 10**400, "factor": 2.0}},
+    ],
+)
+def test_a_number_that_no_model_has_is_one_clear_error(broken: dict[str, Any]):
+    with pytest.raises(ConfigError, match=r"the size of the model is not known: its config\.json"):
+        read_facts(ModelDocuments(config_of("Llama-3.1-8B") | broken))
+
+
 def test_layers_of_a_kind_that_is_not_known_are_an_error():
     config = config_of("Llama-3.1-8B") | {"layer_types": ["conv"] * 32}
     with pytest.raises(ConfigError, match="has layers of kind 'conv', whose cache plan does not know"):
