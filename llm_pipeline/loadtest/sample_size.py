@@ -98,6 +98,8 @@ def _shows(requests: int, misses: int, attainment: float, confidence: float) -> 
 
 def _chance_of_so_few(misses: int, requests: int, share: float) -> float:
     """The binomial distribution function, computed without scipy: importing it would slow every plan down."""
+    if share >= 1.0:
+        return float(misses >= requests)
     term = requests * math.log1p(-share)
     chance, odds = math.exp(term), math.log(share) - math.log1p(-share)
     for number in range(1, misses + 1):

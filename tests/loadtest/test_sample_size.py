@@ -68,6 +68,11 @@ def test_users_who_leave_are_not_counted():
         require_enough(workload(cancelled_share=0.1), POLICY)
 
 
+def test_a_tolerance_of_every_failure_needs_no_further_request():
+    tolerant = POLICY.model_copy(update={"maximum_error_fraction": 1.0})
+    assert sample_size(workload(), tolerant).needed == sample_size(workload(), POLICY).needed
+
+
 def test_the_least_number_of_requests_is_needed_too():
     with pytest.raises(ConfigError, match="1000 are needed"):
         require_enough(workload(), POLICY.model_copy(update={"minimum_requests": 1000}))
