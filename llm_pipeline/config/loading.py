@@ -26,12 +26,15 @@ _OUT_OF_RANGE = {"greater_than", "greater_than_equal", "less_than", "less_than_e
 _LONGEST_INPUT_SHOWN = 80
 """Characters of a wrong value that an error quotes; a whole section is not repeated."""
 
+_MOST_MISTAKES_TOLD = 20
+
 
 def load_yaml(path: Path, model: type[ModelT], **fixed: str) -> ModelT:
     """Read one YAML file into a model; `fixed` are keys that come from the file's name.
 
     Raises:
-        ConfigError: The file is missing, is not YAML, or does not fit the model; one line a mistake.
+        ConfigError: The file is missing, is not YAML, or does not fit the model; one line a mistake, and
+            the first twenty of them.
     """
     document = parse_yaml(_read(path), where=str(path))
     data, node = document.value, document.node
@@ -45,7 +48,10 @@ def load_yaml(path: Path, model: type[ModelT], **fixed: str) -> ModelT:
     try:
         return model.model_validate(data, context=PathsRelativeTo(path.parent))
     except ValidationError as error:
-        mistakes = [_mistake(path, node, model, details) for details in _told_once(model, error.errors())]
+        found = _told_once(model, error.errors())
+        mistakes = [_mistake(path, node, model, details) for details in found[:_MOST_MISTAKES_TOLD]]
+        if untold := len(found) - len(mistakes):
+            mistakes.append(f"... and {untold} more")
         raise ConfigError("\n".join(mistakes), hint=f"correct {path.name}; nothing was started") from error
 
 

@@ -195,6 +195,14 @@ def test_missing_keys_are_all_told_at_once(configs: Path):
         assert f"missing key {key}" in text
 
 
+def test_of_very_many_mistakes_the_first_are_told_and_the_others_counted(configs: Path, edit):
+    edit("releases/demo.yaml", "recipes: [int4_naive, int4_awq, fp8]", f"recipes: [{', '.join(['{}'] * 200)}]")
+    lines = mistake_of(configs / "releases" / "demo.yaml").message.splitlines()
+    assert len(lines) == 21
+    assert "recipes.19" in lines[19]
+    assert lines[20] == "... and 180 more"
+
+
 def test_a_missing_file_lists_what_is_there(configs: Path):
     text = str(mistake_of(configs / "releases" / "dmeo.yaml"))
     assert "dmeo.yaml: no such file" in text
