@@ -28,7 +28,7 @@ FILES = (
 NUMBERS = (float("nan"), float("inf"), float("-inf"), -0.0, 1e300, 1e-300)
 """That YAML can say, and JSON cannot or says otherwise."""
 PLAN_SECONDS = 30.0
-"""Of one plan, on a machine that does other things, too."""
+"""Of CPU time for one plan: a busy machine does not count."""
 
 
 class Configs(NamedTuple):
@@ -57,12 +57,12 @@ def test_any_content_of_a_config_is_planned_or_refused(configs: Configs, fuzz, c
 
     def check(content: bytes) -> None:
         path.write_bytes(content)
-        started = time.monotonic()
+        started = time.process_time()
         try:
             code = main(["plan", str(configs.root / "releases" / f"{RELEASE}.yaml")])
         finally:
             path.write_bytes(sound)
-        assert time.monotonic() - started < PLAN_SECONDS
+        assert time.process_time() - started < PLAN_SECONDS
         told = capsys.readouterr()
         assert code in (ExitCode.GO, ExitCode.BAD_INPUT), told.err
         if code == ExitCode.BAD_INPUT:
