@@ -38,12 +38,13 @@ class OpenAiDouble:
     Attributes:
         seen: Bodies of the requests that it could read.
         heads: Authorization headers, one a request.
+        root: What it says that its model was loaded from.
     """
 
     def __init__(self, *, model: str = "llm", fault: str = "", key: str = "", counts: bool = True) -> None:
         self.seen: list[dict[str, Any]] = []
         self.heads: list[str | None] = []
-        self.model, self.url = model, ""
+        self.model, self.root, self.url = model, "/checkpoints/llm", ""
         self._fault, self._key, self._counts = fault, key, counts
         self._active = self._generated = self._prompted = self._aborted = 0
         self._replays: dict[str, list[str]] = {}
@@ -88,7 +89,8 @@ class OpenAiDouble:
     async def _models(self, request: web.Request) -> web.Response:
         if denied := self._denied(request):
             return denied
-        return web.json_response({"object": "list", "data": [{"id": self.model, "max_model_len": CONTEXT}]})
+        card = {"id": self.model, "root": self.root, "max_model_len": CONTEXT}
+        return web.json_response({"object": "list", "data": [card]})
 
     async def _metrics(self, _: web.Request) -> web.Response:
         if not self._counts:

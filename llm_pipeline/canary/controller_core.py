@@ -42,7 +42,7 @@ from llm_pipeline.canary.router import (
     other_slot,
 )
 from llm_pipeline.canary.shadow import Shadow
-from llm_pipeline.canary.slots import SlotControl
+from llm_pipeline.canary.slots import ChecksAnswers, SlotControl
 from llm_pipeline.canary.traffic import Traffic
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
@@ -146,6 +146,10 @@ class ControllerCore:
         return self._save(record, phase=Phase.SHIFTING, analysis=step, **begun)
 
     def _pass(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
+        if isinstance(self._slots, ChecksAnswers):
+            differs = self._slots.differs(record.candidate, record.repository)
+            if differs is not None:
+                return self._condemn(record, findings.another_model(f"{record.step_percent:g} %", differs))
         if record.step_percent < 100.0:  # noqa: PLR2004
             record = record.with_event(EventKind.PASSED, judgement.summary, by=self._owner, verdict=judgement.verdict)
             passed = {"passed_percent": record.step_percent, "pause": None}

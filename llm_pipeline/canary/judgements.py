@@ -116,6 +116,12 @@ def server_ended(percent: str) -> Judgement:
     return judge(f"the candidate's server ended at {percent}", [fact])
 
 
+def another_model(percent: str, differs: str) -> Judgement:
+    """What answers in the candidate's slot is not the release."""
+    fact = _fact("candidate's golden answers", Verdict.NO_GO, 0.0, samples=1, detail=differs)
+    return judge(f"the server on trial is not the release's at {percent}: {differs}", [fact])
+
+
 def source_down(reason: str) -> Judgement:
     """What the users get cannot be seen: nothing is concluded from silence."""
     fact = _fact("source of metrics", Verdict.INCONCLUSIVE, None, samples=0, detail=reason)

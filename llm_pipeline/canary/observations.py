@@ -27,10 +27,11 @@ _STREAMING_PATHS = ("/generate_stream", _GRPC_STREAM)
 _REFUSING_GRPC_STATUSES = frozenset({3, 5, 6, 7, 9, 11, 12, 16})
 _FAULT_FLAGS = frozenset({"UF", "UO", "NR", "NC", "UT", "LR", "UR", "UC", "UPE", "UMSDR", "OM", "NFCF", "UH"})
 _CANCELLED_FLAGS = frozenset({"DC", "DR"})
-_ANSWER_PATHS = ("/generate", "/generate_stream")
+_OPENAI_ANSWERS = ("/chat/completions", "/completions")
+_ANSWER_PATHS = ("/generate", "/generate_stream", *_OPENAI_ANSWERS)
 _GRPC_ANSWERS = ("/ModelInfer", _GRPC_STREAM)
 _ROUTES = (*_ANSWER_PATHS, "/infer", *_GRPC_ANSWERS)
-_GIVEN_UP = ("", "cancelled")
+_GIVEN_UP = ("", "cancelled", "abort")
 _IN_FLIGHT = "DownstreamPeriodic"
 _SLOTS: dict[str, SlotName] = {"blue": "blue", "green": "green"}
 
@@ -244,7 +245,7 @@ def _request(
         cancelled=ending == "abandoned",
         in_flight=in_flight,
         server=server,
-        streaming=path.endswith(_STREAMING_PATHS),
+        streaming=path.endswith(_STREAMING_PATHS) or entry.get("stream") == "1",
         first_byte_milliseconds=_after(asking, entry.get("first_byte_ms")),
         total_milliseconds=_after(asking, entry.get("total_ms")) or 0.0,
         bytes_sent=_count(entry.get("bytes")) or 0,

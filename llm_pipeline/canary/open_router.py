@@ -19,7 +19,7 @@ from llm_pipeline.canary.router import (
     TrafficRouter,
 )
 from llm_pipeline.config.router_place import RouterPlace
-from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.config.slot_server import SlotServer
 
 log = get_logger(__name__)
 
@@ -33,7 +33,7 @@ class LogsRequests(Protocol):
 
 
 def open_router(
-    place: RouterPlace, slots: Mapping[SlotName, ServerPorts], state: Path, *, initial: RouteState
+    place: RouterPlace, slots: Mapping[SlotName, SlotServer], state: Path, *, initial: RouteState
 ) -> TrafficRouter:
     """Open the router; one of this package is started, or given its first routes.
 
@@ -50,7 +50,7 @@ def open_router(
     return _adapter(place).open(place, slots, state, initial=initial)
 
 
-def router_as_it_is(place: RouterPlace, slots: Mapping[SlotName, ServerPorts], state: Path) -> TrafficRouter | None:
+def router_as_it_is(place: RouterPlace, slots: Mapping[SlotName, SlotServer], state: Path) -> TrafficRouter | None:
     """The router without starting or asking anything, for the way back; None where none ever ran.
 
     Its routes can be written all the same: those of an Envoy that is down are on disk when it comes back.

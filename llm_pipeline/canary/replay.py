@@ -17,7 +17,10 @@ from types import TracebackType
 from typing import Self
 
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
+from llm_pipeline.serving.endpoint_access import request_headers
+from llm_pipeline.serving.protocols import protocol_of
 
 log = get_logger(__name__)
 
@@ -30,7 +33,7 @@ class Replay:
     """Sends prompts while its `with` block runs.
 
     Args:
-        url: The users' port.
+        endpoint: The users' port, asked as the slots' servers are.
         prompts: What is asked, in a random order, again and again.
         maximum_tokens: Of each answer.
         rate_per_second: How many are asked.
@@ -40,7 +43,7 @@ class Replay:
 
     def __init__(
         self,
-        url: str,
+        endpoint: Endpoint,
         prompts: Sequence[str],
         *,
         maximum_tokens: int,
@@ -48,7 +51,7 @@ class Replay:
         attempts: Callable[[], int | None],
         trusted: str | None = None,
     ) -> None:
-        self._url, self._prompts, self._rate = url, list(dict.fromkeys(prompts)), rate_per_second
+        self._endpoint, self._prompts, self._rate = endpoint, list(dict.fromkeys(prompts)), rate_per_second
         self._maximum_tokens, self._attempts, self._trusted = maximum_tokens, attempts, trusted
         self._sent: Counter[int] = Counter()  # by whole seconds since 1970: a canary may take days
         self._quiet = False
@@ -74,7 +77,14 @@ class Replay:
 
     async def _run(self) -> None:
         draws, asked = random.Random(0), set[asyncio.Task[None]]()  # noqa: S311 - an order of prompts
-        async with GenerationClient(self._url, timeout_seconds=_TIMEOUT_SECONDS, tls=self._context()) as client:
+        headers, protocol = request_headers(self._endpoint), protocol_of(self._endpoint)
+        async with GenerationClient(
+            self._endpoint.url,
+            protocol=protocol,
+            timeout_seconds=_TIMEOUT_SECONDS,
+            headers=headers,
+            tls=self._context(),
+        ) as client:
             watch = asyncio.create_task(self._watch_users())
             try:
                 while not self._stop.is_set():

@@ -16,14 +16,13 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.shadow_evidence import Pair, compare_answers
-from llm_pipeline.canary.slots import slot_ports
+from llm_pipeline.canary.slots import slot_endpoint, slot_servers
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.shadow import ShadowPolicy
 from llm_pipeline.loadtest.prompts import read_prompts
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
-from llm_pipeline.serving.ports import LOOPBACK
 
 log = get_logger(__name__)
 
@@ -57,7 +56,7 @@ def shadow_of(policy: CanaryPolicy, place: TargetPlace, prompts: Path) -> Shadow
 
     Args:
         policy: The canary's.
-        place: Ports of the slots.
+        place: The slots.
         prompts: A jsonl file, as of a workload.
 
     Raises:
@@ -65,7 +64,7 @@ def shadow_of(policy: CanaryPolicy, place: TargetPlace, prompts: Path) -> Shadow
     """
     if policy.shadow is None:
         return None
-    endpoints = {slot: Endpoint(url=f"http://{LOOPBACK}:{ports.http}") for slot, ports in slot_ports(place).items()}
+    endpoints = {slot: slot_endpoint(server) for slot, server in slot_servers(place).items()}
     return Shadow(endpoints, tuple(prompt.text for prompt in read_prompts(prompts)), policy.shadow)
 
 

@@ -6,15 +6,17 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.canary.router import SlotName
-from llm_pipeline.config.deployment import Deployment, ServerPorts, TargetPlace
+from llm_pipeline.config.deployment import TargetPlace
+from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.release import Drill
-from llm_pipeline.serving.ports import LOOPBACK
+from llm_pipeline.config.slot_server import OpenAiSlot, SlotServer
+from llm_pipeline.serving.ports import LOOPBACK, loopback_endpoint
 from llm_pipeline.serving.slot_fence import FencingToken, admit, newest_token
 from llm_pipeline.store.artifact_store import ArtifactStore
 
@@ -95,31 +97,27 @@ class SlotControl(Protocol):
         """
 
 
-def slot_ports(place: TargetPlace) -> dict[SlotName, ServerPorts]:
-    """The ports of both slots."""
+@runtime_checkable
+class ChecksAnswers(Protocol):
+    """Slots whose servers somebody else starts: only their answers show what they serve."""
+
+    def differs(self, slot: SlotName, repository: ArtifactRef) -> str | None:
+        """Why the slot's server does not give this release's golden answers; None if it does."""
+
+
+def slot_servers(place: TargetPlace) -> dict[SlotName, SlotServer]:
+    """The servers of both slots."""
     return {"blue": place.blue, "green": place.green}
+
+
+def slot_endpoint(server: SlotServer) -> Endpoint:
+    """Where a slot's server answers, past the router."""
+    return server.endpoint if isinstance(server, OpenAiSlot) else loopback_endpoint(server)
 
 
 def slot_state(state_root: Path, target: str, slot: SlotName) -> Path:
     """The slot's state directory."""
     return state_root / target / slot
-
-
-def slots_of(store: ArtifactStore, deployment: Deployment, target: str) -> TritonSlots:
-    """The slots of a deployment's place; without an interpreter of the model's code servers can only be stopped."""
-    try:
-        python = Path(deployment.serving_interpreter(target))
-    except ConfigError as error:
-        log.warning("servers cannot be started from here", reason=str(error))
-        python = None
-    return TritonSlots(
-        store,
-        deployment.places[target],
-        target=target,
-        state_root=Path(deployment.state_root),
-        triton_home=Path(deployment.triton_home),
-        python=python,
-    )
 
 
 class TritonSlots:
@@ -148,7 +146,8 @@ class TritonSlots:
             drill: A fault for the candidate's server only.
         """
         self._store = store
-        self._ports = slot_ports(place)
+        servers = slot_servers(place)
+        self._ports = {slot: server for slot, server in servers.items() if not isinstance(server, OpenAiSlot)}
         self._target = target
         self._state_root = state_root
         self._triton_home = triton_home

@@ -11,7 +11,13 @@ protocol, version 2.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
 from llm_pipeline.artifacts.repository_layout import MODEL_NAME, MODEL_VERSION
+from llm_pipeline.config.slot_server import SlotServer, speaks_openai
 
 _MODEL = f"/v2/models/{MODEL_NAME}"
 _VERSION = r"(/versions/[0-9]+)?"
@@ -47,3 +53,58 @@ GRPC_CALLS = (
     "/grpc.health.v1.Health/Check",
 )
 """Methods with one request and one answer."""
+
+
+@dataclass(frozen=True)
+class UsersApi:
+    """What a router passes on of a protocol.
+
+    Attributes:
+        reads: Paths that are read with GET, as one regular expression (RE2) for a whole path.
+        asks: Paths that are posted to, alike.
+        health: Path that is asked whether a server is well.
+        healthy_below: The first HTTP status that says it is not.
+        second_opinions: Refusals that are asked of the other slot, too, while a release is on trial.
+        grpc_calls: Methods with one request and one answer.
+        grpc_streams: Methods that are a stream of requests and of answers.
+    """
+
+    reads: str
+    asks: str
+    health: str
+    healthy_below: int
+    second_opinions: tuple[HTTPStatus, ...]
+    grpc_calls: tuple[str, ...] = ()
+    grpc_streams: tuple[str, ...] = ()
+
+
+TRITON_API = UsersApi(
+    reads=HTTP_READS,
+    asks=HTTP_ASKS,
+    health="/v2/health/ready",
+    healthy_below=HTTPStatus.MULTIPLE_CHOICES,
+    second_opinions=(HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND),
+    grpc_calls=GRPC_CALLS,
+    grpc_streams=GRPC_STREAMS,
+)
+
+OPENAI_API = UsersApi(
+    reads="/health|/v1/models",
+    asks="/v1/(chat/)?completions",
+    health="/health",
+    healthy_below=HTTPStatus.INTERNAL_SERVER_ERROR,  # not every such server has the path, or asks for no key there
+    second_opinions=(
+        HTTPStatus.BAD_REQUEST,
+        HTTPStatus.UNAUTHORIZED,
+        HTTPStatus.FORBIDDEN,
+        HTTPStatus.NOT_FOUND,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        HTTPStatus.TOO_MANY_REQUESTS,
+    ),
+)
+"""The answers of `/v1/responses` and `/v1/embeddings` are not read, so they are not passed on."""
+
+
+def api_of(slots: Mapping[Any, SlotServer]) -> UsersApi:
+    """What users of a place's slots may ask for."""
+    return OPENAI_API if speaks_openai(slots) else TRITON_API

@@ -26,6 +26,7 @@ from llm_pipeline.config.notifications import Notifications
 from llm_pipeline.config.router_place import RouterPlace
 from llm_pipeline.config.server_place import ServerPlace
 from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.config.slot_server import OpenAiSlot, SlotServer
 from llm_pipeline.config.store import Store
 
 __all__ = [
@@ -43,8 +44,8 @@ class TargetPlace(ConfigModel):
             None where candidates are compared with nothing.
         environment: The environment, an interpreter of this host, that the models' code in these servers runs in. An
             engine that is a Python package, vLLM or Transformers, must be installed there.
-        blue: One production slot.
-        green: The other production slot; the roles of the two flip at each promotion.
+        blue: One production slot: ports of this host for a Triton, or a server with OpenAI's API that runs already.
+        green: The other production slot, of the same kind; the roles of the two flip at each promotion.
         router: What splits the users' traffic between both slots: by its ports alone an Envoy of this host, else by its
             kind.
         metrics: Where the counts of a canary come from; None for the router's own record of requests, which only an
@@ -54,10 +55,22 @@ class TargetPlace(ConfigModel):
     staging: ServerPlace
     comparison: ServerPorts | None = None
     environment: Name = "model"
-    blue: ServerPorts
-    green: ServerPorts
+    blue: SlotServer
+    green: SlotServer
     router: RouterPlace
     metrics: MetricSource | None = None
+
+    @model_validator(mode="after")
+    def _slots_are_alike(self) -> TargetPlace:
+        blue, green = self.blue, self.green
+        if isinstance(blue, OpenAiSlot) != isinstance(green, OpenAiSlot):
+            raise ValueError("blue and green must both be ports of this host, or both of kind: openai")
+        if isinstance(blue, OpenAiSlot) and isinstance(green, OpenAiSlot):
+            if blue.address == green.address:
+                raise ValueError("blue and green must be two servers")
+            if blue.endpoint.openai_model != green.endpoint.openai_model:
+                raise ValueError("users name the model: both slots must serve it under one openai_model")
+        return self
 
     def servers_here(self) -> dict[str, ServerPorts]:
         """The servers that take ports of this host, by name."""

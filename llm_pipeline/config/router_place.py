@@ -5,7 +5,8 @@ The kind decides; ports without a kind are an Envoy that is started on this host
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
@@ -13,8 +14,10 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 from llm_pipeline.config.installed import or_installed
 from llm_pipeline.config.model import AbsolutePath, AnyPort, ConfigModel, Name, PlainUrl, Port, Word
 from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.config.slot_server import OpenAiSlot
 
-IpAddress = Annotated[str, Field(pattern=r"^[0-9a-fA-F.:]+$", max_length=45)]
+IP_ADDRESS = r"^[0-9a-fA-F.:]+$"
+IpAddress = Annotated[str, Field(pattern=IP_ADDRESS, max_length=45)]
 
 
 class ServerCertificate(ConfigModel):
@@ -51,6 +54,7 @@ class RouterModel(ConfigModel):
         keeps_sessions: Requests with the same value of a header can be kept in one slot.
         logs_requests: It keeps a record of single requests that we can read.
         acts_within_seconds: Longest wait for its word that new weights are in force.
+        passes_openai: Users may ask by OpenAI's API there; False where their paths are narrowed to Triton's.
         left_to_its_operator: What users have to be kept from there, which its API does not let us do.
     """
 
@@ -58,6 +62,7 @@ class RouterModel(ConfigModel):
     keeps_sessions: ClassVar[bool] = False
     logs_requests: ClassVar[bool] = False
     acts_within_seconds: ClassVar[float] = 60.0
+    passes_openai: ClassVar[bool] = False
     left_to_its_operator: ClassVar[str] = ""
 
     def ports_here(self) -> tuple[int, ...]:
@@ -66,6 +71,10 @@ class RouterModel(ConfigModel):
 
     def problems(self, policy: CanaryPolicy) -> Iterator[str]:  # noqa: ARG002 - the class variables say most of it
         """What it cannot do of a policy, beyond what the class variables say."""
+        yield from ()
+
+    def slot_problems(self, slots: Iterable[OpenAiSlot]) -> Iterator[str]:  # noqa: ARG002
+        """Why it cannot reach servers with OpenAI's API."""
         yield from ()
 
     def warnings(self, policy: CanaryPolicy) -> Iterator[str]:  # noqa: ARG002
@@ -104,6 +113,13 @@ class _Envoy(RouterModel):
     keeps_sessions: ClassVar[bool] = True
     logs_requests: ClassVar[bool] = True
     acts_within_seconds: ClassVar[float] = 5.0
+    passes_openai: ClassVar[bool] = True
+
+    def slot_problems(self, slots: Iterable[OpenAiSlot]) -> Iterator[str]:
+        """It has no names to look up, and tells the slots apart by their addresses; it asks them in plain text."""
+        for slot in slots:
+            if not slot.endpoint.url.startswith("http://") or re.fullmatch(IP_ADDRESS, slot.address[0]) is None:
+                yield f"Envoy reaches servers by http:// and an IP address, and a slot's url is {slot.endpoint.url}"
 
 
 class EnvoyPlace(_Envoy):
@@ -300,6 +316,7 @@ class AwsAlbPlace(RouterModel):
 
     share_unit: ClassVar[int] = 10
 
+    passes_openai: ClassVar[bool] = True
     left_to_its_operator: ClassVar[str] = (
         "every path but those of inference, health and metadata: its rule's conditions are yours; too large requests, "
         "and too many connections"

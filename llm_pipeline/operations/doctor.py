@@ -21,14 +21,17 @@ from llm_pipeline.artifacts.host_match import driver_warning, target_problems
 from llm_pipeline.base.adapters import Adapter, Group, adapter
 from llm_pipeline.base.errors import ConfigError, PipelineError, Unsupported
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.canary.open_slots import openai_servers
 from llm_pipeline.canary.watchdog import RECENT_SECONDS, is_guarded
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.environment import Interpreter
 from llm_pipeline.config.target import Target
 from llm_pipeline.operations.airflow_pools import airflow_pools, pool_problem, slots_needed
 from llm_pipeline.operations.place_status import Health
 from llm_pipeline.operations.status import deployment_status
 from llm_pipeline.planning import host
+from llm_pipeline.serving.openai_models import require_model
 from llm_pipeline.serving.repository_links import refuse_other_host
 from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home
 from llm_pipeline.store import open_store
@@ -86,6 +89,7 @@ def examine(
         *_ports(deployment),
         *_pools(deployment, targets),
         *_places(deployment),
+        *_slots(deployment),
         *_users_ports(deployment),
         *_production(deployment),
         *_guards(deployment),
@@ -108,6 +112,20 @@ def _adapters(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Che
         found: Adapter = adapter(group, kind)
         if found.probe is not None:
             yield _attempt(subject, partial(found.probe, *settings))
+
+
+def _slots(deployment: Deployment) -> Iterator[Check]:
+    """Servers that somebody else starts; the one that is not in production need not run yet."""
+    for name, place in deployment.places.items():
+        for slot, server in openai_servers(place).items():
+            endpoint = server.endpoint
+            found = _attempt(f"{slot} of {name}", partial(_has_model, endpoint))
+            yield found if found.state == "ok" else found.model_copy(update={"state": "warning"})
+
+
+def _has_model(endpoint: Endpoint) -> str:
+    require_model(endpoint)
+    return f"{endpoint.url} has the model {endpoint.openai_model}"
 
 
 def _named(deployment: Deployment, targets: Sequence[Target]) -> Iterator[tuple[str, Group, str, *tuple[Any, ...]]]:

@@ -14,8 +14,9 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 
 from llm_pipeline.canary.open_router import router_as_it_is
+from llm_pipeline.canary.open_slots import slots_of
 from llm_pipeline.canary.patience import Patience
-from llm_pipeline.canary.slots import slot_ports, slots_of
+from llm_pipeline.canary.slots import slot_servers
 from llm_pipeline.canary.watchdog import HostTime
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations.guarded_site import GuardAction, GuardedSite, failed
@@ -46,7 +47,7 @@ def guard_once(store: ArtifactStore, deployment: Deployment, now: HostTime | Non
             site = GuardedSite(
                 store=store,
                 target=target,
-                router=router_as_it_is(place.router, slot_ports(place), state_root / target / "router"),
+                router=router_as_it_is(place.router, slot_servers(place), state_root / target / "router"),
                 slots=slots_of(store, deployment, target),
                 patience=Patience.with_router(place.router),
             )

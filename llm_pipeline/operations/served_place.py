@@ -7,9 +7,10 @@ from pathlib import Path
 from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.open_router import open_router, router_as_it_is
+from llm_pipeline.canary.open_slots import slots_of
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.router import TrafficRouter, all_to
-from llm_pipeline.canary.slots import slot_ports, slots_of
+from llm_pipeline.canary.slots import slot_servers
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations.place_now import ServedPlace
 from llm_pipeline.operations.rollback import roll_back
@@ -40,7 +41,7 @@ def place_as_it_is(store: ArtifactStore, deployment: Deployment, model_id: str, 
         store=store,
         model_id=model_id,
         target=target,
-        find_router=lambda: router_as_it_is(place.router, slot_ports(place), state),
+        find_router=lambda: router_as_it_is(place.router, slot_servers(place), state),
         slots=slots_of(store, deployment, target),
         patience=Patience.with_router(place.router),
     )
@@ -65,7 +66,7 @@ def _router(store: ArtifactStore, deployment: Deployment, model_id: str, target:
     if production is not None:
         initial = all_to(production.slot, owner="production", epoch=0)
         try:
-            return open_router(place.router, slot_ports(place), state, initial=initial)
+            return open_router(place.router, slot_servers(place), state, initial=initial)
         except PipelineError as error:
             log.warning("the router cannot be started", reason=str(error))
-    return router_as_it_is(place.router, slot_ports(place), state)
+    return router_as_it_is(place.router, slot_servers(place), state)

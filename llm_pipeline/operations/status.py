@@ -13,14 +13,17 @@ from pathlib import Path
 from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.open_router import router_as_it_is
+from llm_pipeline.canary.open_slots import slots_of
+from llm_pipeline.canary.openai_slots import OpenAiSlots
 from llm_pipeline.canary.record import CanaryRecord, current_canary, read_record, standing_pause
 from llm_pipeline.canary.router import RouterCondition, RouteState, SlotName, TellsCondition, TrafficRouter
-from llm_pipeline.canary.slots import slot_ports, slot_state, slots_of
+from llm_pipeline.canary.slots import slot_servers, slot_state
 from llm_pipeline.canary.watchdog import RECENT_SECONDS, read_sign
 from llm_pipeline.canary.way_back_record import read_way_back
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.router_place import EnvoyPlace, users_address
 from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.config.slot_server import OpenAiSlot
 from llm_pipeline.operations.place_status import (
     DeploymentStatus,
     Health,
@@ -108,7 +111,7 @@ class _Look:
         trial_id = current_canary(self._store, self._place)
         record = read_record(self._store, trial_id, self._place) if trial_id else None
         traffic, names = self._traffic(), release_names(pointers, record)
-        servers = {slot: self._server(slot, names, traffic) for slot in slot_ports(self._config)}
+        servers = {slot: self._server(slot, names, traffic) for slot in slot_servers(self._config)}
         router, heard = self._router(traffic), self._guard_heard()
         stopped = is_stopped(servers, router)
         problems = list(bare.problems)
@@ -134,9 +137,26 @@ class _Look:
 
     def _server(self, slot: SlotName, names: Mapping[str, str], traffic: RouteState | None) -> ServerStatus:
         share = traffic.weights.get(slot, 0) / 100 if traffic is not None else None
-        found = self._found(slot, slot_ports(self._config)[slot], names, ended=self._slots.ended(slot))
+        server = slot_servers(self._config)[slot]
+        if isinstance(server, ServerPorts):
+            found = self._found(slot, server, names, ended=self._slots.ended(slot))
+        else:
+            found = self._taken(slot, server, names)
         answers = found.digest != "" and self._slots.answers(slot)
         return found.model_copy(update={"traffic_percent": share, **({"condition": "answers"} if answers else {})})
+
+    def _taken(self, slot: SlotName, server: OpenAiSlot, names: Mapping[str, str]) -> ServerStatus:
+        """A server that somebody else starts, by what it was taken for."""
+        digest = self._slots.taken_for(slot) if isinstance(self._slots, OpenAiSlots) else ""
+        if not digest:
+            return ServerStatus(slot=slot, condition="stopped", address=server.endpoint.url)
+        return ServerStatus(
+            slot=slot,
+            condition="has ended" if self._slots.ended(slot) else "is running but gives no answer",
+            address=server.endpoint.url,
+            release_id=names.get(digest, digest[:_SHOWN_DIGITS]),
+            digest=digest,
+        )
 
     def _staging(self, names: Mapping[str, str]) -> Iterator[ServerStatus]:
         """The staging server of this host, while there is one."""
@@ -163,7 +183,7 @@ class _Look:
 
     def _open_router(self) -> TrafficRouter | None:
         state = slot_state(self._root, self._place, "blue").with_name("router")
-        return router_as_it_is(self._config.router, slot_ports(self._config), state)
+        return router_as_it_is(self._config.router, slot_servers(self._config), state)
 
     def _traffic(self) -> RouteState | None:
         try:

@@ -15,7 +15,7 @@ from llm_pipeline.canary.open_router import name_release, open_router, router_as
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import current_canary, read_record
 from llm_pipeline.canary.router import ALL, RouterUnavailable, SlotName, StartedRouter, TrafficRouter, all_to
-from llm_pipeline.canary.slots import slot_ports, slot_state
+from llm_pipeline.canary.slots import slot_servers, slot_state
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations.acting import PlaceBusy, acting, token_of
 from llm_pipeline.operations.place_now import ServedPlace
@@ -51,7 +51,7 @@ def start_production(store: ArtifactStore, deployment: Deployment, place: str) -
     def opened(production: Pointer) -> TrafficRouter:
         initial = all_to(production.slot, owner="production", epoch=0)
         state = slot_state(root, place, production.slot).with_name("router")
-        return open_router(config.router, slot_ports(config), state, initial=initial)
+        return open_router(config.router, slot_servers(config), state, initial=initial)
 
     return start(place_as_it_is(store, deployment, "", place), opened)
 
@@ -201,7 +201,7 @@ def _wanted(place: ServedPlace) -> dict[SlotName, ArtifactRef]:
 
 def _running(deployment: Deployment, place: str) -> dict[SlotName, ArtifactRef]:
     root = Path(deployment.state_root)
-    found = {slot: find_server(slot_state(root, place, slot)) for slot in slot_ports(deployment.places[place])}
+    found = {slot: find_server(slot_state(root, place, slot)) for slot in slot_servers(deployment.places[place])}
     return {
         slot: ArtifactRef(kind="model_repository", digest=server.digest)
         for slot, server in found.items()
@@ -222,7 +222,7 @@ def end_here(deployment: Deployment, place: str) -> None:
     router = _router(deployment, place)
     if isinstance(router, StartedRouter):
         router.stop()
-    for server in (*slot_ports(deployment.places[place]), "staging", "comparison"):
+    for server in (*slot_servers(deployment.places[place]), "staging", "comparison"):
         stop_server(state / server)
 
 
@@ -234,4 +234,4 @@ def runs_anything(deployment: Deployment, place: str) -> bool:
 
 def _router(deployment: Deployment, place: str) -> TrafficRouter | None:
     config = deployment.places[place]
-    return router_as_it_is(config.router, slot_ports(config), Path(deployment.state_root) / place / "router")
+    return router_as_it_is(config.router, slot_servers(config), Path(deployment.state_root) / place / "router")

@@ -11,6 +11,7 @@ from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.policy import CanaryPolicy, LoadTestPolicy
 from llm_pipeline.config.quantization import NAMED_SET, Calibration, QuantizationRecipe
 from llm_pipeline.config.server_place import OpenAiServer
+from llm_pipeline.config.slot_server import OpenAiSlot
 from llm_pipeline.config.workload import Lengths
 from llm_pipeline.loadtest.workload import check_workload, longest_request
 from llm_pipeline.model_facts.facts import ModelFacts
@@ -250,7 +251,11 @@ def check_routers(loaded: LoadedRelease) -> None:
         f"target {target.name}: {problem}"
         for target in loaded.release.targets
         if (place := loaded.config.place_of(target.name)) in places
-        for problem in (*server_problems(places[place], policy.load_test), *problems_of(places[place], policy.canary))
+        for problem in (
+            *server_problems(places[place], policy.load_test),
+            *slot_problems(places[place], drills=loaded.release.drill is not None),
+            *problems_of(places[place], policy.canary),
+        )
     ]
     if problems:
         raise ConfigError(
@@ -267,6 +272,29 @@ def router_warnings(loaded: LoadedRelease) -> Iterator[str]:
         if place is not None and place.router.left_to_its_operator:
             left = place.router.left_to_its_operator
             yield f"{target.name}: the operator of its {place.router.kind} router has to refuse users {left}"
+        for model in sorted({str(slot.endpoint.openai_model) for slot in openai_slots(place)} if place else ()):
+            yield (
+                f"{target.name}: nothing starts servers with OpenAI's API: before its canary, serve the release's "
+                f"checkpoint as {model} in the slot that is not in production"
+            )
+
+
+def openai_slots(place: TargetPlace) -> list[OpenAiSlot]:
+    """The production slots that are servers with OpenAI's API."""
+    return [slot for slot in (place.blue, place.green) if isinstance(slot, OpenAiSlot)]
+
+
+def slot_problems(place: TargetPlace, *, drills: bool) -> Iterator[str]:
+    """Why a canary cannot be made between a place's slots."""
+    slots, router = openai_slots(place), place.router
+    if slots and not router.passes_openai:
+        yield (
+            f"router {router.kind} passes on Triton's paths only, and blue and green are servers with OpenAI's API: "
+            "use an envoy, existing_envoy or aws_alb"
+        )
+    if slots and drills:
+        yield "a drill needs servers that are started here, and blue and green are servers with OpenAI's API"
+    yield from router.slot_problems(slots)
 
 
 def server_problems(place: TargetPlace, policy: LoadTestPolicy) -> Iterator[str]:

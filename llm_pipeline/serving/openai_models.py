@@ -26,6 +26,24 @@ def require_model(endpoint: Endpoint) -> int | None:
     Returns:
         Tokens that one of its requests may have; None where the server does not say.
 
+    Raises: As `_card`.
+    """
+    length = _card(endpoint).get("max_model_len")
+    return length if isinstance(length, int) else None
+
+
+def model_root(endpoint: Endpoint) -> str | None:
+    """What the server says that the endpoint's model was loaded from; None where it does not say.
+
+    Raises: As `_card`.
+    """
+    root = _card(endpoint).get("root")
+    return root if isinstance(root, str) else None
+
+
+def _card(endpoint: Endpoint) -> dict[str, Any]:
+    """What the server says of the endpoint's model.
+
     Raises:
         Transient: Nobody answers there, or the server is not ready.
         ConfigError: It does not let us in.
@@ -53,8 +71,7 @@ def require_model(endpoint: Endpoint) -> int | None:
             where=url,
             hint="name one of them as openai_model, or serve the release under that name",
         )
-    length = models[endpoint.openai_model].get("max_model_len")
-    return length if isinstance(length, int) else None
+    return models[endpoint.openai_model]
 
 
 def _models(body: bytes) -> dict[str, dict[str, Any]] | None:

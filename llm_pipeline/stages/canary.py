@@ -14,18 +14,19 @@ from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.canary.controller import CanaryController
 from llm_pipeline.canary.judgements import taken_back_judgement, with_who
 from llm_pipeline.canary.open_router import access_log_of, name_release
+from llm_pipeline.canary.openai_slots import RECOGNISED
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import LEASE_SECONDS, CanaryJournal, CanaryRecord, lease_name, read_record
 from llm_pipeline.canary.replay import Replay
 from llm_pipeline.canary.router import CountsAttempts, TrafficRouter
 from llm_pipeline.canary.shadow import Shadow, shadow_of
-from llm_pipeline.canary.slots import TritonSlots
+from llm_pipeline.canary.slots import SlotControl, slot_endpoint
 from llm_pipeline.canary.sources.arm_metrics import open_source
 from llm_pipeline.canary.timeline import write_timeline
 from llm_pipeline.canary.traffic import CountedTraffic, LoggedTraffic, Traffic
 from llm_pipeline.config.deployment import TargetPlace
-from llm_pipeline.config.model import Percent
+from llm_pipeline.config.model import Fraction, Percent
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.release import Drill
 from llm_pipeline.config.router_place import EnvoyPlace, ExistingEnvoyPlace, users_address
@@ -60,6 +61,7 @@ class CanaryConfig(SlotsConfig):
         drill: A fault for the candidate's server, on purpose.
         workload: Its prompts are asked of both slots where the policy has a shadow comparison, and of the router where
             it has replayed traffic.
+        recognised: Share of the golden answers that a server must give that was started elsewhere.
     """
 
     run: str
@@ -67,6 +69,7 @@ class CanaryConfig(SlotsConfig):
     policy: CanaryPolicy
     drill: Drill | None = None
     workload: Workload
+    recognised: Fraction = RECOGNISED
 
 
 def run(context: StageContext[CanaryConfig]) -> StageOutput:
@@ -78,7 +81,7 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
     config = context.config
     require_production_approved(context.store, context.request.release_id, config.target)
     candidate = context.request.inputs["repository"]
-    slots = config.slots(context.store, config.drill)
+    slots = config.slots(context.store, config.drill, recognised=config.recognised)
     claim_place(context.store, config.target, config.model_id, by=context.request.release_id)
     serving = serving_at(context.store, config.target)
     production = serving.pointer if serving else None
@@ -107,7 +110,7 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
     return _output(context, _with_replayed(context, judgement, replay), router, time.monotonic() - started)
 
 
-def _start(context: StageContext[CanaryConfig], router: TrafficRouter, slots: TritonSlots) -> None:
+def _start(context: StageContext[CanaryConfig], router: TrafficRouter, slots: SlotControl) -> None:
     """What is released serves already: have it answer."""
     config = context.config
     patience = Patience.with_router(config.place.router)
@@ -115,7 +118,7 @@ def _start(context: StageContext[CanaryConfig], router: TrafficRouter, slots: Tr
 
 
 def _judge(
-    context: StageContext[CanaryConfig], plan: CanaryPlan, router: TrafficRouter, slots: TritonSlots
+    context: StageContext[CanaryConfig], plan: CanaryPlan, router: TrafficRouter, slots: SlotControl
 ) -> Judgement:
     """Drive the step to its end, whoever ends it."""
     config, traffic = context.config, _traffic(context.config.place, router)
@@ -145,7 +148,7 @@ def _replay(context: StageContext[CanaryConfig], router: TrafficRouter) -> Repla
         return None
     prompts = read_prompts(locate_files(config.workload, context.inputs["prompts"])[0])
     return Replay(
-        users_address(place),
+        slot_endpoint(config.place.blue).model_copy(update={"url": users_address(place), "ca_file": None}),
         [prompt.text for prompt in prompts],
         maximum_tokens=longest(config.workload.output_tokens),
         rate_per_second=rate,
@@ -233,6 +236,7 @@ def request(flow: Flow, subject: str) -> tuple[CanaryConfig, Mapping[str, Artifa
         policy=flow.release.policy.canary,
         drill=flow.release.drill,
         workload=flow.release.workload,
+        recognised=min(RECOGNISED, flow.release.policy.staging.golden_match_fraction),
     )
     inputs = {"repository": flow.artifact("package", target, "repository")}
     policy = flow.release.policy.canary

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_pipeline.canary.open_router import open_router
+from llm_pipeline.canary.open_slots import openai_servers
+from llm_pipeline.canary.openai_slots import RECOGNISED, OpenAiSlots
 from llm_pipeline.canary.router import SlotName, TrafficRouter, all_to
-from llm_pipeline.canary.slots import TritonSlots, slot_ports
+from llm_pipeline.canary.slots import SlotControl, TritonSlots, slot_servers
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.model import ConfigModel, Name
 from llm_pipeline.config.release import Drill
@@ -23,7 +25,7 @@ class PlaceConfig(ConfigModel):
     Attributes:
         model_id: `organisation/name` on the hub.
         target: Name of the deployment's place: the target's own, unless the release config names another.
-        place: Ports of the slots and of the router.
+        place: The slots and the router.
         state_root: Directory of the running servers' state.
     """
 
@@ -40,7 +42,7 @@ class PlaceConfig(ConfigModel):
     def open_router(self, slot: SlotName, owner: str) -> TrafficRouter:
         """The place's router; one that is not there yet starts with all traffic on a slot."""
         initial = all_to(slot, owner=owner, epoch=0)
-        return open_router(self.place.router, slot_ports(self.place), self.router_state, initial=initial)
+        return open_router(self.place.router, slot_servers(self.place), self.router_state, initial=initial)
 
 
 class SlotsConfig(PlaceConfig):
@@ -54,8 +56,17 @@ class SlotsConfig(PlaceConfig):
     triton_home: str
     python: str
 
-    def slots(self, store: ArtifactStore, drill: Drill | None = None) -> TritonSlots:
-        """What controls the servers of the place's slots."""
+    def slots(self, store: ArtifactStore, drill: Drill | None = None, *, recognised: float = RECOGNISED) -> SlotControl:
+        """What controls the servers of the place's slots.
+
+        Args:
+            store: Where the repositories are.
+            drill: A fault for the candidate's server.
+            recognised: Share of a release's golden answers that a server must give that was started elsewhere.
+        """
+        if servers := openai_servers(self.place):
+            root = Path(self.state_root)
+            return OpenAiSlots(store, servers, target=self.target, state_root=root, recognised=recognised)
         return TritonSlots(
             store,
             self.place,

@@ -9,7 +9,7 @@ from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.canary.open_router import router_as_it_is
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.canary.slots import slot_ports
+from llm_pipeline.canary.slots import slot_servers
 from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 from llm_pipeline.stages.place_config import SlotsConfig, place_of
@@ -36,7 +36,7 @@ def run(context: StageContext[RollbackConfig]) -> StageOutput:
         context.store,
         context.request.release_id,
         config.target,
-        router=router_as_it_is(config.place.router, slot_ports(config.place), config.router_state),
+        router=router_as_it_is(config.place.router, slot_servers(config.place), config.router_state),
         slots=config.slots(context.store),
         patience=Patience.with_router(config.place.router),
         leave_paused=config.leave_paused,

@@ -11,6 +11,7 @@ import pytest
 
 from llm_pipeline.canary import replay as replaying
 from llm_pipeline.canary.replay import Replay
+from llm_pipeline.config.endpoint import Endpoint
 
 
 class Router(ThreadingHTTPServer):
@@ -51,7 +52,7 @@ def router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Router]:
 
 
 def replay(router: Router) -> Replay:
-    return Replay(router.url, ["a", "b"], maximum_tokens=4, rate_per_second=50, attempts=router.attempts)
+    return Replay(Endpoint(url=router.url), ["a", "b"], maximum_tokens=4, rate_per_second=50, attempts=router.attempts)
 
 
 def until_sent(asking: Replay, count: int) -> None:

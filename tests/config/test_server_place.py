@@ -27,6 +27,7 @@ from llm_pipeline.config.server_place import (
     ServerPlace,
 )
 from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.config.slot_server import OpenAiSlot
 
 PLACE: TypeAdapter[Any] = TypeAdapter(ServerPlace)
 KINDS: dict[str, TypeAdapter[Any]] = {
@@ -103,3 +104,43 @@ def test_what_cannot_be_is_refused(changes, problem):
 def test_a_container_reads_nothing_else_of_the_host():
     with pytest.raises(ValidationError, match="what is mounted"):
         PLACE.validate_python({"kind": "docker", **PORTS, "readable": ["/opt/plugins"]})
+
+
+OPENAI_SLOT = {"kind": "openai", "endpoint": {"url": "http://10.0.0.1:8000", "openai_model": "llm"}}
+
+
+def with_slots(blue: Any, green: Any) -> TargetPlace:
+    router = {"port": 18000, "admin_port": 18001}
+    return TargetPlace.model_validate({"staging": PORTS, "blue": blue, "green": green, "router": router})
+
+
+def openai_slot(**endpoint: object) -> dict[str, object]:
+    return {"kind": "openai", "endpoint": {**OPENAI_SLOT["endpoint"], **endpoint}}
+
+
+def test_slots_are_two_servers_with_openais_api_of_one_model_name() -> None:
+    place = with_slots(OPENAI_SLOT, openai_slot(url="http://10.0.0.2:8000"))
+    assert isinstance(place.blue, OpenAiSlot)
+    assert place.blue.address == ("10.0.0.1", 8000)
+    assert TargetPlace.model_validate(place.model_dump()) == place
+    assert TargetPlace.model_validate_json(place.model_dump_json()) == place
+    assert sorted(place.servers_here()) == ["staging"]
+
+
+@pytest.mark.parametrize(
+    ("green", "words"),
+    [
+        (PORTS, "both be ports of this host, or both of kind: openai"),
+        (OPENAI_SLOT, "must be two servers"),
+        (openai_slot(url="http://10.0.0.2:8000", openai_model="other"), "under one openai_model"),
+        (openai_slot(url="http://10.0.0.2:8000/v1"), "without a path such as /v1"),
+        (openai_slot(url="http://10.0.0.2:8000", openai_model=None), "openai_model must name"),
+        ({"kind": "existing", "endpoint": {"url": "http://10.0.0.2:8000"}}, "Input should be 'openai'"),
+        ({"http": 20000, "grpc": 20001}, "green.metrics"),
+    ],
+)
+def test_slots_that_do_not_fit_are_refused(green: Any, words: str) -> None:
+    with pytest.raises(ValidationError) as raised:
+        with_slots(OPENAI_SLOT, green)
+    assert words in str(raised.value)
+    assert len(raised.value.errors()) <= 2

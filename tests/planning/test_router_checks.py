@@ -72,6 +72,50 @@ def test_metrics_of_another_kind_of_router_are_refused(problem, router: str, met
     assert words in problem(f"{router}\n    metrics: {{ kind: {metrics} }}")
 
 
+OPENAI_SLOTS = """    blue: { kind: openai, endpoint: { url: http://10.0.0.1:8000, openai_model: llm } }
+    green: { kind: openai, endpoint: { url: http://10.0.0.2:8000, openai_model: llm } }"""
+
+
+@pytest.fixture
+def on_openai(configs: Path, edit):
+    """Have the slots of the demo's place be servers with OpenAI's API."""
+
+    def change(slots: str = OPENAI_SLOTS) -> None:
+        lines = (configs / "deployments" / "local.yaml").read_text().splitlines()
+        for line, new in zip([line for line in lines if line.startswith(("    blue:", "    green:"))],
+                             slots.splitlines(), strict=True):  # fmt: skip
+            edit("deployments/local.yaml", line, new)
+
+    return change
+
+
+def test_an_envoy_splits_the_traffic_of_servers_with_openais_api(configs: Path, on_openai) -> None:
+    on_openai()
+    loaded = load_release(configs / "releases" / "demo.yaml")
+    check_routers(loaded)
+    assert list(router_warnings(loaded)) == [
+        "cpu: nothing starts servers with OpenAI's API: before its canary, serve the release's checkpoint as llm in "
+        "the slot that is not in production"
+    ]
+
+
+def test_a_mesh_passes_no_users_of_openais_api_on(problem, on_openai) -> None:
+    on_openai()
+    assert "router istio passes on Triton's paths only" in problem(MESH + COUNTED)
+
+
+@pytest.mark.parametrize("url", ["http://vllm.example.com:8000", "https://10.0.0.1:8000"])
+def test_an_envoy_needs_addresses_of_plain_http(problem, on_openai, url: str) -> None:
+    on_openai(OPENAI_SLOTS.replace("http://10.0.0.1:8000", url))
+    assert f"Envoy reaches servers by http:// and an IP address, and a slot's url is {url}" in problem(ROUTER)
+
+
+def test_a_drill_needs_servers_that_are_started_here(problem, on_openai, edit) -> None:
+    on_openai()
+    edit("releases/demo.yaml", "policy: demo", "policy: demo\ndrill: { failure_fraction: 1.0 }")
+    assert "a drill needs servers that are started here" in problem(ROUTER)
+
+
 def test_what_a_router_can_do_is_no_problem(configs: Path, edit) -> None:
     edit("deployments/local.yaml", ROUTER, BALANCER + COUNTED)
     edit("policies/demo.yaml", STEPS, "  steps_percent: [0.1, 0.3, 5, 100]")

@@ -9,10 +9,10 @@ from llm_pipeline.adapters.envoy.existing import fed_router, feed_router
 from llm_pipeline.adapters.envoy.process import StartedEnvoy, find_router, start_router, stopped_router
 from llm_pipeline.canary.router import RouterAdapter, SlotName
 from llm_pipeline.config.router_place import EnvoyPlace, ExistingEnvoyPlace
-from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.config.slot_server import SlotServer
 
 
-def _as_it_is(_: EnvoyPlace, __: Mapping[SlotName, ServerPorts], state: Path) -> StartedEnvoy | None:
+def _as_it_is(_: EnvoyPlace, __: Mapping[SlotName, SlotServer], state: Path) -> StartedEnvoy | None:
     return find_router(state) or stopped_router(state)
 
 

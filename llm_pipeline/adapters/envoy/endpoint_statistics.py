@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from llm_pipeline.base.records import Frozen
@@ -24,15 +25,16 @@ class EndpointStatistics(Frozen):
     healthy: bool
 
 
-def endpoint_statistics(listing: dict[str, Any], ports: tuple[int, int]) -> EndpointStatistics:
-    """Counters of the server at these two ports, from a listing of all clusters."""
+def endpoint_statistics(listing: dict[str, Any], addresses: Collection[tuple[str, int]]) -> EndpointStatistics:
+    """Counters of the server at these addresses, from a listing of all clusters."""
     attempts = failures = active = 0
     healthy = True
     for cluster in listing.get("cluster_statuses", []):
         if cluster["name"].endswith(MIRROR_SUFFIX):
             continue  # copies are no users' requests
         for host in cluster.get("host_statuses", []):
-            if host["address"]["socket_address"]["port_value"] not in ports:
+            at = host["address"]["socket_address"]
+            if (at["address"], at["port_value"]) not in addresses:
                 continue
             values = {entry["name"]: int(entry.get("value", 0)) for entry in host.get("stats", [])}
             attempts += values.get("rq_total", 0)

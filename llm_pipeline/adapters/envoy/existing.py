@@ -10,14 +10,14 @@ from llm_pipeline.adapters.envoy.router import EnvoyRouter, RouterFiles
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.canary.router import RouterUnavailable, RouteState, SlotName
 from llm_pipeline.config.router_place import ExistingEnvoyPlace
-from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.config.slot_server import SlotServer
 
 _POLL_SECONDS = 0.1
 
 
 def feed_router(
     place: ExistingEnvoyPlace,
-    slots: Mapping[SlotName, ServerPorts],
+    slots: Mapping[SlotName, SlotServer],
     state: Path,
     *,
     initial: RouteState,
@@ -50,7 +50,7 @@ def feed_router(
     return router
 
 
-def fed_router(place: ExistingEnvoyPlace, slots: Mapping[SlotName, ServerPorts], state: Path) -> EnvoyRouter:
+def fed_router(place: ExistingEnvoyPlace, slots: Mapping[SlotName, SlotServer], state: Path) -> EnvoyRouter:
     """The router without writing or asking anything."""
     files = RouterFiles(state.resolve(), xds=Path(place.directory), access_log=Path(place.access_log))
     return EnvoyRouter(files, place, dict(slots))

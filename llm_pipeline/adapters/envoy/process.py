@@ -26,7 +26,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.router import RouterCondition, RouterUnavailable, RouteState, SlotName
 from llm_pipeline.config.router_place import EnvoyPlace
-from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.config.slot_server import SlotServer
 
 log = get_logger(__name__)
 
@@ -40,12 +40,12 @@ class _Place(Frozen):
     """What a router was started for."""
 
     router: EnvoyPlace
-    slots: dict[SlotName, ServerPorts]
+    slots: dict[SlotName, SlotServer]
 
 
 def start_router(
     place: EnvoyPlace,
-    slots: Mapping[SlotName, ServerPorts],
+    slots: Mapping[SlotName, SlotServer],
     state: Path,
     *,
     initial: RouteState,

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import TypeAdapter, ValidationError
 
 from llm_pipeline.adapters.envoy.endpoint_statistics import EndpointStatistics, endpoint_statistics
+from llm_pipeline.adapters.envoy.slot_addresses import addresses_of
 from llm_pipeline.adapters.envoy.xds import clusters, listener, routes
 from llm_pipeline.adapters.envoy.xds.files import replace_json
 from llm_pipeline.adapters.envoy.xds.messages import LOCAL_HOST, address_text
@@ -33,8 +34,9 @@ from llm_pipeline.canary.router import (
     RouteState,
     SlotName,
 )
+from llm_pipeline.canary.users_paths import api_of
 from llm_pipeline.config.router_place import EnvoyPlace, ExistingEnvoyPlace
-from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.config.slot_server import SlotServer
 
 log = get_logger(__name__)
 
@@ -75,7 +77,7 @@ class EnvoyRouter:
         self,
         files: RouterFiles,
         place: EnvoyPlace | ExistingEnvoyPlace,
-        slots: dict[SlotName, ServerPorts],
+        slots: dict[SlotName, SlotServer],
         *,
         admin_timeout_seconds: float = 2.0,
         lock_timeout_seconds: float = 5.0,
@@ -83,6 +85,7 @@ class EnvoyRouter:
         self.files = files
         self.place = place
         self.slots = slots
+        self._addresses = {slot: list(addresses_of(server, self._slot_host).values()) for slot, server in slots.items()}
         self._admin_timeout = admin_timeout_seconds
         self._lock_timeout = lock_timeout_seconds
         self._rejected_before_write: int | None = None
@@ -194,12 +197,12 @@ class EnvoyRouter:
     def _routes(self, state: RouteState, revision: str) -> dict[str, Any]:
         known = self._releases()
         names = {
-            address_text(self._slot_host, port): known[slot]
-            for slot, ports in self.slots.items()
+            address_text(*address): known[slot]
+            for slot, addresses in self._addresses.items()
             if slot in known
-            for port in (ports.http, ports.grpc)
+            for address in addresses
         }
-        return routes.routes(state, revision, self.place.limits, names)
+        return routes.routes(state, revision, self.place.limits, names, api_of(self.slots))
 
     def converged(self, revision: str) -> bool | None:
         """Whether Envoy acts on the revision.
@@ -234,7 +237,7 @@ class EnvoyRouter:
             raise RouterUnavailable(
                 "the admin interface gave an answer that cannot be read", where=self._where
             ) from error
-        return {slot: endpoint_statistics(listing, (ports.http, ports.grpc)) for slot, ports in self.slots.items()}
+        return {slot: endpoint_statistics(listing, addresses) for slot, addresses in self._addresses.items()}
 
     def attempts(self) -> int | None:
         """Requests that were sent to the servers so far, hidden retries included; None when that cannot be known."""
@@ -261,8 +264,8 @@ class EnvoyRouter:
 
     def slot_of_address(self, address: str | None) -> SlotName | None:
         """The slot of an upstream address as the access log has it."""
-        for slot, ports in self.slots.items():
-            if address in {address_text(self._slot_host, port) for port in (ports.http, ports.grpc)}:
+        for slot, addresses in self._addresses.items():
+            if address in {address_text(*one) for one in addresses}:
                 return slot
         return None
 

@@ -1,4 +1,4 @@
--- Triton reports some failures, and all of those inside a stream, under status 200; the access log must still see them.
+-- Servers report some failures, and all of those inside a stream, under status 200; the access log must still see them.
 -- And what users got: tokens (of all chunks), the last finish reason, whether there was any text. A field may be split
 -- over chunks, so the end of what was searched is kept, but no more of it than a field is long. Of a session's name and
 -- a client's address only fingerprints leave this filter; they are no cryptographic ones, so names should be long random
@@ -53,7 +53,7 @@ local function read_text(text, chunk)
   text.tail = ""
   while at <= #joined do
     if not text.inside then
-      local _, last = string.find(joined, "\"text_output\": *\"", at)
+      local _, last = string.find(joined, text.key, at)
       if not last then
         text.tail = string.sub(joined, math.max(at, #joined - KEPT + 1))
         return
@@ -160,6 +160,12 @@ local function read_messages(handle, stream)
   tell(handle, answer)
 end
 
+-- What answers are made of, by the end of the path in OpenAI's API. A prompt cannot look like a field: its quotation
+-- marks are escaped. There a stream says its tokens once, or all so far again and again, and has an end mark.
+local TRITON = "\"text_output\": *\""
+local OPENAI = { ["completions"] = "\"text\": *\"", ["chat/completions"] = "\"content\": *\"" }
+local STREAM = "\"stream\"%s*:%s*true"
+
 function envoy_on_request(handle)
   local header = handle:metadata():get("session_header")
   local value = header and handle:headers():get(header)
@@ -168,20 +174,32 @@ function envoy_on_request(handle)
   put(handle, "client", fingerprint((string.gsub(address, ":%d+$", ""))))
   local method = string.match(handle:headers():get(":path"), "/(Model%a*Infer)$")
   if method then put(handle, "method", method) end
+  local api = string.match(handle:headers():get(":path"), "^/v1/([%a/]*completions)")
+  if not api then return end
+  put(handle, "api", api)
+  local tails = {}
+  for chunk in handle:bodyChunks() do
+    local length = chunk:length()
+    if length > 0 then each(tails, STREAM, chunk:getBytes(0, length), function() put(handle, "stream", "1") end) end
+  end
 end
 
 function envoy_on_response(handle)
   local kind = handle:headers():get("content-type") or ""
+  local known = handle:streamInfo():dynamicMetadata():get(FILTER)
   if string.find(kind, "^application/grpc") then
-    local known = handle:streamInfo():dynamicMetadata():get(FILTER)
     if known and known["method"] then read_messages(handle, known["method"] == "ModelStreamInfer") end
     return
   end
   local tails = {}
-  local said = { parts = {}, size = 0, tail = "", inside = false, escaped = false }
+  local openai = known and known["api"]
+  local key = OPENAI[openai] or TRITON
+  local said = { parts = {}, size = 0, tail = "", inside = false, escaped = false, key = key }
   local function failed() put(handle, "error", "1") end
   local function count(number) said.tokens = (said.tokens or 0) + tonumber(number) end
+  local function counted(number) said.tokens = tonumber(number) end
   local function ended(word) said.reason = word end
+  local function done() said.done = true end
   for chunk in handle:bodyChunks() do
     local length = chunk:length()
     if length > 0 then
@@ -190,11 +208,19 @@ function envoy_on_response(handle)
       if not tails.begun then
         tails.begun = true
         if string.find(text, "^%s*{ *\"error\"") then failed() end
+        if openai and string.find(text, "^%s*{ *\"object\": *\"error\"") then failed() end
       end
-      each(tails, "\"output_tokens\": *(%d+)%s*[,}]", text, count)
+      if openai then
+        each(tails, "\ndata: *{ *\"object\": *\"error\"", text, failed)
+        each(tails, "\"completion_tokens\": *(%d+)%s*[,}]", text, counted)
+        each(tails, "\ndata: *%[DONE%]", text, done)
+      else
+        each(tails, "\"output_tokens\": *(%d+)%s*[,}]", text, count)
+      end
       each(tails, "\"finish_reason\": *\"([%w_]+)\"", text, ended)
       read_text(said, text)
     end
   end
+  if openai and string.find(kind, "^text/event%-stream") and not said.done then said.reason = nil end
   tell(handle, said)
 end

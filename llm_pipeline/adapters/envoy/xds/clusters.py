@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 
+from llm_pipeline.adapters.envoy.slot_addresses import addresses_of
 from llm_pipeline.adapters.envoy.xds.messages import LOCAL_HOST, TYPE, Json, address, discovery, named
 from llm_pipeline.canary.arm_names import (
     BACKED_SUFFIX,
@@ -14,7 +16,8 @@ from llm_pipeline.canary.arm_names import (
     cluster_name,
 )
 from llm_pipeline.canary.router import SlotName, other_slot
-from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.canary.users_paths import UsersApi, api_of
+from llm_pipeline.config.slot_server import SlotServer
 
 _BREAKERS = {
     "thresholds": [{"max_connections": 4096, "max_pending_requests": 4096, "max_requests": 4096, "max_retries": 256}]
@@ -25,21 +28,22 @@ _MIRROR_BREAKERS = {
 """A slow mirror keeps at most this many copies waiting; further ones are not sent."""
 
 
-def clusters(slots: Mapping[SlotName, ServerPorts], host: str = LOCAL_HOST) -> Json:
+def clusters(slots: Mapping[SlotName, SlotServer], host: str = LOCAL_HOST) -> Json:
     """All clusters of every slot and protocol; `host` is where the slots' ports are."""
+    api = api_of(slots)
     resources = [
         cluster
-        for slot, ports in slots.items()
-        for protocol, port in (("http", ports.http), ("grpc", ports.grpc))
-        for cluster in _slot_clusters(slot, protocol, address(port, host))  # type: ignore[arg-type]
+        for slot, server in slots.items()
+        for protocol, (where, port) in addresses_of(server, host).items()
+        for cluster in _slot_clusters(slot, protocol, address(port, where), api)
     ]
     return discovery("1", resources)
 
 
-def _slot_clusters(slot: SlotName, protocol: Protocol, at: Json) -> list[Json]:
+def _slot_clusters(slot: SlotName, protocol: Protocol, at: Json, api: UsersApi) -> list[Json]:
     name = cluster_name(slot, protocol)
     plain = _static_cluster(name, protocol, at)
-    guarded = {**_static_cluster(f"{name}{GUARDED_SUFFIX}", protocol, at), **_guard(protocol)}
+    guarded = {**_static_cluster(f"{name}{GUARDED_SUFFIX}", protocol, at), **_guard(protocol, api)}
     mirror = _static_cluster(f"{name}{MIRROR_SUFFIX}", protocol, at) | {"circuit_breakers": _MIRROR_BREAKERS}
     other = cluster_name(other_slot(slot), protocol)
     failover = _aggregate_cluster(f"{name}{FAILOVER_SUFFIX}", [guarded["name"], other, name])
@@ -87,7 +91,7 @@ def _static_cluster(name: str, protocol: Protocol, at: Json) -> Json:
     }
 
 
-def _guard(protocol: Protocol) -> Json:
+def _guard(protocol: Protocol, api: UsersApi) -> Json:
     """What only a slot on trial has: on stable, an ejection could take the last server away."""
     guard: Json = {
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
@@ -102,7 +106,8 @@ def _guard(protocol: Protocol) -> Json:
         },
     }
     if protocol == "http":
-        probe = {"path": "/v2/health/ready"}
+        well = {"start": HTTPStatus.OK.value, "end": int(api.healthy_below)}
+        probe = {"path": api.health, "expected_statuses": [well]}
         times = {"timeout": "2s", "interval": "1s", "no_traffic_interval": "1s"}
         thresholds = {"unhealthy_threshold": 2, "healthy_threshold": 1}
         guard["health_checks"] = [{**times, **thresholds, "http_health_check": probe}]

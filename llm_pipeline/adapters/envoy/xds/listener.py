@@ -44,6 +44,7 @@ ACCESS_LOG_FIELDS: Mapping[str, str] = {
     "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
     "path": "%REQ(:PATH)%",
     "request_bytes": "%BYTES_RECEIVED%",
+    "stream": "%DYNAMIC_METADATA(envoy.filters.http.lua:stream)%",
     "reported_error": "%DYNAMIC_METADATA(envoy.filters.http.lua:error)%",
     "output_tokens": "%DYNAMIC_METADATA(envoy.filters.http.lua:output_tokens)%",
     "finish_reason": "%DYNAMIC_METADATA(envoy.filters.http.lua:finish_reason)%",
@@ -141,7 +142,7 @@ def _for_strangers(place: EnvoyPlace | ExistingEnvoyPlace) -> Json:
 
 
 def _refusals(limits: UserLimits) -> Iterator[Json]:
-    """Envoy's own answers in the words that Triton's have."""
+    """Envoy's own answers in the words that Triton's have; clients of OpenAI's API read them, too."""
     words = {
         HTTPStatus.NOT_FOUND: "not offered: this endpoint serves inference, health and metadata of its model",
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE: f"the request is larger than {limits.largest_request_mib} MiB",

@@ -8,9 +8,9 @@ from http import HTTPStatus
 
 from llm_pipeline.adapters.envoy.xds.listener import BUFFER, LUA, STREAM_IDLE
 from llm_pipeline.adapters.envoy.xds.messages import TYPE, Json, discovery, named
-from llm_pipeline.canary import users_paths
 from llm_pipeline.canary.arm_names import MIRROR_SUFFIX, ROUTES, Protocol, arm_name, cluster_name
 from llm_pipeline.canary.router import Mirror, RouteState, SlotName
+from llm_pipeline.canary.users_paths import TRITON_API, UsersApi
 from llm_pipeline.config.router_place import UserLimits
 
 RELEASE_HEADER = "x-llm-release"
@@ -25,7 +25,13 @@ _UNBUFFERED: Json = {
 }
 
 
-def routes(state: RouteState, version: str, limits: UserLimits, releases: Mapping[str, str] | None = None) -> Json:
+def routes(
+    state: RouteState,
+    version: str,
+    limits: UserLimits,
+    releases: Mapping[str, str] | None = None,
+    api: UsersApi = TRITON_API,
+) -> Json:
     """Weighted routes. `validate_clusters` makes Envoy refuse a route to a cluster that does not exist.
 
     Bodies up to the largest one are kept until an answer begins, so that another server can be asked the same.
@@ -35,6 +41,7 @@ def routes(state: RouteState, version: str, limits: UserLimits, releases: Mappin
         version: What Envoy acknowledges.
         limits: What users may take.
         releases: What answers say of who gave them, by the address of the server, as the access log has it.
+        api: What users may ask for.
     """
     table = {
         "@type": f"{TYPE}.config.route.v3.RouteConfiguration",
@@ -49,7 +56,7 @@ def routes(state: RouteState, version: str, limits: UserLimits, releases: Mappin
                 **_named_release(releases or {}),
                 "routes": [
                     _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _longer_than(limits.largest_request_bytes)),
-                    *_offered(state),
+                    *_offered(state, api),
                     _refusal(HTTPStatus.NOT_FOUND, {}),
                 ],
             }
@@ -71,15 +78,15 @@ def _named_release(releases: Mapping[str, str]) -> Json:
     return {"response_headers_to_add": [header]}
 
 
-def _offered(state: RouteState) -> Iterator[Json]:
+def _offered(state: RouteState, api: UsersApi) -> Iterator[Json]:
     """The routes to the servers; those of HTTP are the last, and are read back."""
     common = _for_the_filter(state)
-    grpc, http = _weighted(state, "grpc"), _weighted(state, "http")
-    for path in users_paths.GRPC_CALLS:
+    grpc, http = _weighted(state, "grpc", api), _weighted(state, "http", api)
+    for path in api.grpc_calls:
         yield {"match": {"path": path, "grpc": {}}, "route": grpc, **common}
-    for path in users_paths.GRPC_STREAMS:
+    for path in api.grpc_streams:
         yield {"match": {"path": path, "grpc": {}}, "route": grpc, **common, **_UNBUFFERED}
-    for method, path in (("GET", users_paths.HTTP_READS), ("POST", users_paths.HTTP_ASKS)):
+    for method, path in (("GET", api.reads), ("POST", api.asks)):
         asked = [{"name": ":method", "string_match": {"exact": method}}]
         yield {"match": {"safe_regex": {"regex": path}, "headers": asked}, "route": http, **common}
 
@@ -129,12 +136,12 @@ def _http_action(document: Json) -> Json:
     return action
 
 
-def _weighted(state: RouteState, protocol: Protocol) -> Json:
+def _weighted(state: RouteState, protocol: Protocol, api: UsersApi) -> Json:
     action: Json = {
         "weighted_clusters": {"clusters": _arms(state, protocol)},
         "timeout": "0s",
         "idle_timeout": STREAM_IDLE,
-        "retry_policy": _retry_policy(protocol, on_trial=state.candidate is not None),
+        "retry_policy": _retry_policy(protocol, api, on_trial=state.candidate is not None),
     }
     if state.sticky_header:
         action["weighted_clusters"]["use_hash_policy"] = True
@@ -152,7 +159,7 @@ def _arms(state: RouteState, protocol: Protocol) -> list[Json]:
     return [{"name": arm_name(slot, protocol, state), "weight": state.weights.get(slot, 0)} for slot in slots]
 
 
-def _retry_policy(protocol: Protocol, *, on_trial: bool) -> Json:
+def _retry_policy(protocol: Protocol, api: UsersApi, *, on_trial: bool) -> Json:
     """Only before the first byte, and to the next priority: on trial, one slot's failure is answered by the other.
 
     Triton answers every error of a decoupled model with 400, its own internal ones and a full queue too, so while
@@ -172,7 +179,7 @@ def _retry_policy(protocol: Protocol, *, on_trial: bool) -> Json:
     }
     if on_trial and protocol == "http":
         conditions.append("retriable-status-codes")
-        policy["retriable_status_codes"] = [HTTPStatus.BAD_REQUEST.value, HTTPStatus.NOT_FOUND.value]
+        policy["retriable_status_codes"] = [status.value for status in api.second_opinions]
     if on_trial and protocol == "grpc":
         conditions.append("retriable-headers")
         refusing = {"safe_regex": {"regex": "|".join(str(status) for status in _REFUSING_GRPC_STATUSES)}}

@@ -1,0 +1,186 @@
+"""What the router's log says of answers of OpenAI's API, whole or streamed, through the real proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator, Sequence
+from threading import Thread
+
+import aiohttp
+import pytest
+from openai_site import openai_slots, start_before
+
+from llm_pipeline.adapters.envoy.process import stop_router
+from llm_pipeline.adapters.envoy.router import EnvoyRouter
+from llm_pipeline.canary.observations import ObservedRequest
+
+pytestmark = pytest.mark.slow
+
+
+def event(chunk: object) -> bytes:
+    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
+
+
+def text(words: str, reason: str | None = None, **more: object) -> bytes:
+    choice = {"index": 0, "text": words, "logprobs": None, "finish_reason": reason}
+    return event({"object": "text_completion", "model": "llm", "choices": [choice], **more})
+
+
+def chat(words: str | None, reason: str | None = None) -> bytes:
+    delta = {} if words is None else {"content": words}
+    return event({"object": "chat.completion.chunk", "choices": [{"delta": delta, "finish_reason": reason}]})
+
+
+def usage(tokens: int) -> dict[str, object]:
+    return {"usage": {"prompt_tokens": 3, "completion_tokens": tokens, "completion_tokens_details": None}}
+
+
+def cut(body: bytes) -> list[bytes]:
+    return [body[at : at + 7] for at in range(0, len(body), 7)]
+
+
+DONE = b"data: [DONE]\n\n"
+WHOLE_CHAT = {"choices": [{"message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}], **usage(2)}
+PROSE = "Words of a model that says what nobody has said before, in a text that is long enough to be looked at."
+
+CASES: dict[str, tuple[str, bool, Sequence[bytes], dict[str, object]]] = {
+    "a stream": (
+        "completions",
+        True,
+        [text("a"), text("b", "length"), event({"choices": [], **usage(2)}), DONE],
+        {"output_tokens": 2, "finish_reason": "length", "empty": False, "truncated": False, "streaming": True},
+    ),
+    "a stream that counts with every chunk": (
+        "completions",
+        True,
+        cut(text("a", **usage(1)) + text("b", "stop", **usage(2)) + DONE),
+        {"output_tokens": 2, "finish_reason": "stop", "truncated": False, "error": False},
+    ),
+    "a stream that nobody counts": (
+        "completions",
+        True,
+        [text("a"), text("b", "stop"), DONE],
+        {"output_tokens": None, "empty": False, "truncated": False},
+    ),
+    "a stream without its end mark": (
+        "completions",
+        True,
+        [text("a"), text("b", "stop")],
+        {"finish_reason": "", "truncated": True},
+    ),
+    "a stream that ends early": ("completions", True, [text("a"), DONE], {"truncated": True}),
+    "an aborted stream": ("completions", True, [text("a", "abort"), DONE], {"truncated": True}),
+    "an error in a stream": (
+        "completions",
+        True,
+        [text("a"), b'data: {"err', b'or":{"message":"EngineCore died"}}\n\n', DONE],
+        {"fault": True, "lost": True},
+    ),
+    "an error of an older server": (
+        "chat/completions",
+        True,
+        [event({"object": "error", "message": "died", "code": 500}), DONE],
+        {"fault": True, "lost": True},
+    ),
+    "an error under 200": ("completions", False, [b'{"error": {"message": "died"}}'], {"fault": True, "lost": True}),
+    "a whole answer": (
+        "completions",
+        False,
+        [text(PROSE, "length", **usage(30))[6:]],
+        {"output_tokens": 30, "finish_reason": "length", "empty": False, "truncated": False, "streaming": False},
+    ),
+    "an answer without text": ("completions", False, [text("", "stop", **usage(1))[6:]], {"empty": True}),
+    "a chat": (
+        "chat/completions",
+        False,
+        cut(json.dumps(WHOLE_CHAT).encode()),
+        {"output_tokens": 2, "finish_reason": "stop", "empty": False, "truncated": False},
+    ),
+    "a chat in a stream": (
+        "chat/completions",
+        True,
+        cut(chat("") + chat("hi") + chat(None, "stop") + event({"choices": [], **usage(1)}) + DONE),
+        {"output_tokens": 1, "finish_reason": "stop", "empty": False, "truncated": False, "streaming": True},
+    ),
+    'a prompt that says "stream": true': ("completions", False, [text("a", "stop")[6:]], {"streaming": False}),
+}
+
+
+async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0)
+    body = json.loads(await reader.readexactly(length) or "{}")
+    kind = b"text/event-stream" if body.get("stream") else b"application/json"
+    writer.write(
+        b"HTTP/1.1 200 OK\r\ncontent-type: " + kind + b"\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+    )
+    for piece in CASES[body["prompt"]][2] if body else ():
+        writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+        await writer.drain()
+        await asyncio.sleep(0.002)
+    writer.write(b"0\r\n\r\n")
+    writer.close()
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvoyRouter]:
+    root, loop = tmp_path_factory.mktemp("openai"), asyncio.new_event_loop()
+    server = loop.run_until_complete(asyncio.start_server(serve, "127.0.0.1", 0))
+    thread = Thread(target=loop.run_forever)
+    thread.start()
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield start_before(openai_slots(url, "http://127.0.0.1:9"), root)
+    finally:
+        stop_router(root / "router")
+        loop.call_soon_threadsafe(server.close)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(60)
+        loop.close()
+
+
+def ask(router: EnvoyRouter, names: Sequence[str]) -> list[ObservedRequest]:
+    """Ask one after another; what the log says of them, in that order."""
+    log = router.access_log()
+    seen = log.end()
+
+    async def one_by_one() -> None:
+        async with aiohttp.ClientSession() as session:
+            for name in names:
+                path, stream, _, _ = CASES[name]
+                url = f"http://127.0.0.1:{router.place.port}/v1/{path}"
+                async with session.post(url, json={"prompt": name, "stream": stream}) as answer:
+                    assert answer.status == 200
+                    await answer.read()
+
+    asyncio.run(one_by_one())
+    deadline = time.monotonic() + 60
+    while len(found := log.read(seen)[0]) < len(names):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return sorted(found, key=lambda request: request.started_at)
+
+
+def test_tokens_end_and_errors_are_those_of_the_answer(router: EnvoyRouter) -> None:
+    for name, request in zip(CASES, ask(router, list(CASES)), strict=True):
+        _, _, _, expected = CASES[name]
+        assert {field: getattr(request, field) for field in expected} == expected, name
+        assert request.route == f"/{CASES[name][0]}"
+
+
+def test_users_reach_models_health_and_completions_and_nothing_else(router: EnvoyRouter) -> None:
+    async def ask_all() -> dict[str, int]:
+        found = {}
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{router.place.port}") as session:
+            for path in ("/health", "/v1/models", "/metrics", "/v1/load_lora_adapter", "/v2/models/llm"):
+                async with session.get(path) as answer:
+                    found[path] = answer.status
+            async with session.post("/v1/load_lora_adapter", json={}) as answer:
+                found["a command"] = answer.status
+        return found
+
+    found = asyncio.run(ask_all())
+    assert {path for path, status in found.items() if status == 200} == {"/health", "/v1/models"}
+    assert set(found.values()) == {200, 404}
