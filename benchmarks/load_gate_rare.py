@@ -27,8 +27,10 @@ from llm_pipeline.loadtest.sample_size import looks_at_most, shown_above
 
 _WINDOWS = 5
 _RATE = 4.0
-_CAVEAT = re.compile(r"Stalls rarer than one in ([0-9.e+]+) (s|min) are not excluded")
+_CAVEAT = re.compile(r"Stalls rarer than one in (.+?) are not excluded")
+_PART = re.compile(r"([0-9.]+) (s|min|h)")
 _MINUTE = 60.0
+_SECONDS = {"s": 1.0, "min": _MINUTE, "h": 3600.0}
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,7 @@ def _count(judgement: Judgement, period: float, seen: Counter[str]) -> None:
         said = _CAVEAT.search(judgement.summary)
         seen["unsaid"] += said is None
         if said:
-            excluded = float(said[1]) * (_MINUTE if said[2] == "min" else 1.0)
+            excluded = sum(float(value) * _SECONDS[unit] for value, unit in _PART.findall(said[1]))
             seen["wrong"] += period <= excluded
 
 

@@ -21,7 +21,7 @@ from llm_pipeline.config.store import Signing
 from llm_pipeline.inspection.comparison import changes
 from llm_pipeline.inspection.listing import LISTINGS
 from llm_pipeline.inspection.showing import ArtifactView, show
-from llm_pipeline.inspection.table import readable_bytes, shortened
+from llm_pipeline.inspection.table import shortened
 from llm_pipeline.inspection.verification import verify_reference
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.pointers import read_pointers
@@ -417,11 +417,3 @@ def test_values_are_compared_by_dotted_path(before, after, said):
 
 def test_long_values_are_shortened_in_their_middle():
     assert shortened("a" * 50 + "b" * 50, 23) == "a" * 10 + "..." + "b" * 10
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (1_073_741_824, "1.07 GB"), (2 * 10**12, "2.00 TB")],
-)
-def test_sizes_are_in_decimal_units(count, text):
-    assert readable_bytes(count) == text

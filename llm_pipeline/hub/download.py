@@ -20,6 +20,7 @@ from llm_pipeline.base.directory_listing import walk_files
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.file_lock import flocked_within
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.quantities import duration
 from llm_pipeline.hub.checkpoint import check_checkpoint
 from llm_pipeline.hub.disk_space import Place, require_space
 from llm_pipeline.hub.partial_file import difference
@@ -162,15 +163,9 @@ def _fetch_one(transfer: Transfer, same_content: Sequence[HubFile], destination:
 def progress_line(done: int, total: int, bytes_per_second: float) -> str:
     """Progress in one line for people: bytes, share, rate and time to go."""
     rate = f"{bytes_per_second / _MEGABYTE:.1f} MB/s"
-    to_go = f"{_duration((total - done) / bytes_per_second)} to go" if bytes_per_second > 0 else "stalled"
+    to_go = f"{duration((total - done) / bytes_per_second)} to go" if bytes_per_second > 0 else "stalled"
     share = f"{100 * done / total:.0f} %" if total else "100 %"
     return f"downloading: {done / _MEGABYTE:,.0f} of {total / _MEGABYTE:,.0f} MB ({share}), {rate}, {to_go}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
 @contextmanager

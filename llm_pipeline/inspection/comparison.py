@@ -12,9 +12,10 @@ from typing import Literal
 from pydantic import BaseModel, JsonValue
 
 from llm_pipeline.base.errors import ConfigError, PipelineError
+from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.flow import Flow
-from llm_pipeline.inspection.table import readable_bytes, shortened
+from llm_pipeline.inspection.table import shortened
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import KeyContent, StageRecord, read_stage_record
 from llm_pipeline.release.record import read_record
@@ -182,7 +183,7 @@ def _artifacts(store: ArtifactStore, one: ArtifactRef, other: ArtifactRef) -> It
 
 
 def _files(manifest: Manifest) -> dict[str, JsonValue]:
-    return {file.path: f"{readable_bytes(file.size)} {file.sha256[:_SHOWN_DIGITS]}" for file in manifest.files}
+    return {file.path: f"{byte_size(file.size)} {file.sha256[:_SHOWN_DIGITS]}" for file in manifest.files}
 
 
 def _releases(first: Flow, second: Flow) -> Iterator[Section]:

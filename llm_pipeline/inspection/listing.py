@@ -13,12 +13,13 @@ from typing import Any, Literal
 from pydantic import Field
 
 from llm_pipeline.base.errors import PipelineError
+from llm_pipeline.base.quantities import byte_size, duration
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.pause_request import StandingPause
 from llm_pipeline.flow import Flow
 from llm_pipeline.inspection.release_artifacts import DamagedRow, standing_pauses
-from llm_pipeline.inspection.table import aligned, readable_bytes, readable_time
+from llm_pipeline.inspection.table import aligned, readable_time
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import read_stage_record, record_name
 from llm_pipeline.release.flow import clears_up
@@ -293,10 +294,7 @@ def leftover_rows(store: ArtifactStore) -> list[LeftoverRow]:
 
 
 def _age(moment: datetime | None) -> str:
-    if moment is None:
-        return ""
-    hours = (datetime.now(UTC) - moment).total_seconds() / 3600
-    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.0f} d"  # noqa: PLR2004 - two days
+    return "" if moment is None else duration((datetime.now(UTC) - moment).total_seconds())
 
 
 LISTINGS: Mapping[str, Listing] = {
@@ -315,7 +313,7 @@ LISTINGS: Mapping[str, Listing] = {
         artifact_rows,
         {
             "artifact": lambda row: str(row.artifact),
-            "size": lambda row: "" if row.bytes is None else readable_bytes(row.bytes),
+            "size": lambda row: "" if row.bytes is None else byte_size(row.bytes),
             "files": lambda row: "" if row.files is None else str(row.files),
             "made by": lambda row: row.problem or row.made_by,
             "for release": lambda row: row.release_id,
@@ -360,7 +358,7 @@ LISTINGS: Mapping[str, Listing] = {
         leftover_rows,
         {
             "leftover": lambda row: row.name,
-            "size": lambda row: readable_bytes(row.bytes),
+            "size": lambda row: byte_size(row.bytes),
             "age": lambda row: _age(row.changed_at),
         },
         right=("size", "age"),

@@ -12,6 +12,7 @@ import yaml
 from pydantic import JsonValue
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.canary.pause_request import StandingPause
 from llm_pipeline.config.store import StoreConfig
@@ -23,7 +24,7 @@ from llm_pipeline.inspection.release_artifacts import (
     standing_pauses,
     users_of,
 )
-from llm_pipeline.inspection.table import aligned, labelled, readable_bytes, readable_time, shortened
+from llm_pipeline.inspection.table import aligned, labelled, readable_time, shortened
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import KeyContent, read_stage_record
 from llm_pipeline.release.record import read_record
@@ -131,7 +132,7 @@ class ArtifactView(_View):
         made = self.provenance
         facts = [
             ("artifact", f"{self.artifact.kind}/{self.artifact.digest}"),
-            ("size", f"{readable_bytes(self.bytes)} in {len(self.files)} files"),
+            ("size", f"{byte_size(self.bytes)} in {len(self.files)} files"),
             ("signature", self.signature),
             ("made by", f"{made.stage} {made.subject}".strip()),
             ("stage key", made.stage_key),
@@ -147,7 +148,7 @@ class ArtifactView(_View):
         yield from ("", "used by")
         yield from _indented(list(self.users) or ["nothing"])
         yield from ("", "files")
-        rows = [(file.path, readable_bytes(file.size), file.sha256) for file in self.files]
+        rows = [(file.path, byte_size(file.size), file.sha256) for file in self.files]
         yield from _indented(aligned(("path", "size", "sha256"), rows, right=("size",)))
 
 

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from llm_pipeline.base import text_table
 from llm_pipeline.base.untrusted_text import one_line
 
-_KILO = 1000.0
 _LONGEST_VALUE = 72
 
 
@@ -28,16 +27,6 @@ def labelled(facts: Sequence[tuple[str, str]]) -> list[str]:
     """One line a fact, the values in one column; facts without a value are left out."""
     width = max((len(label) for label, value in facts if value), default=0)
     return [f"{label:<{width}}  {one_line(value)}" for label, value in facts if value]
-
-
-def readable_bytes(count: int) -> str:
-    """Bytes in decimal units, three digits at least."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(value) < _KILO:
-            return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}"
-        value /= _KILO
-    return f"{value:.2f} TB"
 
 
 def readable_time(moment: datetime | None) -> str:

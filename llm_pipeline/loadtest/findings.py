@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.text_table import aligned
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
@@ -198,8 +199,8 @@ def _server_row(window: WindowSummary) -> Row:
         text_or_blank(use.active_requests, str),
         text_or_blank(use.kv_cache_fraction, percent),
         text_or_blank(use.gpu_utilization_fraction, percent),
-        text_or_blank(use.gpu_memory_bytes, gigabytes),
-        text_or_blank(use.resident_bytes, gigabytes),
+        text_or_blank(use.gpu_memory_bytes, byte_size),
+        text_or_blank(use.resident_bytes, byte_size),
         text_or_blank(use.resident_bytes_per_second, lambda slope: f"{60e-6 * slope:+.1f} MB/min"),
         text_or_blank(use.input_tokens, "{:,}".format),
         text_or_blank(use.output_tokens, "{:,}".format),
@@ -294,11 +295,6 @@ def per_second(rate: float) -> str:
 def percent(fraction: float) -> str:
     """A fraction in whole percent."""
     return f"{100 * fraction:.0f} %"
-
-
-def gigabytes(size: int) -> str:
-    """Bytes in decimal gigabytes."""
-    return f"{size / 1e9:.2f} GB"
 
 
 def quote(text: str) -> str:

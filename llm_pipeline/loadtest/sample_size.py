@@ -14,10 +14,11 @@ import math
 from dataclasses import dataclass
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.config.workload import Workload
-from llm_pipeline.loadtest.stalls import excluded_period, in_words, seconds_to_exclude, soak_seconds
+from llm_pipeline.loadtest.stalls import excluded_period, seconds_to_exclude, soak_seconds
 from llm_pipeline.statistics.intervals import clopper_pearson_upper, critical_value
 
 MOST_RATES = 3
@@ -163,7 +164,7 @@ def _require_long_enough(workload: Workload, policy: LoadTestPolicy) -> None:
     has, needed = longest + soak_seconds(policy), seconds_to_exclude(period, policy.confidence)
     if has < needed:
         raise ConfigError(
-            f"{has:.0f} s of confirmation and soak cannot exclude stalls that come once in {in_words(period)}: "
+            f"{has:.0f} s of confirmation and soak cannot exclude stalls that come once in {duration(period)}: "
             f"{needed:.0f} s are needed",
             where="workload and policy.load_test.stall_period_seconds",
             hint=f"a soak of {math.ceil(needed - longest)} s or more, or a shorter period",

@@ -14,12 +14,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.loadtest.records import Records
-
-_MINUTE = 60.0
-_LONG_SECONDS = 120.0
 
 
 def excluded_period(seconds: float, confidence: float) -> float:
@@ -72,9 +70,4 @@ def rare_stalls(windows: Sequence[Records], policy: LoadTestPolicy) -> list[Evid
 def not_excluded(windows: Sequence[Records], policy: LoadTestPolicy) -> str:
     """What a GO leaves open, a sentence."""
     period = excluded_period(watched_seconds(windows) + soak_seconds(policy), policy.confidence)
-    return f"Stalls rarer than one in {in_words(period)} are not excluded."
-
-
-def in_words(seconds: float) -> str:
-    """A period, in seconds or minutes."""
-    return f"{seconds / _MINUTE:.3g} min" if seconds >= _LONG_SECONDS else f"{seconds:.3g} s"
+    return f"Stalls rarer than one in {duration(period)} are not excluded."

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Literal
 
 from llm_pipeline.base.errors import ExitCode
+from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.pause_request import StandingPause
 from llm_pipeline.canary.router import RouterCondition
@@ -149,7 +150,7 @@ class PlaceStatus(Frozen):
         if self.guard_heard_seconds is None:
             return "never ran here"
         lately = "" if self.guard_is_heard else ": it is not running"
-        return f"ran {_ago(self.guard_heard_seconds)} ago{lately}"
+        return f"ran {duration(self.guard_heard_seconds)} ago{lately}"
 
 
 class DeploymentStatus(Frozen):
@@ -189,10 +190,3 @@ class DeploymentStatus(Frozen):
 def named_deployment(name: str, store: str) -> str:
     """Which deployment was looked at; the first line of what looks at one."""
     return f"deployment {name}, store {store}"
-
-
-def _ago(seconds: float) -> str:
-    minutes = seconds / 60
-    if minutes < 2:  # noqa: PLR2004 - two minutes
-        return f"{seconds:.0f} s"
-    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"  # noqa: PLR2004 - two hours

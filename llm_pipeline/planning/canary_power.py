@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.analysis import KIND_ALPHA_SHARE, begin
 from llm_pipeline.canary.evidence import regression_limit
@@ -164,14 +165,6 @@ class CanaryPower(Frozen):
     steps: tuple[StepPower, ...]
     proposal: Proposal | None
     warnings: tuple[str, ...]
-
-
-def duration(seconds: float) -> str:
-    """Time for people: `90 s`, `15 min`, `5.1 h`, `3 days`."""
-    for unit, length, most in (("s", 1.0, 120.0), ("min", 60.0, 7200.0), ("h", 3600.0, 172_800.0)):
-        if seconds < most:
-            return f"{seconds / length:.3g} {unit}"
-    return f"{seconds / 86400.0:,.0f} days"
 
 
 BASE_ERROR_SHARE = 0.002

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from llm_pipeline.base import text_table
+from llm_pipeline.base.quantities import duration
 from llm_pipeline.config.release import ExpectedScore, ResolvedRelease
 from llm_pipeline.loadtest.sample_size import SampleSize
-from llm_pipeline.loadtest.stalls import in_words
 from llm_pipeline.planning.canary_power import (
     KIND_SHARE,
     POWER,
@@ -16,7 +16,6 @@ from llm_pipeline.planning.canary_power import (
     Caught,
     Parity,
     StepPower,
-    duration,
 )
 from llm_pipeline.planning.evaluation_data import PlannedData
 from llm_pipeline.planning.gate_power import GatePower
@@ -71,7 +70,7 @@ def load_lines(size: SampleSize) -> list[str]:
         else f"{size.first_look}"
     )
     needed = f"{size.needed} when none misses, {size.needed_with_misses} when half of the tolerated share does"
-    rare = f"stalls rarer than one in {in_words(size.excluded_period_seconds)} will not be excluded"
+    rare = f"stalls rarer than one in {duration(size.excluded_period_seconds)} will not be excluded"
     return [f"load test (requests of the confirmation at the workload's rate): {has}; needed {needed}; {rare}"]
 
 

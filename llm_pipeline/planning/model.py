@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.config.release import ExpectedScore
@@ -150,7 +151,7 @@ class DiskPlan(Frozen):
         if self.problems():
             return ()
         store, work = self.need.store + self.data, self.need.work + DATA_COPIES * self.data
-        whole = f"if all {format_bytes(self.data)} of the evaluation's data sets are read: "
+        whole = f"if all {byte_size(self.data)} of the evaluation's data sets are read: "
         return tuple(f"{whole}{line}" for line in self._too_small(store, work))
 
     def _too_small(self, store: int, work: int) -> tuple[str, ...]:
@@ -215,10 +216,5 @@ class Plan(Frozen):
     warnings: tuple[str, ...]
 
 
-def format_bytes(count: int) -> str:
-    """Bytes for people, in decimal units as disks and hubs count them."""
-    return f"{count / 1e9:.2f} GB" if count >= 1e7 else f"{count / 1e6:.2f} MB"  # noqa: PLR2004 - from 10 MB on
-
-
 def _short(what: str, need: int, free: int) -> tuple[str, ...]:
-    return (f"{what}: {format_bytes(need)} needed, {format_bytes(free)} free",) if need > free else ()
+    return (f"{what}: {byte_size(need)} needed, {byte_size(free)} free",) if need > free else ()

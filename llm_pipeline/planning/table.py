@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from llm_pipeline.base.quantities import byte_size, duration
 from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.aiconfigurator import Prediction
@@ -18,7 +19,7 @@ from llm_pipeline.planning.cost_table import (
     load_lines,
 )
 from llm_pipeline.planning.memory import MemoryFit
-from llm_pipeline.planning.model import Plan, RecipePlan, TargetPlan, format_bytes
+from llm_pipeline.planning.model import Plan, RecipePlan, TargetPlan
 from llm_pipeline.planning.stage_cost import PlannedStage, TotalCost
 from llm_pipeline.planning.target_memory import Capacity
 from llm_pipeline.planning.target_speed import Throughput
@@ -69,10 +70,6 @@ def _figures(prediction: Prediction) -> str:
         f"{prediction.tokens_per_second:.0f} tokens/s with {prediction.requests} at once, first token after "
         f"{prediction.first_token_milliseconds:.0f} ms, then one every {prediction.token_milliseconds:.1f} ms"
     )
-
-
-_MINUTE, _HOUR = 60, 3600
-_LONG = 120
 
 
 def stage_lines(plan: Plan) -> list[str]:
@@ -138,13 +135,7 @@ def _time(step: PlannedStage, *, several: bool) -> str:
         return ""
     each = " each" if several else ""
     basis = f"measured {cost.measurements}x" if cost.basis == "measured" else "model"
-    return f"{_duration(cost.seconds)}{each}, {basis}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < _LONG:
-        return f"{seconds:.0f} s" if seconds >= 1 else "<1 s"
-    return f"{seconds / _MINUTE:.0f} min" if seconds < 2 * _HOUR else f"{seconds / _HOUR:.1f} h"
+    return f"{duration(cost.seconds)}{each}, {basis}"
 
 
 def _added(figures: Sequence[float | None], digits: int) -> str:
@@ -153,7 +144,7 @@ def _added(figures: Sequence[float | None], digits: int) -> str:
 
 
 def _sum(total: TotalCost) -> list[str]:
-    due = f"  everything due, with every recipe tried: {_duration(total.seconds)} one after another"
+    due = f"  everything due, with every recipe tried: {duration(total.seconds)} one after another"
     if total.not_known:
         due += f", and {len(total.not_known)} steps of unknown time"
     if not total.gpu_hours:
@@ -189,7 +180,7 @@ def format_plan(plan: Plan) -> str:
 def _headline(plan: Plan) -> list[str]:
     size = "size not known"
     if facts := plan.facts:
-        size = f"{_count(facts.parameters)} parameters, {format_bytes(facts.stored_bytes)}"
+        size = f"{_count(facts.parameters)} parameters, {byte_size(facts.stored_bytes)}"
         if facts.is_mixture:
             size += f", {_count(facts.active_parameters)} active"
         if facts.stored_format:
@@ -208,7 +199,7 @@ def _model_lines(facts: ModelFacts | None) -> list[str]:
         return []
     kept = f"{2 * facts.kv_elements_per_token:,} bytes of KV cache a token at 16 bit"
     if facts.state_bytes:
-        kept += f" and {format_bytes(facts.state_bytes)} of state a sequence"
+        kept += f" and {byte_size(facts.state_bytes)} of state a sequence"
     return [
         f"  judged as   {facts.model_type}, {facts.layers} layers, {facts.context_length:,} tokens of context, {kept}",
         f"  judged by   {facts.origin}",
@@ -253,7 +244,7 @@ def _memory(fit: MemoryFit | None) -> tuple[str, ...]:
     if fit is None:
         return ("-",) * (len(_HEADER) - _NUMBERS_FROM)
     fits = "yes" if fit.fits else "NO"
-    return (format_bytes(fit.weights), format_bytes(fit.kv_wanted), format_bytes(fit.kv_available), fits)
+    return (byte_size(fit.weights), byte_size(fit.kv_wanted), byte_size(fit.kv_available), fits)
 
 
 def _capacity(held: Capacity | None) -> tuple[str, ...]:
@@ -270,14 +261,14 @@ def _disk(plan: Plan) -> list[str]:
     if plan.disk is None:
         return []
     need, shared = plan.disk.need, ", same file system" if plan.disk.one_file_system else ""
-    free = "in S3" if plan.disk.free_store is None else f"of {format_bytes(plan.disk.free_store)} free"
-    parts = f"download {format_bytes(need.download)}, recipes {format_bytes(need.recipes)}"
+    free = "in S3" if plan.disk.free_store is None else f"of {byte_size(plan.disk.free_store)} free"
+    parts = f"download {byte_size(need.download)}, recipes {byte_size(need.recipes)}"
     data = plan.disk.data
     return [
         "disk (at most, when nothing of it exists yet)",
-        f"  store  {format_bytes(need.store)} {free} ({parts}, engines {format_bytes(need.engines)})",
-        f"  work   {format_bytes(need.work)} of {format_bytes(plan.disk.free_work)} free{shared}",
-        *([f"  data   {format_bytes(data)} of the evaluation, once in the store and twice in work"] if data else ()),
+        f"  store  {byte_size(need.store)} {free} ({parts}, engines {byte_size(need.engines)})",
+        f"  work   {byte_size(need.work)} of {byte_size(plan.disk.free_work)} free{shared}",
+        *([f"  data   {byte_size(data)} of the evaluation, once in the store and twice in work"] if data else ()),
     ]
 
 

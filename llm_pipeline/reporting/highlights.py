@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from llm_pipeline.base.quantities import byte_size, duration
 from llm_pipeline.loadtest.outcome import WindowSummary, deciding_windows, quantile_of
 from llm_pipeline.reporting.model import AccuracyStudy, CanaryStudy, Highlight, LoadStudy, Variant
-from llm_pipeline.reporting.quantities import duration, measure, megabytes, points
+from llm_pipeline.reporting.quantities import measure, points
 
 
 def highlights(
@@ -29,8 +30,8 @@ def highlights(
 
 def _size(chosen: Variant, baseline: Variant | None) -> Iterator[Highlight]:
     if baseline and chosen is not baseline:
-        note = f"{100 * chosen.bytes / baseline.bytes:.0f} % of the baseline's {megabytes(baseline.bytes)}"
-        yield Highlight(label=f"Size, {chosen.name}", value=megabytes(chosen.bytes), note=note)
+        note = f"{100 * chosen.bytes / baseline.bytes:.0f} % of the baseline's {byte_size(baseline.bytes)}"
+        yield Highlight(label=f"Size, {chosen.name}", value=byte_size(chosen.bytes), note=note)
 
 
 def _speed(chosen: Variant, baseline: Variant | None) -> Iterator[Highlight]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from importlib import resources
 
+from llm_pipeline.base.quantities import byte_size, duration
 from llm_pipeline.base.untrusted_text import several_lines
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.loadtest.findings import Table, findings, rates_in_words
@@ -16,7 +17,7 @@ from llm_pipeline.reporting.figure import Plot
 from llm_pipeline.reporting.load_plots import draw_load
 from llm_pipeline.reporting.model import LoadStudy, ReportData, verdict_in_words
 from llm_pipeline.reporting.pareto_plot import pareto_points, plot_pareto
-from llm_pipeline.reporting.quantities import duration, measure, megabytes, points
+from llm_pipeline.reporting.quantities import measure, points
 from llm_pipeline.reporting.timeline_plot import plot_timeline
 from llm_pipeline.reporting.variants_plot import origins, plot_variants
 
@@ -35,7 +36,7 @@ def render_report(data: ReportData) -> str:
     )
     environment.filters.update(
         duration=duration,
-        megabytes=megabytes,
+        byte_size=byte_size,
         points=points,
         limit=_limit,
         measured=_measured,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from llm_pipeline.base.quantities import byte_size, duration
 from llm_pipeline.base.untrusted_text import markdown, one_line
 from llm_pipeline.base.verdict import Evidence
 from llm_pipeline.reporting.failures import failure_in_words
 from llm_pipeline.reporting.model import EngineSpeed, Gate, ReportData, Trial, Variant, verdict_in_words
-from llm_pipeline.reporting.quantities import duration, measure, megabytes, points
+from llm_pipeline.reporting.quantities import measure, points
 
 
 def render_markdown(data: ReportData) -> str:
@@ -45,7 +46,7 @@ def _trial(trial: Trial) -> str:
     """One recipe's row; the text of one that was not judged stands where its verdict would."""
     name = f"**{markdown(trial.name)}** ✓" if trial.chosen_on else markdown(trial.name)
     share = f" ({100 * trial.size_ratio:.1f} %)" if trial.size_ratio else ""
-    size = f"{megabytes(trial.bytes)}{share}" if trial.bytes else ""
+    size = f"{byte_size(trial.bytes)}{share}" if trial.bytes else ""
     verdict = " ".join(part for part in (trial.verdict.value if trial.verdict else "", trial.outcome) if part)
     pooled, far = trial.pooled, trial.divergence
     accuracy = loss = flips = ""

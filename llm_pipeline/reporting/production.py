@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.reporting.model import CanaryMark, CanaryRollback, CanaryStudy
-from llm_pipeline.reporting.quantities import duration
 from llm_pipeline.store.pointers import Pointer, Pointers
 
 UNQUANTIZED = "none"

@@ -1,40 +1,15 @@
-"""Quantities as people read them; the numbers that decide are never rounded, only these texts are."""
+"""Measured quantities as people read them; the numbers that decide are never rounded, only these texts are."""
 
 from __future__ import annotations
 
-_MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
-_TENTHS_BELOW_SECONDS = 10.0
+from llm_pipeline.base.quantities import byte_size
+
 _NO_DATA = "\N{EN DASH}"
 
 
 def points(fraction: float) -> str:
     """A difference of fractions in percentage points, signed: 0.0058 is `+0.58`."""
     return f"{100 * fraction:+.2f}"
-
-
-def megabytes(size: float) -> str:
-    """Bytes in the decimal unit that leaves one to three digits before the point."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= factor:
-            return f"{size / factor:.3g} {unit}"
-    return f"{size:.0f} B"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min` or `3 d 4 h`."""
-    if seconds < _TENTHS_BELOW_SECONDS:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < _MINUTE:
-        return f"{whole} s"
-    if whole < _HOUR:
-        return _two(whole, _MINUTE, "min", 1.0, "s")
-    return _two(whole, _HOUR, "h", _MINUTE, "min") if whole < _DAY else _two(whole, _DAY, "d", _HOUR, "h")
-
-
-def _two(whole: int, large: float, large_name: str, small: float, small_name: str) -> str:
-    rest = int(whole % large // small)
-    return f"{int(whole // large)} {large_name}" + (f" {rest} {small_name}" if rest else "")
 
 
 def measure(value: float | None, unit: str) -> str:
@@ -44,7 +19,7 @@ def measure(value: float | None, unit: str) -> str:
     if unit == "fraction":
         return f"{100 * value:.2f} %"
     if unit == "bytes":
-        return megabytes(value)
+        return byte_size(value)
     if unit in ("ms", "milliseconds"):
         return f"{value:,.0f} ms" if abs(value) >= 100.0 else f"{value:.3g} ms"  # noqa: PLR2004 - three digits
     text = f"{value:,.0f}" if value == int(value) else f"{value:,.4g}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from llm_pipeline.base.quantities import duration
 from llm_pipeline.reporting.failures import flow_order
 from llm_pipeline.reporting.figure import VERDICT_ROLE, Plot, colour, draw_plot, label_bar
 from llm_pipeline.reporting.model import FailedStage, StageRun
-from llm_pipeline.reporting.quantities import duration
 
 _ROW_INCHES = 0.27
 _LONGEST_IDLE_SHARE = 0.06

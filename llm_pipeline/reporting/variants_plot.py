@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
+from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.reporting.figure import NARROW_INCHES, VERDICT_ROLE, Plot, colour, draw_plot, label_bar
 from llm_pipeline.reporting.model import EngineSpeed, Variant
-from llm_pipeline.reporting.quantities import megabytes
 
 Rate = Callable[[EngineSpeed], float | None]
 
@@ -70,7 +70,7 @@ def _size_panel(axes: Any, variants: Sequence[Variant], baseline: int) -> None:
     axes.barh(range(len(variants)), [v.bytes / 1e6 for v in variants], color=[_role(v) for v in variants], height=0.56)
     for row, variant in enumerate(variants):
         share = f" · {100 * variant.bytes / baseline:.0f} %" if baseline and not variant.is_baseline else ""
-        label_bar(axes, variant.bytes / 1e6, row, megabytes(variant.bytes) + share, bold=variant.chosen)
+        label_bar(axes, variant.bytes / 1e6, row, byte_size(variant.bytes) + share, bold=variant.chosen)
     axes.set_xlim(0.0, 1.45 * max(variant.bytes for variant in variants) / 1e6)
     axes.set_title("checkpoint size")
 
@@ -117,7 +117,7 @@ def _in_words(variants: Sequence[Variant], baseline: int) -> str:
 
 def _chosen_in_words(chosen: Variant, baseline: int) -> str:
     share = f", {100 * chosen.bytes / baseline:.0f} % of the baseline" if baseline and not chosen.is_baseline else ""
-    text = f"{chosen.name} was chosen: {megabytes(chosen.bytes)}{share}"
+    text = f"{chosen.name} was chosen: {byte_size(chosen.bytes)}{share}"
     return f"{text}{''.join(f'; {_speed_in_words(engine)}' for engine in chosen.engines)}."
 
 

@@ -9,10 +9,10 @@ from datetime import datetime, timedelta
 from pathlib import PurePosixPath
 
 from llm_pipeline.base.errors import Terminal
+from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import Retention
 from llm_pipeline.hub.kept_data_sets import KeptDataSet
-from llm_pipeline.inspection.table import readable_bytes
 from llm_pipeline.release.claim_state import Claimant
 from llm_pipeline.retention.state import (
     LeaseDocument,
@@ -232,7 +232,7 @@ class Taken:
         return max(self.artifacts / max(1, self.of_artifacts), self.bytes / max(1, self.of_bytes))
 
     def __str__(self) -> str:
-        size = f"{readable_bytes(self.bytes)} of {readable_bytes(self.of_bytes)}"
+        size = f"{byte_size(self.bytes)} of {byte_size(self.of_bytes)}"
         return f"{self.artifacts} of the store's {self.of_artifacts} artifacts ({size})"
 
 

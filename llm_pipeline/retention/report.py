@@ -9,9 +9,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.config.deployment import Retention
-from llm_pipeline.inspection.table import aligned, readable_bytes, readable_time
+from llm_pipeline.inspection.table import aligned, readable_time
 from llm_pipeline.retention.plan import FORCE, RetentionPlan
 from llm_pipeline.retention.state import ReleaseState
 
@@ -101,7 +102,7 @@ class RetentionReport(Frozen):
             yield f"--delete would remove nothing: {self.refused}; {FORCE}"
 
     def _summary(self) -> str:
-        removed, condemned = readable_bytes(self.bytes_removed), readable_bytes(self.bytes_condemned)
+        removed, condemned = byte_size(self.bytes_removed), byte_size(self.bytes_condemned)
         if self.deleted:
             return f"{removed} freed; {condemned} may be freed later"
         return f"{removed} would be freed now, {condemned} later; nothing was changed: --delete does it"
@@ -161,4 +162,4 @@ def _table(rows: list[Going]) -> list[str]:
 
 
 def _size(count: int | None) -> str:
-    return "" if count is None else readable_bytes(count)
+    return "" if count is None else byte_size(count)

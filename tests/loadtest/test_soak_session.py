@@ -67,7 +67,7 @@ def test_a_server_that_stops_in_the_soak_does_not_pass(stop_seconds: float, verd
     judgement = run_session(Windows(Client(stop_seconds), Source(), WORKLOAD, POLICY), users=4).judgement
     assert judgement.verdict is verdict, judgement.summary
     if verdict is Verdict.GO:
-        assert judgement.summary.endswith("Stalls rarer than one in 2.17 min are not excluded.")
+        assert judgement.summary.endswith("Stalls rarer than one in 2 min 10 s are not excluded.")
         assert {"in the soak: service level met", "memory growth in the soak"} <= {f.name for f in judgement.evidence}
     else:
         assert judgement.summary.startswith("in the soak: ")

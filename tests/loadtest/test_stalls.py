@@ -17,7 +17,7 @@ from llm_pipeline.loadtest.outcome import ServerUse, WindowSummary
 from llm_pipeline.loadtest.records import Records
 from llm_pipeline.loadtest.sample_size import require_enough, sample_size
 from llm_pipeline.loadtest.session import judge_soak
-from llm_pipeline.loadtest.stalls import excluded_period, in_words, seconds_to_exclude, watched_seconds
+from llm_pipeline.loadtest.stalls import excluded_period, seconds_to_exclude, watched_seconds
 
 POLICY = LoadTestPolicy(
     service_level=ServiceLevel(first_token_milliseconds=100), attainment=0.95, confidence=0.95, minimum_requests=50,
@@ -37,7 +37,7 @@ def test_a_go_says_which_stalls_it_does_not_exclude():
     """4,000 requests at 20 a second: of stalls that come once in 54 s, none does so in 200 s in 2.5 % of tests."""
     summary = judge_windows([window(2000), window(2000)], POLICY).summary
     assert summary.startswith("Shown at 95 % confidence")
-    assert "Stalls rarer than one in 54.2 s are not excluded." in summary
+    assert "Stalls rarer than one in 54 s are not excluded." in summary
     assert math.exp(-200 / excluded_period(200, 0.95)) == pytest.approx(0.025)
 
 
@@ -55,7 +55,6 @@ def test_time_is_watched_while_requests_arrive():
     assert watched_seconds([window(200), window(100)]) == pytest.approx(300 / RATE)
     assert watched_seconds([window(0), window(1)]) == 0.0
     assert seconds_to_exclude(excluded_period(200, 0.99), 0.99) == pytest.approx(200)
-    assert (in_words(54.234), in_words(180.0)) == ("54.2 s", "3 min")
 
 
 @pytest.mark.parametrize("requests", [600, 2000, 4000])

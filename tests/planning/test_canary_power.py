@@ -90,7 +90,7 @@ def test_a_minute_at_one_percent_of_little_traffic_is_told_for_what_it_is():
     assert first.shortest.candidate_requests == pytest.approx(1.2)
     assert (first.shortest.error_ratio, first.shortest.slow_ratio) == (None, None)
     assert "no rise of errors at all in 1.2 candidate requests at 1 %" in power.warnings[1]
-    assert power.warnings[0].startswith("canary: minimum_requests 50 may take 49.4 min at 1 %: beyond maximum_bake")
+    assert power.warnings[0].startswith("canary: minimum_requests 50 may take 49 min 23 s at 1 %: beyond maximum_bake")
 
 
 def test_more_time_a_larger_share_and_more_traffic_catch_smaller_rises():

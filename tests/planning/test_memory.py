@@ -276,7 +276,7 @@ def test_evaluation_data_that_may_not_fit_are_a_warning_and_no_refusal(one_file_
     assert (disk.problems(), disk.warnings()) == ((), ())
     large = disk.model_copy(update={"data": 2 * need.download})
     assert large.problems() == ()
-    assert large.warnings()[0].startswith("if all 32.12 GB of the evaluation's data sets are read: ")
+    assert large.warnings()[0].startswith("if all 32.1 GB of the evaluation's data sets are read: ")
     assert short in large.warnings()[-1]
 
 

@@ -207,7 +207,7 @@ def test_a_missing_interpreter_is_only_a_warning_for_gpu_hosts_elsewhere():
 
 def test_a_full_disk_stops_a_release_of_this_machine(configs: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(host, "free_bytes", lambda _directory: 1_000_000)
-    assert "store and work_root: 5.01 MB needed, 1.00 MB free" in error_of(demo(configs)).message
+    assert "store and work_root: 5.01 MB needed, 1 MB free" in error_of(demo(configs)).message
 
 
 def test_a_port_that_something_else_listens_on_is_a_warning(configs: Path, edit):
