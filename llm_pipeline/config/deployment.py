@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, PrivateAttr, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.environment import Environment, Interpreter, VariableNames
+from llm_pipeline.config.environment import Environment, VariableNames
 from llm_pipeline.config.metric_source import MetricSource
 from llm_pipeline.config.model import (
     ConfigModel,
@@ -266,8 +266,8 @@ class Deployment(ConfigModel):
             ConfigError: There is no such environment, or it is a container or a pod.
         """
         environment = self.environments.get(name)
-        if isinstance(environment, Interpreter):
-            return environment.python
+        if environment is not None and (python := environment.interpreter_here()):
+            return python
         problem = f"is a {environment.runner} environment" if environment else "is missing"
         raise ConfigError(
             f"environment {name!r} {problem}, and an interpreter of this host is needed",

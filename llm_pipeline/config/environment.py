@@ -33,6 +33,10 @@ VariableNames = Annotated[tuple[VariableName, ...], Field(max_length=256)]
 class EnvironmentModel(ConfigModel):
     """What every kind of environment is; those of other packages derive from it, too, and name a `runner`."""
 
+    def interpreter_here(self) -> str | None:
+        """Its interpreter, where that is one of this host: commands and servers' code run in it; None elsewhere."""
+        return None
+
     def problems(self) -> Iterator[str]:
         """Why no stage can run there, as far as its settings tell; `plan` refuses a release that needs it."""
         yield from ()
@@ -51,6 +55,10 @@ class Interpreter(EnvironmentModel):
 
     runner: Literal["process"] = "process"
     python: HostPath
+
+    def interpreter_here(self) -> str:
+        """Its executable."""
+        return self.python
 
 
 class Mount(ConfigModel):

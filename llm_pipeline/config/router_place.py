@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
@@ -66,8 +66,16 @@ class RouterModel(ConfigModel):
     left_to_its_operator: ClassVar[str] = ""
 
     def ports_here(self) -> tuple[int, ...]:
-        """Ports that it takes on this host."""
+        """Ports that it takes on this host, where we start it; `stop` ends it then, too."""
         return ()
+
+    def users_url(self) -> str:
+        """Where users connect, without a path; empty where that is not in the configuration."""
+        return ""
+
+    def users_certificate(self) -> str | None:
+        """PEM file that the users' port is checked against; None for plain text, or for the system's authorities."""
+        return None
 
     def problems(self, policy: CanaryPolicy) -> Iterator[str]:  # noqa: ARG002 - the class variables say most of it
         """What it cannot do of a policy, beyond what the class variables say."""
@@ -110,6 +118,11 @@ class _Envoy(RouterModel):
     limits: UserLimits = UserLimits()
     trusted_proxies: Annotated[int, Field(ge=0, le=10)] = 0
 
+    if TYPE_CHECKING:  # fields of both kinds, which each of them states where its readers look for them
+        port: Port
+        address: IpAddress = "127.0.0.1"
+        tls: ServerCertificate | None = None
+
     keeps_sessions: ClassVar[bool] = True
     logs_requests: ClassVar[bool] = True
     acts_within_seconds: ClassVar[float] = 5.0
@@ -120,6 +133,16 @@ class _Envoy(RouterModel):
         for slot in slots:
             if not slot.endpoint.url.startswith("http://") or re.fullmatch(IP_ADDRESS, slot.address[0]) is None:
                 yield f"Envoy reaches servers by http:// and an IP address, and a slot's url is {slot.endpoint.url}"
+
+    def users_url(self) -> str:
+        """Its port, at its own address."""
+        host = "127.0.0.1" if self.address in ("0.0.0.0", "::") else self.address  # noqa: S104 - every address of this host
+        host = f"[{host}]" if ":" in host else host
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
+
+    def users_certificate(self) -> str | None:
+        """That of its port."""
+        return self.tls.certificate if self.tls is not None else None
 
 
 class EnvoyPlace(_Envoy):
@@ -342,12 +365,3 @@ RouterPlace = Annotated[
     or_installed("routers"),
 ]
 """One of our kinds, or one that an installed package brings; ports alone are an Envoy of this host."""
-
-
-def users_address(place: RouterPlace) -> str:
-    """Where users of a place connect; empty for routers whose address is not in the configuration."""
-    if not isinstance(place, EnvoyPlace | ExistingEnvoyPlace):
-        return ""
-    host = "127.0.0.1" if place.address in ("0.0.0.0", "::") else place.address  # noqa: S104 - every address of this host
-    host = f"[{host}]" if ":" in host else host
-    return f"{'https' if place.tls else 'http'}://{host}:{place.port}"

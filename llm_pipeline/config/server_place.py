@@ -6,7 +6,7 @@ The kind decides; ports without a kind are a server of this host.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 
@@ -22,8 +22,22 @@ from llm_pipeline.config.target import Target
 class ServerModel(ConfigModel):
     """What every kind of staging server is; those of other packages derive from it, too, and name a `kind`.
 
-    One on ports of this host derives from `ServerPorts` besides; any other has a field `endpoint`.
+    One on ports of this host derives from `ServerPorts` besides; any other has a field `endpoint`, or its adapter says
+    where it answers.
+
+    Attributes:
+        is_process_here: It is started on this host, with the deployment's `triton_home` and the interpreter of the
+            place; where `start_server` does that, the load test measures the server's memory.
+        fetches_release: It fetches the artifacts of a release from the store itself, so it is told their names
+            (`Candidate.release`) and given no copies.
+        has_triton_api: It speaks Triton's protocols, not only OpenAI's.
+        takes_settings: What is staged there is served with the settings of its target.
     """
+
+    is_process_here: ClassVar[bool] = False
+    fetches_release: ClassVar[bool] = False
+    has_triton_api: ClassVar[bool] = True
+    takes_settings: ClassVar[bool] = True
 
     def problems(self, target: Target) -> Iterator[str]:  # noqa: ARG002 - most servers take every target
         """Why it cannot serve a target, as far as its settings tell; `plan` refuses a release of it."""
@@ -36,6 +50,8 @@ class ServerModel(ConfigModel):
 
 class LocalServer(ServerPorts, ServerModel):
     """A tritonserver of this host, on loopback ports: the one in `triton_home`."""
+
+    is_process_here: ClassVar[bool] = True
 
     kind: Literal["local"] = "local"
 
@@ -74,6 +90,8 @@ class KubernetesServer(ServerModel):
         endpoint: How the workers reach the Service `llm-<release config>-staging-<target>-endpoint` from outside the
             cluster, through a gateway of yours; None where they resolve the names of its Services.
     """
+
+    fetches_release: ClassVar[bool] = True
 
     kind: Literal["kubernetes"]
     context: Word | None = None
@@ -122,6 +140,9 @@ class OpenAiServer(ServerModel):
     Attributes:
         endpoint: Where it answers, its model, and the variable with its API key.
     """
+
+    has_triton_api: ClassVar[bool] = False
+    takes_settings: ClassVar[bool] = False
 
     kind: Literal["openai"]
     endpoint: Endpoint

@@ -25,7 +25,6 @@ from llm_pipeline.canary.open_slots import openai_servers
 from llm_pipeline.canary.watchdog import RECENT_SECONDS, is_guarded
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.config.environment import Interpreter
 from llm_pipeline.config.target import Target
 from llm_pipeline.operations.airflow_pools import airflow_pools, pool_problem, slots_needed
 from llm_pipeline.operations.place_status import Health
@@ -147,25 +146,26 @@ def _named(deployment: Deployment, targets: Sequence[Target]) -> Iterator[tuple[
 def _task_modules(deployment: Deployment, needed: Mapping[str, Sequence[str]]) -> Iterator[Check]:
     """Whether evaluation tasks find what they import, where that is an interpreter of this host."""
     environment = deployment.environments.get("model")
+    python = environment.interpreter_here() if environment is not None else None
     for task, modules in needed.items():
         subject = f"task {task}"
-        if not isinstance(environment, Interpreter):
+        if python is None:
             detail = f"needs {', '.join(modules)} in the image that models are evaluated in: not looked at"
             yield Check(subject=subject, state="warning", detail=detail)
             continue
         try:
             found = subprocess.run(
-                [environment.python, "-c", _FIND_MODULES, *modules],
+                [python, "-c", _FIND_MODULES, *modules],
                 capture_output=True, text=True, timeout=_START_SECONDS, check=True,
             )  # fmt: skip
         except (OSError, subprocess.SubprocessError) as error:
-            yield Check(subject=subject, state="failed", detail=f"{environment.python} does not start: {error}")
+            yield Check(subject=subject, state="failed", detail=f"{python} does not start: {error}")
             continue
         missing = found.stdout.split()
         yield Check(
             subject=subject,
             state="failed" if missing else "ok",
-            detail=f"{environment.python} lacks {', '.join(missing)}" if missing else f"has {', '.join(modules)}",
+            detail=f"{python} lacks {', '.join(missing)}" if missing else f"has {', '.join(modules)}",
             fix="install their packages there, or leave the task out" if missing else "",
         )
 

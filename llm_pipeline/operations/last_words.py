@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from llm_pipeline.artifacts.repository_layout import MODEL_NAME
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.config.router_place import RouterPlace, users_address
+from llm_pipeline.config.router_place import RouterModel
 from llm_pipeline.flow import Flow
 from llm_pipeline.inspection.table import labelled
 from llm_pipeline.store.places import Serving, serving_at
@@ -38,11 +38,11 @@ def last_words(flow: Flow, verdict: Verdict) -> Iterator[str]:
     yield from (f"  {line}" for line in labelled(facts))
 
 
-def curl_line(router: RouterPlace) -> str:
+def curl_line(router: RouterModel) -> str:
     """A command that asks what a router's users ask; it can be pasted where the address is known."""
-    tls = getattr(router, "tls", None)
-    trusted = f" --cacert {shlex.quote(tls.certificate)}" if tls is not None else ""
-    return curl_line_at(users_address(router) or "https://YOUR-ROUTE", trusted)
+    certificate = router.users_certificate()
+    trusted = f" --cacert {shlex.quote(certificate)}" if certificate else ""
+    return curl_line_at(router.users_url() or "https://YOUR-ROUTE", trusted)
 
 
 def curl_line_at(address: str, trusted: str = "") -> str:

@@ -21,7 +21,6 @@ from llm_pipeline.canary.slots import slot_servers, slot_state
 from llm_pipeline.canary.watchdog import RECENT_SECONDS, read_sign
 from llm_pipeline.canary.way_back_record import read_way_back
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.router_place import EnvoyPlace, users_address
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.config.slot_server import OpenAiSlot
 from llm_pipeline.operations.place_status import (
@@ -113,7 +112,7 @@ class _Look:
         traffic, names = self._traffic(), release_names(pointers, record)
         servers = {slot: self._server(slot, names, traffic) for slot in slot_servers(self._config)}
         router, heard = self._router(traffic), self._guard_heard()
-        stopped = is_stopped(servers, router)
+        stopped = is_stopped(servers, router, router_is_ours=bool(self._config.router.ports_here()))
         problems = list(bare.problems)
         if not stopped:
             way_back = read_way_back(self._store, bare.model_id, self._place) if bare.model_id else None
@@ -124,7 +123,7 @@ class _Look:
         if on_trial is not None and (heard is None or heard > RECENT_SECONDS):
             problems.append(f"the canary of {on_trial.release_id} is running, and no guard watches it")
         found = {
-            "health": judge_health(pointers, servers, router, problems),
+            "health": judge_health(pointers, servers, router, problems, stopped=stopped),
             "on_trial": on_trial.release_id if on_trial is not None else "",
             "on_trial_phase": on_trial.standing if on_trial is not None else "",
             "pause": standing_pause(self._store, on_trial) if on_trial is not None else None,
@@ -197,7 +196,7 @@ class _Look:
         return RouterStatus(
             kind=place.kind,
             condition=self._router_condition(readable=traffic is not None),
-            address=users_address(place),
+            address=place.users_url(),
             told_by=traffic.owner if traffic else "",
             candidate=(traffic.candidate or "") if traffic else "",
             standby=(traffic.standby or "") if traffic else "",
@@ -223,10 +222,10 @@ def release_names(pointers: Pointers, record: CanaryRecord | None) -> Mapping[st
     return names | {one.repository.digest: one.release_id for one in known if one is not None}
 
 
-def is_stopped(servers: Mapping[SlotName, ServerStatus], router: RouterStatus) -> bool:
-    """Whether somebody stopped production: nothing runs, and nothing ended by itself."""
-    ours = router.kind == EnvoyPlace.model_fields["kind"].default
-    return all(one.condition == "stopped" for one in servers.values()) and (not ours or router.condition == "stopped")
+def is_stopped(servers: Mapping[SlotName, ServerStatus], router: RouterStatus, *, router_is_ours: bool = True) -> bool:
+    """Whether somebody stopped production: nothing that we start runs, and nothing ended by itself."""
+    ended = router.condition == "stopped" or not router_is_ours
+    return ended and all(one.condition == "stopped" for one in servers.values())
 
 
 def not_running(pointers: Pointers, servers: Mapping[SlotName, ServerStatus], router: RouterStatus) -> Iterator[str]:
@@ -249,11 +248,13 @@ def judge_health(
     servers: Mapping[SlotName, ServerStatus],
     router: RouterStatus,
     problems: Sequence[str],
+    *,
+    stopped: bool,
 ) -> Health:
     """How a place of this host is, from its users' point of view."""
     if pointers.production is None:
         return Health.DEGRADED if problems else Health.EMPTY
-    if is_stopped(servers, router):
+    if stopped:
         return Health.STOPPED
     routed = router.condition in ("runs", "cannot be read")
     if not (routed and any(_serves_users(slot, server, router) for slot, server in servers.items())):

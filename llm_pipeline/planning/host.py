@@ -11,7 +11,6 @@ from llm_pipeline.base import detached
 from llm_pipeline.base.directory_listing import list_directory
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.environment import Interpreter
 from llm_pipeline.release.contract import EnvironmentName
 from llm_pipeline.serving.ports import require_free_port
 
@@ -49,8 +48,8 @@ def missing_interpreters(deployment: Deployment) -> tuple[str, ...]:
         environment = deployment.environments.get(name)
         if environment is None:
             found.append(f"environments has no {name}")
-        elif isinstance(environment, Interpreter) and not os.access(environment.python, os.X_OK):
-            found.append(f"environments.{name}: there is no interpreter at {environment.python}")
+        elif (python := environment.interpreter_here()) and not os.access(python, os.X_OK):
+            found.append(f"environments.{name}: there is no interpreter at {python}")
     return tuple(found)
 
 

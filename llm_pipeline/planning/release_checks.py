@@ -10,7 +10,6 @@ from llm_pipeline.catalog.modelopt_recipes import formats_of, known_modelopt_rec
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.policy import CanaryPolicy, LoadTestPolicy
 from llm_pipeline.config.quantization import NAMED_SET, Calibration, QuantizationRecipe
-from llm_pipeline.config.server_place import OpenAiServer
 from llm_pipeline.config.slot_server import OpenAiSlot
 from llm_pipeline.config.workload import Lengths
 from llm_pipeline.loadtest.workload import check_workload, longest_request
@@ -299,7 +298,7 @@ def slot_problems(place: TargetPlace, *, drills: bool) -> Iterator[str]:
 
 def server_problems(place: TargetPlace, policy: LoadTestPolicy) -> Iterator[str]:
     """Why a place's staging server cannot be measured as a policy asks."""
-    if isinstance(place.staging, OpenAiServer) and policy.second_opinion is not None:
+    if not place.staging.has_triton_api and policy.second_opinion is not None:
         yield f"second_opinion is of Triton's endpoints only, and staging is kind: {place.staging.kind}"
 
 

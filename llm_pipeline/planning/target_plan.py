@@ -17,7 +17,6 @@ from llm_pipeline.catalog.openvino_exporter import newest_transformers
 from llm_pipeline.catalog.runtime_versions import release_numbers
 from llm_pipeline.catalog.tables import find_container, find_gpu, read_table
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.environment import Interpreter
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
@@ -100,9 +99,10 @@ def engine_doubts(target: Target, recipe: QuantizationRecipe, facts: ModelFacts)
 def installed_transformers(deployment: Deployment) -> str | None:
     """Version of Transformers beside the interpreter of the model environment; None where it is not on this host."""
     environment = deployment.environments.get(_MODEL_ENVIRONMENT)
-    if not isinstance(environment, Interpreter):
+    python = environment.interpreter_here() if environment is not None else None
+    if python is None:
         return None
-    packages = Path(environment.python).parent.parent.glob("lib/python*/site-packages/transformers-*.dist-info")
+    packages = Path(python).parent.parent.glob("lib/python*/site-packages/transformers-*.dist-info")
     return next((path.name.removesuffix(".dist-info").partition("-")[2] for path in packages), None)
 
 

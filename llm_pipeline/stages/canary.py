@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from llm_pipeline.base.errors import Fenced
 from llm_pipeline.base.logging import get_logger
@@ -29,7 +29,7 @@ from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.model import Fraction, Percent
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.release import Drill
-from llm_pipeline.config.router_place import EnvoyPlace, ExistingEnvoyPlace, users_address
+from llm_pipeline.config.router_place import RouterModel
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.draws import longest
 from llm_pipeline.loadtest.prompts import read_prompts
@@ -102,7 +102,7 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
         production=production,
         policy=config.policy,
         patience=Patience.with_router(config.place.router),
-        can_replay=isinstance(config.place.router, EnvoyPlace | ExistingEnvoyPlace),
+        can_replay=can_replay(router, config.place.router),
     )
     replay = _replay(context, router) if production is not None else None
     with replay or contextlib.nullcontext():
@@ -137,23 +137,28 @@ def _judge(
     return with_who(read_record(context.store, plan.release_id, plan.target), judgement)
 
 
+def can_replay(router: TrafficRouter, place: RouterModel) -> TypeGuard[CountsAttempts]:
+    """Whether prompts can be replayed to a router's users: their port is known, and what is sent there is counted."""
+    return isinstance(router, CountsAttempts) and place.users_url() != ""
+
+
 def _replay(context: StageContext[CanaryConfig], router: TrafficRouter) -> Replay | None:
     """Traffic of the canary's own, where the policy wants it and the users' port is known."""
     config = context.config
     rate, place = config.policy.replay_requests_per_second, config.place.router
     if rate == 0.0:
         return None
-    if not isinstance(router, CountsAttempts) or not isinstance(place, EnvoyPlace | ExistingEnvoyPlace):
+    if not can_replay(router, place):
         log.warning("nothing is replayed: the users' port of this router is not known here", kind=place.kind)
         return None
     prompts = read_prompts(locate_files(config.workload, context.inputs["prompts"])[0])
     return Replay(
-        slot_endpoint(config.place.blue).model_copy(update={"url": users_address(place), "ca_file": None}),
+        slot_endpoint(config.place.blue).model_copy(update={"url": place.users_url(), "ca_file": None}),
         [prompt.text for prompt in prompts],
         maximum_tokens=longest(config.workload.output_tokens),
         rate_per_second=rate,
         attempts=router.attempts,
-        trusted=place.tls.certificate if place.tls is not None else None,
+        trusted=place.users_certificate(),
     )
 
 

@@ -21,7 +21,6 @@ from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import LoadTestPolicy, StagingPolicy
-from llm_pipeline.config.server_place import LocalServer
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.findings import format_load_test
 from llm_pipeline.loadtest.measure import LoadClient
@@ -297,7 +296,7 @@ def request(flow: Flow, subject: str) -> tuple[LoadTestConfig, Mapping[str, Arti
     staging = flow.place(subject).staging
     config = LoadTestConfig(
         endpoint=staging_endpoint(flow, subject),
-        server_state=flow.state_directory(subject, "staging") if isinstance(staging, LocalServer) else None,
+        server_state=flow.state_directory(subject, "staging") if staging.is_process_here else None,
         comparison=_comparison(flow, subject),
         repository_digest=repository.digest,
         users=target.limits.maximum_sequences,

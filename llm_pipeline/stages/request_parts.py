@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.config.server_place import LocalServer
 from llm_pipeline.release.record import TASKS_DATASET
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def server_slot(flow: Flow, target: str) -> dict[str, Any]:
     """Fields of `ServerSlotConfig`."""
     place = flow.place(target).staging
     here: dict[str, str] = {}
-    if isinstance(place, LocalServer):
+    if place.is_process_here:
         here = server_software(flow, target)
     return {
         "place": place,

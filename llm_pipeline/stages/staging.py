@@ -15,7 +15,7 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.model import ConfigModel, Name
 from llm_pipeline.config.policy import StagingPolicy
-from llm_pipeline.config.server_place import KubernetesServer, ServerPlace
+from llm_pipeline.config.server_place import ServerPlace
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.config.target import Target
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
@@ -115,7 +115,7 @@ def _start(context: StageContext[StagingConfig], control: ServerControl) -> Stag
     candidate = Candidate(
         repository=repository,
         digest=context.request.inputs["repository"].digest,
-        links={} if isinstance(config.place, KubernetesServer) else fetch_links(repository, context.store),
+        links={} if config.place.fetches_release else fetch_links(repository, context.store),
         release=config.release,
     )
     try:
@@ -151,11 +151,10 @@ def _table(judgement: Judgement) -> str:
 
 def request(flow: Flow, subject: str) -> tuple[StagingConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
-    in_pods = isinstance(flow.place(subject).staging, KubernetesServer)
     config = StagingConfig(
         **server_slot(flow, subject),
         policy=flow.release.policy.staging,
-        release=served_release(flow, subject) if in_pods else None,
+        release=served_release(flow, subject) if flow.place(subject).staging.fetches_release else None,
     )
     return config, {"repository": flow.artifact("package", subject, "repository")}
 

@@ -16,7 +16,6 @@ from llm_pipeline.base.errors import RemoteStageError, StageCrashed, Transient, 
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.policy import LoadTestPolicy, RateSearch
-from llm_pipeline.config.server_place import OpenAiServer
 from llm_pipeline.config.target import Target
 from llm_pipeline.flow import Flow, placement
 from llm_pipeline.loadtest.measure import LoadClient
@@ -81,7 +80,7 @@ class TrialBench:
     """
 
     def __init__(self, flow: Flow, target: str, runner: StageRunner) -> None:
-        if isinstance(flow.place(target).staging, OpenAiServer):
+        if not flow.place(target).staging.takes_settings:
             raise Unsupported(
                 f"the staging server of {target} is somebody else's, and takes no settings from here",
                 hint="tune at a place whose staging server is started from here",

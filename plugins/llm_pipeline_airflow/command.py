@@ -16,7 +16,6 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from llm_pipeline.base.errors import ExitCode, StageCrashed
 from llm_pipeline.base.logging import LogRelay
-from llm_pipeline.config.environment import Interpreter
 from llm_pipeline.config.loading import load_deployment
 from llm_pipeline.runners.stage_environment import command_environment
 from llm_pipeline_airflow.logs import get_logger
@@ -98,4 +97,4 @@ class CommandOperator(BaseOperator):
 def _python(deployment: Deployment) -> str:
     """The control environment's interpreter where it is one of this host; else Airflow's own, which has the package."""
     control = deployment.environments.get("control")
-    return control.python if isinstance(control, Interpreter) else sys.executable
+    return (control.interpreter_here() if control is not None else None) or sys.executable

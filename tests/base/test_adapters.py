@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,19 +29,24 @@ from llm_pipeline.canary.router import all_to
 from llm_pipeline.canary.sources.arm_metrics import open_source
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment, TargetPlace
-from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.config.policy import CanaryPolicy, LoadTestPolicy, ServiceLevel
 from llm_pipeline.config.target import Target
 from llm_pipeline.notifications.channel import no_connections
 from llm_pipeline.notifications.outbox import notify
 from llm_pipeline.operations.doctor import examine
+from llm_pipeline.operations.last_words import curl_line
+from llm_pipeline.planning.host import missing_interpreters
 from llm_pipeline.planning.plan import plan_release
-from llm_pipeline.planning.release_checks import problems_of
+from llm_pipeline.planning.release_checks import problems_of, server_problems
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.execute import execute
 from llm_pipeline.runners.runner import Placement
 from llm_pipeline.runners.runners import Runners
 from llm_pipeline.serving.control import Candidate, StagingSlot, open_control
+from llm_pipeline.stages.canary import can_replay
+from llm_pipeline.stages.request_parts import server_slot, staging_endpoint
 from llm_pipeline.store import open_store
+from llm_pipeline.tuning.trials import TrialBench
 
 PACKAGE = Path(__file__).parents[1] / "doubles" / "acme_adapters"
 ROOT = Path(__file__).parents[2]
@@ -228,6 +234,50 @@ def configs(tmp_path: Path, *recipes: str, **deployed: Any) -> Path:
     ):
         (root / file).write_text(yaml.safe_dump({**yaml.safe_load((root / file).read_text()), **changes}))
     return root / "releases" / "demo.yaml"
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_routers_users_are_where_its_own_settings_say(tmp_path: Path) -> None:
+    acme = {"kind": "acme", "file": str(tmp_path / "routes.json")}
+    started = place(tmp_path, router={**acme, "port": 18443, "certificate": "/acme.pem"})
+    elsewhere = place(tmp_path, router=acme)
+    router = open_router(started.router, {}, tmp_path, initial=all_to("blue", owner="test", epoch=1))
+
+    assert curl_line(started.router).startswith("curl -sS -i --cacert /acme.pem https://127.0.0.1:18443/")
+    assert "https://YOUR-ROUTE/" in curl_line(elsewhere.router)
+    assert can_replay(router, started.router)
+    assert not can_replay(router, elsewhere.router)
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_interpreter_of_an_installed_runner_runs_what_ours_would(tmp_path: Path) -> None:
+    where = deployment(tmp_path)
+    assert where.interpreter("model") == sys.executable
+    gone = {"runner": "acme_batch", "python": "/no/python"}
+    missing = missing_interpreters(deployment(tmp_path, environments={"control": gone, "model": gone}))
+    assert missing[0] == "environments.control: there is no interpreter at /no/python"
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_core_asks_an_installed_server_what_it_is_given(tmp_path: Path) -> None:
+    here = place(tmp_path, staging={"kind": "acme_server", **ports(18000)})
+    cloud = place(tmp_path, staging={"kind": "acme_cloud"})
+    flow: Any = SimpleNamespace(
+        place=lambda target: {"here": here, "cloud": cloud}[target],
+        state_directory=lambda target, server: f"/state/{target}/{server}",
+        release=SimpleNamespace(name="tiny", target=lambda name: name),
+        deployment=deployment(tmp_path, places={"at": here}),
+        record=SimpleNamespace(place_of=lambda _: "at"),
+    )
+    opinion = LoadTestPolicy(service_level=ServiceLevel(first_token_milliseconds=500), second_opinion="aiperf")
+
+    assert server_slot(flow, "here")["python"] == sys.executable
+    assert "python" not in server_slot(flow, "cloud")
+    assert staging_endpoint(flow, "cloud").url == "https://cloud.tiny.acme.example"
+    assert list(server_problems(here, opinion)) == []
+    assert "staging is kind: acme_cloud" in next(server_problems(cloud, opinion))
+    with pytest.raises(Unsupported, match="takes no settings from here"):
+        TrialBench(flow, "cloud", SimpleNamespace())
 
 
 @pytest.mark.usefixtures("installed")

@@ -25,7 +25,7 @@ from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_deployment
 from llm_pipeline.operations.place_status import DeploymentStatus, Health, PlaceStatus, RouterStatus, ServerStatus
-from llm_pipeline.operations.status import deployment_status, judge_health, not_running
+from llm_pipeline.operations.status import deployment_status, is_stopped, judge_health, not_running
 from llm_pipeline.operations.switching import start_production, stop_production
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore
@@ -47,7 +47,8 @@ def server(slot: str, condition: str, percent: float | None = None) -> ServerSta
 
 def health(blue: ServerStatus, green: ServerStatus, problems: list[str] | None = None, **router: str) -> Health:
     routed = RouterStatus.model_validate({"kind": "envoy", "condition": "runs", **router})
-    return judge_health(POINTERS, {"blue": blue, "green": green}, routed, problems or [])
+    servers = {"blue": blue, "green": green}
+    return judge_health(POINTERS, servers, routed, problems or [], stopped=is_stopped(servers, routed))
 
 
 STOPPED = server("green", "stopped", 0)

@@ -15,7 +15,7 @@ from llm_pipeline.base.errors import (
     from_document,
 )
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.config.server_place import OpenAiServer
+from llm_pipeline.config.server_place import OpenAiServer, ServerModel
 from llm_pipeline.config.target import Target
 from llm_pipeline.serving.triton_server import ServerFailed
 from llm_pipeline.tuning.sweep import Trial
@@ -39,7 +39,9 @@ def trial(monkeypatch: pytest.MonkeyPatch, failure: PipelineError) -> Trial:
 
     monkeypatch.setattr(TrialBench, "_package", package)
     bench = TrialBench(
-        SimpleNamespace(release=SimpleNamespace(target=lambda _: CPU), place=lambda _: SimpleNamespace(staging=None)),
+        SimpleNamespace(
+            release=SimpleNamespace(target=lambda _: CPU), place=lambda _: SimpleNamespace(staging=ServerModel())
+        ),
         "cpu",
         SimpleNamespace(),
     )

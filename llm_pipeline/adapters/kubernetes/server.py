@@ -12,14 +12,13 @@ from typing import Any
 
 from llm_pipeline.adapters.kubernetes.server_objects import Manifest, ServingCluster
 from llm_pipeline.adapters.kubernetes.state import waits_in_vain
-from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.labels import LABEL_PREFIX
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
 from llm_pipeline.config.server_place import KubernetesServer
-from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot, endpoint_of
+from llm_pipeline.serving.control.server import Candidate, ServerAdapter, StagedServer, StagingSlot, endpoint_of
 from llm_pipeline.serving.control.waiting import await_model, await_no_requests
 from llm_pipeline.serving.kubernetes_manifests.released import (
     INSTANCE_LABEL,
@@ -197,4 +196,15 @@ def _probe(place: KubernetesServer) -> str:
     return f"namespace {namespace} answers and has {len(pods)} pods"
 
 
-ADAPTER = Adapter(config=KubernetesServer, open=KubernetesControl, probe=_probe)
+def _endpoint(place: KubernetesServer, release_name: str, target_name: str) -> Endpoint:
+    """Its Service, by a name that is resolved within the cluster."""
+    ports = place.manifests.ports
+    host = f"{workload_endpoint(staging_name(release_name), target_name)}.{place.manifests.namespace}.svc"
+    return Endpoint(
+        url=f"http://{host}:{ports.http}",
+        grpc=f"{host}:{ports.grpc}",
+        metrics_url=f"http://{host}:{ports.metrics}/metrics",
+    )
+
+
+ADAPTER = ServerAdapter(config=KubernetesServer, open=KubernetesControl, probe=_probe, endpoint=_endpoint)

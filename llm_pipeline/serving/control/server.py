@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from llm_pipeline.base.adapters import adapter
+from llm_pipeline.base.adapters import Adapter, adapter
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.config.server_place import KubernetesServer, ServerPlace
+from llm_pipeline.config.server_place import ServerPlace
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.config.target import Target
-from llm_pipeline.serving.kubernetes_manifests.released import ServedRelease, staging_name, workload_endpoint
+from llm_pipeline.serving.kubernetes_manifests.released import ServedRelease
 from llm_pipeline.serving.ports import loopback_endpoint
 
 
@@ -109,6 +109,17 @@ class ServerControl(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class ServerAdapter(Adapter):
+    """An adapter of servers whose settings need no `endpoint`, since it follows from names.
+
+    Attributes:
+        endpoint: Where its server answers, of `(place, release_name, target_name)`; it asks nobody.
+    """
+
+    endpoint: Callable[[Any, str, str], Endpoint]
+
+
 def open_control(place: ServerPlace, slot: StagingSlot) -> ServerControl:
     """The control of the server of a place; starts nothing and sends nothing."""
     control: ServerControl = adapter("server_controls", place.kind).open(place, slot)
@@ -125,16 +136,5 @@ def endpoint_of(place: ServerPlace, *, release_name: str, target_name: str) -> E
     """
     if isinstance(place, ServerPorts):
         return loopback_endpoint(place)
-    if isinstance(place, KubernetesServer):
-        return place.endpoint or _service_endpoint(place, release_name, target_name)
-    return place.endpoint
-
-
-def _service_endpoint(place: KubernetesServer, release_name: str, target_name: str) -> Endpoint:
-    ports = place.manifests.ports
-    host = f"{workload_endpoint(staging_name(release_name), target_name)}.{place.manifests.namespace}.svc"
-    return Endpoint(
-        url=f"http://{host}:{ports.http}",
-        grpc=f"{host}:{ports.grpc}",
-        metrics_url=f"http://{host}:{ports.metrics}/metrics",
-    )
+    given: Endpoint | None = getattr(place, "endpoint", None)
+    return given or adapter("server_controls", place.kind).endpoint(place, release_name, target_name)

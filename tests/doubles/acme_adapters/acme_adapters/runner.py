@@ -26,6 +26,9 @@ class AcmeBatch(EnvironmentModel):
     python: AbsolutePath
     partition: Word = "day"
 
+    def interpreter_here(self) -> str:
+        return self.python
+
     def problems(self) -> Iterator[str]:
         if self.partition == "closed":
             yield "partition closed takes no jobs"

@@ -1,5 +1,5 @@
 # ruff: noqa: ARG002
-"""A server of this host that only says that it is ready."""
+"""A server of this host that only says that it is ready, and servers of Acme's own cloud."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from typing import Literal
+from typing import ClassVar, Literal
 
 from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.base.errors import Transient
@@ -19,10 +19,12 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_place import ServerModel
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.config.target import Target
-from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot, loopback_endpoint
+from llm_pipeline.serving.control.server import Candidate, ServerAdapter, StagedServer, StagingSlot, loopback_endpoint
 
 
 class AcmeServer(ServerPorts, ServerModel):
+    is_process_here: ClassVar[bool] = True
+
     kind: Literal["acme_server"]
     slow: bool = False
 
@@ -84,4 +86,21 @@ class AcmeControl:
 
 SERVER = Adapter(
     config=AcmeServer, open=AcmeControl, probe=lambda place: f"port {place.http} is kept for acme's server"
+)
+
+
+class AcmeCloud(ServerModel):
+    """Fetches a release by itself, and speaks OpenAI's API at an address that follows from names."""
+
+    fetches_release: ClassVar[bool] = True
+    has_triton_api: ClassVar[bool] = False
+    takes_settings: ClassVar[bool] = False
+
+    kind: Literal["acme_cloud"]
+
+
+CLOUD = ServerAdapter(
+    config=AcmeCloud,
+    open=AcmeControl,
+    endpoint=lambda _place, release, target: Endpoint(url=f"https://{target}.{release}.acme.example"),
 )

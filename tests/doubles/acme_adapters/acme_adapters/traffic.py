@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from llm_pipeline.canary.router import RouterAdapter, RouterUnavailable, RouteState, remote, rounded
 from llm_pipeline.canary.sources.arm_metrics import ArmWindow, MetricsCursor, MetricSourceAdapter, MetricsWindow
 from llm_pipeline.config.metric_source import MetricSourceModel
-from llm_pipeline.config.model import AbsolutePath
+from llm_pipeline.config.model import AbsolutePath, Port
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.router_place import RouterModel
 
@@ -20,6 +20,17 @@ class AcmePlace(RouterModel):
 
     kind: Literal["acme"]
     file: AbsolutePath
+    port: Port | None = None
+    certificate: AbsolutePath | None = None
+
+    def ports_here(self) -> tuple[int, ...]:
+        return (self.port,) if self.port else ()
+
+    def users_url(self) -> str:
+        return f"https://127.0.0.1:{self.port}" if self.port else ""
+
+    def users_certificate(self) -> str | None:
+        return self.certificate
 
     def problems(self, policy: CanaryPolicy) -> Iterator[str]:
         if policy.steps_percent and min(policy.steps_percent) < 5:
@@ -49,6 +60,9 @@ class AcmeRouter:
         return self.read()[1] == revision
 
     def usable(self, slot: str) -> bool | None:
+        return None
+
+    def attempts(self) -> int | None:
         return None
 
     def active_requests(self, slot: str) -> int | None:
