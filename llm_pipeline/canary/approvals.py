@@ -11,7 +11,9 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
+from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.canary.pause_request import waited
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryRecord, Pause, PauseReason
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
@@ -41,6 +43,7 @@ class StepApproval(Frozen):
         run: The run of the release that it belongs to; answers of other runs do not count.
         summary: What is asked, for people.
         asked_at: None when it was answered before it was asked.
+        asked_here: The same on the host that asked; None in records of earlier versions.
         deadline_seconds: So long it waits for an answer.
         by: Who answered.
         late: Answers that changed nothing.
@@ -51,15 +54,18 @@ class StepApproval(Frozen):
     question: Question
     summary: str = ""
     asked_at: float | None = None
+    asked_here: HostTime | None = None
     deadline_seconds: float = 0.0
     answer: Answer = "waiting"
     answered_at: float | None = None
     by: str = ""
     late: tuple[LateAnswer, ...] = ()
 
-    def overdue(self, now: float) -> bool:
+    def overdue(self, now: HostTime) -> bool:
         """Whether it waits for longer than it may."""
-        return self.answer == "waiting" and self.asked_at is not None and now - self.asked_at > self.deadline_seconds
+        if self.answer != "waiting" or self.asked_at is None:
+            return False
+        return waited(self.asked_here, self.asked_at, now) > self.deadline_seconds
 
 
 def runs_of(record: CanaryRecord) -> set[str]:
@@ -116,12 +122,14 @@ def ask(
         same = known is not None and known.run in runs and known.question == question
         if known is not None and same and not (anew and known.answer != "waiting"):
             return known
+        here = HostTime.now()
         asked = StepApproval(
             run=runs[0],
             percent=percent,
             question=question,
             summary=summary,
-            asked_at=time.time(),
+            asked_at=here.wall,
+            asked_here=here,
             deadline_seconds=deadline_seconds,
         )
         try:
@@ -171,7 +179,7 @@ class Questions:
 
     def answer(self, record: CanaryRecord, pause: Pause) -> StepApproval:
         """The question that a canary waits for; closed when it waited for too long."""
-        approval, now = self.ask(record, pause.percent, pause.reason), time.time()
+        approval, now = self.ask(record, pause.percent, pause.reason), HostTime.now()
         if approval.answer != "waiting" or not (pause.over(now) or approval.overdue(now)):
             return approval
         closed = time_out(self._store, self._plan.release_id, self._plan.target, pause.percent)

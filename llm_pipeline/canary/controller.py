@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 
 from llm_pipeline.base.errors import ConfigError, Transient
+from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.canary import analysis
@@ -123,7 +124,8 @@ class CanaryController(Starting, Watching):
     def _with_pause_request(self, record: CanaryRecord) -> CanaryRecord:
         """The record with a person's pause as it stands, and with the events of its beginning and its end."""
         known, found = record.pause_request, self._pause_request()
-        wanted = found if found is not None and found.holds(record.began_at) else None
+        holds = found is not None and found.holds(record.began_at)
+        wanted = found.seen_by(HostTime.now(), known) if found is not None and holds else None
         if wanted == known:
             return record
         if wanted is None:
@@ -146,7 +148,7 @@ class CanaryController(Starting, Watching):
 
     def _stay(self, record: CanaryRecord, paused: PauseRequest) -> CanaryRecord:
         """Keep what is, and watch a candidate that has traffic."""
-        if paused.over(time.time()):
+        if paused.over(HostTime.now()):
             return self._condemn(
                 record, findings.nobody_resumed(paused.by, record.share_percent, paused.deadline_seconds)
             )
@@ -204,7 +206,7 @@ class CanaryController(Starting, Watching):
         pause = record.pause
         if pause is not None and pause.asks:
             return self._act_on_answer(record, pause)
-        if pause is not None and pause.over(time.time()):
+        if pause is not None and pause.over(HostTime.now()):
             return self._condemn(record, findings.nobody_answered(pause.percent, pause.deadline_seconds))
         log.info("continuing after a pause", percent=record.step_percent)
         record = record.with_event(EventKind.RESUMED, "continuing after a pause", by=self._owner)

@@ -13,6 +13,7 @@ import socket
 import time
 
 from llm_pipeline.base.errors import ConfigError, Fenced, PipelineError, Transient
+from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary import analysis, evidence
@@ -184,7 +185,8 @@ class ControllerCore:
         """Keep the weights and wait for a person; where only an answer ends it, the question is put first."""
         about = record.step_percent if percent is None else percent
         deadline = self._policy.pause_deadline_seconds
-        pause = Pause(reason=reason, percent=about, since=time.time(), deadline_seconds=deadline)
+        now = HostTime.now()
+        pause = Pause(reason=reason, percent=about, since=now.wall, began=now, deadline_seconds=deadline)
         record = record.model_copy(update={"judgement": judgement})
         if pause.asks and reason is not PauseReason.APPROVAL:
             self._questions.ask(record, about, reason, anew=True)

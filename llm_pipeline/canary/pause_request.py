@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.documents import understood
@@ -20,6 +21,7 @@ class PauseRequest(Frozen):
     Attributes:
         attempt: When the attempt began that it belongs to, as in `CanaryRecord.began_at`.
         by: Who paused it.
+        began: Since when it counts on the host of whoever goes by it; None in records of earlier versions.
         why: In the person's words; may be empty.
         deadline_seconds: Paused for longer, it is rolled back: a forgotten canary must not keep its users for ever.
         resumed_at: None while it is paused.
@@ -30,6 +32,7 @@ class PauseRequest(Frozen):
     by: str
     why: str = ""
     since: float
+    began: HostTime | None = None
     deadline_seconds: float
     resumed_at: float | None = None
     resumed_by: str = ""
@@ -38,9 +41,21 @@ class PauseRequest(Frozen):
         """Whether an attempt is paused by it."""
         return self.resumed_at is None and self.attempt == attempt
 
-    def over(self, now: float) -> bool:
-        """Whether it has lasted too long."""
-        return now - self.since > self.deadline_seconds
+    def over(self, now: HostTime) -> bool:
+        """Whether it has lasted too long; a clock that is set does not change that."""
+        return waited(self.began, self.since, now) > self.deadline_seconds
+
+    def seen_by(self, now: HostTime, known: PauseRequest | None) -> PauseRequest:
+        """The same, timed on the controller's host: the person who asked may sit at one with another clock.
+
+        Args:
+            now: When the controller reads it.
+            known: As the controller knew it until now.
+        """
+        if known is not None and known.model_copy(update={"began": self.began}) == self:
+            return known
+        same_host = self.began is not None and self.began.boot == now.boot
+        return self if same_host else self.model_copy(update={"began": now})
 
     def words(self) -> str:
         """Who paused it and what becomes of it, for logs and people."""
@@ -67,6 +82,11 @@ class StandingPause(Frozen):
         by = f" by {self.by}" if self.by else ""
         why = f" ({self.why})" if self.why else ""
         return f"paused{by} since {utc(self.since)}{why}; rolled back at {utc(self.until)} unless somebody acts"
+
+
+def waited(began: HostTime | None, since: float, now: HostTime) -> float:
+    """Seconds since something began; by the wall clock alone (`since`) where a record of before says no more."""
+    return now.seconds_since(began) if began is not None else now.wall - since
 
 
 def utc(at: float) -> str:

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from llm_pipeline.base.errors import Fenced
 from llm_pipeline.base.file_lock import HolderStopped
+from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
@@ -17,7 +18,7 @@ from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.analysis import AnalysisState, Look
 from llm_pipeline.canary.arm_counts import NOTHING_IN_FLIGHT, InFlight
 from llm_pipeline.canary.events import CanaryEvent, EventKind, with_event
-from llm_pipeline.canary.pause_request import PauseRequest, StandingPause, read_pause
+from llm_pipeline.canary.pause_request import PauseRequest, StandingPause, read_pause, waited
 from llm_pipeline.canary.router import RouteState, SlotName
 from llm_pipeline.canary.sources.arm_metrics import MetricsCursor
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
@@ -61,12 +62,14 @@ class Pause(Frozen):
     Attributes:
         percent: The step that the question is about.
         since: Seconds since 1970.
+        began: The same on the host that paused it; None in records of earlier versions.
         deadline_seconds: So long it may wait; then it is rolled back.
     """
 
     reason: PauseReason
     percent: float
     since: float
+    began: HostTime | None = None
     deadline_seconds: float
 
     @property
@@ -74,9 +77,9 @@ class Pause(Frozen):
         """Whether only a person's answer ends it; other pauses end with what caused them."""
         return self.reason in (PauseReason.UNDECIDED, PauseReason.REGRESSED, PauseReason.APPROVAL)
 
-    def over(self, now: float) -> bool:
-        """Whether it has lasted too long."""
-        return now - self.since > self.deadline_seconds
+    def over(self, now: HostTime) -> bool:
+        """Whether it has lasted too long; a clock that is set does not change that."""
+        return waited(self.began, self.since, now) > self.deadline_seconds
 
 
 class Mark(Frozen):

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from llm_pipeline.base.detached import boot_id
 from llm_pipeline.base.errors import Transient
+from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.approvals import StepApproval
@@ -85,7 +84,7 @@ def _name(target: str) -> str:
 
 
 def overdue(
-    record: CanaryRecord, approval: StepApproval | None, *, silent_seconds: float, now: float
+    record: CanaryRecord, approval: StepApproval | None, *, silent_seconds: float, now: HostTime
 ) -> tuple[bool, str]:
     """Whether an unfinished canary without a controller must be rolled back, and why, or why not.
 
@@ -93,7 +92,7 @@ def overdue(
         record: The canary.
         approval: The question about its next step, or about its pause.
         silent_seconds: For how long nothing was heard of whoever drove it.
-        now: Seconds since 1970.
+        now: On this host.
     """
     if record.phase is Phase.ROLLING_BACK:
         return True, "its rollback was begun and nobody continues it"
@@ -108,29 +107,9 @@ def overdue(
     return over, f"no controller gave a sign of life for {silent_seconds:.0f} s while it was {record.phase}"
 
 
-def _may_wait(approval: StepApproval, now: float) -> bool:
+def _may_wait(approval: StepApproval, now: HostTime) -> bool:
     """Whether a canary between two steps may wait for the answer; once there is one, for whoever acts on it."""
-    return approval.answer == "waiting" and now - (approval.asked_at or 0.0) <= approval.deadline_seconds
-
-
-@dataclass(frozen=True)
-class HostTime:
-    """The time on the guard's host.
-
-    Attributes:
-        boot: Tells one boot of one host from another.
-        up_seconds: Seconds since that boot, also while the host slept; nobody can set them.
-        wall: Seconds since 1970.
-    """
-
-    boot: str
-    up_seconds: float
-    wall: float
-
-    @classmethod
-    def now(cls) -> HostTime:
-        """The time on this host now."""
-        return cls(boot=boot_id(), up_seconds=time.clock_gettime(time.CLOCK_BOOTTIME), wall=time.time())
+    return approval.answer == "waiting" and approval.asked_at is not None and not approval.overdue(now)
 
 
 def silent_seconds(
@@ -156,9 +135,7 @@ def silent_seconds(
     remembered = remember and _leave(store, target, GuardSign(at=now.wall, sighting=sighting))
     if same is None and not remembered:
         return max(0.0, now.wall - record.heard_at)
-    if sighting.boot == now.boot:
-        return max(0.0, now.up_seconds - sighting.since)
-    return max(0.0, now.wall - sighting.since_wall)
+    return now.seconds_since(HostTime(sighting.boot, sighting.since, sighting.since_wall))
 
 
 def _leave(store: ArtifactStore, target: str, sign: GuardSign) -> bool:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
+from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.canary.open_router import router_as_it_is
 from llm_pipeline.canary.open_slots import slots_of
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.slots import slot_servers
-from llm_pipeline.canary.watchdog import HostTime
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations.guarded_site import GuardAction, GuardedSite, failed
 from llm_pipeline.store.artifact_store import ArtifactStore

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Literal
 
 from llm_pipeline.base.errors import Transient, Unsupported, as_pipeline_error, is_unexpected
+from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.approvals import StepApproval, approval_name, read_approval, runs_of
@@ -29,7 +30,7 @@ from llm_pipeline.canary.record import (
 from llm_pipeline.canary.rollback import UNRECORDED, end_canary, move_unrecorded
 from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter
 from llm_pipeline.canary.slots import SlotControl
-from llm_pipeline.canary.watchdog import GuardSign, HostTime, is_driven, leave_sign, overdue, silent_seconds
+from llm_pipeline.canary.watchdog import GuardSign, is_driven, leave_sign, overdue, silent_seconds
 from llm_pipeline.operations.place_now import ServedPlace
 from llm_pipeline.operations.promotion import finish_promotion
 from llm_pipeline.operations.retirement import have_standby, retire_previous, warm_again
@@ -137,9 +138,9 @@ class GuardedSite:
         said = f"{approval.answer} {approval.answered_at}" if approval is not None else ""
         mine = self.router is not None or record.intended is None  # or else nobody may rely on this guard
         silent = silent_seconds(self.store, record, said, now, remember=mine)
-        must, why = self._must_end(record, approval, silent, now.wall)
+        must, why = self._must_end(record, approval, silent, now)
         if not must:
-            return self._restart_pause(record, now.wall)
+            return self._restart_pause(record, now)
         if is_driven(self.store, self.target, seconds=self.watch_seconds):
             return []
         if not mine:
@@ -171,7 +172,7 @@ class GuardedSite:
         return [GuardAction(self.target, record.release_id, "rolled back", why)]
 
     def _must_end(
-        self, record: CanaryRecord, approval: StepApproval | None, silent: float, now: float
+        self, record: CanaryRecord, approval: StepApproval | None, silent: float, now: HostTime
     ) -> tuple[bool, str]:
         must, why = overdue(record, approval, silent_seconds=silent, now=now)
         if must or record.share_percent == 0:
@@ -180,7 +181,7 @@ class GuardedSite:
             return True, "all traffic was sent to stable while the store accepted no writes"
         if not self.slots.alive(record.candidate):
             return True, f"the candidate's server ended while it was {record.phase}"
-        if self._fails_in_a_row(record, now):
+        if self._fails_in_a_row(record, now.wall):
             return True, f"the candidate fails request after request while it is {record.phase}"
         return must, why
 
@@ -220,18 +221,22 @@ class GuardedSite:
         found = read_approval(self.store, record.release_id, self.target, percent)
         return found if found is not None and found.run in runs_of(record) else None
 
-    def _restart_pause(self, record: CanaryRecord, now: float) -> list[GuardAction]:
+    def _restart_pause(self, record: CanaryRecord, now: HostTime) -> list[GuardAction]:
         """A pause that began in the future began before the clock was set back: its deadline is counted from now."""
         pause = record.pause
-        if record.phase is not Phase.PAUSED or pause is None or pause.since <= now + CLOCKS_DIFFER_SECONDS:
+        if record.phase is not Phase.PAUSED or pause is None or pause.since <= now.wall + CLOCKS_DIFFER_SECONDS:
             return []
+        if pause.began is not None and pause.began.boot == now.boot:
+            return []  # it is not timed by that clock
         journal = CanaryJournal(self.store, record.release_id, self.target)
         try:
             with Lease(self.store, lease_name(self.target), seconds=LEASE_SECONDS):
                 again = journal.load()
                 if again is None or again.pause != pause:
                     return []
-                journal.save(again.model_copy(update={"pause": pause.model_copy(update={"since": now})}))
+                journal.save(
+                    again.model_copy(update={"pause": pause.model_copy(update={"since": now.wall, "began": now})})
+                )
         except LeaseHeld:
             return []
         return [GuardAction(self.target, record.release_id, "pause restarted", "the clock was set back")]

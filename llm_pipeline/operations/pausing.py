@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.pause_request import PauseRequest, pause_name, utc
 from llm_pipeline.canary.record import CanaryRecord, Phase, current_canary, read_record
@@ -47,11 +48,13 @@ def pause(store: ArtifactStore, place: str, *, by: str, why: str = "") -> Asked:
         if known is not None and known.holds(record.began_at):
             name = f"the canary of {record.release_id} on {place}"
             return _unchanged(f"{known.by} paused {name} at {utc(known.since)}")
+        now = HostTime.now()
         asked = PauseRequest(
             attempt=record.began_at,
             by=by,
             why=why,
-            since=time.time(),
+            since=now.wall,
+            began=now,
             deadline_seconds=record.rules.pause_deadline_seconds,
         )
         if _write(store, record, asked, revision):
@@ -98,7 +101,7 @@ def _on_trial(store: ArtifactStore, place: str) -> CanaryRecord:
 def _too_late(record: CanaryRecord, known: PauseRequest | None) -> Asked | None:
     if record.settled or record.phase is Phase.ROLLING_BACK:
         why = f"the canary of {record.release_id} is {record.phase.value}"
-    elif known is not None and known.holds(record.began_at) and known.over(time.time()):
+    elif known is not None and known.holds(record.began_at) and known.over(HostTime.now()):
         why = f"nobody resumed the canary of {record.release_id} within {known.deadline_seconds:.0f} s"
     else:
         return None

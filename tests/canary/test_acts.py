@@ -11,10 +11,10 @@ from simulated import PATIENCE
 from test_one_way_back import MODEL, Served
 
 from llm_pipeline.base.errors import PipelineError
+from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.canary import moving
 from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.record import current_canary, read_record, take_over
-from llm_pipeline.canary.watchdog import HostTime
 from llm_pipeline.operations import switching
 from llm_pipeline.operations.guarded_site import GuardedSite
 from llm_pipeline.operations.promotion import NotPromoted

@@ -13,9 +13,9 @@ import pytest
 from simulated import CANDIDATE, PATIENCE, STABLE, Killed, Site
 
 from llm_pipeline.base.detached import process_is_stopped, process_start_ticks
+from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.canary import moving
 from llm_pipeline.canary.record import Phase, lease_name
-from llm_pipeline.canary.watchdog import HostTime
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations import guard as guard_module
 from llm_pipeline.operations.approval import answer

@@ -14,10 +14,10 @@ import pytest
 from canary_site import FAST_POLICY, STABLE, Site
 
 from llm_pipeline.adapters.local.store import LocalStore
+from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.canary.watchdog import HostTime
 from llm_pipeline.operations.guarded_site import GuardAction, GuardedSite
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers

@@ -10,11 +10,11 @@ from resolved_release import resolve
 from simulated import PATIENCE, POLICY, STABLE, Killed, Site
 
 from llm_pipeline.base.errors import PipelineError
+from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.plan import CanaryPlan, first_attempt
 from llm_pipeline.canary.record import CanaryJournal, Phase
-from llm_pipeline.canary.watchdog import HostTime
 from llm_pipeline.canary.way_back_record import WayBack, write_way_back
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import CanaryPolicy
