@@ -20,8 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.base.records import Frozen
 
@@ -245,6 +243,8 @@ def _refused(described: Described, name: str, usable: list[str]) -> ConfigError:
 
 
 def _number(value: Any) -> float:
+    import numpy as np  # here: it loads slowly, and this module is also read for the names of metrics
+
     if not isinstance(value, bool | int | float | np.number | np.bool_):
         raise TypeError(f"{type(value).__name__} is not a number")
     return float(value)
@@ -261,6 +261,8 @@ def _bits(value: Any) -> float:
 
 def _brier(value: Any) -> float:
     """G. W. Brier, Verification of forecasts expressed in terms of probability, Monthly Weather Review 78 (1950)."""
+    import numpy as np
+
     right, probabilities = value
     rest = np.asarray(probabilities, dtype=float)
     rest = rest - np.eye(rest.size)[int(right)]

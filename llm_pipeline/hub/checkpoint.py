@@ -12,8 +12,6 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-import numpy as np
-
 from llm_pipeline.artifacts.checkpoint_directory import check_document
 from llm_pipeline.artifacts.model_files import WEIGHTS_SUFFIX
 from llm_pipeline.artifacts.pinned import PinnedModel
@@ -272,6 +270,8 @@ def check_values(path: Path, tensors: Sequence[TensorEntry], count: int) -> None
 
 
 def _has_not_finite(stream: BinaryIO, tensor: TensorEntry, pattern: _Pattern, buffer_start: int, count: int) -> bool:
+    import numpy as np  # here: it loads slowly, and most that read tensors' headers look at no value
+
     kind = np.dtype(pattern.bits)
     for first, length in runs(prod(tensor.shape), count):
         stream.seek(buffer_start + tensor.start + first * kind.itemsize)

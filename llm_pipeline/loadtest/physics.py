@@ -9,12 +9,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.loadtest.records import Records
+
+if TYPE_CHECKING:  # the limits are read where no array is, and numpy loads slowly
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from llm_pipeline.loadtest.records import Records
 
 TOLERANCE = 0.95
 """Catalog figures are rounded: a time is impossible below this share of the least one."""
@@ -41,13 +44,13 @@ class PhysicalLimits(Frozen):
 
     def least_seconds(self, records: Records) -> NDArray[np.float64]:
         """Least time from the send to the last token of each request, in seconds."""
-        steps: NDArray[np.float64] = np.maximum(0, records["output_tokens"] - 1) * self.token_seconds
+        steps: NDArray[np.float64] = (records["output_tokens"] - 1).clip(min=0) * self.token_seconds
         return self.least_first_token_seconds(records) + steps
 
     def least_first_token_seconds(self, records: Records) -> NDArray[np.float64]:
         """Least time from the send to the first token of each request, in seconds."""
         prompts: NDArray[np.float64] = records["input_tokens"] * self.prompt_token_seconds
-        return np.maximum(self.first_token_seconds, prompts)
+        return prompts.clip(min=self.first_token_seconds)
 
 
 FEWEST = 10
@@ -89,6 +92,7 @@ class FloorTimes:
         alone, times = alone.where(times > 0.0), times[times > 0.0]
         if len(alone) < FEWEST:
             return cls(answers=len(alone))
+        import numpy as np
         from scipy import optimize
 
         prompts, outputs = alone["input_tokens"], alone["output_tokens"]
@@ -111,6 +115,8 @@ class FloorTimes:
 
     def seconds(self, records: Records) -> NDArray[np.float64]:
         """What each request would have taken alone, from its send to its end; less where none so short was seen."""
+        import numpy as np
+
         prompts, outputs = records["input_tokens"], records["output_tokens"]
         longest = (
             self.fixed_seconds
@@ -130,4 +136,6 @@ def seconds_from_send(records: Records) -> NDArray[np.float64]:
 
 
 def _share(tokens: NDArray[np.int32], shortest: int) -> NDArray[np.float64]:
+    import numpy as np
+
     return np.minimum(1.0, tokens / max(1, shortest)) if shortest else np.ones(len(tokens))

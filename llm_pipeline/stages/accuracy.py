@@ -5,13 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from llm_pipeline.accuracy.checkpoint_lane import evaluate_candidate
-from llm_pipeline.accuracy.error_budget import GateLedger, policy_at, share_of_error, with_error
-from llm_pipeline.accuracy.evaluation import read_summary
-from llm_pipeline.accuracy.gate import compare_as_judged
-from llm_pipeline.accuracy.score_scale import Scoring
-from llm_pipeline.accuracy.table import format_comparison, format_evaluation
-from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
@@ -45,6 +38,15 @@ class AccuracyConfig(ConfigModel):
 
 def run(context: StageContext[AccuracyConfig]) -> StageOutput:
     """Ask the candidate until it can be judged."""
+    # here: numpy loads slowly, and a result that is reused does not need it
+    from llm_pipeline.accuracy.checkpoint_lane import evaluate_candidate
+    from llm_pipeline.accuracy.error_budget import GateLedger, policy_at, share_of_error, with_error
+    from llm_pipeline.accuracy.evaluation import read_summary
+    from llm_pipeline.accuracy.gate import compare_as_judged
+    from llm_pipeline.accuracy.score_scale import Scoring
+    from llm_pipeline.accuracy.table import format_comparison, format_evaluation
+    from llm_pipeline.artifacts.items import read_items
+
     config = context.config
     ledger = GateLedger(context.store, "accuracy", context.request.inputs["checkpoint"].digest)
     number = ledger.enter(context.key)

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from llm_pipeline.accuracy.checkpoint_lane import evaluate_baseline
-from llm_pipeline.accuracy.table import format_evaluation
 from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.model import ConfigModel
@@ -75,6 +73,10 @@ class BaselineConfig(ConfigModel):
 
 def run(context: StageContext[BaselineConfig]) -> StageOutput:
     """Evaluate the checkpoint as it was downloaded."""
+    # here: numpy loads slowly, and a result that is reused does not need it
+    from llm_pipeline.accuracy.checkpoint_lane import evaluate_baseline
+    from llm_pipeline.accuracy.table import format_evaluation
+
     config = context.config
     evaluated = evaluate_baseline(context.inputs, config.evaluation, config.dtype, context.workdir)
     log.info(Lines(format_evaluation(evaluated.summary)))

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from llm_pipeline.accuracy.baseline_gate import judge_baseline
 from llm_pipeline.accuracy.evaluation import EvaluationSummary, read_summary
 from llm_pipeline.accuracy.score_scale import Scoring
-from llm_pipeline.accuracy.table import format_baseline
 from llm_pipeline.artifacts.items import ScoredItem, read_items
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.logging import get_logger
@@ -47,6 +45,10 @@ def run(context: StageContext[BaselineGateConfig]) -> StageOutput:
     Raises:
         IntegrityError: An evaluation is damaged.
     """
+    # here: numpy loads slowly, and a result that is reused does not need it
+    from llm_pipeline.accuracy.baseline_gate import judge_baseline
+    from llm_pipeline.accuracy.table import format_baseline
+
     directory, production = context.inputs["baseline"], context.inputs.get("production")
     summary = read_summary(directory)
     before = _asked_alike(production, summary) if production else []

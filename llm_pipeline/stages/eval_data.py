@@ -39,14 +39,13 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.config.model import ConfigModel, DataSetName, Revision
-from llm_pipeline.hub.data_set_files import DataSetFiles
-from llm_pipeline.hub.data_sets import DataSets, open_data_sets
-from llm_pipeline.hub.transfer import RateLimit
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 from llm_pipeline.stages.request_parts import task_data
 
 if TYPE_CHECKING:
     from llm_pipeline.flow import Flow
+    from llm_pipeline.hub.data_set_files import DataSetFiles
+    from llm_pipeline.hub.data_sets import DataSets
 
 log = get_logger(__name__)
 
@@ -110,6 +109,11 @@ def run(context: StageContext[EvalDataConfig]) -> StageOutput:
         SourceUnavailable: The source cannot be reached.
         IntegrityError: A file's bytes are wrong twice.
     """
+    # here: the hub's client loads slowly, and a result that is reused asks no hub
+    from llm_pipeline.hub.data_set_files import DataSetFiles
+    from llm_pipeline.hub.data_sets import open_data_sets
+    from llm_pipeline.hub.transfer import RateLimit
+
     started, config = time.monotonic(), context.config
     asked = _Asked.by(_definitions(config, context.inputs.get("tasks")))
     _refuse_other_revisions(config, asked)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -22,8 +21,6 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import LoadTestPolicy, StagingPolicy
 from llm_pipeline.config.workload import Workload
-from llm_pipeline.loadtest.findings import format_load_test
-from llm_pipeline.loadtest.measure import LoadClient
 from llm_pipeline.loadtest.outcome import (
     Latency,
     LoadTestOutcome,
@@ -33,25 +30,14 @@ from llm_pipeline.loadtest.outcome import (
     write_outcome,
 )
 from llm_pipeline.loadtest.physics import PhysicalLimits
-from llm_pipeline.loadtest.regression import compare
-from llm_pipeline.loadtest.sample_size import require_enough
-from llm_pipeline.loadtest.second_opinion.aiperf import require_tool
-from llm_pipeline.loadtest.second_opinion.opinion import second_opinion
-from llm_pipeline.loadtest.session import run_session
-from llm_pipeline.loadtest.token_counter import find_tokenizer, open_counter
-from llm_pipeline.loadtest.windows import Windows
-from llm_pipeline.loadtest.workload import TrafficSource
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 from llm_pipeline.release.record import PROMPTS_DATASET
-from llm_pipeline.serving.comparison_server import comparison_server
-from llm_pipeline.serving.identity import require_served
-from llm_pipeline.serving.probes import probe
-from llm_pipeline.serving.repository_links import fetch_links
-from llm_pipeline.serving.triton_server import find_server
 from llm_pipeline.stages.request_parts import server_software, staging_endpoint
 
 if TYPE_CHECKING:
     from llm_pipeline.flow import Flow
+    from llm_pipeline.loadtest.measure import LoadClient
+    from llm_pipeline.loadtest.workload import TrafficSource
 
 log = get_logger(__name__)
 
@@ -114,6 +100,19 @@ def run(context: StageContext[LoadTestConfig]) -> StageOutput:
         ConfigError: The prompts or the workload are no good, or no window of it could ever decide.
         Transient: Nobody answers at the endpoint.
     """
+    import asyncio  # here and below: numpy and aiohttp load slowly, and a result that is reused needs neither
+
+    from llm_pipeline.loadtest.findings import format_load_test
+    from llm_pipeline.loadtest.measure import LoadClient
+    from llm_pipeline.loadtest.sample_size import require_enough
+    from llm_pipeline.loadtest.second_opinion.aiperf import require_tool
+    from llm_pipeline.loadtest.session import run_session
+    from llm_pipeline.loadtest.token_counter import open_counter
+    from llm_pipeline.loadtest.windows import Windows
+    from llm_pipeline.loadtest.workload import TrafficSource
+    from llm_pipeline.serving.identity import require_served
+    from llm_pipeline.serving.repository_links import fetch_links
+
     context = _drawn_anew(context)
     config = context.config
     require_enough(config.workload, config.policy)
@@ -158,6 +157,8 @@ def _drawn_anew(context: StageContext[LoadTestConfig]) -> StageContext[LoadTestC
 
 
 def _server_pids(config: LoadTestConfig) -> tuple[int, ...]:
+    from llm_pipeline.serving.triton_server import find_server
+
     server = find_server(Path(config.server_state)) if config.server_state else None
     return (server.pid,) if server else ()
 
@@ -182,6 +183,10 @@ def _compared(
         return outcome.model_copy(update={"regression": RegressionOutcome(production="")})
     if config.comparison is None:
         return _with_note(outcome, "No comparison with production: its place has no ports for it (`comparison`).")
+    from llm_pipeline.loadtest.measure import LoadClient
+    from llm_pipeline.loadtest.regression import compare
+    from llm_pipeline.serving.comparison_server import comparison_server
+
     with ExitStack() as stack:
         place = config.comparison
         endpoint = stack.enter_context(
@@ -220,6 +225,10 @@ def _with_second_opinion(
     config, place = context.config, context.workdir / "second_opinion"
     if config.policy.second_opinion is None:
         return outcome
+    from llm_pipeline.loadtest.second_opinion.opinion import second_opinion
+    from llm_pipeline.loadtest.token_counter import find_tokenizer
+    from llm_pipeline.serving.repository_links import fetch_links
+
     tokenizer = find_tokenizer(context.inputs["repository"], fetch_links(context.inputs["repository"], context.store))
     opinion = second_opinion(
         config.policy,
@@ -237,6 +246,10 @@ def _probed_again(context: StageContext[LoadTestConfig], outcome: LoadTestOutcom
     config = context.config
     if outcome.judgement.verdict is not Verdict.GO:
         return outcome
+    import asyncio
+
+    from llm_pipeline.serving.probes import probe
+
     golden = read_golden(context.inputs["repository"])
     judgement = asyncio.run(probe(config.endpoint, golden, config.staging))
     renamed = [fact.model_copy(update={"name": f"after the load: {fact.name}"}) for fact in judgement.evidence]

@@ -5,32 +5,18 @@ The engine compiler is a second quantizer, and tokenizers differ between runtime
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from llm_pipeline.accuracy.chat_template import ChatTemplate
-from llm_pipeline.accuracy.error_budget import GateLedger, policy_at, share_of_error, with_error
-from llm_pipeline.accuracy.evaluation import read_summary, refuse_other_harness, summarise, write_evaluation
-from llm_pipeline.accuracy.gate import compare_as_judged
-from llm_pipeline.accuracy.item_runner import Asking
-from llm_pipeline.accuracy.looks import evaluation_order
-from llm_pipeline.accuracy.rehearsal import plan_looks
-from llm_pipeline.accuracy.saved_items import SavedItems
-from llm_pipeline.accuracy.score_scale import Scoring
-from llm_pipeline.accuracy.table import format_comparison
-from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.logging import Lines, get_logger
-from llm_pipeline.base.progress import Progress
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
-from llm_pipeline.serving.identity import require_served
 from llm_pipeline.stages.request_parts import scored_data, staging_endpoint
 
 if TYPE_CHECKING:
@@ -63,6 +49,22 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
         Unsupported: A served task is not a generative one.
         Transient: The endpoint does not answer.
     """
+    import asyncio  # a result that is reused needs neither numpy nor aiohttp, which load slowly
+
+    from llm_pipeline.accuracy.chat_template import ChatTemplate
+    from llm_pipeline.accuracy.error_budget import GateLedger, policy_at, share_of_error, with_error
+    from llm_pipeline.accuracy.evaluation import read_summary, refuse_other_harness, summarise, write_evaluation
+    from llm_pipeline.accuracy.gate import compare_as_judged
+    from llm_pipeline.accuracy.item_runner import Asking
+    from llm_pipeline.accuracy.looks import evaluation_order
+    from llm_pipeline.accuracy.rehearsal import plan_looks
+    from llm_pipeline.accuracy.saved_items import SavedItems
+    from llm_pipeline.accuracy.score_scale import Scoring
+    from llm_pipeline.accuracy.table import format_comparison
+    from llm_pipeline.artifacts.items import read_items
+    from llm_pipeline.base.progress import Progress
+    from llm_pipeline.serving.identity import require_served
+
     config = context.config
     asyncio.run(require_served(config.endpoint, config.repository_digest))
     started = time.monotonic()

@@ -1,0 +1,28 @@
+"""What a stage's process loads before it knows whether the result is in the store already."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SLOW = ("aiohttp", "httpx", "huggingface_hub", "numpy", "torch")
+"""Each takes a tenth of a second of processor time, or more."""
+
+_PROGRAM = """
+import sys
+from llm_pipeline.release.flow import release_flow
+from llm_pipeline.release.process import run_stage_process
+from llm_pipeline.release.registry import load_stage
+
+for step in release_flow():
+    if step.is_stage and step.reusable:
+        load_stage(step.name)
+        print(step.name, *(name for name in sys.argv[1:] if name in sys.modules))
+"""
+
+
+def test_a_stage_whose_result_is_reused_loads_no_slow_library() -> None:
+    command = [sys.executable, "-c", _PROGRAM, *SLOW]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert "load_test" in {line.partition(" ")[0] for line in found}
+    assert [line for line in found if " " in line] == []
