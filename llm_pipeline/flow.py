@@ -56,8 +56,8 @@ def resolve_request(path: Path, revision: str | None = None) -> StageRequest:
     )
 
 
-class Flow:
-    """One release on its way.
+class ReleaseProgress:
+    """One release on its way: what it has done, and what is asked of its next stages.
 
     Args:
         store: Where its results are.
@@ -72,7 +72,7 @@ class Flow:
         self._trusts_signed_only = trusts_signed_only
 
     @classmethod
-    def open(cls, deployment: Deployment, release_id: str) -> Flow:
+    def open(cls, deployment: Deployment, release_id: str) -> ReleaseProgress:
         """The flow of a release that was resolved before, to go on with it.
 
         Raises:

@@ -13,7 +13,7 @@ from llm_pipeline.base.errors import InternalError, PipelineError, Transient
 from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.base.verdict import Verdict, worst
-from llm_pipeline.flow import Flow, passed, placement, resolve_request
+from llm_pipeline.flow import ReleaseProgress, passed, placement, resolve_request
 from llm_pipeline.notifications.channel import no_connections
 from llm_pipeline.notifications.outbox import notify
 from llm_pipeline.operations.approval import answer
@@ -91,7 +91,7 @@ class LocalRun:
         self._endings = Endings(())
         self._errors: list[PipelineError] = []
         self._refusals: list[Verdict] = []
-        self.flow: Flow | None = None
+        self.flow: ReleaseProgress | None = None
 
     def run(self) -> Verdict:
         """Run the release and return its verdict. First it waits for its turn among the model's releases.
@@ -108,7 +108,7 @@ class LocalRun:
                     self._hand_over()
                 self._claim.check()
                 resolved = self._process(resolve_request(self._path, self._revision))
-                self.flow = Flow.open(self._deployment, resolved.release_id)
+                self.flow = ReleaseProgress.open(self._deployment, resolved.release_id)
                 return self._release(self.flow)
             finally:
                 self._stop_stage()  # before the claim is given back
@@ -116,7 +116,7 @@ class LocalRun:
     def _hand_over(self) -> None:
         replace(open_store(self._deployment.store), self._places.values(), self._model_id, by=user_here())
 
-    def _release(self, flow: Flow) -> Verdict:
+    def _release(self, flow: ReleaseProgress) -> Verdict:
         tasks = release_tasks(flow.release, climbing_order(flow.release, flow.record.facts))
         self._tasks, self._endings = tasks, Endings(tasks)
         order = tuple(instances(tasks))
@@ -130,7 +130,7 @@ class LocalRun:
                     self._take(flow, instance)
         return self._verdict()
 
-    def _take(self, flow: Flow, instance: Instance) -> None:
+    def _take(self, flow: ReleaseProgress, instance: Instance) -> None:
         """Run one step for one item, if the flow's rules let it start."""
         ending = unstarted(instance, self._endings) or self._held_back(flow, instance)
         if ending is not None:
@@ -145,7 +145,7 @@ class LocalRun:
             ending = self._run(flow, instance)
         self._endings.end(instance, ending)
 
-    def _held_back(self, flow: Flow, instance: Instance) -> Ending | None:
+    def _held_back(self, flow: ReleaseProgress, instance: Instance) -> Ending | None:
         """What keeps an instance from starting besides the rules.
 
         Raises:
@@ -163,7 +163,7 @@ class LocalRun:
             return Ending.SKIPPED
         return None
 
-    def _run(self, flow: Flow, instance: Instance) -> Ending:
+    def _run(self, flow: ReleaseProgress, instance: Instance) -> Ending:
         """Run a stage; an error or a verdict other than GO ends only what comes after it."""
         step = instance.task.step
         try:
@@ -205,7 +205,7 @@ class LocalRun:
             raise InternalError(f"{failed} did not end well, and no stage said why")
         return Verdict.GO
 
-    def _ask(self, flow: Flow, instance: Instance) -> Ending:
+    def _ask(self, flow: ReleaseProgress, instance: Instance) -> Ending:
         """Ask a step's question."""
         task = instance.task
         if not task.step.asked(flow.release, task.percent):
@@ -232,7 +232,7 @@ class LocalRun:
         self._refusals.append(Verdict.INCONCLUSIVE if approved is None else Verdict.NO_GO)
         return task.step.on_no
 
-    def _ask_about_step(self, flow: Flow, instance: Instance, percent: float) -> Ending:
+    def _ask_about_step(self, flow: ReleaseProgress, instance: Instance, percent: float) -> Ending:
         """Ask before a step that the policy wants a person for, unless there is nothing to compare it with."""
         target, release_id = instance.item, flow.record.release_id
         if replaces_nothing(flow, target):

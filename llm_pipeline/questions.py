@@ -9,7 +9,7 @@ from importlib import import_module
 from llm_pipeline.accuracy.choice import recipes_in_words
 from llm_pipeline.base.errors import InternalError
 from llm_pipeline.base.untrusted_text import markdown, one_line
-from llm_pipeline.flow import Flow
+from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.release.evidence_text import markdown_table
 from llm_pipeline.release.step import Step
 from llm_pipeline.store.places import serving_at
@@ -34,7 +34,7 @@ class Question:
     open: str
 
 
-Ask = Callable[[Flow, Sequence[str]], Question | None]
+Ask = Callable[[ReleaseProgress, Sequence[str]], Question | None]
 """Makes a question about a release and some targets; None when nobody need be asked this time."""
 
 
@@ -52,7 +52,7 @@ def question_of(step: Step) -> Ask:
     return ask
 
 
-def license_question(flow: Flow, _targets: Sequence[str]) -> Question | None:
+def license_question(flow: ReleaseProgress, _targets: Sequence[str]) -> Question | None:
     """Whether a model under a changed licence is to be released; asked before a byte is fetched."""
     change = str(flow.result("resolve").metrics.get("license_change") or "")
     if not change:
@@ -73,7 +73,7 @@ def license_question(flow: Flow, _targets: Sequence[str]) -> Question | None:
     )
 
 
-def production_question(flow: Flow, targets: Sequence[str]) -> Question:
+def production_question(flow: ReleaseProgress, targets: Sequence[str]) -> Question:
     """Whether the targets that passed their gates are to be promoted."""
     chosen = {target: flow.chosen_recipe(target) for target in targets}
     recipes, release_id = recipes_in_words(chosen), flow.record.release_id
@@ -95,12 +95,12 @@ def production_question(flow: Flow, targets: Sequence[str]) -> Question:
     )
 
 
-def _gates(flow: Flow, subjects: set[str]) -> str:
+def _gates(flow: ReleaseProgress, subjects: set[str]) -> str:
     gates = [result for (_, subject), result in sorted(flow.results().items()) if subject in subjects]
     return markdown_table(sorted(gates, key=lambda result: result.timings.started_at))
 
 
-def replaces_nothing(flow: Flow, target: str) -> bool:
+def replaces_nothing(flow: ReleaseProgress, target: str) -> bool:
     """Whether a target's candidate is compared with nothing: then nobody is asked before a step of its canary."""
     serving = serving_at(flow.store, flow.record.place_of(target))
     return serving is None or serving.pointer.repository == flow.artifact("package", target, "repository")

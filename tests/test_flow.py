@@ -16,7 +16,7 @@ from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import Approval, Baseline, Evaluation, ModelSource, ResolvedRelease
 from llm_pipeline.config.target import Target
 from llm_pipeline.config.workload import Workload
-from llm_pipeline.flow import Flow, MissingResult
+from llm_pipeline.flow import MissingResult, ReleaseProgress
 from llm_pipeline.release.contract import StageFailure, StageResult, Timings
 from llm_pipeline.release.execute import KeyContent, StageRecord, failure_name, record_name, results_name
 from llm_pipeline.release.record import ReleaseRecord
@@ -35,7 +35,7 @@ def store(tmp_path: Path) -> ArtifactStore:
     return open_store(f"file://{tmp_path}/store")
 
 
-def flow(store: ArtifactStore, resolved_at: datetime, **changes: Any) -> Flow:
+def flow(store: ArtifactStore, resolved_at: datetime, **changes: Any) -> ReleaseProgress:
     servers: dict[str, Any] = {
         name: {"http": first, "grpc": first + 1, "metrics": first + 2}
         for name, first in (("staging", 18540), ("blue", 18543), ("green", 18546))
@@ -72,7 +72,7 @@ def flow(store: ArtifactStore, resolved_at: datetime, **changes: Any) -> Flow:
         created_at=resolved_at,
         **changes,
     )
-    return Flow(store, record)
+    return ReleaseProgress(store, record)
 
 
 def packaged(store: ArtifactStore) -> None:
@@ -112,7 +112,7 @@ def test_a_target_that_goes_to_another_place_is_served_judged_and_promoted_there
     moved = {kind: port + 100 for kind, port in places["cpu"].blue.by_name().items()}
     places["beside"] = places["cpu"].model_copy(update={"blue": ServerPorts.model_validate(moved)})
     record = release.record.model_copy(update={"deployment": release.deployment.model_copy(update={"places": places})})
-    there = Flow(store, record)
+    there = ReleaseProgress(store, record)
     config = CanaryConfig.model_validate(there.request("canary", "cpu:25").config)
     assert (config.target, config.place) == ("beside", places["beside"])
     assert there.request("rollback", "cpu").config["target"] == "beside"
@@ -126,7 +126,7 @@ def test_every_server_of_a_place_runs_models_in_the_places_own_environment(store
     places = {"cpu": release.deployment.places["cpu"].model_copy(update={"environment": "vllm"})}
     moved = release.record.model_copy(update={"deployment": release.deployment.model_copy(update={"places": places})})
     for subject in (("staging", "cpu"), ("staging_down", "cpu"), ("canary", "cpu:25"), ("rollback", "cpu")):
-        assert Flow(store, moved).request(*subject).config["python"] == "/vllm/python"
+        assert ReleaseProgress(store, moved).request(*subject).config["python"] == "/vllm/python"
         assert release.request(*subject).config["python"] == "/model/python"
 
 
@@ -154,7 +154,7 @@ def judged(store: ArtifactStore, recipe: str, verdict: Verdict, *, quantized_aga
         store.write_document(results_name("r1", stage, recipe), result.model_dump(mode="json"), None)
 
 
-def climbing(store: ArtifactStore, **ladders: tuple[str, ...]) -> Flow:
+def climbing(store: ArtifactStore, **ladders: tuple[str, ...]) -> ReleaseProgress:
     return flow(store, MORNING, ladders=ladders)
 
 

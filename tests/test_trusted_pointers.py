@@ -23,7 +23,7 @@ from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.store import Signing
-from llm_pipeline.flow import Flow
+from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.inspection.verification import verify_reference
 from llm_pipeline.operations.place_now import ServedPlace
 from llm_pipeline.operations.rollback import roll_back
@@ -151,7 +151,7 @@ class TestReleases:
 
         site.edit(release_name(site.second), more_loss)
         with pytest.raises(IntegrityError, match="cannot be trusted"):
-            Flow.open(site.deployment, site.second)
+            ReleaseProgress.open(site.deployment, site.second)
 
     def test_the_record_of_another_release_is_refused(self, site: Site) -> None:
         first = json.loads((site.root / "store" / release_name(site.first)).read_text())
@@ -167,16 +167,16 @@ class TestReleases:
 
         site.edit(results_name(site.second, "package", TARGET), swap)
         with pytest.raises(IntegrityError, match="cannot be trusted"):
-            Flow.open(site.deployment, site.second).artifact("package", TARGET, "model_repository")
+            ReleaseProgress.open(site.deployment, site.second).artifact("package", TARGET, "model_repository")
 
 
 class TestStagesThatPublishNothing:
     """They have nothing to sign with: what they say must follow from what is signed."""
 
-    def _choose(self, site: Site, recipe: str) -> Flow:
+    def _choose(self, site: Site, recipe: str) -> ReleaseProgress:
         result = site.stage(site.second, "choose", TARGET).model_copy(update={"metrics": {"recipe": recipe}})
         replace_document(site.store, results_name(site.second, "choose", TARGET), result.model_dump(mode="json"))
-        return Flow.open(site.deployment, site.second)
+        return ReleaseProgress.open(site.deployment, site.second)
 
     def _judge(self, site: Site, judgement: Judgement) -> None:
         checkpoint = site.stage(site.second, "quantize", "fp8", produces=("checkpoint",)).artifacts["checkpoint"]
@@ -199,8 +199,10 @@ class TestVerifying:
         assert site.problems_of(f"previous:{MODEL}/{TARGET}") == {}
 
     def test_a_stage_record_that_leads_to_other_signed_weights_is_damaged(self, site: Site, tmp_path, capsys) -> None:
-        key = Flow(site.store, trusted_record(site.store, site.second)).result("download").key
-        theirs = Flow(site.store, trusted_record(site.store, site.first)).artifact("download", "", "checkpoint")
+        key = ReleaseProgress(site.store, trusted_record(site.store, site.second)).result("download").key
+        theirs = ReleaseProgress(site.store, trusted_record(site.store, site.first)).artifact(
+            "download", "", "checkpoint"
+        )
 
         def swap(document: dict) -> None:
             document["value"]["conclusion"]["result"]["artifacts"]["checkpoint"] = theirs.model_dump()
@@ -232,7 +234,7 @@ class TestVerifying:
     def test_without_signatures_the_record_of_another_key_is_damaged(self, tmp_path: Path) -> None:
         site = Site(tmp_path, None)
         keys = [
-            Flow(site.store, trusted_record(site.store, one)).result("download").key
+            ReleaseProgress(site.store, trusted_record(site.store, one)).result("download").key
             for one in (site.first, site.second)
         ]
         theirs = json.loads((tmp_path / "store" / record_name(keys[0])).read_text())

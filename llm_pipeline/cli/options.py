@@ -16,7 +16,7 @@ from llm_pipeline.base.untrusted_text import one_line
 if TYPE_CHECKING:
     from llm_pipeline.base.entry import ArgumentParser
     from llm_pipeline.config.deployment import Deployment
-    from llm_pipeline.flow import Flow
+    from llm_pipeline.flow import ReleaseProgress
     from llm_pipeline.store.artifact_store import ArtifactStore
 
 
@@ -100,15 +100,15 @@ def named_release(store: ArtifactStore, reference: str) -> str:
     return release_of(resolve_reference(store, reference))
 
 
-def open_flow(options: argparse.Namespace, reference: str) -> Flow:
+def open_flow(options: argparse.Namespace, reference: str) -> ReleaseProgress:
     """The release that a reference names in the options' deployment.
 
     Raises:
         ConfigError: There is none, or there are several.
         IntegrityError: Its record cannot be understood, or is not signed as the store requires.
     """
-    from llm_pipeline.flow import Flow
+    from llm_pipeline.flow import ReleaseProgress
     from llm_pipeline.store import open_store
 
     deployment = deployment_of(options)
-    return Flow.open(deployment, named_release(open_store(deployment.store), reference))
+    return ReleaseProgress.open(deployment, named_release(open_store(deployment.store), reference))

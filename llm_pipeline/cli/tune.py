@@ -13,7 +13,7 @@ from llm_pipeline.base.untrusted_text import quoted
 from llm_pipeline.cli.options import Commands, add_deployment_option, open_flow, sentence, write_lines
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import Flow
+    from llm_pipeline.flow import ReleaseProgress
     from llm_pipeline.tuning.sweep import Trial
     from llm_pipeline.tuning.trials import TrialBench
 
@@ -67,7 +67,7 @@ def _tune(options: argparse.Namespace) -> int:
     return ExitCode.GO
 
 
-def _fits(flow: Flow, bench: TrialBench, settings: object) -> bool:
+def _fits(flow: ReleaseProgress, bench: TrialBench, settings: object) -> bool:
     """Whether the memory model of `plan` lets settings be tried; a model whose sizes are not known is tried."""
     from llm_pipeline.planning.target_memory import judge_memory
     from llm_pipeline.tuning.sweep import with_settings

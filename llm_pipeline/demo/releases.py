@@ -15,7 +15,7 @@ from llm_pipeline.demo.airflow_client import AirflowAccess, AirflowClient, TaskS
 from llm_pipeline.demo.airflow_services import start_airflow
 from llm_pipeline.demo.console import Console
 from llm_pipeline.demo.layout import MODEL_ID, TARGET, DemoLayout
-from llm_pipeline.flow import Flow
+from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.stages.report import report_name
@@ -46,7 +46,7 @@ class FollowedRun:
         self._console = console
         self._printed: set[tuple[str, int]] = set()
         self._waiting: set[str] = set()
-        self._flow: Flow | None = None
+        self._flow: ReleaseProgress | None = None
 
     def trigger(self, dag_id: str, timeout_seconds: float = 240.0) -> str:
         """Start a run as a user of the UI would; returns its id.
@@ -63,7 +63,7 @@ class FollowedRun:
         self._client.unpause(dag_id)
         return self._client.trigger(dag_id)
 
-    def follow(self, dag_id: str, run_id: str) -> tuple[str, Flow | None]:
+    def follow(self, dag_id: str, run_id: str) -> tuple[str, ReleaseProgress | None]:
         """Print what happens until the run ends; returns its state and its release."""
         while True:
             state = self._client.run_state(dag_id, run_id)
@@ -84,7 +84,7 @@ class FollowedRun:
             self._printed.add(identity)
             if task.task_id == "resolve" and task.state == "success":
                 release_id = str(self._client.xcom(dag_id, run_id, "resolve"))
-                self._flow = Flow.open(self._deployment, release_id)
+                self._flow = ReleaseProgress.open(self._deployment, release_id)
             self._console.step(self._line(task))
             if task.state == "failed" and (reason := self._reason(dag_id, run_id, task)):
                 self._console.step(f"{'':<29} {reason}")
@@ -128,7 +128,7 @@ def _stage_of(task: TaskState) -> tuple[str, str]:
     return task.task_id.rpartition(".")[2], subject
 
 
-def verdict_rows(flow: Flow) -> Iterator[list[str]]:
+def verdict_rows(flow: ReleaseProgress) -> Iterator[list[str]]:
     """Rows of the verdict table: stage, subject, verdict, what was measured."""
     gates = [result for result in flow.results().values() if result.judgement is not None]
     for result in sorted(gates, key=lambda result: result.timings.started_at):
@@ -229,7 +229,7 @@ class Demo:
             hint="run the same command again: what was computed is kept",
         )
 
-    def _release(self, access: AirflowAccess, name: str) -> tuple[str, Flow | None]:
+    def _release(self, access: AirflowAccess, name: str) -> tuple[str, ReleaseProgress | None]:
         dag_id = f"release__{name}"
         self._console.title(f"Release: the Airflow DAG {dag_id}")
         with AirflowClient(access) as client:
@@ -240,7 +240,7 @@ class Demo:
         self._console.step(f"the DAG run ended: {state}")
         return state, flow
 
-    def _print_summary(self, access: AirflowAccess, flow: Flow | None) -> None:
+    def _print_summary(self, access: AirflowAccess, flow: ReleaseProgress | None) -> None:
         if flow is not None:
             self._console.title("Verdicts")
             self._console.table(["gate", "of", "verdict", "why"], list(verdict_rows(flow)))

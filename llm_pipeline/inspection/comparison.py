@@ -14,7 +14,7 @@ from pydantic import BaseModel, JsonValue
 from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import ArtifactRef, Frozen
-from llm_pipeline.flow import Flow
+from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.inspection.table import shortened
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import KeyContent, StageRecord, read_stage_record
@@ -165,8 +165,8 @@ def _alike(reference: Reference, other: Reference) -> Reference:
     return ReleaseReference(reference.pointer.release_id)
 
 
-def _flow(store: ArtifactStore, release_id: str) -> Flow:
-    return Flow(store, read_record(store, release_id))
+def _flow(store: ArtifactStore, release_id: str) -> ReleaseProgress:
+    return ReleaseProgress(store, read_record(store, release_id))
 
 
 def _record(store: ArtifactStore, key: str) -> StageRecord:
@@ -186,7 +186,7 @@ def _files(manifest: Manifest) -> dict[str, JsonValue]:
     return {file.path: f"{byte_size(file.size)} {file.sha256[:_SHOWN_DIGITS]}" for file in manifest.files}
 
 
-def _releases(first: Flow, second: Flow) -> Iterator[Section]:
+def _releases(first: ReleaseProgress, second: ReleaseProgress) -> Iterator[Section]:
     one, other = first.record, second.record
     yield _section("model", _commit(first), _commit(second))
     yield _section("config", _json(one.release), _json(other.release))
@@ -197,7 +197,7 @@ def _releases(first: Flow, second: Flow) -> Iterator[Section]:
         yield _stage(first.store, " ".join(stage).strip(), results[0].get(stage), results[1].get(stage))
 
 
-def _commit(flow: Flow) -> dict[str, JsonValue]:
+def _commit(flow: ReleaseProgress) -> dict[str, JsonValue]:
     return {"id": flow.record.model.id, "commit": flow.record.model.commit}
 
 

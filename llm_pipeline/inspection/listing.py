@@ -17,7 +17,7 @@ from llm_pipeline.base.quantities import byte_size, duration
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.pause_request import StandingPause
-from llm_pipeline.flow import Flow
+from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.inspection.release_artifacts import DamagedRow, standing_pauses
 from llm_pipeline.inspection.table import aligned, readable_time
 from llm_pipeline.release.contract import StageResult
@@ -154,14 +154,14 @@ def release_rows(store: ArtifactStore) -> list[ReleaseRow | DamagedRow]:
     rows, damaged = [], [*(DamagedRow.of(one) for one in unreadable), *unclear]
     for name in release_ids(store):
         try:
-            flow = Flow(store, read_record(store, name))
+            flow = ReleaseProgress(store, read_record(store, name))
             rows.append(_release_row(flow, tuple(serves.get(name, ())), tuple(pauses.get(name, ()))))
         except PipelineError as error:
             damaged.append(DamagedRow(document=f"releases/{name}", problem=str(error)))
     return [*sorted(rows, key=lambda row: row.resolved_at, reverse=True), *damaged]
 
 
-def _release_row(flow: Flow, serves: tuple[str, ...], pauses: tuple[StandingPause, ...]) -> ReleaseRow:
+def _release_row(flow: ReleaseProgress, serves: tuple[str, ...], pauses: tuple[StandingPause, ...]) -> ReleaseRow:
     results = sorted(flow.results().values(), key=lambda result: result.timings.started_at)
     working = [result for result in results if not clears_up(result.stage)]
     return ReleaseRow(

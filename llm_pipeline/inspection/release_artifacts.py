@@ -10,7 +10,7 @@ from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.canary.pause_request import StandingPause
 from llm_pipeline.canary.record import current_canary, standing_pause
 from llm_pipeline.canary.record import read_record as read_canary
-from llm_pipeline.flow import Flow
+from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.record import ReleaseRecord, read_record
 from llm_pipeline.store.artifact_store import ArtifactStore
@@ -42,7 +42,7 @@ def release_artifacts(record: ReleaseRecord, results: Sequence[StageResult]) -> 
             yield " ".join(part for part in (result.stage, result.subject, name) if part), ref
 
 
-def results_in_order(flow: Flow) -> list[StageResult]:
+def results_in_order(flow: ReleaseProgress) -> list[StageResult]:
     """The results of a release in the order they ran.
 
     Raises:
@@ -51,7 +51,7 @@ def results_in_order(flow: Flow) -> list[StageResult]:
     return _in_order(flow.results().values())
 
 
-def readable_results(flow: Flow) -> tuple[list[StageResult], list[DamagedRow]]:
+def readable_results(flow: ReleaseProgress) -> tuple[list[StageResult], list[DamagedRow]]:
     """The results of a release that can be read, in the order they ran, and the documents that cannot."""
     results, damaged = [], []
     for name in flow.result_names():
@@ -71,7 +71,7 @@ def users_of(store: ArtifactStore, ref: ArtifactRef) -> tuple[list[str], list[Da
     damaged = [DamagedRow.of(one) for one in unreadable]
     for release_id in release_ids(store):
         try:
-            flow = Flow(store, read_record(store, release_id))
+            flow = ReleaseProgress(store, read_record(store, release_id))
         except PipelineError as error:
             damaged.append(DamagedRow(document=f"releases/{release_id}/release.json", problem=str(error)))
             continue

@@ -16,7 +16,7 @@ from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.canary.pause_request import StandingPause
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.flow import Flow
+from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.inspection.release_artifacts import (
     DamagedRow,
     readable_results,
@@ -209,7 +209,7 @@ def show(config: StoreConfig, reference: Reference) -> View:
     store = open_store(config)
     match reference:
         case ReleaseReference(release_id):
-            return _release(Flow(store, read_record(store, release_id)))
+            return _release(ReleaseProgress(store, read_record(store, release_id)))
         case ArtifactReference(ref):
             return _artifact(store, config, ref)
         case StageReference(key):
@@ -218,7 +218,7 @@ def show(config: StoreConfig, reference: Reference) -> View:
             return PointerView(pointer=str(reference), points_at=reference.pointer)
 
 
-def _release(flow: Flow) -> ReleaseView:
+def _release(flow: ReleaseProgress) -> ReleaseView:
     record = flow.record
     pointers, unreadable = readable_pointers(flow.store)
     pointing = [reference for placed in pointers for reference in placed.references()]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef, Frozen
-from llm_pipeline.flow import Flow
+from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.inspection.release_artifacts import release_artifacts, results_in_order
 from llm_pipeline.release.execute import read_stage_record, record_name, results_name, trusted_stage_record
 from llm_pipeline.release.record import read_record, trusted_record
@@ -73,7 +73,7 @@ def _artifacts(store: ArtifactStore, reference: Reference) -> Iterator[tuple[str
         case ArtifactReference(ref):
             yield "", ref
         case ReleaseReference(release_id):
-            flow = Flow(store, read_record(store, release_id))
+            flow = ReleaseProgress(store, read_record(store, release_id))
             yield from release_artifacts(flow.record, results_in_order(flow))
         case PointerReference():
             yield str(reference), reference.pointer.repository
@@ -102,7 +102,7 @@ def _of_release(store: ArtifactStore, release_id: str) -> Iterator[tuple[str, st
     except IntegrityError as error:
         yield "record of the release", release_name(release_id), error.message
         record = read_record(store, release_id)
-    flow, trusting = Flow(store, record), Flow(store, record, trusts_signed_only=True)
+    flow, trusting = ReleaseProgress(store, record), ReleaseProgress(store, record, trusts_signed_only=True)
     for (stage, subject), result in flow.results().items():
         name = f"{stage} {subject}".rstrip()
         try:

@@ -17,7 +17,7 @@ from typing import Literal
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError, Terminal
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.flow import Flow, passed
+from llm_pipeline.flow import ReleaseProgress, passed
 from llm_pipeline.questions import Question, question_of
 from llm_pipeline.release.flow import production_question, release_flow, step_named
 from llm_pipeline.release.record import trusted_record
@@ -76,7 +76,7 @@ def decision_name(release_id: str, step: str, target: str = "") -> str:
     return f"releases/{release_id}/decisions/{'-'.join(filter(None, (step, target)))}.json"
 
 
-def put(flow: Flow, step: str, targets: Sequence[str], question: Question, *, target: str = "") -> Decision:
+def put(flow: ReleaseProgress, step: str, targets: Sequence[str], question: Question, *, target: str = "") -> Decision:
     """Put a question; returns its answer instead where somebody answered it before it was put.
 
     A question that was put and answered before is put anew: somebody wants to be asked again.
@@ -99,7 +99,9 @@ def put(flow: Flow, step: str, targets: Sequence[str], question: Question, *, ta
     raise Conflict(f"the question of {step} changes faster than it can be written")
 
 
-def decide(flow: Flow, step: str, targets: Sequence[str], *, approved: bool, by: str, target: str = "") -> Decided:
+def decide(
+    flow: ReleaseProgress, step: str, targets: Sequence[str], *, approved: bool, by: str, target: str = ""
+) -> Decided:
     """Answer a question, also before it is put. Asked twice, the first answer stands.
 
     Raises:
@@ -121,12 +123,12 @@ def decide(flow: Flow, step: str, targets: Sequence[str], *, approved: bool, by:
     raise Conflict(f"the question of {step} changes faster than it can be written")
 
 
-def read_decision(flow: Flow, step: str, target: str = "") -> Decision | None:
+def read_decision(flow: ReleaseProgress, step: str, target: str = "") -> Decision | None:
     """The question of a step and its answer, as they stand; None before the question was put or answered."""
     return _read(flow, step, target)[0]
 
 
-def offered_targets(flow: Flow, step: str) -> Sequence[str]:
+def offered_targets(flow: ReleaseProgress, step: str) -> Sequence[str]:
     """What a question is about: as it was put in this run, or else the targets whose gates have passed so far."""
     known, _ = _read(flow, step, "")
     if known is not None and known.run == _run(flow):
@@ -136,7 +138,7 @@ def offered_targets(flow: Flow, step: str) -> Sequence[str]:
     return [target for target, found in results.items() if all(one is not None and passed(one) for one in found)]
 
 
-def require_approved(flow: Flow, step: str, target: str) -> None:
+def require_approved(flow: ReleaseProgress, step: str, target: str) -> None:
     """Make sure that a person approved a target, if the release wants a person for that.
 
     Raises:
@@ -167,11 +169,11 @@ def require_production_approved(store: ArtifactStore, release_id: str, place: st
         ConfigError: There is no such release.
         NotApproved: The release wants a person's approval before production, and has none.
     """
-    flow = Flow(store, trusted_record(store, release_id), trusts_signed_only=True)
+    flow = ReleaseProgress(store, trusted_record(store, release_id), trusts_signed_only=True)
     require_approved(flow, production_question(), flow.record.target_at(place))
 
 
-def _question(flow: Flow, step: str, targets: Sequence[str]) -> Decision:
+def _question(flow: ReleaseProgress, step: str, targets: Sequence[str]) -> Decision:
     stated = step_named(step)
     question = question_of(stated)(flow, targets) if stated is not None else None
     if question is None:
@@ -179,7 +181,7 @@ def _question(flow: Flow, step: str, targets: Sequence[str]) -> Decision:
     return _asked(flow, step, targets, question)
 
 
-def _asked(flow: Flow, step: str, targets: Sequence[str], question: Question) -> Decision:
+def _asked(flow: ReleaseProgress, step: str, targets: Sequence[str], question: Question) -> Decision:
     evidence = sha256_json([question.title, question.body])
     return Decision(run=_run(flow), step=step, targets=tuple(targets), question=question.line, evidence=evidence)
 
@@ -188,17 +190,17 @@ def _same(known: Decision, asked: Decision) -> bool:
     return (known.run, known.targets, known.evidence) == (asked.run, asked.targets, asked.evidence)
 
 
-def _run(flow: Flow) -> str:
+def _run(flow: ReleaseProgress) -> str:
     return flow.resolved_at.isoformat()
 
 
-def _read(flow: Flow, step: str, target: str) -> tuple[Decision | None, str | None]:
+def _read(flow: ReleaseProgress, step: str, target: str) -> tuple[Decision | None, str | None]:
     name = decision_name(flow.record.release_id, step, target)
     document = flow.store.read_document(name)
     return (understood(Decision, document.value, name), document.revision) if document else (None, None)
 
 
-def _write(flow: Flow, decision: Decision, target: str, revision: str | None) -> bool:
+def _write(flow: ReleaseProgress, decision: Decision, target: str, revision: str | None) -> bool:
     name = decision_name(flow.record.release_id, decision.step, target)
     try:
         flow.store.write_document(name, decision.model_dump(mode="json"), revision)

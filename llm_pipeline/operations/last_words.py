@@ -11,14 +11,14 @@ from urllib.parse import unquote, urlsplit
 from llm_pipeline.artifacts.repository_layout import MODEL_NAME
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.router_place import RouterModel
-from llm_pipeline.flow import Flow
+from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.inspection.table import labelled
 from llm_pipeline.store.places import Serving, serving_at
 
 _EXAMPLE = {"text_input": "Hello", "max_tokens": 32}
 
 
-def last_words(flow: Flow, verdict: Verdict) -> Iterator[str]:
+def last_words(flow: ReleaseProgress, verdict: Verdict) -> Iterator[str]:
     """One line a fact, for people.
 
     Args:

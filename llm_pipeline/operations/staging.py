@@ -9,7 +9,7 @@ from typing import Protocol
 from llm_pipeline.base.errors import ConfigError, PipelineError, from_document
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.server_ports import ServerPorts
-from llm_pipeline.flow import Flow
+from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.operations.status import STAGING
 from llm_pipeline.release.claim import readable_claims
 from llm_pipeline.release.claim_state import Claimant, LocalProcess
@@ -98,7 +98,7 @@ def end_staging(control: StagingServer, *, comparison_state: Path | None = None,
 
 
 def _stage(deployment: Deployment, place: str, release_id: str, stage: str) -> StageResult:
-    flow = Flow.open(deployment, release_id)
+    flow = ReleaseProgress.open(deployment, release_id)
     target = flow.record.target_at(place)
     if target not in flow.targets:
         raise ConfigError(f"release {release_id} has no target for {place}", hint=f"it has {', '.join(flow.targets)}")

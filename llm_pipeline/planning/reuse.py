@@ -21,7 +21,7 @@ from llm_pipeline.base.digest import digest_file
 from llm_pipeline.base.errors import IntegrityError, InternalError
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.config.quantization import NAMED_SET, Calibration
-from llm_pipeline.flow import Flow, MissingResult, passed
+from llm_pipeline.flow import MissingResult, ReleaseProgress, passed
 from llm_pipeline.loadtest.workload_files import workload_files
 from llm_pipeline.planning.history import History
 from llm_pipeline.release import step as release_step
@@ -143,7 +143,7 @@ class _Awaited(MissingResult):
         self.step = step
 
 
-class _PlannedFlow(Flow):
+class _PlannedProgress(ReleaseProgress):
     """The flow of a release that has not begun; of the steps that will be reused, the results are known."""
 
     def __init__(self, store: ArtifactStore, record: ReleaseRecord) -> None:
@@ -180,7 +180,7 @@ def predict_reuse(
     """
     if history.newest is None:
         return {step: _NEVER_RAN if _stated(step).reusable else StepReuse(outcome="always") for step in steps}
-    flow = _PlannedFlow(store, _planned_record(loaded, history.newest, ladders))
+    flow = _PlannedProgress(store, _planned_record(loaded, history.newest, ladders))
     return {step: _predict(flow, history, step) for step in steps}
 
 
@@ -201,7 +201,7 @@ def _planned_record(
     )
 
 
-def _predict(flow: _PlannedFlow, history: History, step: Step) -> StepReuse:
+def _predict(flow: _PlannedProgress, history: History, step: Step) -> StepReuse:
     (stage, subject), stated = step, _stated(step)
     if not stated.reusable:
         return StepReuse(outcome="always")
@@ -227,7 +227,7 @@ def _stated(step: Step) -> release_step.Step:
     return found
 
 
-def _stopped(flow: _PlannedFlow) -> str:
+def _stopped(flow: _PlannedProgress) -> str:
     """The gate of the whole release that will say no, in words; empty for none."""
     for step in release_flow():
         result = flow.known.get((step.name, "")) if step.ends is Scope.RELEASE else None
@@ -236,7 +236,7 @@ def _stopped(flow: _PlannedFlow) -> str:
     return ""
 
 
-def _look_up(flow: _PlannedFlow, history: History, request: StageRequest) -> StepReuse:
+def _look_up(flow: _PlannedProgress, history: History, request: StageRequest) -> StepReuse:
     stage = load_stage(request.stage)
     content = _content(stage, request, history)
     record = _readable_record(flow.store, content.key)
@@ -250,7 +250,7 @@ def _look_up(flow: _PlannedFlow, history: History, request: StageRequest) -> Ste
     return StepReuse(outcome="reused", why=_made_by(record))
 
 
-def _passed_over(flow: _PlannedFlow, recipe: str) -> str | None:
+def _passed_over(flow: _PlannedProgress, recipe: str) -> str | None:
     try:
         return flow.passed_over(recipe)
     except _Awaited:
@@ -277,7 +277,7 @@ def _made_by(record: StageRecord) -> str:
     return f"{verdict}made by {record.result.release_id}"
 
 
-def _why_computed(flow: _PlannedFlow, history: History, content: KeyContent) -> str:
+def _why_computed(flow: _PlannedProgress, history: History, content: KeyContent) -> str:
     last = history.last(content.stage, content.subject)
     record = _readable_record(flow.store, last.key) if last else None
     if record is None:

@@ -17,7 +17,7 @@ from llm_pipeline.accuracy.score_scale import PLAIN, Scoring
 from llm_pipeline.artifacts.items import ScoredItem, read_items
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.config.policy import AccuracyPolicy
-from llm_pipeline.flow import Flow
+from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.model import TargetPlan
 from llm_pipeline.release.contract import StageResult
@@ -60,7 +60,7 @@ class _Collector:
     def __init__(self, store: ArtifactStore, record: ReleaseRecord) -> None:
         self._store = store
         self._record = record
-        self._flow = Flow(store, record)
+        self._flow = ReleaseProgress(store, record)
         self._gaps: list[str] = []
         self._results = self._read_results()
 

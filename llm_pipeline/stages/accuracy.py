@@ -15,7 +15,7 @@ from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOu
 from llm_pipeline.stages.request_parts import scored_data, sharing_rungs
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import Flow
+    from llm_pipeline.flow import ReleaseProgress
 
 log = get_logger(__name__)
 
@@ -71,7 +71,7 @@ def run(context: StageContext[AccuracyConfig]) -> StageOutput:
     )
 
 
-def request(flow: Flow, subject: str) -> tuple[AccuracyConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, subject: str) -> tuple[AccuracyConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
     config = AccuracyConfig(
         evaluation=flow.release.evaluation.asked,

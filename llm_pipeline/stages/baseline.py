@@ -15,7 +15,7 @@ from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOu
 from llm_pipeline.stages.request_parts import scored_data
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import Flow
+    from llm_pipeline.flow import ReleaseProgress
 
 log = get_logger(__name__)
 
@@ -87,7 +87,7 @@ def run(context: StageContext[BaselineConfig]) -> StageOutput:
     )
 
 
-def request(flow: Flow, _subject: str) -> tuple[BaselineConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, _subject: str) -> tuple[BaselineConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
     config = BaselineConfig.of(flow.release.evaluation, flow.release.baseline.dtype)
     return config, {"checkpoint": flow.artifact("download", "", "checkpoint"), **scored_data(flow)}

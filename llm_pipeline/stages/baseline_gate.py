@@ -24,7 +24,7 @@ from llm_pipeline.release.contract import Stage, StageContext, StageOutput, Stag
 from llm_pipeline.store import ArtifactStore
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import Flow
+    from llm_pipeline.flow import ReleaseProgress
 
 log = get_logger(__name__)
 
@@ -78,7 +78,7 @@ def _asked_alike(production: Path, now: EvaluationSummary) -> list[ScoredItem]:
     return [item for item in read_items(production) if item.task in alike]
 
 
-def request(flow: Flow, _subject: str) -> tuple[BaselineGateConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, _subject: str) -> tuple[BaselineGateConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
     baseline = flow.artifact("baseline", "", "evaluation")
     inputs = {"baseline": baseline}
@@ -87,7 +87,7 @@ def request(flow: Flow, _subject: str) -> tuple[BaselineGateConfig, Mapping[str,
     return BaselineGateConfig(expected=flow.release.baseline.expected), inputs
 
 
-def _baseline_before(flow: Flow) -> ArtifactRef | None:
+def _baseline_before(flow: ReleaseProgress) -> ArtifactRef | None:
     """The baseline of the release in production, or of the one before it if that is this release; None for neither."""
     from llm_pipeline.store.pointers import read_pointers
 

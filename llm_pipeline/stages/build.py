@@ -24,7 +24,7 @@ from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOu
 from llm_pipeline.stages.request_parts import GOLDEN_MAXIMUM_TOKENS
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import Flow
+    from llm_pipeline.flow import ReleaseProgress
 
 log = get_logger(__name__)
 
@@ -110,7 +110,7 @@ def _tools(config: BuildConfig) -> tuple[str, ...]:
     return engine_adapter(config.target.engine).tools
 
 
-def request(flow: Flow, subject: str) -> tuple[BuildConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, subject: str) -> tuple[BuildConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
     target, recipe = flow.release.target(subject), flow.chosen_recipe(subject)
     quantized = flow.result("quantize", recipe).artifacts

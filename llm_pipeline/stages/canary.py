@@ -46,7 +46,7 @@ from llm_pipeline.store.lease import Lease, LeaseLost
 from llm_pipeline.store.places import claim_place, serving_at
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import Flow
+    from llm_pipeline.flow import ReleaseProgress
 
 log = get_logger(__name__)
 
@@ -230,7 +230,7 @@ def _already_there(candidate: ArtifactRef) -> Judgement:
     return judge("already in production", [fact])
 
 
-def request(flow: Flow, subject: str) -> tuple[CanaryConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, subject: str) -> tuple[CanaryConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
     target, _, percent = subject.partition(":")
     config = CanaryConfig(

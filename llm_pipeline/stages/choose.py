@@ -13,7 +13,7 @@ from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 from llm_pipeline.stages.request_parts import sharing_rungs
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import Flow
+    from llm_pipeline.flow import ReleaseProgress
 
 log = get_logger(__name__)
 
@@ -41,7 +41,7 @@ def run(context: StageContext[ChooseConfig]) -> StageOutput:
     return StageOutput(metrics={"recipe": choice.recipe}, judgement=choice.judgement)
 
 
-def request(flow: Flow, subject: str) -> tuple[ChooseConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, subject: str) -> tuple[ChooseConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
     attempts = (_attempt(flow, recipe) for recipe in flow.record.ladders.get(subject, ()))
     tried = tuple(attempt for attempt in attempts if attempt)
@@ -49,7 +49,7 @@ def request(flow: Flow, subject: str) -> tuple[ChooseConfig, Mapping[str, Artifa
     return ChooseConfig(attempts=tried, error=_ladder_error(flow, judged)), {}
 
 
-def _ladder_error(flow: Flow, judged: int) -> float:
+def _ladder_error(flow: ReleaseProgress, judged: int) -> float:
     from llm_pipeline.accuracy.error_budget import policy_at, share_of_error
 
     policy = flow.release.policy.accuracy
@@ -57,7 +57,7 @@ def _ladder_error(flow: Flow, judged: int) -> float:
     return round(1.0 - own.confidence**judged, 6)
 
 
-def _attempt(flow: Flow, recipe: str) -> RecipeAttempt | None:
+def _attempt(flow: ReleaseProgress, recipe: str) -> RecipeAttempt | None:
     """How a recipe fared; None when it was not tried."""
     if judgement := flow.judgement_of(recipe):
         size = int(flow.result("quantize", recipe).metrics["bytes"] or 0)

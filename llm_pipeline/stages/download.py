@@ -20,7 +20,7 @@ from llm_pipeline.model_facts.reader import read_facts
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import Flow
+    from llm_pipeline.flow import ReleaseProgress
 
 
 class DownloadConfig(ConfigModel):
@@ -122,7 +122,7 @@ def _require_same(planned: ModelFacts, checkpoint: Path, sizes: ModelSizes | Non
 CHECKPOINT = "checkpoint"
 
 
-def request(flow: Flow, _subject: str) -> tuple[DownloadConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, _subject: str) -> tuple[DownloadConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
     record = flow.record
     return download_config(record.model, flow.release.model, flow.deployment.hub, record.facts), {}

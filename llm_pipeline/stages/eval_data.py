@@ -43,7 +43,7 @@ from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOu
 from llm_pipeline.stages.request_parts import task_data
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import Flow
+    from llm_pipeline.flow import ReleaseProgress
     from llm_pipeline.hub.data_set_files import DataSetFiles
     from llm_pipeline.hub.data_sets import DataSets
 
@@ -241,7 +241,7 @@ def _written(destination: Path, record: EvalDataRecord, started: float) -> Stage
     )
 
 
-def request(flow: Flow, _subject: str) -> tuple[EvalDataConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, _subject: str) -> tuple[EvalDataConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
     evaluation, record = flow.release.evaluation, flow.record
     config = EvalDataConfig(

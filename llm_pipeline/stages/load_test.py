@@ -35,7 +35,7 @@ from llm_pipeline.release.record import PROMPTS_DATASET
 from llm_pipeline.stages.request_parts import server_software, staging_endpoint
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import Flow
+    from llm_pipeline.flow import ReleaseProgress
     from llm_pipeline.loadtest.measure import LoadClient
     from llm_pipeline.loadtest.workload import TrafficSource
 
@@ -299,7 +299,7 @@ def _milliseconds(latencies: Iterable[Latency | None]) -> float | None:
     return found.milliseconds if found else None
 
 
-def request(flow: Flow, subject: str) -> tuple[LoadTestConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, subject: str) -> tuple[LoadTestConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
     from llm_pipeline.planning.roofline import physical_limits
 
@@ -326,7 +326,7 @@ def request(flow: Flow, subject: str) -> tuple[LoadTestConfig, Mapping[str, Arti
     return config, inputs
 
 
-def _comparison(flow: Flow, target: str) -> ComparisonPlace | None:
+def _comparison(flow: ReleaseProgress, target: str) -> ComparisonPlace | None:
     """Where production is served once more; None where the deployment has no ports for it."""
     ports = flow.place(target).comparison
     if ports is None:
@@ -338,7 +338,7 @@ def _comparison(flow: Flow, target: str) -> ComparisonPlace | None:
     )
 
 
-def _production(flow: Flow, target: str, candidate: ArtifactRef) -> ArtifactRef | None:
+def _production(flow: ReleaseProgress, target: str, candidate: ArtifactRef) -> ArtifactRef | None:
     """What serves now, or served before it if that is the candidate; None before the first release."""
     from llm_pipeline.release.trusted_pointers import require_served
     from llm_pipeline.store.pointers import read_pointers

@@ -23,7 +23,7 @@ from llm_pipeline.serving.model_repository import Fact, write_repository
 from llm_pipeline.stages.request_parts import GOLDEN_MAXIMUM_TOKENS
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import Flow
+    from llm_pipeline.flow import ReleaseProgress
 
 log = get_logger(__name__)
 
@@ -91,7 +91,7 @@ def _facts(context: StageContext[PackageConfig]) -> dict[str, Fact]:
     }
 
 
-def request(flow: Flow, subject: str) -> tuple[PackageConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, subject: str) -> tuple[PackageConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
     target: Target = flow.release.target(subject)
     config = PackageConfig(target=target, maximum_tokens=GOLDEN_MAXIMUM_TOKENS)

@@ -15,7 +15,7 @@ from llm_pipeline.config.model import ConfigModel, Name
 from llm_pipeline.config.release import Drill
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import Flow
+    from llm_pipeline.flow import ReleaseProgress
     from llm_pipeline.store import ArtifactStore
 
 
@@ -78,7 +78,7 @@ class SlotsConfig(PlaceConfig):
         )
 
 
-def place_of(flow: Flow, target: str) -> dict[str, Any]:
+def place_of(flow: ReleaseProgress, target: str) -> dict[str, Any]:
     """Fields of `PlaceConfig`."""
     return {
         "model_id": flow.record.model.id,

@@ -28,7 +28,7 @@ from llm_pipeline.release.record import calibration_dataset
 from llm_pipeline.store.provenance import Provenance, here
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import Flow
+    from llm_pipeline.flow import ReleaseProgress
     from llm_pipeline.quantization.modelopt_quantizer import Quantizer
 
 log = get_logger(__name__)
@@ -175,7 +175,7 @@ def _table(metrics: dict[str, Metric]) -> str:
     return "\n" + "\n".join(f"{name.replace('_', ' '):<{width}}  {value}" for name, value in metrics.items())
 
 
-def request(flow: Flow, subject: str) -> tuple[QuantizeConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, subject: str) -> tuple[QuantizeConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
     config = QuantizeConfig(recipe=flow.release.recipe(subject), dtype=flow.release.baseline.dtype)
     inputs = {"checkpoint": flow.artifact("download", "", "checkpoint")}

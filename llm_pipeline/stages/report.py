@@ -12,7 +12,7 @@ from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import Flow
+    from llm_pipeline.flow import ReleaseProgress
 
 log = get_logger(__name__)
 
@@ -44,7 +44,7 @@ def run(context: StageContext[ReportConfig]) -> StageOutput:
     return StageOutput(metrics={"report": where, "bytes": len(html)}, tool_seconds=time.monotonic() - clock)
 
 
-def request(_flow: Flow, _subject: str) -> tuple[ReportConfig, Mapping[str, ArtifactRef]]:
+def request(_flow: ReleaseProgress, _subject: str) -> tuple[ReportConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
     return ReportConfig(), {}
 

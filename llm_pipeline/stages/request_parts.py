@@ -9,7 +9,7 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.release.record import TASKS_DATASET
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import Flow
+    from llm_pipeline.flow import ReleaseProgress
     from llm_pipeline.serving.kubernetes_manifests import ServedRelease
 
 
@@ -17,18 +17,18 @@ GOLDEN_MAXIMUM_TOKENS = 32
 """Output limit of the golden answers."""
 
 
-def scored_data(flow: Flow) -> dict[str, ArtifactRef]:
+def scored_data(flow: ReleaseProgress) -> dict[str, ArtifactRef]:
     """What the tasks are and what they read."""
     return {**task_data(flow), "eval_data": flow.artifact("eval_data", "", "eval_data")}
 
 
-def task_data(flow: Flow) -> dict[str, ArtifactRef]:
+def task_data(flow: ReleaseProgress) -> dict[str, ArtifactRef]:
     """The tasks of one's own, where the release has any."""
     tasks = flow.record.datasets.get(TASKS_DATASET)
     return {} if tasks is None else {"tasks": tasks}
 
 
-def server_slot(flow: Flow, target: str) -> dict[str, Any]:
+def server_slot(flow: ReleaseProgress, target: str) -> dict[str, Any]:
     """Fields of `ServerSlotConfig`."""
     place = flow.place(target).staging
     here: dict[str, str] = {}
@@ -43,14 +43,14 @@ def server_slot(flow: Flow, target: str) -> dict[str, Any]:
     }
 
 
-def server_software(flow: Flow, target: str) -> dict[str, Any]:
+def server_software(flow: ReleaseProgress, target: str) -> dict[str, Any]:
     """What servers of this host run."""
     deployment = flow.deployment
     python = deployment.serving_interpreter(flow.record.place_of(target))
     return {"triton_home": deployment.triton_home, "python": python}
 
 
-def served_release(flow: Flow, target: str) -> ServedRelease:
+def served_release(flow: ReleaseProgress, target: str) -> ServedRelease:
     """What pods serve of a packaged release: its artifacts by name."""
     from llm_pipeline.serving.kubernetes_manifests import ServedRelease
 
@@ -65,7 +65,7 @@ def served_release(flow: Flow, target: str) -> ServedRelease:
     )
 
 
-def staging_endpoint(flow: Flow, target: str) -> Endpoint:
+def staging_endpoint(flow: ReleaseProgress, target: str) -> Endpoint:
     """Where the staged candidate answers."""
     from llm_pipeline.serving.control import endpoint_of
 
@@ -73,7 +73,7 @@ def staging_endpoint(flow: Flow, target: str) -> Endpoint:
     return endpoint_of(place, release_name=flow.release.name, target_name=target)
 
 
-def sharing_rungs(flow: Flow) -> int:
+def sharing_rungs(flow: ReleaseProgress) -> int:
     """Recipes among which the error is divided: those of the longest ladder, if the policy says so."""
     if flow.release.policy.accuracy.error_budget != "ladder":
         return 1

@@ -16,7 +16,7 @@ from llm_pipeline.stages.place_config import SlotsConfig, place_of
 from llm_pipeline.stages.request_parts import server_software
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import Flow
+    from llm_pipeline.flow import ReleaseProgress
 
 
 class RollbackConfig(SlotsConfig):
@@ -47,7 +47,7 @@ def run(context: StageContext[RollbackConfig]) -> StageOutput:
     return StageOutput(metrics=metrics)
 
 
-def request(flow: Flow, subject: str) -> tuple[RollbackConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, subject: str) -> tuple[RollbackConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
     return RollbackConfig(**place_of(flow, subject), **server_software(flow, subject)), {}
 

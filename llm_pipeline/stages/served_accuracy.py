@@ -20,7 +20,7 @@ from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOu
 from llm_pipeline.stages.request_parts import scored_data, staging_endpoint
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import Flow
+    from llm_pipeline.flow import ReleaseProgress
 
 log = get_logger(__name__)
 
@@ -122,7 +122,7 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     )
 
 
-def request(flow: Flow, subject: str) -> tuple[ServedAccuracyConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, subject: str) -> tuple[ServedAccuracyConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
     config = ServedAccuracyConfig(
         endpoint=staging_endpoint(flow, subject),

@@ -15,7 +15,7 @@ from llm_pipeline.stages.place_config import PlaceConfig, place_of
 from llm_pipeline.store.pointers import Pointer
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import Flow
+    from llm_pipeline.flow import ReleaseProgress
 
 
 class SettleConfig(PlaceConfig):
@@ -61,7 +61,7 @@ def run(context: StageContext[SettleConfig]) -> StageOutput:
     )
 
 
-def request(flow: Flow, subject: str) -> tuple[SettleConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, subject: str) -> tuple[SettleConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
     config = SettleConfig(**place_of(flow, subject), recipe=flow.chosen_recipe(subject))
     return config, {"repository": flow.artifact("package", subject, "repository")}

@@ -28,7 +28,7 @@ from llm_pipeline.serving.triton_server import SlotBusy
 from llm_pipeline.stages.request_parts import served_release, server_slot
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import Flow
+    from llm_pipeline.flow import ReleaseProgress
 
 log = get_logger(__name__)
 
@@ -149,7 +149,7 @@ def _table(judgement: Judgement) -> str:
     return "\n" + "\n".join([*lines, f"{judgement.verdict}: {judgement.summary}"])
 
 
-def request(flow: Flow, subject: str) -> tuple[StagingConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, subject: str) -> tuple[StagingConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
     config = StagingConfig(
         **server_slot(flow, subject),

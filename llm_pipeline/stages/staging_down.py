@@ -17,7 +17,7 @@ from llm_pipeline.stages.request_parts import server_slot
 from llm_pipeline.stages.staging import ServerSlotConfig
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import Flow
+    from llm_pipeline.flow import ReleaseProgress
 
 
 class StagingDownConfig(ServerSlotConfig):
@@ -51,7 +51,7 @@ def run(context: StageContext[StagingDownConfig]) -> StageOutput:
     )
 
 
-def request(flow: Flow, subject: str) -> tuple[StagingDownConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, subject: str) -> tuple[StagingDownConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
     comparison = flow.state_directory(subject, "comparison")
     return StagingDownConfig(**server_slot(flow, subject), comparison_state=comparison), {}

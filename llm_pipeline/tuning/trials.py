@@ -17,7 +17,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.policy import LoadTestPolicy, RateSearch
 from llm_pipeline.config.target import Target
-from llm_pipeline.flow import Flow, placement
+from llm_pipeline.flow import ReleaseProgress, placement
 from llm_pipeline.loadtest.measure import LoadClient
 from llm_pipeline.loadtest.outcome import WindowSummary
 from llm_pipeline.loadtest.search import highest_passed
@@ -79,7 +79,7 @@ class TrialBench:
         Unsupported: The target is staged on a server that somebody else starts.
     """
 
-    def __init__(self, flow: Flow, target: str, runner: StageRunner) -> None:
+    def __init__(self, flow: ReleaseProgress, target: str, runner: StageRunner) -> None:
         if not flow.place(target).staging.takes_settings:
             raise Unsupported(
                 f"the staging server of {target} is somebody else's, and takes no settings from here",
@@ -117,7 +117,7 @@ class TrialBench:
         release = self._flow.release
         targets = tuple(target if known.name == target.name else known for known in release.targets)
         record = self._flow.record.model_copy(update={"release": release.model_copy(update={"targets": targets})})
-        request = Flow(self._flow.store, record, trusts_signed_only=True).request(stage, target.name)
+        request = ReleaseProgress(self._flow.store, record, trusts_signed_only=True).request(stage, target.name)
         return request.model_copy(update={"release_id": self.release_id})
 
     @property

@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
 
 from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.logging import Lines
-from llm_pipeline.flow import Flow
+from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.questions import question_of
 from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.loading import load_release
@@ -55,9 +55,9 @@ class DecisionOperator(ApprovalOperator):
         self.config_path = config_path
         self.release_id = release_id
 
-    def flow(self) -> Flow:
+    def flow(self) -> ReleaseProgress:
         """The release that is decided about."""
-        return Flow.open(load_release(Path(self.config_path)).deployment, self.release_id)
+        return ReleaseProgress.open(load_release(Path(self.config_path)).deployment, self.release_id)
 
     def ask(self, context: Context, awaited: AwaitedAnswer) -> Any:
         """Write the request, then wait for an answer in Airflow's form or in the store."""

@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from llm_pipeline.base.errors import Terminal, Transient
 from llm_pipeline.base.logging import Lines, LogRelay
-from llm_pipeline.flow import Flow, passed, placement
+from llm_pipeline.flow import ReleaseProgress, passed, placement
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.evidence_text import log_table, metric_lines
 from llm_pipeline.release.loading import load_release
@@ -105,9 +105,9 @@ class StageOperator(ResumableJobMixin, BaseOperator):
             raise AirflowSkipException("there is no release: its first stage failed")
         return self.flow().request(self.stage, f"{self.subject}:{self.step}" if self.step else self.subject)
 
-    def flow(self) -> Flow:
+    def flow(self) -> ReleaseProgress:
         """The release that the task works for."""
-        return Flow.open(load_release(Path(self.config_path)).deployment, self.release_id)
+        return ReleaseProgress.open(load_release(Path(self.config_path)).deployment, self.release_id)
 
     def conclude(self, context: Context, result: StageResult) -> dict[str, Any]:  # noqa: ARG002 - for subclasses
         """Turn a stage's result into the task's: what is returned crosses XCom."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException
 
 from llm_pipeline.base.untrusted_text import markdown
-from llm_pipeline.flow import Flow
+from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.questions import replaces_nothing
 from llm_pipeline.release.evidence_text import facts_table
 from llm_pipeline.release.tasks import canary_subject
@@ -98,10 +98,10 @@ class StepApprovalOperator(DecisionOperator):
         tell(flow.deployment, self._place(flow), flow.record.release_id)
         return self._obey(approval)
 
-    def _place(self, flow: Flow) -> str:
+    def _place(self, flow: ReleaseProgress) -> str:
         return flow.record.place_of(self.target)
 
-    def _question(self, flow: Flow) -> StepApproval:
+    def _question(self, flow: ReleaseProgress) -> StepApproval:
         from llm_pipeline.canary import approvals
 
         return approvals.ask(
@@ -121,7 +121,7 @@ class StepApprovalOperator(DecisionOperator):
             raise AirflowFailException(f"step {self.step:g} % of {self.target}: {what}; the canary is rolled back")
         log.info("step %g %% was approved by %s", self.step, approval.by)
 
-    def _body(self, flow: Flow) -> str:
+    def _body(self, flow: ReleaseProgress) -> str:
         lines = [f"Release {markdown(flow.record.release_id)} on {markdown(self.target)}.", ""]
         result = flow.find("canary", canary_subject(self.target, self.before)) if self.before is not None else None
         if result is not None and result.judgement is not None:

@@ -10,7 +10,7 @@ from llm_pipeline_airflow.dag_factory import release_dag
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.flow import Flow
+from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.planning.stage_cost import planned_steps, step_costs
 from llm_pipeline.release.flow import release_flow
@@ -108,7 +108,7 @@ def test_the_run_without_airflow_and_the_report_have_them(smoke_release, project
     assert LocalRun(project.config, approve=lambda line: not asked.append(line)).run() is Verdict.GO
     assert in_process.ran.count(("smoke", "cpu-a")) == 1
     assert asked[-1] == "Does the product want cpu-a, cpu-b?"
-    flow = Flow.open(load_release(project.config).deployment, "tiny-01234567-00000000")
+    flow = ReleaseProgress.open(load_release(project.config).deployment, "tiny-01234567-00000000")
     report = collect(flow.store, flow.record.release_id)
     assert {run.label for run in report.stages} >= {"smoke, cpu-a", "smoke, cpu-b"}
     assert flow_order("staging") < flow_order("smoke") < flow_order("served_accuracy")

@@ -14,7 +14,7 @@ import pytest
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ExitCode, Terminal
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.flow import Flow
+from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.local_run import LocalRun, ask_on_terminal
 from llm_pipeline.release.claim import ClaimState, read_claim
 from llm_pipeline.release.loading import load_release
@@ -182,4 +182,4 @@ def test_without_a_terminal_nobody_can_be_asked():
 
 def stages_of(project) -> set[str]:
     deployment = load_release(project.config).deployment
-    return {stage for stage, _ in Flow.open(deployment, "tiny-01234567-00000000").results()}
+    return {stage for stage, _ in ReleaseProgress.open(deployment, "tiny-01234567-00000000").results()}

@@ -11,7 +11,7 @@ from llm_pipeline.base.errors import ExitCode, PipelineError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.cli import main
-from llm_pipeline.flow import Flow
+from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.store import open_store
@@ -48,7 +48,7 @@ def test_a_baseline_that_is_refused_ends_the_release_before_anything_is_quantize
     assert main(["run", str(project.config), "--approve"]) == ExitCode.ANOMALOUS
     done = capsys.readouterr()
     assert "baseline_gate: ANOMALOUS: the test says ANOMALOUS" in done.err
-    flow = Flow.open(load_release(project.config).deployment, RELEASE)
+    flow = ReleaseProgress.open(load_release(project.config).deployment, RELEASE)
     ran = {"resolve", "eval_data", "download", "baseline", "baseline_gate", "report"}
     assert {stage for stage, _ in flow.results()} == ran
 
@@ -69,8 +69,8 @@ def put_into_production(project) -> None:
 
 
 def test_a_recipe_that_fails_is_followed_by_the_next_and_one_that_passes_ends_the_climb(project, run):
-    def flow() -> Flow:
-        return Flow.open(load_release(project.config).deployment, RELEASE)
+    def flow() -> ReleaseProgress:
+        return ReleaseProgress.open(load_release(project.config).deployment, RELEASE)
 
     error = {"quantize/small": {"error": "terminal"}}
     said = run(**error, **{"accuracy/large": {"verdict": "INCONCLUSIVE"}})

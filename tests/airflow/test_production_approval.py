@@ -20,7 +20,7 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.cli import main
-from llm_pipeline.flow import Flow
+from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.operations.decisions import Decision, NotApproved, decide, decision_name, offered_targets, put
 from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote
@@ -49,23 +49,23 @@ def released(tmp_path_factory, make_project, in_process):
 
 
 @pytest.fixture
-def flow(released) -> Flow:
+def flow(released) -> ReleaseProgress:
     shutil.rmtree(released.root / "store")
     shutil.copytree(released.root / "kept", released.root / "store")
     return flow_of(released)
 
 
-def flow_of(project) -> Flow:
-    return Flow.open(load_release(project.config).deployment, RELEASE)
+def flow_of(project) -> ReleaseProgress:
+    return ReleaseProgress.open(load_release(project.config).deployment, RELEASE)
 
 
-def standing(flow: Flow) -> Decision:
+def standing(flow: ReleaseProgress) -> Decision:
     document = flow.store.read_document(NAME)
     assert document is not None
     return Decision.model_validate(document.value)
 
 
-def forget(flow: Flow) -> None:
+def forget(flow: ReleaseProgress) -> None:
     flow.store.delete_document(NAME)
 
 
@@ -80,7 +80,7 @@ def test_an_answer_at_the_terminal_is_a_document_that_says_who_when_and_about_wh
     assert len(decision.evidence) == 64
 
 
-def promoted(flow: Flow) -> None:
+def promoted(flow: ReleaseProgress) -> None:
     """Its canary did not run here: what is approved is refused for that."""
     repository = ArtifactRef(kind="model_repository", digest="b" * 64)
     promotion = Promotion(flow.record.model.id, "cpu-a", RELEASE, repository, "small")
@@ -88,7 +88,7 @@ def promoted(flow: Flow) -> None:
         promote(flow.store, promotion, find_router=lambda _: None, patience=Patience())
 
 
-def on_trial(flow: Flow) -> None:
+def on_trial(flow: ReleaseProgress) -> None:
     """Another model holds the place: what is approved is refused for that."""
     if holder_of(flow.store, "cpu-a") is None:
         claim_place(flow.store, "cpu-a", "demo/other", by="other")

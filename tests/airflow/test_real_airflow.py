@@ -19,7 +19,7 @@ from llm_pipeline.base import detached
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.approvals import read_approval
 from llm_pipeline.demo.airflow_client import AirflowClient
-from llm_pipeline.flow import Flow
+from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.operations.decisions import decide
 from llm_pipeline.release.record import read_record
 from llm_pipeline.store import open_store
@@ -135,7 +135,7 @@ def denied(client, release, tmp_path_factory) -> Run:
     found_again.touch()
 
     def approve_on_the_command_line() -> None:
-        flow = Flow(store, read_record(store, client.xcom(DAG_OF_ONE_TARGET, run.run_id, "resolve")))
+        flow = ReleaseProgress(store, read_record(store, client.xcom(DAG_OF_ONE_TARGET, run.run_id, "resolve")))
         assert decide(flow, "approve", ["cpu-a"], approved=True, by="bob").counted
 
     ended = run.finish(

@@ -16,7 +16,7 @@ from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.canary.approvals import read_approval
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.flow import Flow
+from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.operations.approval import answer
 from llm_pipeline.release.contract import StageResult, Timings
 from llm_pipeline.store import open_store
@@ -64,7 +64,7 @@ def task(project, store, monkeypatch) -> StepApprovalOperator:
     policy.write_text(policy.read_text().replace("[5, 100]", "[5, 100], approve_before_percent: [100]"))
     task = release_dag(project.config).get_task("promotion_1.approve_100")
     task.target, task.release_id = "cpu-a", "r2"
-    monkeypatch.setattr(Flow, "open", lambda *_: Released(store))
+    monkeypatch.setattr(ReleaseProgress, "open", lambda *_: Released(store))
     monkeypatch.setattr("llm_pipeline_airflow.step_approval.tell", lambda *_: None)
     monkeypatch.setattr(StepApprovalOperator, "check_claim", lambda *_: None)
     monkeypatch.setattr("airflow.providers.standard.operators.hitl.ApprovalOperator.execute", lambda *_: ASKED)

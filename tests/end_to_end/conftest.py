@@ -17,7 +17,7 @@ from llm_pipeline.config.loading import load_deployment
 from llm_pipeline.demo.console import Console
 from llm_pipeline.demo.layout import DemoLayout
 from llm_pipeline.demo.releases import Demo
-from llm_pipeline.flow import Flow
+from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.serving.triton_runtime import segment_prefix, segments
 from llm_pipeline.store import open_store
 
@@ -102,10 +102,14 @@ class Site:
         path.write_text(yaml.safe_dump(config))
         return path
 
-    def flow(self, name: str) -> Flow:
+    def flow(self, name: str) -> ReleaseProgress:
         """The newest release of a config."""
         names = [n for n in self.store.list_documents("releases") if n.endswith("/release.json")]
-        flows = [Flow.open(self.deployment, n.split("/")[1]) for n in names if n.split("/")[1].startswith(f"{name}-")]
+        flows = [
+            ReleaseProgress.open(self.deployment, n.split("/")[1])
+            for n in names
+            if n.split("/")[1].startswith(f"{name}-")
+        ]
         return max((flow for flow in flows if flow.release.name == name), key=lambda flow: flow.resolved_at)
 
     def processes(self) -> list[str]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from llm_pipeline.flow import Flow, resolve_request
+from llm_pipeline.flow import ReleaseProgress, resolve_request
 from llm_pipeline.hub import disk_space
 from llm_pipeline.hub.partial_file import DiskTooSmall
 from llm_pipeline.planning import host
@@ -62,7 +62,7 @@ class Release:
         return outcome
 
     def request(self, result: StageResult, stage: str) -> StageRequest:
-        return Flow.open(load_release(self.path).deployment, result.release_id).request(stage)
+        return ReleaseProgress.open(load_release(self.path).deployment, result.release_id).request(stage)
 
     def download(self, result: StageResult) -> StageResult:
         outcome = execute(self.request(result, "download"))

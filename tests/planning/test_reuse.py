@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
-from llm_pipeline.flow import Flow, resolve_request
+from llm_pipeline.flow import ReleaseProgress, resolve_request
 from llm_pipeline.loadtest.workload_files import locate_files
 from llm_pipeline.planning.history import History, PastRelease
 from llm_pipeline.planning.plan import Plan, format_plan, plan_release
@@ -64,7 +64,7 @@ class Releases:
         """Every stage before staging, in order; those that ran are in `ran`."""
         resolved = execute.execute(resolve_request(self.config))
         assert isinstance(resolved, StageResult), resolved
-        flow = Flow(self.store, read_record(self.store, resolved.release_id))
+        flow = ReleaseProgress(self.store, read_record(self.store, resolved.release_id))
         for stage, subject in planned_steps(flow.release):
             if stage == self.stopped_before:
                 break
@@ -265,7 +265,7 @@ def test_another_revision_is_not_compared_with_the_commit_of_an_old_one(releases
 
 
 def test_a_load_test_that_decided_nothing_is_measured_again(releases: Releases):
-    flow = Flow(releases.store, read_record(releases.store, releases.release_id))
+    flow = ReleaseProgress(releases.store, read_record(releases.store, releases.release_id))
     request = flow.request("load_test", "cpu").model_copy(update={"store": releases.store.uri})
     foreseen = []
     for verdict in (Verdict.INCONCLUSIVE, Verdict.GO):
@@ -279,7 +279,7 @@ def test_a_load_test_that_decided_nothing_is_measured_again(releases: Releases):
 
 
 def test_an_artifact_that_was_removed_is_made_again(releases: Releases):
-    flow = Flow(releases.store, read_record(releases.store, releases.release_id))
+    flow = ReleaseProgress(releases.store, read_record(releases.store, releases.release_id))
     releases.store.remove(flow.artifact("build", "cpu", "engine"))
     plan = releases.plan()
     assert states(plan)["build cpu"] == ("computed", "its artifact is no longer in the store")
@@ -288,7 +288,7 @@ def test_an_artifact_that_was_removed_is_made_again(releases: Releases):
 
 def test_a_build_for_a_gpu_tells_nothing_of_what_compiles_for_a_cpu(releases: Releases):
     record = read_record(releases.store, releases.release_id)
-    result = Flow(releases.store, record).result("build", "cpu")
+    result = ReleaseProgress(releases.store, record).result("build", "cpu")
     on_gpu, on_cpu = result.model_copy(update={"tools": {}}), result.model_copy(update={"tools": {"openvino": "1"}})
     history = History("demo", (PastRelease(record, {("build", "a-gpu"): on_gpu, ("build", "cpu"): on_cpu}),))
     assert history.tools("build", ("openvino",)) == {"openvino": "1"}
