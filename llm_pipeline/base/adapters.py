@@ -88,10 +88,15 @@ _OURS: Mapping[Group, Mapping[str, str]] = {
         "s3": "llm_pipeline.adapters.s3.store:ADAPTER",
     },
     "notifications": {
-        "webhook": "llm_pipeline.adapters.webhook.channel:ADAPTER",
-        "email": "llm_pipeline.adapters.email.channel:ADAPTER",
+        "webhook": "llm_pipeline.adapters.webhook.adapter:ADAPTER",
+        "email": "llm_pipeline.adapters.email.adapter:ADAPTER",
     },
 }
+
+
+def our_kinds(group: Group) -> tuple[str, ...]:
+    """The kinds that this package has adapters of."""
+    return tuple(_OURS[group])
 
 
 def is_ours(group: Group, kind: str) -> bool:

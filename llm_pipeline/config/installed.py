@@ -1,14 +1,54 @@
-"""Configuration of adapters from other packages: each brings the model of its own settings."""
+"""Settings of adapters: each brings their model, ours as those of other packages do."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import Field, GetCoreSchemaHandler, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema
 
-from llm_pipeline.base.adapters import Adapter, Group, adapter, is_ours
+from llm_pipeline.base.adapters import Adapter, Group, adapter, is_ours, our_kinds
 from llm_pipeline.base.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class OfKind:
+    """Marks the base of a group's settings: its values are of the models that adapters bring.
+
+    Ours are looked up when the first configuration is read, not when the base is imported, which stands below them.
+
+    Attributes:
+        group: The adapters' group.
+        key: The field that names the kind.
+    """
+
+    group: Group
+    key: str = "kind"
+
+    def ours(self) -> Any:
+        """The union of the models of our kinds."""
+        models = tuple(dict.fromkeys(adapter(self.group, kind).config for kind in our_kinds(self.group)))
+        return Union[models]  # noqa: UP007 - its members are known at run time only
+
+    def __get_pydantic_core_schema__(self, _base: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        installed = or_installed(self.group, self.key)
+        return handler.generate_schema(Annotated[self.ours(), Field(discriminator=self.key), installed])
+
+
+def type_of(field: FieldInfo) -> Any:
+    """The annotation of a field, with the union of our kinds in place of the base that `OfKind` marks."""
+    return with_our_kinds(Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation)
+
+
+def with_our_kinds(annotation: Any) -> Any:
+    """An annotation, with the union of our kinds if it is the base that `OfKind` marks."""
+    if get_origin(annotation) is not Annotated:
+        return annotation
+    marks = [mark for mark in get_args(annotation)[1:] if isinstance(mark, OfKind)]
+    return marks[0].ours() if marks else annotation
 
 
 def or_installed(group: Group, key: str = "kind") -> WrapValidator:
@@ -24,7 +64,7 @@ def or_installed(group: Group, key: str = "kind") -> WrapValidator:
 
 
 def installed_model(group: Group, kind: str) -> type[Any]:
-    """The model of the settings of a kind that is not ours, for validators.
+    """The model of the settings of a kind, for validators.
 
     Raises:
         ValueError: No package has it, or it cannot be imported.

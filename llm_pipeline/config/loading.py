@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -16,8 +16,9 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.plain_files import read_plain_file
 from llm_pipeline.base.yaml_document import CONFIG_BOUNDS, parse_yaml
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.installed import type_of
 from llm_pipeline.config.model import PathsRelativeTo
-from llm_pipeline.config.ranges import range_at
+from llm_pipeline.config.ranges import nested_models, range_at
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Location = tuple[int | str, ...]
@@ -146,14 +147,8 @@ def _known_keys(model: type[BaseModel], location: Location) -> list[str]:
     """The keys that the model at a location has; numbers and free names in it are parts of lists and mappings."""
     for part in location[:-1]:
         if field := model.model_fields.get(str(part)):
-            model = _model_within(field.annotation) or model
+            model = next(nested_models(type_of(field)), model)
     return list(model.model_fields)
-
-
-def _model_within(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next(filter(None, map(_model_within, get_args(annotation))), None)
 
 
 def _suggest_file(path: Path) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, SerializeAsAny, StringConstraints, model_validator
 
-from llm_pipeline.config.installed import or_installed
+from llm_pipeline.config.installed import OfKind, installed_model
 from llm_pipeline.config.model import ConfigModel, Name, VariableName
 
 NotificationKind = Literal["start", "step", "pause", "verdict", "rollback", "promotion"]
@@ -18,7 +18,10 @@ EmailAddress = Annotated[str, StringConstraints(pattern=r"^[^@\s<>,;:\"]+@[^@\s<
 
 
 class ChannelModel(ConfigModel):
-    """What every kind of channel is; those of other packages derive from it, too, and name a `kind`."""
+    """What every kind of channel is; each names its `kind`."""
+
+    if TYPE_CHECKING:
+        kind: str
 
     def problems(self) -> Iterator[str]:
         """Why it can send nothing, as far as its settings tell; `plan` refuses the deployment."""
@@ -29,46 +32,8 @@ class ChannelModel(ConfigModel):
         yield from ()
 
 
-class WebhookChannel(ChannelModel):
-    """A Slack-compatible webhook. Its URL is a secret: it stands in a variable or a connection, never here.
-
-    Attributes:
-        variable: Environment variable with the URL, wherever canaries are driven: Airflow's workers, or the shell of
-            `llm-pipeline run`.
-        connection: Airflow connection with the URL as its password; only what Airflow runs can send by it.
-    """
-
-    kind: Literal["webhook"]
-    variable: VariableName | None = None
-    connection: ConnectionId | None = None
-
-    @model_validator(mode="after")
-    def _names_one(self) -> Self:
-        if (self.variable is None) == (self.connection is None):
-            raise ValueError("variable and connection name the same thing: give one of them")
-        return self
-
-
-class EmailChannel(ChannelModel):
-    """E-mails.
-
-    Attributes:
-        to: Who gets them.
-        connection: Airflow connection of the mail server, as Airflow's SMTP provider reads it; its extra field
-            `from_email` is the sender. Only what Airflow runs can send by it.
-    """
-
-    kind: Literal["email"]
-    to: Annotated[tuple[EmailAddress, ...], Field(min_length=1, max_length=256)]
-    connection: ConnectionId = "smtp_default"
-
-
-NotificationChannel = Annotated[
-    Annotated[WebhookChannel | EmailChannel, Field(discriminator="kind")],
-    SerializeAsAny(),
-    or_installed("notifications"),
-]
-"""One of our kinds, or one that an installed package brings."""
+NotificationChannel = Annotated[ChannelModel, OfKind("notifications"), SerializeAsAny()]
+"""Settings of an adapter: one of ours, or one that an installed package brings."""
 
 
 class Notifications(ConfigModel):
@@ -119,9 +84,14 @@ class Notifications(ConfigModel):
         """The channels that fields of their own describe."""
         found: dict[str, NotificationChannel] = {}
         if self.webhook_variable or self.webhook_connection:
-            found["webhook"] = WebhookChannel(
+            found["webhook"] = _channel(
                 kind="webhook", variable=self.webhook_variable, connection=self.webhook_connection
             )
         if self.email_to:
-            found["email"] = EmailChannel(kind="email", to=self.email_to, connection=self.email_connection)
+            found["email"] = _channel(kind="email", to=self.email_to, connection=self.email_connection)
         return found
+
+
+def _channel(*, kind: str, **settings: object) -> ChannelModel:
+    found: ChannelModel = installed_model("notifications", kind)(kind=kind, **settings)
+    return found

@@ -9,6 +9,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from llm_pipeline.config.installed import type_of, with_our_kinds
+
 
 def range_of(field: FieldInfo) -> str:
     """`1 to 20`, `0.5 to less than 1`; the range of the items for a collection, and empty for what is not a number."""
@@ -22,12 +24,13 @@ def range_at(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
         fields = [field for one in models if (field := one.model_fields.get(str(part)))]
         if fields:
             found = fields[0]
-            models = [nested for field in fields for nested in nested_models(field.annotation)]
+            models = [nested for field in fields for nested in nested_models(type_of(field))]
     return range_of(found) if found else ""
 
 
 def nested_models(annotation: object) -> Iterator[type[BaseModel]]:
     """The models in an annotation, in its order."""
+    annotation = with_our_kinds(annotation)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in get_args(annotation):

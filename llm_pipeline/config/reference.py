@@ -19,6 +19,7 @@ from pydantic_core import PydanticUndefined
 from llm_pipeline.base.entry import entry_point
 from llm_pipeline.base.yaml_document import CONFIG_BOUNDS
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.installed import type_of, with_our_kinds
 from llm_pipeline.config.model import host_path
 from llm_pipeline.config.policy import Policy
 from llm_pipeline.config.quantization import QuantizationRecipe
@@ -92,7 +93,7 @@ def _sections(model: type[BaseModel], prefix: str, seen: set[type[BaseModel]]) -
         meaning = " ".join(described.get(name, _own_summary(field)).split())
         yield f"| `{name}` | {_type_name(field)} | {_default(field)} | {meaning} |".replace("  ", " ")
     for name, field in model.model_fields.items():
-        for nested in nested_models(field.annotation):
+        for nested in nested_models(type_of(field)):
             if nested not in seen:
                 yield from _sections(nested, f"{prefix}.{name}".lstrip("."), seen)
 
@@ -103,18 +104,19 @@ def _attributes(model: type[BaseModel]) -> str:
 
 
 def _own_summary(field: FieldInfo) -> str:
-    nested = list(nested_models(field.annotation))
+    nested = list(nested_models(type_of(field)))
     return (inspect.getdoc(nested[0]) or "").split("\n\n")[0] if nested else ""
 
 
 def _type_name(field: FieldInfo) -> str:
     allowed = range_of(field)
-    text = "HostPath" if _is_host_path(field.metadata) else _written(field.annotation)
+    text = "HostPath" if _is_host_path(field.metadata) else _written(type_of(field))
     return f"`{text}`".replace("|", "\\|") + (f" ({allowed})" if allowed else "")
 
 
 def _written(annotation: Any) -> str:
     """A type as a person writes it, without its constraints."""
+    annotation = with_our_kinds(annotation)
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return "HostPath" if _is_host_path(arguments[1:]) else _written(arguments[0])

@@ -11,6 +11,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.installed import type_of
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import Policy
@@ -29,7 +30,7 @@ def models() -> list[type[BaseModel]]:
     found: list[type[BaseModel]] = list(FILES)
     for model in found:
         for field in model.model_fields.values():
-            found += [nested for nested in nested_models(field.annotation) if nested not in found]
+            found += [nested for nested in nested_models(type_of(field)) if nested not in found]
     return found
 
 

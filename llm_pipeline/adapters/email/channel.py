@@ -9,9 +9,8 @@ from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
 from typing import Literal
 
-from llm_pipeline.base.adapters import Adapter
+from llm_pipeline.adapters.email.adapter import EmailChannel
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.config.notifications import EmailChannel
 from llm_pipeline.notifications.channel import Connection, ConnectionReader, NotSent, Refused
 from llm_pipeline.notifications.message import Message
 
@@ -79,7 +78,8 @@ class Email:
         return connection
 
 
-def _open(settings: EmailChannel, connections: ConnectionReader) -> Email | None:
+def open_channel(settings: EmailChannel, connections: ConnectionReader) -> Email | None:
+    """The channel; None where its URL or its server is not configured here."""
     found = connections(settings.connection)
     server = _server_of(found) if found else None
     return Email(server, settings.to) if server else None
@@ -101,6 +101,3 @@ def _server_of(connection: Connection) -> MailServer | None:
         password=connection.password or None,
         security=("none" if plain else "starttls") if bool(extra.get("disable_ssl", False)) else "tls",
     )
-
-
-ADAPTER = Adapter(config=EmailChannel, open=_open)

@@ -7,9 +7,8 @@ import os
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
-from llm_pipeline.base.adapters import Adapter
+from llm_pipeline.adapters.webhook.adapter import WebhookChannel
 from llm_pipeline.base.bounded_http import call
-from llm_pipeline.config.notifications import WebhookChannel
 from llm_pipeline.notifications.channel import Connection, ConnectionReader, NotSent, Refused
 from llm_pipeline.notifications.message import Message
 
@@ -51,7 +50,8 @@ def _kind(error: Exception) -> str:
     return type(reason if isinstance(reason, Exception) else error).__name__
 
 
-def _open(settings: WebhookChannel, connections: ConnectionReader) -> Webhook | None:
+def open_channel(settings: WebhookChannel, connections: ConnectionReader) -> Webhook | None:
+    """The channel; None where its URL or its server is not configured here."""
     if settings.variable:
         url = (os.environ.get(settings.variable) or "").strip()
     else:
@@ -64,6 +64,3 @@ def _url_of(connection: Connection) -> str:
     """The password, which is the whole URL, or what comes after the host, as in Airflow's Slack connections."""
     secret = connection.password
     return secret if "://" in secret or not connection.host else f"{connection.host.rstrip('/')}/{secret}"
-
-
-ADAPTER = Adapter(config=WebhookChannel, open=_open)

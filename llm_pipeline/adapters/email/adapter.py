@@ -1,0 +1,37 @@
+"""The settings of the channel `email`, and what opens it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from llm_pipeline.base.adapters import Adapter
+from llm_pipeline.config.notifications import ChannelModel, ConnectionId, EmailAddress
+
+if TYPE_CHECKING:
+    from llm_pipeline.adapters.email.channel import Email
+    from llm_pipeline.notifications.channel import ConnectionReader
+
+
+class EmailChannel(ChannelModel):
+    """E-mails.
+
+    Attributes:
+        to: Who gets them.
+        connection: Airflow connection of the mail server, as Airflow's SMTP provider reads it; its extra field
+            `from_email` is the sender. Only what Airflow runs can send by it.
+    """
+
+    kind: Literal["email"]
+    to: Annotated[tuple[EmailAddress, ...], Field(min_length=1, max_length=256)]
+    connection: ConnectionId = "smtp_default"
+
+
+def _open(settings: EmailChannel, connections: ConnectionReader) -> Email | None:
+    from llm_pipeline.adapters.email.channel import open_channel
+
+    return open_channel(settings, connections)
+
+
+ADAPTER = Adapter(config=EmailChannel, open=_open)

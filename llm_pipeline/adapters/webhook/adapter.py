@@ -1,0 +1,44 @@
+"""The settings of the channel `webhook`, and what opens it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import model_validator
+
+from llm_pipeline.base.adapters import Adapter
+from llm_pipeline.config.model import VariableName
+from llm_pipeline.config.notifications import ChannelModel, ConnectionId
+
+if TYPE_CHECKING:
+    from llm_pipeline.adapters.webhook.channel import Webhook
+    from llm_pipeline.notifications.channel import ConnectionReader
+
+
+class WebhookChannel(ChannelModel):
+    """A Slack-compatible webhook. Its URL is a secret: it stands in a variable or a connection, never here.
+
+    Attributes:
+        variable: Environment variable with the URL, wherever canaries are driven: Airflow's workers, or the shell of
+            `llm-pipeline run`.
+        connection: Airflow connection with the URL as its password; only what Airflow runs can send by it.
+    """
+
+    kind: Literal["webhook"]
+    variable: VariableName | None = None
+    connection: ConnectionId | None = None
+
+    @model_validator(mode="after")
+    def _names_one(self) -> Self:
+        if (self.variable is None) == (self.connection is None):
+            raise ValueError("variable and connection name the same thing: give one of them")
+        return self
+
+
+def _open(settings: WebhookChannel, connections: ConnectionReader) -> Webhook | None:
+    from llm_pipeline.adapters.webhook.channel import open_channel
+
+    return open_channel(settings, connections)
+
+
+ADAPTER = Adapter(config=WebhookChannel, open=_open)
