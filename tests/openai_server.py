@@ -31,13 +31,14 @@ class OpenAiDouble:
 
     Args:
         model: Name of its model.
-        fault: A fault of every answer.
+        fault: A fault of every answer; it can be changed later.
         key: API key that it wants; none by default.
         counts: Whether it has metrics.
 
     Attributes:
         seen: Bodies of the requests that it could read.
         heads: Authorization headers, one a request.
+        delay_seconds: Before every answer.
         root: What it says that its model was loaded from.
     """
 
@@ -45,7 +46,8 @@ class OpenAiDouble:
         self.seen: list[dict[str, Any]] = []
         self.heads: list[str | None] = []
         self.model, self.root, self.url = model, "/checkpoints/llm", ""
-        self._fault, self._key, self._counts = fault, key, counts
+        self.fault, self.delay_seconds = fault, 0.0
+        self._key, self._counts = key, counts
         self._active = self._generated = self._prompted = self._aborted = 0
         self._replays: dict[str, list[str]] = {}
         self._loop = asyncio.new_event_loop()
@@ -64,6 +66,10 @@ class OpenAiDouble:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    def die(self) -> None:
+        """Listen no more, and cut every connection."""
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(60)
 
     @property
     def metrics_url(self) -> str:
@@ -120,7 +126,7 @@ vllm:request_queue_time_seconds_sum{{{labels}}} {len(self.seen) * 0.002}
             refusal = web.json_response({"error": {"message": str(error), "code": 400}}, status=400)
         if refusal is not None:
             return refusal
-        fault = self._fault or next((w[6:] for w in asked["prompt"].split() if w.startswith("fault=")), "")
+        fault = self.fault or next((w[6:] for w in asked["prompt"].split() if w.startswith("fault=")), "")
         if fault == "redirect":
             raise web.HTTPTemporaryRedirect("/v1/completions?again")
         if fault == "overloaded":
@@ -129,6 +135,7 @@ vllm:request_queue_time_seconds_sum{{{labels}}} {len(self.seen) * 0.002}
             return web.Response(text=_BROKEN[fault])
         self._active += 1
         try:
+            await asyncio.sleep(self.delay_seconds)
             return await (self._stream if asked["stream"] else self._whole)(request, asked, fault)
         finally:
             self._active -= 1

@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from openai_server import KEY, OpenAiDouble
-from openai_site import openai_slots
+from openai_site import openai_slots, released
 
 from llm_pipeline.adapters.local.store import LocalStore
-from llm_pipeline.artifacts.golden import GoldenPrompt, write_golden
+from llm_pipeline.artifacts.golden import write_golden
 from llm_pipeline.base.errors import ConfigError, Fenced, Transient
-from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.openai_slots import OpenAiSlots
 from llm_pipeline.canary.slots import ChecksAnswers
-from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 from llm_pipeline.serving.slot_fence import FencingToken
 
 TOKEN = FencingToken(1, 1)
-
-
-def released(store: LocalStore, root: Path, server: OpenAiDouble) -> ArtifactRef:
-    """The repository of a release whose golden answers are the server's."""
-
-    async def ask() -> list[GoldenPrompt]:
-        async with GenerationClient.of(Endpoint(url=server.url, openai_model="llm")) as client:
-            prompts = [f"a{number} b{number}" for number in range(6)]
-            texts = [(await client.generate(GenerationRequest(prompt, 4))).text for prompt in prompts]
-        return [GoldenPrompt(prompt=p, completion=t, maximum_tokens=4) for p, t in zip(prompts, texts, strict=True)]
-
-    directory = root / server.url.rpartition(":")[2]
-    directory.mkdir()
-    write_golden(directory, asyncio.run(ask()))
-    return store.publish("model_repository", directory)
 
 
 class Place:
