@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.model import ConfigModel, HostPath, PlainUrl, VariableName, Word
+from llm_pipeline.config.model import ConfigModel, ConnectionId, HostPath, PlainUrl, VariableName, Word
 
 
 class Endpoint(ConfigModel):
@@ -23,6 +23,8 @@ class Endpoint(ConfigModel):
             that holds its value: restricted APIs and gateways ask for some. The values are written nowhere.
         api_key_variable: Environment variable with an API key, sent as `Authorization: Bearer ...`; None for none. The
             key is written nowhere.
+        api_key_connection: Airflow connection whose password is that key, for what Airflow runs: it is put into the
+            variable of the processes that need it, unless the variable is set for the workers.
         openai_model: Name of the model at a server with OpenAI's API (`vllm serve --served-model-name`), whose
             completions are asked for at `/v1/completions`; None for a Triton.
         ca_file: Certificates that its TLS certificate is checked against; None for the system's.
@@ -34,6 +36,7 @@ class Endpoint(ConfigModel):
     dcgm_url: PlainUrl | None = None
     header_variables: Annotated[dict[Word, VariableName], Field(max_length=64)] = Field(default={})
     api_key_variable: VariableName | None = None
+    api_key_connection: ConnectionId | None = None
     openai_model: Word | None = None
     ca_file: HostPath | None = None
 
@@ -64,4 +67,6 @@ class Endpoint(ConfigModel):
     def _one_authorization(self) -> Endpoint:
         if self.api_key_variable and any(header.lower() == "authorization" for header in self.header_variables):
             raise ValueError("api_key_variable and the header Authorization exclude each other")
+        if self.api_key_connection and not self.api_key_variable:
+            raise ValueError("api_key_connection needs api_key_variable, which hands its password on")
         return self

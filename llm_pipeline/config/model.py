@@ -46,6 +46,9 @@ Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w./-]*$", ma
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
 """Name of an environment variable."""
 
+ConnectionId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,250}$", max_length=250)]
+"""Name of an Airflow connection."""
+
 Word = Annotated[str, StringConstraints(max_length=256)]
 """A name in the words of another system: a label, an image, a region, a task, a pattern of module names."""
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, SerializeAsAny, StringConstraints, model_validator
 
 from llm_pipeline.config.installed import OfKind, installed_model
-from llm_pipeline.config.model import ConfigModel, Name, VariableName
+from llm_pipeline.config.model import ConfigModel, ConnectionId, Name, VariableName
 
 NotificationKind = Literal["start", "step", "pause", "verdict", "rollback", "promotion"]
 """What a message is about."""
 
-ConnectionId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,250}$", max_length=250)]
 EmailAddress = Annotated[str, StringConstraints(pattern=r"^[^@\s<>,;:\"]+@[^@\s<>,;:\"]+$", max_length=320)]
 
 

@@ -64,6 +64,13 @@ def withheld_secrets(request: StageRequest, deployment: Deployment) -> frozenset
     return frozenset(name for name in known if not needed.has(name))
 
 
+def key_connections(document: Any) -> dict[str, str]:
+    """The Airflow connections that a configuration names for API keys, by the variable that hands the key on."""
+    sections = [document, *(value for _, value in _entries(document))]
+    found = [section for section in sections if isinstance(section, Mapping) and section.get("api_key_connection")]
+    return {str(section["api_key_variable"]): str(section["api_key_connection"]) for section in found}
+
+
 class _Needed:
     """Names and prefixes of variables."""
 

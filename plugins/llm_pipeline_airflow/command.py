@@ -18,6 +18,7 @@ from llm_pipeline.base.errors import ExitCode, StageCrashed
 from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.config.loading import load_deployment
 from llm_pipeline.runners.stage_environment import command_environment
+from llm_pipeline_airflow.api_keys import fetch_api_keys
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.notifications import tell
 
@@ -64,6 +65,7 @@ class CommandOperator(BaseOperator):
         """
         command = self.command(context)
         deployment = load_deployment(Path(self.deployment_file))
+        fetch_api_keys(deployment.model_dump(mode="json"))
         arguments = ("-m", "llm_pipeline", *command, "--deployment", self.deployment_file)
         code = self._run([_python(deployment), *arguments], command_environment(deployment))
         tell(deployment, self.subject)

@@ -19,6 +19,7 @@ from llm_pipeline.release.evidence_text import log_table, metric_lines
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners
+from llm_pipeline_airflow.api_keys import fetch_api_keys
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.links import ReleaseReportLink
 from llm_pipeline_airflow.logs import get_logger
@@ -131,6 +132,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         """Start the stage's process; see `ResumableJobMixin`."""
         request = self.request(context)
         self._check_claim(context, request)
+        fetch_api_keys(request.config)
         job = self._runner_here().submit(request, placement(request))
         log.info("the stage's log: %s", job.log_place)
         return job.model_dump(mode="json")

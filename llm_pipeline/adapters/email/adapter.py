@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from llm_pipeline.base.adapters import Adapter
-from llm_pipeline.config.notifications import ChannelModel, ConnectionId, EmailAddress
+from llm_pipeline.config.model import ConnectionId
+from llm_pipeline.config.notifications import ChannelModel, EmailAddress
 
 if TYPE_CHECKING:
     from llm_pipeline.adapters.email.channel import Email

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import model_validator
 
 from llm_pipeline.base.adapters import Adapter
-from llm_pipeline.config.model import VariableName
-from llm_pipeline.config.notifications import ChannelModel, ConnectionId
+from llm_pipeline.config.model import ConnectionId, VariableName
+from llm_pipeline.config.notifications import ChannelModel
 
 if TYPE_CHECKING:
     from llm_pipeline.adapters.webhook.channel import Webhook
