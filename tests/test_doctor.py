@@ -249,3 +249,16 @@ def test_somebody_elses_server_must_answer_and_have_its_model(deployment_file: P
             _, checks = doctor(broken(deployment_file, places=places), capsys)
             check = checks["staging of cpu"]
             assert (check["state"], says in check["detail"]) == (state, True), check
+
+
+def test_slots_that_somebody_else_serves_are_asked_for_their_model(deployment_file: Path, capsys) -> None:
+    with OpenAiDouble() as server:
+        places = yaml.safe_load(deployment_file.read_text())["places"]
+        urls = {"blue": server.url, "green": f"http://127.0.0.1:{free_ports(1)[0]}"}
+        places["cpu"] |= {
+            slot: {"kind": "openai", "endpoint": {"url": url, "openai_model": "llm"}} for slot, url in urls.items()
+        }
+        _, checks = doctor(broken(deployment_file, places=places), capsys)
+    blue, green = checks["blue of cpu"], checks["green of cpu"]
+    assert (blue["state"], blue["detail"]) == ("ok", f"{server.url} has the model llm")
+    assert (green["state"], "no server answers" in green["detail"]) == ("warning", True)
