@@ -5,6 +5,11 @@
 
 Every read gets what is left of one deadline. Answers are never decompressed (none is asked for), and redirects are not
 followed: the headers may hold a token.
+
+Every plain HTTP call of this package at work goes through here. It is built on the standard library: httpx is not
+installed with the light package, bounds each read alone, so that an answer that comes byte by byte never ends, and
+takes three times as long to import. The load test and what shares its client use aiohttp for its speed; the hub and
+clouds have the clients of their own libraries, with the same bounds.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@
 
 A failed request is data, not an exception: Triton answers HTTP 200 with an `error` key for some failures, ends a
 broken stream silently, and marks the end of no stream, so every answer is checked here.
+
+It uses aiohttp, whose C parser keeps up with the rates of a load test; other calls are made by `base.bounded_http`.
 """
 
 from __future__ import annotations
