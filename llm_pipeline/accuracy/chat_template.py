@@ -11,10 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from llm_pipeline.base.digest import sha256_json
-from llm_pipeline.base.errors import ConfigError, IntegrityError, unless_io
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.records import Frozen
 
 CHAT_TEMPLATE_FILE = "chat_template.json"
@@ -57,10 +56,7 @@ class ChatTemplate(Frozen):
             IntegrityError: The file is damaged.
         """
         path = directory / CHAT_TEMPLATE_FILE
-        try:
-            return cls.model_validate_json(path.read_text(encoding="utf-8")) if path.exists() else None
-        except (OSError, ValidationError) as error:
-            raise unless_io(error, IntegrityError(f"no readable chat template: {error}", where=str(path))) from error
+        return load_record(cls, path, "no readable chat template") if path.exists() else None
 
     def write(self, directory: Path) -> None:
         """Write it as JSON into an evaluation's directory."""

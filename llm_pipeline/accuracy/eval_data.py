@@ -19,13 +19,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pydantic import ValidationError
-
 from llm_pipeline.accuracy.dataset_calls import DatasetCall, RepositoryName, dataset_call, files_by_split, hub_file
 from llm_pipeline.accuracy.evaluation import DataRead
 from llm_pipeline.accuracy.task_data import KINDS
 from llm_pipeline.artifacts.pinned import HubFile, Sha1
-from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, unless_io
+from llm_pipeline.base.errors import ConfigError, PipelineError, unless_io
+from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
 
@@ -100,10 +99,7 @@ def read_record(directory: Path) -> EvalDataRecord:
         IntegrityError: It does not say so.
     """
     path = directory / RECORD_FILE
-    try:
-        return EvalDataRecord.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValidationError) as error:
-        raise unless_io(error, IntegrityError(f"no readable evaluation data: {error}", where=str(path))) from error
+    return load_record(EvalDataRecord, path, "no readable evaluation data")
 
 
 def lay_out(tree: Path, here: Mapping[str, Path], others: Iterable[str]) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from llm_pipeline.accuracy.task_metrics import TaskMetric
 from llm_pipeline.artifacts.items import ScoredItem, write_items
-from llm_pipeline.base.errors import IntegrityError, unless_io
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.records import Frozen
 
 SUMMARY_FILE = "summary.json"
@@ -178,10 +179,7 @@ def read_summary(directory: Path) -> EvaluationSummary:
         IntegrityError: It is missing or is not one.
     """
     path = directory / SUMMARY_FILE
-    try:
-        return EvaluationSummary.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValidationError) as error:
-        raise unless_io(error, IntegrityError(f"no readable summary: {error}", where=str(path))) from error
+    return load_record(EvaluationSummary, path, "no readable summary")
 
 
 def refuse_other_harness(baseline: Mapping[str, str], candidate: Mapping[str, str]) -> None:

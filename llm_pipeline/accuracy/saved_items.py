@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from llm_pipeline.artifacts.items import ScoredItem
+from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
 
@@ -65,12 +65,7 @@ class SavedItems:
         body = "".join(item.model_dump_json() + "\n" for item in items)
         header = _Header(evaluation=self._evaluation, body=_digest(body))
         path = self._directory / f"{self._portions:06d}.jsonl"
-        part = path.with_suffix(".part")
-        with part.open("w", encoding="utf-8") as stream:
-            stream.write(header.model_dump_json() + "\n" + body)
-            stream.flush()
-            os.fsync(stream.fileno())
-        part.replace(path)
+        replace_durably(path, f"{header.model_dump_json()}\n{body}".encode())
         self._portions += 1
 
     def _read_portion(self, path: Path) -> list[ScoredItem] | None:

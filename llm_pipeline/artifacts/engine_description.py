@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from llm_pipeline.artifacts.host_facts import HostFacts
-from llm_pipeline.base.errors import IntegrityError, unless_io
+from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.records import ArtifactRef, Frozen, Metric
 from llm_pipeline.config.target import Target
 
@@ -79,7 +79,4 @@ class EngineDescription(Frozen):
             IntegrityError: It is missing or not one.
         """
         path = engine / ENGINE_FILE
-        try:
-            return EngineDescription.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
-            raise unless_io(error, IntegrityError(f"not an engine: {error}", where=str(path))) from error
+        return load_record(EngineDescription, path, "not an engine")

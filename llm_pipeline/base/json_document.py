@@ -14,14 +14,36 @@ import math
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from llm_pipeline.base.errors import IntegrityError
+from pydantic import BaseModel, ValidationError
+
+from llm_pipeline.base.errors import IntegrityError, unless_io
+
+RecordT = TypeVar("RecordT", bound=BaseModel)
 
 MAXIMUM_BYTES = 100_000_000
 """Several times the largest tokenizers and weight indexes that are published."""
 MAXIMUM_DEPTH = 100
 _MOST_DIGITS = 300  # what still fits into a float; tokenizers do publish `model_max_length` with 31 digits
+
+
+def load_record(kind: type[RecordT], path: Path, problem: str) -> RecordT:
+    """The record in a JSON file.
+
+    Args:
+        kind: Its class.
+        path: The file.
+        problem: How the error begins, if the file holds no such record.
+
+    Raises:
+        IntegrityError: There is no such file, or it holds no such record.
+        Transient: The disk failed; it may pass.
+    """
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise unless_io(error, IntegrityError(f"{problem}: {error}", where=str(path))) from error
 
 
 def read_object(

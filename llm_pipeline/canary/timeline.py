@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from llm_pipeline.base.errors import IntegrityError, unless_io
+from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.verdict import Evidence
 from llm_pipeline.canary.access_log import AccessLog
@@ -141,10 +142,7 @@ def read_summary(directory: Path) -> CanarySummary:
     Raises:
         IntegrityError: It is missing or damaged.
     """
-    try:
-        return CanarySummary.model_validate_json((directory / SUMMARY_FILE).read_text())
-    except (OSError, ValidationError) as error:
-        raise unless_io(error, IntegrityError(f"not a canary's summary: {error}", where=str(directory))) from error
+    return load_record(CanarySummary, directory / SUMMARY_FILE, "not a canary's summary")
 
 
 def _interval_seconds(requests: Sequence[ObservedRequest], began_at: float) -> float:

@@ -11,9 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
-from llm_pipeline.base.errors import IntegrityError, unless_io
+from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.verdict import Judgement, Verdict
 
@@ -240,10 +238,7 @@ def read_outcome(directory: Path) -> LoadTestOutcome:
         IntegrityError: It is missing or not one of ours.
     """
     path = directory / OUTCOME_FILE
-    try:
-        return LoadTestOutcome.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValidationError) as error:
-        raise unless_io(error, IntegrityError(f"no readable load test: {error}", where=str(path))) from error
+    return load_record(LoadTestOutcome, path, "no readable load test")
 
 
 def deciding_windows(outcome: LoadTestOutcome) -> tuple[WindowSummary, ...]:

@@ -10,14 +10,12 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden
 from llm_pipeline.artifacts.host_facts import HostFacts
 from llm_pipeline.base.digest import sha256_bytes
-from llm_pipeline.base.errors import IntegrityError, Unsupported, unless_io
-from llm_pipeline.base.json_document import read_object
+from llm_pipeline.base.errors import Unsupported
+from llm_pipeline.base.json_document import load_record, read_object
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.catalog.tables import Gpu, find_container, gpus
 from llm_pipeline.config.engine_options import EngineBuildOptions
@@ -90,10 +88,7 @@ class Prepared(Frozen):
             IntegrityError: It is missing or not one.
         """
         path = directory / PREPARED_FILE
-        try:
-            return Prepared.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
-            raise unless_io(error, IntegrityError(f"nothing was prepared here: {error}", where=str(path))) from error
+        return load_record(Prepared, path, "nothing was prepared here")
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,14 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from llm_pipeline.adapters.tensorrt_llm.gpu_memory_watch import GpuMemoryWatch
 from llm_pipeline.adapters.tensorrt_llm.llmapi_smoke import SmokeReport
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
 from llm_pipeline.artifacts.golden import GOLDEN_FILE, write_golden
 from llm_pipeline.artifacts.host_facts import HostFacts
 from llm_pipeline.artifacts.host_match import driver_warning, require_target_host
-from llm_pipeline.base.errors import ConfigError, IntegrityError, unless_io
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.offline import OFFLINE
 from llm_pipeline.config.target import Target
@@ -121,15 +120,8 @@ def _run_smoke(inputs: BuildInputs, arguments: LlmArgs, scratch: Path) -> _Smoke
     limit = inputs.target.build.time_limit_minutes * 60
     with GpuMemoryWatch() as watch:
         run_tool(command, time_limit_seconds=limit, name="llmapi_smoke", variables=OFFLINE)
-    smoke = _read_report(report)
+    smoke = load_record(SmokeReport, report, "the smoke test left no report")
     return _Smoke(smoke, watch.peak_bytes, golden_match(inputs.golden, smoke.completions))
-
-
-def _read_report(path: Path) -> SmokeReport:
-    try:
-        return SmokeReport.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise unless_io(error, IntegrityError(f"the smoke test left no report: {error}", where=str(path))) from error
 
 
 def _facts(

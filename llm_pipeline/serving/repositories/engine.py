@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from llm_pipeline.artifacts.repository_layout import (
     ENGINE_DIRECTORY,
@@ -20,7 +20,8 @@ from llm_pipeline.artifacts.repository_layout import (
     MODEL_VERSION,
     TOKENIZER_DIRECTORY,
 )
-from llm_pipeline.base.errors import IntegrityError, unless_io
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.serving.repositories.packaged import (
     PackagedEngine,
@@ -99,10 +100,7 @@ def _parameters(engine: PackagedEngine) -> dict[str, str]:
 
 def _logits_type(engine: Path) -> LogitsType:
     path = engine / "config.json"
-    try:
-        return _EngineConfig.model_validate_json(path.read_bytes()).pretrained_config.logits_dtype
-    except (OSError, ValidationError) as error:
-        raise unless_io(error, IntegrityError(f"not an engine of TensorRT-LLM: {error}", where=str(path))) from error
+    return load_record(_EngineConfig, path, "not an engine of TensorRT-LLM").pretrained_config.logits_dtype
 
 
 def _copy_tokenizer(engine: Path, destination: Path) -> None:

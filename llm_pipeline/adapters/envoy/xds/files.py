@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from llm_pipeline.base.durable import replace_durably
 
 
 def replace_json(path: Path, document: dict[str, Any]) -> None:
@@ -14,9 +15,4 @@ def replace_json(path: Path, document: dict[str, Any]) -> None:
     Raises:
         OSError: The disk refuses.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w") as stream:
-        json.dump(document, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.rename(path)
+    replace_durably(path, json.dumps(document).encode())

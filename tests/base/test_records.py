@@ -1,0 +1,52 @@
+"""Records in files: whatever is wrong with a file is one kind of error that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.accuracy import chat_template, eval_data, evaluation
+from llm_pipeline.artifacts import engine_description
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.json_document import load_record
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.canary import timeline
+from llm_pipeline.loadtest import outcome
+
+REF = ArtifactRef(kind="checkpoint", digest="ab" * 32)
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    (tmp_path / "ref.json").write_text(REF.model_dump_json(indent=1))
+    assert load_record(ArtifactRef, tmp_path / "ref.json", "no reference") == REF
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"\xff\xfe", b'{"kind": "x", "digest": "y", "more": 1}'])
+def test_a_file_that_holds_no_such_record_is_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "ref.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(IntegrityError) as told:
+        load_record(ArtifactRef, path, "no reference")
+    assert told.value.message.startswith("no reference: ")
+    assert told.value.where == str(path)
+
+
+@pytest.mark.parametrize(
+    ("read", "file"),
+    [
+        (evaluation.read_summary, evaluation.SUMMARY_FILE),
+        (eval_data.read_record, eval_data.RECORD_FILE),
+        (chat_template.ChatTemplate.read, chat_template.CHAT_TEMPLATE_FILE),
+        (engine_description.EngineDescription.read, engine_description.ENGINE_FILE),
+        (timeline.read_summary, timeline.SUMMARY_FILE),
+        (outcome.read_outcome, outcome.OUTCOME_FILE),
+    ],
+)
+def test_bytes_that_are_no_text_are_damage(tmp_path: Path, read: Callable[[Path], object], file: str) -> None:
+    (tmp_path / file).write_bytes(b"\xff\xfe{}")
+    with pytest.raises(IntegrityError) as told:
+        read(tmp_path)
+    assert told.value.where == str(tmp_path / file)
