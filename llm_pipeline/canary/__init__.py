@@ -1,1 +1,1 @@
-"""The canary: routers, sequential analysis, and a controller that survives its own death."""
+"""The canary: routers, sequential analysis, and a controller that continues where a killed one stopped."""

@@ -26,8 +26,8 @@ class LogCursor(Frozen):
     Attributes:
         inode: The file; 0 before the first.
         offset: Bytes of it that were read, whole lines.
-        mark: What the last bytes before the offset are known by, so that another file of the same number, or the same
-            one truncated and grown again, is noticed.
+        mark: Length and digest of the last bytes before the offset, to notice another file with the same inode, or
+            the same file truncated and grown again.
     """
 
     inode: int = 0
@@ -38,7 +38,7 @@ class LogCursor(Frozen):
 class FollowedFile:
     """A file that another process appends to, followed when it is renamed, deleted or truncated.
 
-    The file is held open, so that what is written to it after it was moved or deleted is read all the same.
+    The file is held open, so lines that are written after it was moved or deleted are still read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,7 +59,7 @@ class FollowedFile:
             return LogCursor()
 
     def tail(self, most_bytes: int) -> bytes:
-        """The newest whole lines, those of the file that was rotated last included."""
+        """The newest whole lines, including those of the last rotated file."""
         newest = _last_lines(self.path, most_bytes)
         return _last_lines(self._rotated, most_bytes - len(newest)) + newest
 
@@ -75,7 +75,7 @@ class FollowedFile:
             cursor = LogCursor(inode=cursor.inode)
         lines, cursor = _lines(stream, cursor, most_bytes)
         if self.moved and not self.behind(cursor) and (follows := _open(self.path)) is not None:
-            if os.fstat(follows.fileno()).st_size == 0:  # the writer has not gone over to it
+            if os.fstat(follows.fileno()).st_size == 0:  # the router has not reopened the log yet
                 follows.close()
             else:
                 self._hold(follows)
@@ -85,7 +85,7 @@ class FollowedFile:
 
     @property
     def moved(self) -> bool:
-        """Whether the path leads to another file than the one that is read, or to none."""
+        """Whether the path now names another file than the one being read, or no file."""
         try:
             found = self.path.stat().st_ino
         except FileNotFoundError:
@@ -125,7 +125,7 @@ class FollowedFile:
         return stream and self._hold(stream)
 
     def _copied(self, cursor: LogCursor, most_bytes: int) -> bytes:
-        """What a copy holds that was made before the file was truncated, after the cursor."""
+        """Lines after the cursor from a copy that was made before the file was truncated."""
         for path in self._siblings():
             stream = _open(path)
             if stream is not None:
@@ -196,7 +196,7 @@ class AccessLog:
         return list(self._requests(lines.splitlines())), cursor
 
     def keep(self) -> None:
-        """Rotate and reopen the file while nothing reads it, as reading does otherwise."""
+        """Rotate and reopen the file. Reading does this too; call it while nothing reads."""
         self._put_aside()
         if not self._file.path.exists():
             self._ask_to_reopen()
@@ -218,7 +218,7 @@ class AccessLog:
             log.warning("the router cannot be told to reopen its log", reason=str(error))
 
     def _requests(self, lines: Iterable[bytes]) -> Iterator[ObservedRequest]:
-        """Those that the lines tell of; a damaged line is counted and left out, whatever is wrong with it."""
+        """The requests of the lines; a damaged line is counted and left out."""
         damaged = 0
         for line in lines:
             try:
@@ -241,13 +241,13 @@ def _open(path: Path) -> BinaryIO | None:
 
 
 def _mark(lines: bytes) -> str:
-    """What the last bytes are known by: how many, and their digest."""
+    """How many the last bytes are, and their digest."""
     last = lines[-_MARK_BYTES:]
     return f"{len(last)}:{hashlib.sha256(last).hexdigest()[:16]}" if last else ""
 
 
 def _continues(stream: BinaryIO, cursor: LogCursor) -> bool:
-    """Whether the file still has what was read of it."""
+    """Whether the bytes before the cursor are unchanged."""
     if os.fstat(stream.fileno()).st_size < cursor.offset:
         return False
     length = int(cursor.mark.partition(":")[0] or 0)
@@ -256,7 +256,7 @@ def _continues(stream: BinaryIO, cursor: LogCursor) -> bool:
 
 
 def _lines(stream: BinaryIO, cursor: LogCursor, most_bytes: int) -> tuple[bytes, LogCursor]:
-    """Whole lines after the cursor; what is longer than a line can be is no line, and is left out."""
+    """Whole lines after the cursor; longer ones than the router writes are damaged and left out."""
     size = os.fstat(stream.fileno()).st_size
     stream.seek(cursor.offset)
     data = stream.read(max(0, min(size - cursor.offset, most_bytes)))
@@ -269,7 +269,7 @@ def _lines(stream: BinaryIO, cursor: LogCursor, most_bytes: int) -> tuple[bytes,
 
 
 def _last_lines(path: Path, most_bytes: int) -> bytes:
-    """The last whole lines of a file; none without one."""
+    """The last whole lines of a file; empty if there is no file."""
     stream = _open(path) if most_bytes > 0 else None
     if stream is None:
         return b""

@@ -1,4 +1,4 @@
-"""Whether pointers, router and servers of a place say the same: what is called production is what users get."""
+"""Whether pointers, router and servers of a place agree: users must get what the pointers call production."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def disagreements(
 def _may_stand_by(
     pointers: Pointers, record: CanaryRecord | None, traffic: RouteState, serves: Mapping[SlotName, str | None]
 ) -> bool:
-    """Whether what stands by is the version of before, or a candidate whose canary goes on."""
+    """Whether the standby is the previous version, or a candidate whose canary is still running."""
     allowed = {None, pointers.previous.repository.digest if pointers.previous else None}
     if record is not None and not record.settled and record.candidate == traffic.standby:
         allowed.add(record.repository.digest)
@@ -54,7 +54,7 @@ def _may_stand_by(
 
 
 def is_moving(record: CanaryRecord | None, production: Pointer) -> bool:
-    """Whether a canary has traffic by right: it has not ended, or was promoted and is not settled yet."""
+    """Whether a canary may have traffic: it has not ended, or it was promoted and is not settled yet."""
     if record is None or record.phase is Phase.ROLLED_BACK:
         return False
     return record.phase is not Phase.PROMOTED or record.production_since == production.promoted_at

@@ -42,8 +42,8 @@ class StepState(Frozen):
 
     Attributes:
         split: Of what counts once: requests, or sessions.
-        clients: They are told apart, and none may decide alone; see `Thresholds`.
-        failed_in_a_row: Two clients of the candidate's failures in a row, if there are so many.
+        clients: Clients are identified, and no single one may decide; see `Thresholds`.
+        failed_in_a_row: Up to two clients behind the candidate's current run of failures.
         failed: How many requests of each client the candidate failed; of clients that came late, under no name.
         sessions: Those of the step, where sessions count.
         voters: Who had a vote on refusals at the step.
@@ -66,7 +66,7 @@ class StepState(Frozen):
 
     @property
     def missed(self) -> float:
-        """How many requests should have been seen in the silence at the end, at the step's own rate until then."""
+        """Requests that were expected during the silence at the end, at the step's rate until then."""
         spoke = self.looks - self.silent_looks
         return self.silent_looks * (self.candidate.requests + self.stable.requests) / spoke if spoke else 0.0
 
@@ -105,12 +105,12 @@ def begin(thresholds: Thresholds, policy: CanaryPolicy) -> AnalysisState:
         begin_metric(metric, share, thresholds, policy)
         for metric, share in zip(thresholds.metrics, shares, strict=True)
     )
-    known = thresholds.model_copy(update={"learned": {}})  # each metric has its own from now on
+    known = thresholds.model_copy(update={"learned": {}})  # from now on each metric has its own alpha share
     return AnalysisState(thresholds=known, metrics=tuple(metrics))
 
 
 def _alpha_shares(metrics: Sequence[MetricLimits]) -> list[float]:
-    """Errors have their share, two thirds of it those of all requests; all else has equal parts of the rest."""
+    """Errors get a fixed share of alpha, two thirds of it for all requests; other metrics split the rest evenly."""
     errors = sum(metric.name == "errors" for metric in metrics)
     of_errors = ERRORS_SHARE if errors < len(metrics) else 1.0
     of_all = of_errors if errors == 1 else of_errors * _OF_ALL_KINDS
@@ -126,7 +126,7 @@ def _alpha_shares(metrics: Sequence[MetricLimits]) -> list[float]:
 def begin_step(state: AnalysisState, share: float) -> AnalysisState:
     """The analysis at a new traffic share; the metrics' tests go on, the step's own counts start again.
 
-    The last step leaves little or nothing to stable: there the candidate is held to what stable showed before, too.
+    The last step leaves stable little or no traffic, so the candidate is also compared with stable's earlier steps.
     """
     metrics = tuple(metric.model_copy(update={"parity_here": metric.untouched}) for metric in state.metrics)
     if share >= LAST_SHARE:
@@ -179,7 +179,7 @@ def _failed(before: Mapping[str, int], clients: Iterable[str]) -> dict[str, int]
 
 
 def parity_proven(state: AnalysisState, policy: CanaryPolicy) -> tuple[str, ...]:
-    """Metrics for which non-inferiority is proven; each at `alpha`, since all must hold to claim parity."""
+    """Metrics for which non-inferiority is proven. Each is tested at `alpha`: parity needs all of them."""
     return tuple(metric.title for metric in state.metrics if metric.parity.proven(policy.alpha))
 
 

@@ -29,7 +29,7 @@ _TRIES = 5
 
 
 class LateAnswer(Frozen):
-    """An answer that came when there was nothing to answer any more; times are seconds since 1970."""
+    """An answer that came after the question was closed; times are seconds since 1970."""
 
     approved: bool
     by: str
@@ -44,7 +44,7 @@ class StepApproval(Frozen):
         summary: What is asked, for people.
         asked_at: None when it was answered before it was asked.
         asked_here: The same on the host that asked; None in records of earlier versions.
-        deadline_seconds: So long it waits for an answer.
+        deadline_seconds: How long it waits for an answer.
         by: Who answered.
         late: Answers that changed nothing.
     """
@@ -113,7 +113,7 @@ def ask(
         runs: The runs of the release whose answers count; the question is put by the first one.
         question: What is asked.
         summary: The same for people, with its reason.
-        deadline_seconds: So long it waits for an answer.
+        deadline_seconds: How long it waits for an answer.
         anew: Ask again if the question was already answered; one that still waits is kept.
     """
     name = approval_name(release_id, target, percent)
@@ -178,7 +178,7 @@ class Questions:
         )
 
     def answer(self, record: CanaryRecord, pause: Pause) -> StepApproval:
-        """The question that a canary waits for; closed when it waited for too long."""
+        """The question that a paused canary waits for; it is closed once its deadline has passed."""
         approval, now = self.ask(record, pause.percent, pause.reason), HostTime.now()
         if approval.answer != "waiting" or not (pause.over(now) or approval.overdue(now)):
             return approval

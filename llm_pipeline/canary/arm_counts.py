@@ -1,4 +1,4 @@
-"""What a look at live traffic counts: both arms' requests and failures, and the events of every metric."""
+"""The counts of one look at live traffic: both arms' requests and failures, and the events of every metric."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from llm_pipeline.canary.sessions import SessionRequest, Vote, vote_of
 from llm_pipeline.canary.slow_limits import SLOW_FACTORS, Thresholds
 
 MOST = 1024
-"""So many requests in flight are remembered; of more, those seen later count when they end."""
+"""How many requests in flight are remembered; further ones are counted when they end."""
 
 LONGEST_WAIT_MILLISECONDS = 30_000.0
-"""A request in flight for so long, and beyond stable's highest quantile, is judged: a step may be over in a minute."""
+"""A request in flight is judged at this age if it also exceeds stable's highest quantile: steps can be this short."""
 
-_FORGOTTEN_SECONDS = 60.0  # of the log's own time without a line of it: the router that carried it is gone
+_FORGOTTEN_SECONDS = 60.0  # without a new line, by the log's own time: the router that handled the request is gone
 
 
 @dataclass(frozen=True)
 class Sighting:
-    """What a line of the log newly tells of a request.
+    """What a line of the log adds to what is known of a request.
 
     Attributes:
         started: It was not seen before.
@@ -55,14 +55,14 @@ class Seen(Frozen):
 
 
 class InFlight(Frozen):
-    """The requests in flight, by their identities: each counts from its start, and is judged by its age while it lasts.
+    """The requests in flight, by their identities: each counts from its start, and is judged by its age until it ends.
 
-    A log of requests that ended does not show one that hangs. The router notes those in flight once a second, so a
-    request may be seen several times. It counts once, when it is first seen, and each of its times is judged once: when
-    it ended, or when it is already so long that waiting for its end would help nobody. What is remembered is bounded.
+    A log of ended requests does not show one that hangs. So the router logs requests in flight once a second, and a
+    request may appear several times. It counts once, when it is first seen, and each of its times is judged once: when
+    it ends, or when it already exceeds every limit. The number of remembered requests is bounded.
 
-    An answer that its user left is a censored time: it is judged where it exceeds stable's first limit, and a shorter
-    one says nothing. Users do not know in which arm they are, so both arms' users are equally patient.
+    If the user left before the answer's end, its time is censored: it is judged only if it exceeds stable's first
+    limit. Users do not know their arm, so the users of both arms are equally patient.
     """
 
     requests: dict[str, Seen] = Field(default_factory=dict)
@@ -106,7 +106,7 @@ def _sighting(request: ObservedRequest, before: Seen | None, thresholds: Thresho
 
 
 def _judged(request: ObservedRequest, thresholds: Thresholds, name: MetricName) -> bool:
-    """Whether a time is known well enough to be judged: it ended, or is beyond what may be waited for."""
+    """Whether a time can be judged: the request ended, or its age already exceeds what may be waited for."""
     if not (request.in_flight or request.cancelled):
         return True
     limits = next((metric.limits for metric in thresholds.metrics if metric.name == name), ())
@@ -120,7 +120,7 @@ def _judged(request: ObservedRequest, thresholds: Thresholds, name: MetricName) 
 
 
 class ArmCounts(Frozen):
-    """One arm's requests that started in one window, or over one step, and what became of those that ended."""
+    """One arm's requests that started in a window or step, and how those that ended did so."""
 
     requests: int = 0
     errors: int = 0
@@ -138,14 +138,14 @@ class ArmCounts(Frozen):
 
 
 class ArmEvents(Frozen):
-    """One version's units that have a value of a metric, and how many of them are beyond each of its limits."""
+    """How many units of one arm have a value of a metric, and how many exceed each of its limits."""
 
     units: int
     events: tuple[int, ...]
 
 
 class MetricCounts(Frozen):
-    """One metric in one stratum of one window, of one group of clients where they are told apart."""
+    """One metric in one stratum of one window; of one group of clients, where clients are identified."""
 
     name: MetricName
     stratum: str
@@ -190,7 +190,7 @@ class Window(Frozen):
 
     @property
     def saw_anything(self) -> bool:
-        """Whether any request was seen, be it in flight."""
+        """Whether any request was seen, ended or in flight."""
         return self.began > 0.0 or self.candidate.requests + self.stable.requests > 0
 
 

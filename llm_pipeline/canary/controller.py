@@ -8,8 +8,8 @@
 
 Each turn of the loop reads the record, does what its phase asks for, and records the next phase. Intent is
 recorded before the router is told, and confirmation after, so a controller killed anywhere is continued by the
-next one: same phase, same idempotent write, same tests. Whoever was taken over is stopped by its epoch, at the
-router and at the record. While the store accepts no writes, a candidate with traffic is still watched
+next one: same phase, same idempotent write, same tests. A controller that was taken over is fenced by its epoch, at
+the router and at the record. While the store accepts no writes, a candidate with traffic is still watched
 (`controller_core`). A router found in neither the intended nor the applied state was changed by another process: the
 canary pauses and overwrites nothing.
 """
@@ -139,7 +139,7 @@ class CanaryController(Starting, Watching):
         return self._save(record, pause_request=wanted)
 
     def _pause_request(self) -> PauseRequest | None:
-        """As it was read last, if the store cannot be read now: nobody resumes a canary by that."""
+        """The request as stored; while the store cannot be read, as it was read last: an outage resumes nothing."""
         try:
             self._paused = read_pause(self._journal.store, self._plan.release_id, self._plan.target)
         except Transient as error:
@@ -147,7 +147,7 @@ class CanaryController(Starting, Watching):
         return self._paused
 
     def _stay(self, record: CanaryRecord, paused: PauseRequest) -> CanaryRecord:
-        """Keep what is, and watch a candidate that has traffic."""
+        """Keep the split, and go on watching a candidate that has traffic."""
         if paused.over(HostTime.now()):
             return self._condemn(
                 record, findings.nobody_resumed(paused.by, record.share_percent, paused.deadline_seconds)
@@ -165,7 +165,7 @@ class CanaryController(Starting, Watching):
         record = self._journal.load() or first_attempt(self._plan, self._traffic.end())
         seen = (record.epoch, self._router_epoch(), self._slots.newest().epoch)
         self._epoch = epoch_above(self._lease.epoch, *seen)
-        self._lease.confirm()  # whoever takes it from here on finds at least as much, and so goes above us
+        self._lease.confirm()  # the next holder reads an epoch at least as high, and goes above ours
         if is_over(record, self._plan, lambda: self._router.read()[0]):
             record = self._try_again(record)
         self._check_order(record, percent)
@@ -176,7 +176,7 @@ class CanaryController(Starting, Watching):
         return self._resume(record) if record.phase is Phase.PAUSED else self._save(record)
 
     def _claim_routes(self) -> None:
-        """Write the routes as they are, with our epoch: whoever drove a canary before can write none from here on.
+        """Rewrite the current routes with our epoch: an earlier controller can no longer write any.
 
         A note of somebody who moved the traffic while the store accepted no writes stays until it has been read.
         """
@@ -202,7 +202,7 @@ class CanaryController(Starting, Watching):
         )
 
     def _resume(self, record: CanaryRecord) -> CanaryRecord:
-        """Go on after a pause, if what it waited for has come."""
+        """Continue after a pause whose reason has gone or was answered."""
         pause = record.pause
         if pause is not None and pause.asks:
             return self._act_on_answer(record, pause)
@@ -228,7 +228,7 @@ class CanaryController(Starting, Watching):
                 return self._refuse(record, approval)
 
     def _accept(self, record: CanaryRecord, approval: StepApproval, pause: Pause) -> CanaryRecord:
-        """A person lets the step pass; tests that showed a regression begin anew, or they would show it for ever."""
+        """A person lets the step pass. Tests that showed a regression restart, or they would show it for ever."""
         tests = tests_of(record)
         requests = tests.step.candidate.requests if tests.step else 0
         if pause.reason is PauseReason.REGRESSED:

@@ -1,9 +1,9 @@
 """How a canary's controller changes traffic and record: each change is recorded before and after it is made.
 
-While the store accepts no writes, users come first, and what was done is recorded afterwards. A candidate with traffic
-keeps it for as long as it is watched and sound, and gets no more; one that fails loses its traffic at the router before
-that can be recorded. Without traffic on a candidate there is nothing to guard: the stage fails, and its next attempt
-goes on.
+While the store accepts no writes, users come first and changes are recorded afterwards. A candidate with traffic keeps
+its share while it is watched and healthy, but gets no more; if it fails, the router takes its traffic away before that
+can be recorded. If the candidate has no traffic there is nothing to guard: the stage fails, and its next attempt
+continues.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
 log = get_logger(__name__)
 
 NOT_THE_STORE = (LeaseHeld, LeaseLost, NoWayBack, RouterConflict, RouterUnavailable)
-"""Errors that may pass, too, and say nothing about the store."""
+"""Transient errors that do not come from the store."""
 
 LONGEST_LOOKS = 10.0
-"""A single look counts for at most so many times the time between two: a process that was frozen watched nothing."""
+"""One look counts for at most this many intervals between looks: a frozen process watched nothing meanwhile."""
 
 JUMP_SECONDS = 2.0
-"""The wall clock may fall behind ours by so much before it is taken for a jump."""
+"""How far the wall clock may fall behind the monotonic one before that is treated as a jump."""
 
 
 class WatchClock:
@@ -75,7 +75,7 @@ class WatchClock:
         self._last = time.monotonic()
 
     def look(self, look_seconds: float) -> float:
-        """Seconds watched since the last look; a process that goes on with another one's step counts one look."""
+        """Seconds watched since the last look; a process that continues another one's step counts one interval."""
         now, last = time.monotonic(), self._last
         self._last = now
         return look_seconds if last is None else min(now - last, LONGEST_LOOKS * look_seconds)
@@ -125,11 +125,11 @@ class ControllerCore:
 
     @property
     def _token(self) -> FencingToken:
-        """What the slots know this controller by."""
+        """The token that this controller shows to the slots."""
         return FencingToken(self._epoch, self._lease.epoch)
 
     def _with_router(self, record: CanaryRecord) -> CanaryRecord:
-        """Start the router again if it has ended, wherever the canary stands: without one every user is refused."""
+        """Start the router again if it has ended, in every phase: without it every user is refused."""
         try:
             done = self._router.revive()
         except PipelineError as error:
@@ -207,7 +207,7 @@ class ControllerCore:
         told = marked.with_event(EventKind.ROLLING_BACK, judgement.summary, by=self._owner, verdict=judgement.verdict)
         try:
             return self._save(told, phase=Phase.ROLLING_BACK, judgement=judgement, pause=None)
-        except Transient:  # the store: users first, and whoever comes next finds what the router was told
+        except Transient:  # the store is down: move the users first; the next controller reads the router
             move_unrecorded(self._router, self._slots, record.release_id, self._plan.patience, record)
             raise
 
@@ -243,12 +243,12 @@ class ControllerCore:
         return self._journal.save(record.model_copy(update={**changes, **heard}))
 
     def _hold(self, record: CanaryRecord, refused: Transient, *, watched: bool) -> CanaryRecord:
-        """The record as it was, for what was refused to be tried again.
+        """Keep watching while the store refuses writes; returns the record as it was, for the next try.
 
         Args:
             record: As it was before.
             refused: What the store said.
-            watched: What is tried again looks at the candidate itself.
+            watched: The next try looks at the candidate itself.
 
         Raises:
             Transient: As `refused`: the candidate has no traffic, or none any more.
@@ -269,7 +269,7 @@ class ControllerCore:
         return record
 
     def _fails_meanwhile(self, record: CanaryRecord) -> Judgement | None:
-        """The immediate guard of a candidate that has traffic outside of a look; what it read is kept in memory."""
+        """The immediate guard between looks, for a candidate with traffic; what it reads is kept in memory."""
         if not self._slots.alive(record.candidate):
             return findings.server_ended(f"{record.share_percent:g} %")
         held = self._held if self._held is not None and self._held.phase is record.phase else record

@@ -1,4 +1,4 @@
-"""The beginning of a canary: its server, the warm-up, and what "slow" will mean."""
+"""The start of a canary: its server, the warm-up, and the latency limits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Starting(ControllerCore):
         if self._plan.production is not None:
             self._slots.ensure(self._plan.production.slot, self._plan.production.repository, self._token)
             if (drift := self._drift(record, self._router.read()[0])) is not None:
-                return self._drifted(record, drift)  # the idle slot may not be idle: nothing is started or stopped
+                return self._drifted(record, drift)  # the idle slot may be in use: start and stop nothing
         self._clock.start()
         record = self._save(record, candidate_started=True)
         if record.stable is not None:
@@ -52,12 +52,12 @@ class Starting(ControllerCore):
         return self._save(record.marked("candidate started", share=0.0), phase=Phase.WARM)
 
     def _keep_stable_behind(self, record: CanaryRecord) -> None:
-        """Where the candidate stands by: or else users would wait for stable to start, with nobody to ask."""
+        """Restart stable while the candidate stands by; without a standby, users would be refused meanwhile."""
         if record.stood_in is not None:
             self._keep_stable()
 
     def _keep_stable(self) -> None:
-        """Before the first step the candidate only stands by for it, and that step may take long to come."""
+        """Keep stable's server running: until the first step, which may be hours away, it serves all users."""
         production = self._plan.production
         if production is None or not self._slots.ended(production.slot):
             return
@@ -67,7 +67,7 @@ class Starting(ControllerCore):
         except Fenced:
             raise
         except PipelineError as error:
-            log.error("stable's server does not start", slot=production.slot, reason=str(error))  # noqa: TRY400 - told
+            log.error("stable's server does not start", slot=production.slot, reason=str(error))  # noqa: TRY400 - the reason is logged
 
     def _warm_up(self, record: CanaryRecord, percent: float) -> CanaryRecord:
         self._keep_stable_behind(record)
@@ -87,7 +87,7 @@ class Starting(ControllerCore):
         return self._begin_tests(record, percent)
 
     def _stands_by(self, record: CanaryRecord) -> CanaryRecord:
-        """Have users' requests that stable fails asked of the candidate, which answers by now; see `standby`."""
+        """Make the candidate, which answers by now, the standby: it gets requests that stable fails."""
         state, revision = self._router.read()
         want = self._alone(record).model_copy(update={"mirror": state.mirror})
         if want.standby is None or state.standby == want.standby or not want.same_traffic(state):
@@ -104,7 +104,7 @@ class Starting(ControllerCore):
         return self._state(stable, 1.0, on_trial=False, standby=record.candidate)
 
     def _compared(self, record: CanaryRecord) -> CanaryRecord:
-        """Ask both slots the same prompts, once, where the policy asks for it."""
+        """Send both slots the same prompts, once, if the policy wants that."""
         if self._shadow is None or record.stable is None or record.shadow:
             return record
         facts = self._shadow.compare(record.stable, record.candidate, self._lease.check)
@@ -112,7 +112,7 @@ class Starting(ControllerCore):
         return self._save(record, shadow=facts)
 
     def _mirrored(self, record: CanaryRecord) -> CanaryRecord:
-        """Warm the candidate up by copies of stable's requests, once, where policy and router offer it."""
+        """Warm the candidate up with mirrored requests, once, if policy and router allow it."""
         seconds = self._policy.warm_up_mirror_seconds
         if seconds == 0 or record.stable is None or any(mark.label == MIRRORED for mark in record.marks):
             return record
@@ -129,7 +129,7 @@ class Starting(ControllerCore):
         while time.monotonic() < deadline:
             self._lease.check()
             time.sleep(min(self._policy.look_seconds, seconds))
-        record = self._save_later(record, applied=want, intended=alone)  # no copies for as long as the store is full
+        record = self._save_later(record, applied=want, intended=alone)  # stop mirroring while the store is full
         traffic_to(self._router, alone, self._plan.patience)
         return self._save(record.marked(MIRRORED, share=0.0), applied=alone)
 
@@ -170,7 +170,7 @@ class Starting(ControllerCore):
         return self._begin_step(self._told_stood_in(record), percent, analysis.begin(thresholds, self._policy))
 
     def _told_stood_in(self, record: CanaryRecord) -> CanaryRecord:
-        """The record with what the candidate has answered before its first step, if that was anything."""
+        """The record, with an event if the candidate answered requests before its first step."""
         if not record.stood_in:
             return record
         words = f"{record.stood_in} requests that stable failed were answered by the candidate"
@@ -178,7 +178,7 @@ class Starting(ControllerCore):
         return record.with_event(EventKind.STOOD_IN, words, by=self._owner)
 
     def _wait_for_traffic(self, record: CanaryRecord, seen: int) -> CanaryRecord:
-        answered = record.stable is None or self._slots.alive(record.stable)  # or else the candidate alone is there
+        answered = record.stable is None or self._slots.alive(record.stable)  # otherwise only the candidate runs
         if answered and record.watched_seconds > self._policy.maximum_bake_seconds:
             record = self._told_stood_in(record)
             can_replay = self._plan.can_replay

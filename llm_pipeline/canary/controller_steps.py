@@ -25,14 +25,14 @@ from llm_pipeline.canary.step_summary import format_step, step_in_numbers
 log = get_logger(__name__)
 
 SOURCE_PATIENCE_LOOKS = 30
-"""A source of metrics that is down for longer than so many looks pauses the canary."""
+"""The canary pauses once the source of metrics has been down for this many looks."""
 
 
 class Watching(ControllerCore):
     """From SHIFTING to the end of a step."""
 
     def _shift(self, record: CanaryRecord) -> CanaryRecord:
-        """Record the intent, tell the router, wait for its word, record that."""
+        """Record the intent, write the routes, wait until the router confirms them, record that."""
         current, revision = self._router.read()
         if (drift := self._drift(record, current)) is not None:
             return self._drifted(record, drift)
@@ -58,7 +58,7 @@ class Watching(ControllerCore):
         return record.marked(percent, share=self._policy.share_at(record.step_percent))
 
     def _look(self, record: CanaryRecord) -> CanaryRecord:
-        """One look, recorded; what the store does not take is looked at again, from where it was recorded last."""
+        """One look, recorded. If the store refuses it, the next look starts where the last recorded one ended."""
         time.sleep(self._policy.look_seconds)
         current, _ = self._router.read()
         if (drift := self._drift(record, current)) is not None:
@@ -77,12 +77,12 @@ class Watching(ControllerCore):
         looks = with_look(record.looks, tests, at=time.time(), percent=record.step_percent)
         record = seeing.model_copy(update={"analysis": tests, "looks": looks})
         decision = self._decide(record)
-        if seen.behind and decision.outcome is Outcome.PASS:  # what is not read yet may say otherwise
+        if seen.behind and decision.outcome is Outcome.PASS:  # unread lines may say otherwise
             return self._save(record)
         return self._act_on(record, decision)
 
     def _without_source(self, record: CanaryRecord, error: Transient) -> CanaryRecord:
-        """Nothing is concluded from silence; it is waited for, outside of the bake, and then the canary pauses."""
+        """Wait for the source without counting the time as baked, conclude nothing, and pause after a while."""
         log.warning("the source of metrics is down", reason=str(error))
         self._blind_since = self._blind_since or time.monotonic()
         blind = time.monotonic() - self._blind_since
@@ -94,14 +94,14 @@ class Watching(ControllerCore):
         return self._pause(record, down, PauseReason.NO_SOURCE)
 
     def _decide(self, record: CanaryRecord) -> Decision:
-        """Decide the step by its data; a final decision is logged with the whole table."""
+        """Decide the step by its data; a final decision is logged with the full table."""
         tests, seconds = tests_of(record), record.watched_seconds
         decision = decide(tests, self._policy, seconds)
         if not self._slots.alive(record.candidate):
             ended = findings.server_ended(f"{record.step_percent:g} %")
             decision = Decision(outcome=Outcome.REGRESSED, judgement=ended)
         if record.pause_request is not None and decision.outcome in (Outcome.PASS, Outcome.UNDECIDED):
-            decision = decision.model_copy(update={"outcome": Outcome.CONTINUE})  # a person says when it goes on
+            decision = decision.model_copy(update={"outcome": Outcome.CONTINUE})  # paused by a person, who resumes it
         if decision.outcome is Outcome.CONTINUE or tests.step is None:
             return decision
         arms = self._traffic.step_arms(record)
@@ -112,7 +112,7 @@ class Watching(ControllerCore):
         return decision.model_copy(update={"judgement": judgement})
 
     def _hangs(self, record: CanaryRecord) -> Judgement | None:
-        """Whether requests that hang at the candidate, not the router, made the split look wrong."""
+        """The judgement if requests that hang at the candidate, and not the router, make the split look wrong."""
         step, router = tests_of(record).step, self._router
         candidate_waits = router.active_requests(record.candidate)
         stable_waits = router.active_requests(other_slot(record.candidate))
@@ -128,7 +128,7 @@ class Watching(ControllerCore):
             case Outcome.PASS:
                 return self._pass(record, judgement)
             case Outcome.ANOMALOUS:
-                hangs = self._hangs(record)  # whatever the policy says of regressions: users wait
+                hangs = self._hangs(record)  # whatever on_regression says: users are waiting
                 return (
                     self._condemn(record, hangs) if hangs else self._pause(record, judgement, PauseReason.WRONG_SPLIT)
                 )
@@ -138,7 +138,7 @@ class Watching(ControllerCore):
                 return self._undecided(record, judgement)
 
     def _regressed(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
-        """Roll back, or keep the weights and ask; a fault that users would meet is never kept."""
+        """Roll back, or freeze and ask a person; a fault that users would notice is always rolled back."""
         step = tests_of(record).step
         fails = step is None or evidence.guard(step, self._policy) is not None
         if fails or self._policy.on_regression == "roll_back" or not self._slots.alive(record.candidate):
@@ -147,7 +147,7 @@ class Watching(ControllerCore):
 
     def _undecided(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
         step = tests_of(record).step
-        if step is not None and evidence.stable_is_bad(step):  # nowhere to go back to
+        if step is not None and evidence.stable_is_bad(step):  # there is no stable to roll back to
             return self._pause(record, self._with_stable_again(judgement), PauseReason.UNDECIDED)
         if self._policy.on_undecided == "roll_back":
             return self._condemn(record, judgement)
@@ -167,7 +167,7 @@ class Watching(ControllerCore):
         return judgement.model_copy(update={"summary": words})
 
     def _with_stable_again(self, judgement: Judgement) -> Judgement:
-        """Start stable's server anew if it has ended: whoever decides then has somewhere to go back to."""
+        """Restart stable's server if it has ended, so that a rollback is possible."""
         production = self._plan.production
         if production is None or self._slots.alive(production.slot):
             return judgement

@@ -15,7 +15,7 @@ from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.verdict import Verdict
 
 MOST_EVENTS = 200
-"""A record keeps so many, the newest."""
+"""A record keeps this many of the newest events."""
 
 LONGEST_SUMMARY = 500
 

@@ -1,4 +1,4 @@
-"""What one look at a canary's step decides, and the facts behind it: what was measured, its limit, and its verdict."""
+"""The decision of one look at a canary's step, and its evidence: each measurement with its limit and verdict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPLIT_ALPHA = 0.001
 """A wrong split is a broken router or a wrong label: rare enough to ask for strong evidence."""
 
 STABLE_BAD_FRACTION = 0.2
-"""Stable failing this share of requests is an incident of its own: nobody is blamed or promoted meanwhile."""
+"""If stable fails this share of requests, that is an incident: no candidate is judged or promoted meanwhile."""
 
 ABSOLUTE_FAULT_FRACTION = 0.5
 ABSOLUTE_FAULT_REQUESTS = 20
@@ -26,11 +26,11 @@ ABSOLUTE_FAULT_REQUESTS = 20
 
 
 MOST_MISSED = 7.0
-"""So many requests do not fail to come by chance: e**-7 is less than 0.001."""
+"""Expected requests whose absence is no chance: e**-7 is less than 0.001."""
 
 
 def stable_is_bad(step: StepState) -> bool:
-    """Whether stable itself fails too much of the step for anybody to be blamed."""
+    """Whether stable fails so many requests of the step that the candidate cannot be judged."""
     stable = step.stable
     return stable.requests >= ABSOLUTE_FAULT_REQUESTS and stable.faults >= STABLE_BAD_FRACTION * stable.requests
 
@@ -38,7 +38,7 @@ def stable_is_bad(step: StepState) -> bool:
 def guard(step: StepState, policy: CanaryPolicy) -> Evidence | None:
     """The immediate guard, if the candidate fails request after request; None while it does not.
 
-    Where clients are told apart, two at least must have met the failures, and half of what the others asked.
+    Where clients are identified, a run of failures needs at least two of them, and the share leaves out the worst one.
     """
     candidate = step.candidate
     alone = step.clients and len(set(step.failed_in_a_row)) == 1
@@ -87,7 +87,7 @@ def regression_limit(metric: MetricState, policy: CanaryPolicy) -> float:
 
 
 def metric_compared(metric: MetricState, state: AnalysisState, policy: CanaryPolicy) -> Evidence:
-    """Judged over the whole canary; the last step holds the candidate to what stable showed before, too."""
+    """The evidence of one metric over the whole canary; the last step also compares with stable's earlier steps."""
     required = regression_limit(metric, policy)
     far = metric.far_slower(required)
     if metric.largest >= required:
@@ -119,7 +119,7 @@ def metric_compared(metric: MetricState, state: AnalysisState, policy: CanaryPol
 
 
 def limit_in_words(metric: MetricState, thresholds: Thresholds, at: int) -> str:
-    """What the metric counted at one of its limits, as ` beyond 50 ms (p90)`; empty where events just happen."""
+    """A metric's limit in words, as ` beyond 50 ms (p90)`; empty for a metric without limits."""
     limit = next(found for found in thresholds.metrics if found.title == metric.title).limits[at]
     if not limit.label:
         return ""
@@ -132,7 +132,7 @@ def limit_in_words(metric: MetricState, thresholds: Thresholds, at: int) -> str:
 
 
 def _held(limit: LimitState) -> str:
-    """What the candidate was held to, where that says most against it."""
+    """The level from stable's earlier steps, in words, if that comparison is the stronger evidence."""
     if limit.held is None or limit.held_value <= limit.regressed.tempered(limit.independence):
         return ""
     return f", held to {100.0 * limit.held.limit:.2g} % since the last step began"
@@ -146,7 +146,7 @@ def _tolerated(stable: float, test: RateTest) -> float:
 
 
 def stable_fails(step: StepState) -> Evidence:
-    """Why nothing is decided while stable fails."""
+    """The evidence that stable fails, which postpones every decision."""
     return Evidence(
         name="stable itself",
         verdict=Verdict.INCONCLUSIVE,
@@ -159,7 +159,7 @@ def stable_fails(step: StepState) -> Evidence:
 
 
 def requests_enough(step: StepState, policy: CanaryPolicy) -> Evidence:
-    """Whether the step saw enough of the candidate."""
+    """Whether the step has enough of the candidate's requests."""
     seen, what = step.split.candidate, f"{policy.unit}s"
     enough = seen >= policy.minimum_requests
     return Evidence(
@@ -174,7 +174,7 @@ def requests_enough(step: StepState, policy: CanaryPolicy) -> Evidence:
 
 
 def data_arrive(step: StepState) -> Evidence:
-    """Whether what the step was judged by kept arriving until now: what happened before says nothing of a silence."""
+    """Whether data kept arriving until the end of the step; earlier data says nothing about a silence."""
     silent = step.missed > MOST_MISSED or not step.looks
     return Evidence(
         name="data until the step's end",
@@ -187,7 +187,7 @@ def data_arrive(step: StepState) -> Evidence:
 
 
 def requests_lost(step: StepState) -> Evidence:
-    """A fact for the reader: by itself it decides nothing, the error test does."""
+    """Requests that failed for users. Information only: the test of errors decides."""
     total = step.candidate.requests + step.stable.requests
     return Evidence(
         name="requests that failed for users at this step",
@@ -200,10 +200,10 @@ def requests_lost(step: StepState) -> Evidence:
 
 
 class Outcome(StrEnum):
-    """What one look says should happen next."""
+    """What should happen after a look."""
 
     CONTINUE = "continue"
-    PASS = "pass"  # noqa: S105 - a verdict
+    PASS = "pass"  # noqa: S105 - no password
     REGRESSED = "regressed"
     ANOMALOUS = "anomalous"
     UNDECIDED = "undecided"
@@ -250,7 +250,7 @@ def decide(state: AnalysisState, policy: CanaryPolicy, elapsed_seconds: float) -
 def _bake(
     step: StepState, policy: CanaryPolicy, elapsed_seconds: float, facts: list[Evidence], *, early: bool
 ) -> Decision:
-    """Long enough, or parity proven by the step's own traffic where the policy advances early."""
+    """Whether the step has baked enough: by time, or early if the policy allows it and the step proves parity."""
     ready = all(fact.verdict is Verdict.GO for fact in facts)
     if ready and elapsed_seconds >= policy.minimum_bake_seconds:
         return _decision(Outcome.PASS, f"no regression at {step.percent}", facts)

@@ -1,4 +1,4 @@
-"""Judgements that no statistics are needed for: what a controller finds when it starts or watches a candidate."""
+"""Judgements without statistics: what a controller finds when it starts or watches a candidate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llm_pipeline.store.artifact_store import ArtifactStore
 
 
 def answers_nothing(warm_up: WarmUp) -> Judgement:
-    """The candidate runs and answers no golden prompt."""
+    """The candidate's server runs and answers no golden prompt."""
     detail = "the candidate gives no answer"
     fact = _fact("golden prompts answered", Verdict.NO_GO, 0.0, samples=warm_up.prompts, detail=detail)
     return judge("the candidate does not answer", [fact])
@@ -35,7 +35,7 @@ def not_reached() -> Judgement:
 
 
 def deployed_first(warm_up: WarmUp) -> Judgement:
-    """Nothing was in production: the golden prompts are all there is to judge by."""
+    """Nothing was in production, so only the golden prompts can be judged."""
     detail = "nothing was in production on this target: no comparison was possible"
     name, answered = "first deployment: golden prompts answered", float(warm_up.answered)
     fact = _fact(name, Verdict.GO, answered, samples=warm_up.prompts, detail=detail)
@@ -43,11 +43,11 @@ def deployed_first(warm_up: WarmUp) -> Judgement:
 
 
 def more_traffic(policy: CanaryPolicy, *, can_replay: bool) -> str:
-    """What to do for requests to judge by.
+    """How to get enough requests for a judgement, as advice.
 
     Args:
         policy: The canary's.
-        can_replay: The users' port is known here, so prompts can be replayed there.
+        can_replay: The users' port is known here, so that prompts can be replayed.
     """
     if not can_replay:
         return (
@@ -73,16 +73,16 @@ def too_little_traffic(seen: int, policy: CanaryPolicy, *, can_replay: bool) -> 
 
 
 def not_acknowledged() -> Judgement:
-    """The router did not say that it acts on the new weights."""
+    """The router did not confirm the new weights."""
     fact = _fact("router", Verdict.INCONCLUSIVE, None, samples=0, detail="no acknowledgement of the new weights")
     return judge("the router did not take the new weights", [fact])
 
 
 def does_not_answer(step: StepState, *, candidate_waits: int, stable_waits: int) -> Judgement | None:
-    """The split of finished requests is wrong only because requests hang at the candidate; None where that is not so.
+    """The judgement if the split looks wrong only because requests hang at the candidate; None otherwise.
 
-    A request is in the log once it has ended, or a while after it began, so one that hangs looks like one that the
-    router never sent. More than the missing ones may wait: the log is behind the router, and some are in it by now.
+    A request is logged when it ends, or some time after it began, so one that hangs looks like one that the router
+    never sent. More requests than are missing may be waiting: the log lags behind the router.
 
     Args:
         step: The step, of which the split contradicts the intended one.
@@ -117,13 +117,13 @@ def server_ended(percent: str) -> Judgement:
 
 
 def another_model(percent: str, differs: str) -> Judgement:
-    """What answers in the candidate's slot is not the release."""
+    """The server in the candidate's slot does not serve this release."""
     fact = _fact("candidate's golden answers", Verdict.NO_GO, 0.0, samples=1, detail=differs)
     return judge(f"the server on trial is not the release's at {percent}: {differs}", [fact])
 
 
 def source_down(reason: str) -> Judgement:
-    """What the users get cannot be seen: nothing is concluded from silence."""
+    """The source of metrics is down, so nothing can be concluded."""
     fact = _fact("source of metrics", Verdict.INCONCLUSIVE, None, samples=0, detail=reason)
     return judge("paused: the source of metrics is down", [fact])
 
@@ -142,21 +142,21 @@ def denied(percent: float, by: str) -> Judgement:
 
 
 def nobody_answered(percent: float, seconds: float) -> Judgement:
-    """A canary waited for a person for as long as it may."""
+    """Nobody answered a canary's question before its deadline."""
     detail = f"nobody answered within {seconds:.0f} s"
     fact = _fact("approval", Verdict.INCONCLUSIVE, percent, samples=0, detail=detail)
     return judge(f"waited at {percent:g} % and {detail}", [fact])
 
 
 def nobody_resumed(by: str, percent: float, seconds: float) -> Judgement:
-    """A person paused the canary and nobody resumed it for as long as it may stay paused."""
+    """A person paused the canary and nobody resumed it before the deadline."""
     detail = f"nobody resumed it within {seconds:.0f} s"
     fact = _fact("pause", Verdict.INCONCLUSIVE, percent, samples=0, detail=detail)
     return judge(f"{by} paused the canary at {percent:g} %, and {detail}", [fact])
 
 
 def accepted(percent: float, by: str, requests: int) -> Judgement:
-    """A person let a step pass that the tests did not pass."""
+    """A person let a step pass that the tests had not passed."""
     fact = _fact("a person's decision", Verdict.GO, percent, samples=max(1, requests), detail=f"accepted by {by}")
     return judge(f"{by} let step {percent:g} % pass", [fact])
 
@@ -164,8 +164,8 @@ def accepted(percent: float, by: str, requests: int) -> Judgement:
 def undecided_and_clean(step: StepState) -> Judgement | None:
     """The judgement that advances an undecided step if the policy allows it; None if any evidence is against it.
 
-    The candidate must have answered, and failed no larger a share of its requests than stable did of its own. A stable
-    that fails itself excuses nobody, and what is not seen any more is not clean.
+    The candidate must have answered requests, and its error rate must not exceed stable's. A failing stable is no
+    excuse, and a candidate whose data has stopped arriving is not clean.
     """
     mine, theirs = step.candidate, step.stable
     if (
@@ -182,7 +182,7 @@ def undecided_and_clean(step: StepState) -> Judgement | None:
 
 
 def superseded(by_release: str) -> Judgement:
-    """A newer release takes the target."""
+    """A newer release takes over the target."""
     fact = _fact("canary", Verdict.INCONCLUSIVE, None, samples=0, detail=f"superseded by release {by_release}")
     return judge(f"superseded by release {by_release}", [fact])
 
@@ -201,7 +201,7 @@ def taken_back(phase: str, percent: float) -> Judgement:
 
 
 def changed_from_outside(found: RouteState, known: Sequence[RouteState]) -> Judgement | None:
-    """The judgement if somebody else changed the router; None if the router is in a known state.
+    """The judgement if another process changed the router; None if the router is in a known state.
 
     Args:
         found: What the router does.
@@ -225,7 +225,7 @@ def _weights(state: RouteState) -> str:
 
 
 RECORDED_WITHIN_SECONDS = 10.0
-"""Whoever takes a canary back fences its controller first and writes down what they do a moment later."""
+"""A rollback fences the controller first and is recorded a moment later."""
 
 
 def taken_back_judgement(
@@ -237,7 +237,7 @@ def taken_back_judgement(
         store: Where the canary's record is.
         release_id: The release that was on trial.
         target: The target's name.
-        wait_seconds: For their record of it.
+        wait_seconds: How long their record of it is waited for.
     """
 
     def found() -> CanaryRecord | None:
@@ -264,5 +264,5 @@ def _who(record: CanaryRecord) -> CanaryEvent | None:
     if record.phase not in (Phase.ROLLING_BACK, Phase.ROLLED_BACK):
         return None
     began = [event for event in record.events if event.kind is EventKind.ROLLING_BACK]
-    mine = f"{record.release_id}@"  # so begins the name of its controllers
+    mine = f"{record.release_id}@"  # its controllers' names begin with the release
     return began[-1] if began and not began[-1].by.startswith(mine) else None

@@ -1,4 +1,4 @@
-"""What a canary counts: a request, or a session with all that its requests showed; and what is an event of it.
+"""The units that a canary counts (requests or whole sessions), and which of them are events of a metric.
 
 An event is a value beyond a limit that was fixed before the first step. A session has an event when any of its
 requests has one, and stable's limits are taken from stable's sessions in the same way, so that a session of many
@@ -22,7 +22,7 @@ _MOST_SHARE = 0.5
 
 
 def kinds_of(request: ObservedRequest, long_bytes: int | None) -> tuple[str, ...]:
-    """The kinds of a request, by what is known before the answer."""
+    """The kinds of a request, by what is known before its answer."""
     streamed = STREAMED if request.streaming else WHOLE
     is_long = long_bytes is not None and request.request_bytes > long_bytes
     route = f"{_ROUTE}{request.route}"
@@ -36,7 +36,7 @@ def rare_kinds(kinds: Iterable[tuple[str, ...]], enough: float) -> tuple[str, ..
     streamed fails 0.2 % of them all. So such a kind has tests of errors and of the time to the last byte of its own,
     with limits of its own, within the same `alpha`.
 
-    Where all of two kinds' requests are the same, as of streams and the only route that streams, the first counts.
+    If two kinds have exactly the same requests (streams, and the only route that streams), only the first is tested.
     """
     members: dict[str, set[int]] = {STREAMED: set(), WHOLE: set(), LONG: set()}
     total = 0
@@ -73,7 +73,7 @@ CONTENTS: frozenset[MetricName] = frozenset({"repetitive answers", "odd characte
 LATENCIES: frozenset[MetricName] = frozenset({"slow first token", "slow tokens", "slow end to end"})
 
 RARE: frozenset[MetricName] = frozenset(get_args(MetricName)) - LATENCIES - {"short answers", "long answers"}
-"""Metrics whose events are rare: they happen or do not, or lie beyond what nearly all of stable's answers do."""
+"""Metrics whose events are rare: faults, or values beyond those of nearly all of stable's answers."""
 
 _CUT = "length"
 
@@ -96,16 +96,16 @@ _JUDGED: dict[MetricName, str] = {
 
 _HAPPENED = ("error", "truncated", "empty", "abandoned", "unfinished")
 _MEASURED = ("first_token", "per_token", "end_to_end", "longest", "repetition", "odd_characters")
-"""How the values of a session's requests are joined: whether any happened, and the largest; of `shortest` the least."""
+"""How the values of a session's requests are joined: `any`, or the largest; the least for `shortest`."""
 
 CLIENT_GROUPS = 4
-"""What one client may take from the evidence of all others; fewer groups would cost more of it."""
+"""Groups of clients. Leaving one out loses its share of the evidence, so fewer groups would lose more."""
 
 _UNMIXED_BITS = 2**8  # the lowest bits of a fingerprint say little of names that differ in their last letter
 
 
 class Limit(Frozen):
-    """Beyond what a unit has an event.
+    """A limit beyond which a unit has an event.
 
     Attributes:
         value: Milliseconds or tokens; for short answers an event is below it.
@@ -120,7 +120,7 @@ class MetricLimits(Frozen):
     """A metric with its limits; a single one of zero where events happen or do not.
 
     Attributes:
-        kind: Of requests, which the metric is about; empty for all.
+        kind: The kind of requests that it covers; empty for all.
     """
 
     name: MetricName
@@ -134,24 +134,24 @@ class MetricLimits(Frozen):
 
 
 class Unit(Frozen):
-    """A request or a session; a value is None where there is nothing to judge.
+    """A request or a session; a value is None if it cannot be judged.
 
     Attributes:
         on_trial: It belongs to the candidate's arm.
         stratum: Its class of prompt size.
-        kinds: Those rare kinds of requests that it is of (see `kinds`).
-        group: That of its client, by fingerprint; empty where nobody knows whose it is.
+        kinds: The rare kinds of requests that it belongs to.
+        group: Its client's group, by fingerprint; empty if the client is unknown.
         error: It failed; None while it is in flight, and when its user left.
-        first_token: Of a streamed answer, milliseconds, or at least so many.
+        first_token: Milliseconds to the first token of a streamed answer; a lower bound while it is in flight.
         per_token: Milliseconds for each output token after the first, of a streamed answer.
-        end_to_end: Of an answer, milliseconds, or at least so many.
+        end_to_end: Milliseconds to the end of the answer; a lower bound while it is in flight.
         truncated: The answer ended without its final chunk, or because the server gave it up.
         empty: The answer has no text.
         shortest: Output tokens of the shortest answer.
         longest: Output tokens of the longest answer.
         abandoned: The user left before the answer's end.
-        refused: The request was refused; only of those that have a vote (see `votes`).
-        unfinished: The answer went on to the limit of its length.
+        refused: The request was refused; only for requests that have a vote (see `Voters`).
+        unfinished: The answer stopped at its token limit.
         repetition: Of the text, a share.
         odd_characters: Of the text's characters, a share.
     """
@@ -190,13 +190,13 @@ def unit_of(
     first_token: bool = True,
     end_to_end: bool = True,
 ) -> Unit:
-    """One request. The latencies of a failed or refused one are not judged; of a cold one nothing but errors is.
+    """One request. Latencies of failed or refused requests are not judged; of cold ones only errors are.
 
     Args:
         request: Ended, or in flight.
         on_trial: It belongs to the candidate's arm.
         strata_bytes: Largest request sizes of all classes but the last, rising.
-        long_bytes: The largest size that is not among the longest tenth; None where sizes tell nothing.
+        long_bytes: The largest size outside the longest tenth; None if sizes are too alike.
         cold: It started so early in a step that only errors are judged.
         first_token: Its time to the first token is to be judged.
         end_to_end: Its whole time is to be judged; see `in_flight`.
@@ -222,7 +222,7 @@ def unit_of(
 
 
 def _latencies(request: ObservedRequest, *, first_token: bool, end_to_end: bool) -> dict[str, float | None]:
-    """Of a request that has not been answered: how long it had not come."""
+    """Latencies of a request without an answer: how long it has waited."""
     unanswered = request.in_flight or request.cancelled
     first = request.first_byte_milliseconds
     if first is None and unanswered:
@@ -245,7 +245,7 @@ def group_of(client: str | None) -> str:
 
 
 def joined(one: Unit, other: Unit) -> Unit:
-    """Both as one: what either showed, in the arm and the stratum of the first."""
+    """Two units as one, in the arm and the stratum of the first."""
     both = {name: (getattr(one, name), getattr(other, name)) for name in (*_HAPPENED, *_MEASURED, "shortest")}
     known = {name: [value for value in values if value is not None] for name, values in both.items()}
     joined = {name: any(known[name]) if known[name] else None for name in _HAPPENED}
@@ -254,13 +254,13 @@ def joined(one: Unit, other: Unit) -> Unit:
 
 
 def value_of(unit: Unit, name: MetricName) -> float | None:
-    """What the metric judges, to be compared with its limits (see `beyond`); None where there is nothing to judge."""
+    """The unit's value of a metric, to be compared with its limits (see `beyond`); None if it has none."""
     value = getattr(unit, _JUDGED[name])
     return None if value is None else float(value)
 
 
 def values_of(units: Iterable[Unit], metric: MetricLimits) -> list[float]:
-    """What the metric judges of units of its kind."""
+    """The values of a metric, of the units of its kind."""
     of_kind = (unit for unit in units if not metric.kind or metric.kind in unit.kinds)
     return [value for unit in of_kind if (value := value_of(unit, metric.name)) is not None]
 

@@ -1,8 +1,8 @@
-"""The tests of one metric over a whole canary: its limits, how its events waver with time, and whether it is no worse.
+"""The tests of one metric over a whole canary: per limit, with an allowance for variation over time, and for parity.
 
-An e-value counts what requests say only as far as they are witnesses of their own (see `spread`): stable's blocks of
-time before the first step and since tell how much one server wavers, and no single block of time can say much about
-latencies. Errors are not limited like that: many of them in a moment have to be seen in that moment.
+Correlated requests count for less in an e-value (see `spread`): stable's blocks of time before and since the first
+step show how much a single server varies, and no single block can add much evidence on latencies. Errors have no such
+cap: a burst of errors must be seen at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from llm_pipeline.statistics.eprocess import LevelTest, RareTest, RateTest
 from llm_pipeline.statistics.spread import Pace, Spread, independence
 
 MOST_A_BLOCK = 2.0
-"""What one block of time may add to the logarithm of an e-value of common events. Four blocks at least are needed."""
+"""The most that one block of time adds to the logarithm of an e-value of common events: at least four are needed."""
 
 FAR_LIMITS = 2
 """The last limits of a latency: four and eight times the highest of stable's quantiles."""
@@ -27,7 +27,7 @@ FAR_LIMITS = 2
 _MOST, _HARDLY_ANY = 0.5, 0.1
 
 _MOST_HELD = 0.95
-"""A level beyond this is none: nothing can exceed it by much."""
+"""Levels above this are not used: nothing can exceed them by much."""
 
 _PARITY_QUANTILES = ("p90", "p95", "p50")
 """Where non-inferiority is tested: far enough in the tail to matter, near enough to be proven with hours of traffic."""
@@ -37,9 +37,9 @@ class LimitState(Frozen):
     """The test of one metric at one limit, over the whole canary.
 
     Attributes:
-        independence: What the evidence of a request counts, between 0 and 1; see `spread`.
-        held: At the last step: that the candidate keeps to what stable showed at the steps before.
-        held_independence: What the evidence of a request counts there.
+        independence: Weight of a request's evidence, between 0 and 1; see `spread`.
+        held: At the last step: the test against the level that stable showed at earlier steps.
+        held_independence: Weight of a request's evidence there.
     """
 
     regressed: RateTest
@@ -51,7 +51,7 @@ class LimitState(Frozen):
 
     @property
     def value(self) -> float:
-        """The e-value that the candidate is worse than tolerated there; two ways to show it share it."""
+        """The e-value that the candidate is worse than tolerated at this limit; the mean of its two tests."""
         compared = self.regressed.tempered(self.independence)
         return compared if self.held is None else (compared + self.held_value) / 2.0
 
@@ -70,17 +70,17 @@ class LimitState(Frozen):
         return math.inf if most is None else most * blocks
 
     def tempered(self, spread: Spread, blocks: float, at: int, *, cautious: bool) -> LimitState:
-        """With what a request's evidence counts by now."""
+        """The test with the current weights of evidence."""
         variance = spread.variance(at, blocks, cautious=cautious)
         update = {"independence": independence(self.regressed.information, variance)}
-        if self.held is not None:  # of another time than stable's: nothing may have evened out
+        if self.held is not None:  # from another time than stable's: load may have differed
             variance = spread.variance(at, 1.0, cautious=cautious)
             update["held_independence"] = independence(self.held.information, variance)
         return self.model_copy(update=update)
 
 
 class Parity(Frozen):
-    """Whether the candidate is no worse: by the ratio to stable or, where events may never happen, by their rarity.
+    """The tests of parity: by the ratio to stable or, where events may never happen, by how rare they are.
 
     Attributes:
         at: Index of the limit that is tested.
@@ -94,7 +94,7 @@ class Parity(Frozen):
 
     @property
     def largest(self) -> float:
-        """The e-value to be compared with 1 / alpha; two ways to prove it share alpha."""
+        """The e-value to be compared with 1 / alpha; the two tests share alpha."""
         if self.rare is None:
             return self.ratio_largest
         return max(self.ratio_largest, self.rare.largest) / 2.0
@@ -119,7 +119,7 @@ class Parity(Frozen):
         return self.model_copy(update=update)
 
     def looked_at(self, independence: float, blocks: int) -> Parity:
-        """The tests at the end of a look, with which so many blocks ended; a request's evidence counts for so much."""
+        """The tests at the end of a look, after this many blocks, with this weight of a request's evidence."""
         test = self.non_inferior.block_ends(blocks) if blocks else self.non_inferior
         largest = max(self.ratio_largest, test.tempered(independence))
         return self.model_copy(update={"non_inferior": test, "ratio_largest": largest})
@@ -135,11 +135,11 @@ class MetricState(Frozen):
         parity: Over the whole canary.
         parity_here: Over the current step alone.
         untouched: `parity` without data, to begin a step with.
-        candidate_units: Requests, or sessions, of which the metric could be told.
+        candidate_units: Requests, or sessions, with a value of the metric.
         largest: The largest mean of the limits' e-values so far; a mean of e-processes is an e-process.
         block_seconds: Length of a block of time.
-        spread: How stable wavers, before the canary and since.
-        pace: Where the evidence lies in time.
+        spread: How stable varies over time, before the canary and since.
+        pace: How the evidence is spread over time.
     """
 
     name: MetricName
@@ -167,11 +167,11 @@ class MetricState(Frozen):
         return sum(limit.value for limit in self.limits) / len(self.limits)
 
     def far_slower(self, required: float) -> int | None:
-        """Which far limit most of the candidate's requests exceed, and hardly any of stable's; None for none.
+        """The far limit that most of the candidate's requests exceed and hardly any of stable's; None if there is none.
 
-        A server that stalls now and then wavers much beyond these limits, and allowing for all of that would hide a
-        candidate that is many times slower all the time. Stalls do not last for most of a comparison, so here the
-        e-value counts as it is: it still takes several blocks of time, and several clients.
+        A server with occasional stalls varies so much at these limits that the full allowance would hide a candidate
+        that is always many times slower. Stalls do not fill most of a comparison, so here the e-value is used without
+        the allowance; it still needs several blocks of time and several clients.
 
         Args:
             required: The e-value at which the metric has regressed.
@@ -188,13 +188,13 @@ class MetricState(Frozen):
 
     @property
     def telling(self) -> int:
-        """Index of the limit that says most against the candidate; of the one that parity is tested at if none does."""
+        """Index of the limit with the most evidence against the candidate; by default the one that tests parity."""
         values = [limit.value for limit in self.limits]
         return values.index(max(values)) if max(values) > 1.0 else self.parity.at
 
 
 def begin_metric(metric: MetricLimits, alpha_share: float, thresholds: Thresholds, policy: CanaryPolicy) -> MetricState:
-    """A metric's tests without data, but for what was learned of stable before."""
+    """A metric's tests before the first step: without data, except what is known of stable's variation."""
     rare = metric.name in RARE
     ratio = policy.length_ratio if metric.name in LENGTH_QUANTILES else policy.slow_ratio
     ratio, law, most = (policy.error_ratio, "rates", None) if rare else (ratio, "odds", MOST_A_BLOCK)
@@ -241,7 +241,7 @@ def observe_metric(metric: MetricState, counts: Iterable[MetricCounts], began: f
 
 
 def hold(metric: MetricState) -> MetricState:
-    """The metric at the last step, held to what stable showed so far: little is left there to compare with.
+    """The metric at the last step, compared with stable's earlier steps: stable has little traffic left.
 
     The level is the upper end of what stable's share may be, times the tolerated ratio; squared for latencies, since
     time has passed and the candidate has all the load now.
@@ -265,7 +265,7 @@ def _level(metric: MetricState, limit: LimitState) -> LevelTest | None:
 
 
 def _looked_at(metric: MetricState, until: float) -> MetricState:
-    """End the block of time if it is over, and say what the evidence counts by now."""
+    """End the block of time if it is over, and update the weights of evidence."""
     pace, spread, limits = metric.pace, metric.spread, metric.limits
     if ends := pace.length(until, metric.block_seconds):
         spread = spread.observe(pace.stable, pace.events, ends) if pace.events else spread

@@ -1,9 +1,9 @@
-"""What every move of traffic is made of: epochs, routes and their confirmation, servers that answer, draining, standby.
+"""The parts of every move of traffic: epochs, routes and their confirmation, answering servers, draining, standby.
 
-The standby is the slot that answers if production's server does not: the version that served before, for as long as
-that one is kept warm; and from the moment that a candidate has taken its slot and answers, the candidate, which has
-passed every gate before the canary. A version that was rolled back or judged NO_GO never stands by. So users are
-without a server only where both are dead, or where the only live one was rolled back.
+The standby is the slot that answers if production's server does not: the previous version while it is kept warm, or
+the candidate, once it answers in that slot, because it has passed every gate before the canary. A version that was
+rolled back or judged NO_GO never stands by. So users are without a server only if both are dead, or if the only live
+one was rolled back.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _FIRST_PAUSE_SECONDS = 0.1
 _LARGEST_PAUSE_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 _STEADY_SECONDS = 2.0
-"""Longer than the router's health checks are apart."""
+"""Longer than the interval of the router's health checks."""
 
 _ANSWER_POLL_SECONDS = 0.5
 _DRAIN_LOG_SECONDS = 15.0
 LEFT_ALONE = "the slot now serves another repository: that server was left running"
 
 _LEASES = 2**20
-"""Leases with this many between them have the same number in an epoch."""
+"""An epoch holds the number of its lease modulo this."""
 
 
 def traffic_to(router: TrafficRouter, want: RouteState, patience: Patience) -> bool:
-    """Write the routes whatever they held; returns whether the data plane confirmed them.
+    """Write the routes unconditionally; returns whether the data plane confirmed them.
 
     Raises:
         RouterUnavailable: The routes could not be written for `patience.write` seconds.
@@ -71,10 +71,10 @@ def wait_converged(router: TrafficRouter, revision: str, seconds: float) -> bool
 
 
 def wait_usable(router: TrafficRouter, slot: SlotName, seconds: float) -> bool:
-    """Wait until the router accepts the slot and goes on to; a router that cannot tell is taken at its word.
+    """Wait until the router accepts the slot for a while; a router that cannot tell counts as accepting it.
 
-    A server that is started soon after another one stopped at its address is accepted by the checks of before, refused
-    by the next ones, and accepted again: so it must be accepted for longer than checks are apart.
+    A server that starts soon after another one stopped at its address still has that one's good health checks, fails
+    the next ones, and then passes again: so it must stay accepted for longer than the interval of the checks.
     """
     accepted_since: float | None = None
 
@@ -126,7 +126,7 @@ class Retired:
     cut: int | None
 
     def words(self, limit: DrainLimit) -> str:
-        """What a person must know of it; empty when all went well."""
+        """What a person must know about it; empty if all went well."""
         cut = f"{self.cut} requests still in flight were cut after {limit.seconds:g} s" if self.cut else ""
         return cut if self.stopped else LEFT_ALONE
 
@@ -169,7 +169,7 @@ def _drain(router: TrafficRouter | None, slots: SlotControl, slot: SlotName, lim
 
 
 def _in_flight(router: TrafficRouter | None, slots: SlotControl, slot: SlotName) -> int | None:
-    """By the router's count, or else the server's; None where neither counts."""
+    """The router's count, or else the server's; None if neither counts."""
     counted = router.active_requests(slot) if router is not None else None
     return counted if counted is not None else slots.in_flight(slot)
 
@@ -275,11 +275,11 @@ def stand_down(router: TrafficRouter, patience: Patience, *, owner: str, epoch: 
 
 
 def epoch_above(lease: int, *seen: int) -> int:
-    """An epoch for the holder of a lease, above those that it found at the router, in the record and at the slots.
+    """An epoch for the holder of a lease, above all epochs found at the router, in the record and at the slots.
 
     Two controllers that look at the same moment find the same epochs. So an epoch also holds the number of its
-    holder's lease, which the store gives once: no two controllers ever share an epoch. Whoever takes one reads what
-    there is, and only then confirms the lease: the next holder has seen at least as much, and goes above.
+    holder's lease, which the store gives out once: no two controllers share an epoch. A holder reads the epochs first
+    and confirms its lease afterwards, so the next holder reads epochs at least as high, and goes above them.
 
     Args:
         lease: The lease's own epoch; zero without a lease, while the store accepts no writes.

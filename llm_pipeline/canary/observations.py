@@ -1,10 +1,10 @@
 """What users saw, request by request, as the router's access log tells it; and the timeline that the report draws.
 
-A request belongs to the arm whose cluster the router chose, whoever answered it in the end. If an arm was answered
-by the other slot, or needed a second attempt, its own server failed and fail-over hid it: the user lost nothing, the
-arm is still charged, candidate or stable.
+A request belongs to the arm whose cluster the router chose, whichever slot answered it. If the other slot answered, or
+a second attempt was needed, the arm's own server failed and fail-over hid it: the user lost nothing, and the fault
+still counts against the arm.
 
-The log has a line when a request ends, and one a second while it is in flight: a request that never ends is seen, too.
+The log has a line when a request ends, and one a second while it is in flight, so a request that hangs is seen, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from llm_pipeline.canary.router import SlotName
 _GRPC_STREAM = "/ModelStreamInfer"
 _STREAMING_PATHS = ("/generate_stream", _GRPC_STREAM)
 # invalid argument, not found, already exists, permission denied, failed precondition, out of range, unimplemented,
-# unauthenticated: what both versions would say of the same request. All others but OK are the server's doing.
+# unauthenticated: both versions would answer the same request like that. Any other but OK is the server's fault.
 _REFUSING_GRPC_STATUSES = frozenset({3, 5, 6, 7, 9, 11, 12, 16})
 _FAULT_FLAGS = frozenset({"UF", "UO", "NR", "NC", "UT", "LR", "UR", "UC", "UPE", "UMSDR", "OM", "NFCF", "UH"})
 _CANCELLED_FLAGS = frozenset({"DC", "DR"})
@@ -48,13 +48,13 @@ class ObservedRequest:
         arm: The slot that the router chose.
         on_trial: The arm was the candidate's at that time.
         fault: The server of the arm failed it, hidden by fail-over or not.
-        error: A fault, or an answer that says no (4xx, to which every server that was asked agreed).
+        error: A fault, or a refusal (4xx) by every server that was asked.
         lost: The user saw a failure.
-        refused: The answer says no (4xx), and every server that was asked agreed.
-        cancelled: The user went away before the answer's end.
-        in_flight: It had not ended; times are those until then.
+        refused: Every server that was asked refused it (4xx).
+        cancelled: The user disconnected before the answer's end.
+        in_flight: It had not ended; its times are those until the line was written.
         streaming: The answer was a stream of tokens.
-        route: The end of the path, of those that ask for inference; empty for others.
+        route: The end of the path of an inference request; empty for others.
         first_byte_milliseconds: From the request's last byte, or its first in a gRPC stream, until the answer's first
             byte; None without an answer.
         total_milliseconds: From there until its last byte, or until the user went away, or its age in flight.
@@ -62,14 +62,14 @@ class ObservedRequest:
         stream_milliseconds: From the answer's first byte to its last; None without an answer.
         request_bytes: Size of the request's body.
         session: Fingerprint of the session's name; None without one.
-        client: Fingerprint of the address that asked; None where the router does not tell it.
-        identity: Of the request, the same in all its lines; empty where the router does not tell it.
-        server: The slot that answered last, or that was asked last; None where that is not known.
-        output_tokens: What the answer says; None where the router could not read it.
-        finish_reason: Of the answer's last chunk; empty when none came.
+        client: Fingerprint of the client's address; None where the router does not log it.
+        identity: The request's id, the same in all its lines; empty where the router does not log it.
+        server: The slot that answered, or was asked last; None where that is not known.
+        output_tokens: By the answer's own count; None where the router could not read it.
+        finish_reason: From the answer's last chunk; empty if there was none.
         empty: The answer has no text; None where it could not be read to its end.
         truncated: The answer has no final chunk, or the server gave it up; None like `empty`.
-        repetition: Share of the text that was there before, piece by piece; None where the text is short or unread.
+        repetition: Share of the text's pieces that occurred before in it; None where the text is short or unread.
         odd_characters: Share of the text's characters that are neither letters nor spaces; None like `repetition`.
     """
 
@@ -188,7 +188,7 @@ def quantile(values: Sequence[float], level: float) -> float | None:
 
 
 def arm_point(requests: Sequence[ObservedRequest]) -> ArmPoint:
-    """What one arm's requests amount to; first tokens are those of streamed answers."""
+    """One arm's requests as a point of the timeline; first tokens are those of streamed answers."""
     answered = [request for request in requests if not request.error and not request.cancelled]
     first = [r.first_byte_milliseconds for r in answered if r.streaming and r.first_byte_milliseconds is not None]
     total = [request.total_milliseconds for request in answered]
@@ -260,7 +260,7 @@ def _request(
 
 
 def _ending(entry: Mapping[str, Any]) -> Literal["answered", "failed", "refused", "abandoned"]:
-    """How a request ended; one for something not offered was refused, which gRPC reports by a status of its own."""
+    """How a request ended; a call of a method that is not offered was refused, for which gRPC has its own status."""
     code, status = _count(entry["code"]) or 0, entry.get("grpc_status")
     flags = set(str(entry.get("flags") or "-").split(",")) - {"-"}
     if flags & _CANCELLED_FLAGS:
@@ -283,9 +283,9 @@ class _Content(TypedDict):
 
 
 def _content(entry: Mapping[str, Any], path: str, *, read: bool) -> _Content:
-    """What the router read of an answer, where it read it to its end.
+    """What the router read from an answer that it read to its end.
 
-    Over gRPC users say which outputs they want: whether an answer has its end is known only with its finish reason.
+    gRPC users choose the outputs, so whether an answer is complete is known only if they asked for its finish reason.
     """
     has_text, reason = entry.get("has_text"), str(entry.get("finish_reason") or "")
     over_grpc = path.endswith(_GRPC_ANSWERS)
@@ -313,7 +313,7 @@ def _no_number(word: str) -> float:
 
 
 def _finite(value: Any) -> float:
-    """A number, or what says one; a TypeError of anything else says that the line is damaged."""
+    """A number, or text that holds one. Anything else raises TypeError: the line is damaged."""
     found = float(value)
     if not math.isfinite(found):
         raise ValueError(f"{value} is not a number")
@@ -321,7 +321,7 @@ def _finite(value: Any) -> float:
 
 
 def _after(asking: float, value: Any) -> float | None:
-    """Milliseconds from the request's last byte: how slowly a user sends is no server's doing."""
+    """Milliseconds from the request's last byte: a slow upload is not the server's fault."""
     found = _positive(value)
     return None if found is None else max(0.0, found - asking)
 

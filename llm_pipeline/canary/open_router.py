@@ -26,7 +26,7 @@ log = get_logger(__name__)
 
 @runtime_checkable
 class LogsRequests(Protocol):
-    """A router that keeps a record of single requests."""
+    """A router that logs single requests."""
 
     def access_log(self) -> AccessLog:
         """That record."""
@@ -51,15 +51,15 @@ def open_router(
 
 
 def router_as_it_is(place: RouterPlace, slots: Mapping[SlotName, SlotServer], state: Path) -> TrafficRouter | None:
-    """The router without starting or asking anything, for the way back; None where none ever ran.
+    """The router for a rollback, without starting or asking anything; None if none ever ran.
 
-    Its routes can be written all the same: those of an Envoy that is down are on disk when it comes back.
+    Routes can be written even while an Envoy is down: it reads them from disk when it starts.
     """
     return _adapter(place).as_it_is(place, slots, state)
 
 
 def name_release(router: TrafficRouter | None, slot: SlotName, release_id: str) -> None:
-    """Have the answers of a slot's server say which release gave them, where the router can."""
+    """Name the release in the headers of a slot's answers, if the router can."""
     if not isinstance(router, NamesReleases):
         return
     try:

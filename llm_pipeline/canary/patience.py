@@ -12,8 +12,8 @@ class DrainLimit:
     """How long requests in flight are waited for, in seconds.
 
     Attributes:
-        seconds: While they are counted.
-        blind_seconds: Where nobody counts them.
+        seconds: How long to wait where they are counted.
+        blind_seconds: How long to wait where nobody counts them.
     """
 
     seconds: float
@@ -25,13 +25,13 @@ class Patience:
     """How long each part of a rollback is tried, in seconds.
 
     Attributes:
-        write: For writing the routes; then the rollback fails and is retried by its caller.
-        confirm: For the router's acknowledgement; then it goes on unconfirmed.
-        prove: For an answer of the server that traffic goes back to.
-        drain: For requests in flight at a server that is to be stopped; then they are cut. None for as long as the
-            canary's policy says.
-        usable: For the router's health checks to accept a fresh candidate; then it is not tried.
-        blind_drain: Waited instead when nobody tells what is in flight; None for as long as `drain`.
+        write: For writing the routes; after that the rollback fails, and its caller tries again.
+        confirm: For the router's confirmation; after that it continues unconfirmed.
+        prove: For an answer of the server that gets the traffic back.
+        drain: For requests in flight at a server that is to be stopped; after that they are cut. None for the time in
+            the canary's policy.
+        usable: For the router's health checks to accept a new candidate; after that it gets no traffic.
+        blind_drain: Instead of `drain` where requests in flight cannot be counted; None for the same time.
     """
 
     write: float = 60.0
@@ -43,11 +43,11 @@ class Patience:
 
     @classmethod
     def with_router(cls, place: RouterPlace) -> Patience:
-        """As much as its kind takes; one that never tells what is in flight is given the whole time to drain."""
+        """The times that suit a kind of router; one that never counts requests in flight drains for the full time."""
         blind = cls.blind_drain if place.logs_requests else None
         return cls(confirm=place.acts_within_seconds, blind_drain=blind)
 
     def draining(self, policy_seconds: float) -> DrainLimit:
-        """How long requests in flight are waited for, where the policy says so many seconds."""
+        """The drain limits, given the policy's seconds."""
         seconds = policy_seconds if self.drain is None else self.drain
         return DrainLimit(seconds, seconds if self.blind_drain is None else self.blind_drain)

@@ -1,6 +1,6 @@
-"""What a canary is asked to do, and its attempts: a canary that has ended is tried again by the release's next run.
+"""The plan of a canary, and its attempts: the next run of a release tries a canary that has ended again.
 
-Within one run the record stands: a retry, or whoever continues after a crash, gets the judgement that was made.
+Within one run the record stands: a retry, or a controller after a crash, returns the judgement that was made.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HISTORY_LENGTH = 10
 
 @dataclass(frozen=True)
 class CanaryPlan:
-    """What is to be promoted, over what, and by which rules.
+    """What to promote, over which production, and by which rules.
 
     Attributes:
         run: The run of the release that asks; another one may try a settled canary again, the same one may not.
@@ -43,7 +43,7 @@ class CanaryPlan:
 
     @property
     def production_since(self) -> datetime | None:
-        """When the pointers were moved last; it tells one production from the next."""
+        """When the pointers moved last; it distinguishes one production from the next."""
         return self.production.promoted_at if self.production else None
 
 

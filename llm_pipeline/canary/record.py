@@ -1,4 +1,4 @@
-"""What is known of one canary, durable: a document in the store, changed by compare-and-swap only."""
+"""The durable state of one canary: a document in the store, changed only by compare-and-swap."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from llm_pipeline.store.lease import lease_of
 log = get_logger(__name__)
 
 LEASE_SECONDS = 10.0
-"""A place's lease is nobody's when its holder was not heard of for so long."""
+"""A place's lease expires when its holder has not renewed it for this long."""
 
 
 class Phase(StrEnum):
@@ -63,7 +63,7 @@ class Pause(Frozen):
         percent: The step that the question is about.
         since: Seconds since 1970.
         began: The same on the host that paused it; None in records of earlier versions.
-        deadline_seconds: So long it may wait; then it is rolled back.
+        deadline_seconds: How long it may wait before it is rolled back.
     """
 
     reason: PauseReason
@@ -74,7 +74,7 @@ class Pause(Frozen):
 
     @property
     def asks(self) -> bool:
-        """Whether only a person's answer ends it; other pauses end with what caused them."""
+        """Whether only a person's answer ends it; other pauses end when their cause is gone."""
         return self.reason in (PauseReason.UNDECIDED, PauseReason.REGRESSED, PauseReason.APPROVAL)
 
     def over(self, now: HostTime) -> bool:
@@ -110,7 +110,7 @@ class PastAttempt(Frozen):
 
 
 class GuardRules(Frozen):
-    """What of a canary's policy matters once its controller is gone; see `CanaryPolicy`."""
+    """The part of a canary's policy that the guard needs when the controller is gone; see `CanaryPolicy`."""
 
     unwatched_seconds: float = 300.0
     pause_deadline_seconds: float = 14_400.0
@@ -123,22 +123,22 @@ class CanaryRecord(Frozen):
     """One canary as stored. Times are seconds since 1970.
 
     Attributes:
-        run: The run of the release that drove it last; empty when it did not say.
+        run: The run of the release that drove it last; empty if unknown.
         began_run: The run that began it.
         repository: The candidate's model repository.
         stable: The slot that served when the canary began; None for the first deployment on a target.
-        stable_repository: What serves there, to start it anew when it has ended; None when that was not written down.
+        stable_repository: What serves there, so that it can be restarted; None in records that do not say.
         candidate: The slot that the candidate was started in.
         production_since: When the pointers had been moved last as the canary began; None for the first deployment.
-        candidate_started: The candidate's slot was touched; before that a rollback must leave it alone.
+        candidate_started: The candidate's slot was changed; until then a rollback must not touch it.
         step_percent: The step in force; 0 before the first.
         passed_percent: The highest step that passed.
         step_began_at: When the step's weights were in force.
-        watched_seconds: How long the step in force was watched, by the controllers' own clocks: the wall clock may
-            jump, and what nobody watched is no bake. Before the first step: how long traffic was waited for.
+        watched_seconds: How long the step in force was watched, by the controllers' monotonic clocks: the wall clock
+            may jump, and unwatched time is no bake. Before the first step: how long traffic was waited for.
         pause: Why it waits, while it is paused.
         pause_request: A person's pause that its controller obeys now: the phase stays, and the controller watches on.
-        rules: What the guard goes by.
+        rules: The rules for the guard.
         heard_at: When its controller wrote last.
         began_cursor: Where in the access log the canary begins.
         cursor: How far the access log is analysed; written together with the analysis, so nothing counts twice.
@@ -154,7 +154,7 @@ class CanaryRecord(Frozen):
         slot_given_back: The guard has tried to start what served in the candidate's slot before, once.
         history: How earlier runs' canaries of this release ended here, oldest first.
         events: What happened, oldest first, over all attempts.
-        looks: The e-values over the canary's time, oldest first.
+        looks: The e-values over time, oldest first.
         shadow: What the comparison of answers before the first step found; nothing without one.
     """
 
@@ -203,7 +203,7 @@ class CanaryRecord(Frozen):
 
     @property
     def standing(self) -> str:
-        """The phase, and who paused it if a person did."""
+        """The phase, and the person who paused it, if any."""
         if self.pause_request is None or self.settled:
             return self.phase.value
         return f"{self.phase.value}, paused by {self.pause_request.by}"
@@ -260,7 +260,7 @@ def record_name(release_id: str, target: str) -> str:
 
 
 class CurrentCanary(Frozen):
-    """Which release's canary a target had last: one a target, so that it is found without a search."""
+    """The release of a target's latest canary: one document per target, so that no search is needed."""
 
     release_id: str
 
@@ -293,15 +293,15 @@ def _current_name(target: str) -> str:
 
 
 def lease_name(target: str) -> str:
-    """Document of the lease that a target's controller holds; one a target, whatever the release."""
+    """Document of the lease that a target's controller holds; one per target, whatever the release."""
     return f"leases/canary-{target}.json"
 
 
 def take_over(store: ArtifactStore, target: str) -> None:
-    """End whoever's lease on the target's canary: their next renewal finds a higher epoch. For rollbacks only.
+    """End the current lease on the target's canary: its holder's next renewal finds a higher epoch. For rollbacks only.
 
-    An owner of this host that was stopped in the middle of a renewal keeps the lease's document locked: it is ended. It
-    would be fenced if it ever woke up, and a rollback does not wait for that.
+    A holder on this host that was stopped (SIGSTOP) in the middle of a renewal keeps the lease's document locked, so it
+    is killed: it would be fenced if it ever woke up, and a rollback cannot wait for that.
 
     Raises:
         Conflict: The lease changed hands at this very moment; try again.

@@ -1,7 +1,7 @@
-"""Replayed traffic where users send too little to judge by: prompts of the workload, sent to the users' port.
+"""Replayed traffic for canaries with too few users' requests: prompts of the workload, sent to the users' port.
 
-They are split between the arms like users' requests and judged with them; how many they were is told with the verdict.
-They stop while users send as much themselves.
+The router splits them like users' requests, and they are judged together; the verdict says how many they were. They
+stop while users send as much themselves.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Replay:
 
     Args:
         endpoint: The users' port, asked as the slots' servers are.
-        prompts: What is asked, in a random order, again and again.
+        prompts: The prompts, sent in a random order, again and again.
         maximum_tokens: Of each answer.
-        rate_per_second: How many are asked.
+        rate_per_second: How many are sent.
         attempts: How many requests the router has sent to servers so far; None when it does not tell.
         trusted: The certificate of the users' port; None without TLS.
     """
@@ -67,7 +67,7 @@ class Replay:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ask no more; answers under way are not waited for."""
+        """Stop sending; requests in flight are not waited for."""
         self._stop.set()
         self._thread.join()
 
@@ -98,15 +98,15 @@ class Replay:
                     task.cancel()
 
     async def _ask(self, client: GenerationClient, prompt: str) -> None:
-        """What becomes of it the router's log tells."""
+        """Send one prompt; the router's log shows what became of it."""
         self._sent[int(time.time())] += 1
         await client.stream(GenerationRequest(prompt, self._maximum_tokens, allow_empty=True))
 
     async def _watch_users(self) -> None:
         """Whether users send fewer requests than the policy wants.
 
-        Where a server fails, one request is several attempts, which look like users for one look; the next one, without
-        requests of ours, knows better.
+        If a server fails, one request of ours makes several attempts, which look like users' requests once; the next
+        count, without requests of ours, is right again.
         """
         before, sent = await asyncio.to_thread(self._attempts), self._sent.total()
         while True:
@@ -120,5 +120,5 @@ class Replay:
         if self._trusted is None:
             return None
         context = ssl.create_default_context(cafile=self._trusted)
-        context.check_hostname = False  # it is asked by its address
+        context.check_hostname = False  # reached by its IP address, which the certificate need not name
         return context

@@ -1,8 +1,8 @@
-"""The way back of a canary: stable made to answer, then all traffic to it, then the candidate drained and stopped.
+"""The rollback of a canary: make stable answer, send it all traffic, then drain and stop the candidate.
 
-No metric, approval, lease or answering admin interface is needed: the routes are written by one rename, whatever
-they held, and are retried for a while; what could not be confirmed is said, and a second call tries again. Only where
-no server would answer them, requests stay with the candidate.
+It needs no metric, approval, lease or admin interface: the routes are replaced by one rename, with retries for a while.
+If the router does not confirm them, the result says so, and a second call tries again. Requests stay with the candidate
+only if no other server would answer them.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _JUDGED = frozenset({Phase.PAUSED, Phase.ROLLING_BACK, Phase.ROLLED_BACK})
 _POLL_SECONDS = 0.05
 _TRIES = 5
 UNRECORDED = "unrecorded rollback of "
-"""So begins the name of the router's owner where the store could not be told that traffic was moved to stable."""
+"""Prefix of the routes' owner when traffic was moved to stable while the store accepted no writes."""
 
 LEFT_UNRECORDED = "unrecorded way back from "
-"""So begins it where production was left, and the store could not be told."""
+"""The same when users were moved away from production."""
 
 _OTHERS_SECONDS = 15.0
 
@@ -90,7 +90,7 @@ def end_canary(
         record = record.model_copy(update={"judgement": reason})
     record = record.model_copy(update={"pause": None})
     record = record.with_event(EventKind.ROLLING_BACK, _words(record), by=by)
-    if not record.candidate_started:  # it touched neither slots nor traffic, and what is there is not ours
+    if not record.candidate_started:  # it changed neither slots nor traffic: what is there is not ours
         record = record.with_event(EventKind.ROLLED_BACK, "it had moved no traffic", by=by, percent=0.0)
         return journal.save(record.model_copy(update={"phase": Phase.ROLLED_BACK, "epoch": epoch}))
     record = journal.save(record.model_copy(update={"phase": Phase.ROLLING_BACK, "epoch": epoch}))
@@ -100,10 +100,10 @@ def end_canary(
 
 
 def _is_over(store: ArtifactStore, record: CanaryRecord, *, even_promoted: bool) -> bool:
-    """Whether there is nothing left to be given back, looked at by the holder of the lease.
+    """Whether nothing is left to roll back, checked by the holder of the lease.
 
-    Whoever asks may have been frozen since it looked last. A release that came after has ended this one's canary, and
-    the traffic is that release's.
+    The caller may have been frozen since its last check. If a later release has ended this canary meanwhile, the
+    traffic belongs to that release.
     """
     if current_canary(store, record.target) not in (None, record.release_id):
         return True
@@ -162,13 +162,13 @@ def _to_stable(
 ) -> bool:
     """Returns whether the router confirmed it."""
     stable = other_slot(record.candidate)
-    if is_standby(record, router):  # what is taken back answers nobody, and users of stable stay where they are
+    if is_standby(record, router):  # a rolled-back version must not stand by; users of stable are not moved
         traffic_to(router, want, patience)
     try:
         if have_answering(slots, stable, record.stable_repository, token, seconds=patience.prove):
             wait_usable(router, stable, patience.usable)
     except NoWayBack:
-        if not slots.answers(record.candidate):  # nothing can be lost by it, and stable has its traffic when it comes
+        if not slots.answers(record.candidate):  # this loses nothing, and stable gets the traffic once it runs
             traffic_to(router, want, patience)
         raise
     confirmed = traffic_to(router, want, patience)
@@ -216,9 +216,9 @@ def move_unrecorded(
     patience: Patience,
     record: CanaryRecord | None = None,
 ) -> bool:
-    """Without the store: if the router has a slot on trial, send everything to the other one. Nothing is stopped.
+    """Without the store: if a slot is on trial, send all traffic to the other one. No server is stopped.
 
-    A candidate that stands by before its first step does so no more.
+    A candidate that is the standby before its first step is removed, too.
 
     Args:
         router: The target's router; None where none ever ran.
@@ -246,7 +246,7 @@ def move_unrecorded(
     except (RouterUnavailable, NoWayBack) as error:
         log.warning("traffic stays where it is", reason=str(error))
         return False
-    except Fenced:  # another rollback, or whoever adopted the canary; the caller raises what led here
+    except Fenced:  # another rollback or controller acts; the caller raises the original error
         return False
     log.warning("the store is unavailable; traffic was moved to stable anyway", confirmed=confirmed)
     return True

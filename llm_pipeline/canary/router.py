@@ -1,4 +1,4 @@
-"""The port to whatever splits live traffic: read it, write it with an expectation, see whether it took effect."""
+"""The port to the router that splits live traffic: read its state, write it conditionally, see that it took effect."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RouterUnavailable(Transient):
 
 
 class Mirror(Frozen):
-    """A slot that gets copies of the users' requests; its answers are discarded.
+    """A slot that gets copies of users' requests; its answers are discarded.
 
     Attributes:
         slot: The slot; no user's request goes there.
@@ -50,9 +50,8 @@ class RouteState(Frozen):
         weights: Basis points by slot; they sum to 10 000.
         candidate: The slot on trial: each arm fails over to the other slot, so that neither's failures lose a request.
             None when no release is on trial.
-        standby: The slot that is asked where the one with all traffic fails, and otherwise gets nothing: a version that
-            served these users before, or a candidate that waits for its first step (see `standby`). None for nobody;
-            with a candidate on trial the arms stand by each other.
+        standby: The slot that gets requests only when the one with all traffic fails: the previous version, or a
+            candidate before its first step (see `moving`). None for no standby; arms on trial back each other.
         sticky_header: Requests with the same value of this header stay in one arm; None splits request by request.
         mirror: The slot that gets copies, to warm it up before its first step; None for no copies.
         owner: Who wrote it, for people.
@@ -86,7 +85,7 @@ class RouteState(Frozen):
         return self
 
     def same_traffic(self, other: RouteState) -> bool:
-        """Whether both split the same traffic the same way, whoever wrote them, and whoever stands by."""
+        """Whether both split traffic the same way, whoever wrote them, and whatever the standby."""
         return self._traffic() == other._traffic()
 
     def _traffic(self) -> tuple[object, ...]:
@@ -105,7 +104,7 @@ def all_to(slot: SlotName, *, owner: str, epoch: int, standby: SlotName | None =
 
 
 def rounded(want: RouteState, unit: int, *, where: str) -> RouteState:
-    """The state for a router that weighs by `unit` basis points, keeps no sessions, copies no requests and asks once.
+    """The state for a router with weights in steps of `unit` basis points and no sessions, mirroring or retries.
 
     Raises:
         Unsupported: A share would become nothing, or sessions are to be kept.
@@ -121,12 +120,12 @@ def rounded(want: RouteState, unit: int, *, where: str) -> RouteState:
 
 
 class TrafficRouter(Protocol):
-    """What every router adapter offers."""
+    """The interface of every router adapter."""
 
     def nearest(self, want: RouteState) -> RouteState:
-        """What the router can do of it: its weights may be coarser; it may have no copies and no standby.
+        """The nearest state that the router supports: its weights may be coarser, without mirroring or standby.
 
-        Ask before a state is recorded as intended: the split is tested against the weights that are really set.
+        Call this before a state is recorded as intended: the split is tested against the weights that are really set.
 
         Raises:
             Unsupported: It cannot split like that, or not at all by that header.
@@ -167,7 +166,7 @@ class TrafficRouter(Protocol):
         """Requests in flight at the slot; None when that cannot be known."""
 
     def revive(self) -> str | None:
-        """Have what routes the traffic running, where that is ours to do; None when nothing had to be done.
+        """Start the router if it has ended and is ours to start; None if nothing had to be done.
 
         Returns:
             What was done, in one sentence.
@@ -182,7 +181,7 @@ class NamesReleases(Protocol):
     """A router whose answers say which release gave them."""
 
     def name_release(self, slot: SlotName, release_id: str) -> None:
-        """Have the answers of a slot's server say which release gave them; the traffic and its revision stay.
+        """Name the release in the headers of a slot's answers; traffic and revision do not change.
 
         Raises:
             RouterUnavailable: It cannot be written.
@@ -214,7 +213,7 @@ class StartedRouter(Protocol):
         """Whether its process is there."""
 
     def close(self) -> None:
-        """Take no more connections; requests of those that are open go on.
+        """Accept no more connections; requests on open ones continue.
 
         Raises:
             RouterUnavailable: It does not answer.

@@ -1,10 +1,9 @@
-"""What counts once a step, whatever a user sends: sessions as the unit of a canary, and one vote a user on refusals.
+"""What counts once per step, however much a user sends: sessions as units, and one vote per user on refusals.
 
-Requests of one session are alike, so when a session stays in one arm its requests are no independent evidence: counted
-one by one, they roll good candidates back. A session is observed for some seconds from its first request of the step
-and counts when they are over; later requests of it are left out. What must be remembered is bounded: the sessions
-that are observed now, up to `MOST_OBSERVED`, and one bit for each that was counted. Two sessions that share a bit count
-as one.
+Requests of one session are correlated, and a sticky session stays in one arm, so counting its requests one by one rolls
+good candidates back. A session is observed for some seconds from its first request of the step, then counts once; its
+later requests are left out. Memory is bounded: the sessions observed now, up to `MOST_OBSERVED`, and one bit for each
+that was counted. Two sessions that share a bit count as one.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from llm_pipeline.canary.observations import ObservedRequest
 _SESSION_BITS, _VOTER_BITS = 2**17, 2**15
 
 MOST_OBSERVED = 1000
-"""So many sessions are observed at a time; of more, those that come later are left out, in both arms alike."""
+"""How many sessions are observed at a time; later ones are left out, in both arms alike."""
 
 
 class SessionRequest(Frozen):
@@ -71,7 +70,7 @@ class Sessions(Frozen):
 
 
 def by_session(requests: Iterable[ObservedRequest], units: Iterable[Unit], seconds: float) -> list[Unit]:
-    """Units of whole sessions, as they would be observed; those of requests without a session as they are."""
+    """Units joined by session, as they would be observed; requests without a session stay single."""
     alone: list[Unit] = []
     found: list[SessionRequest] = []
     for request, unit in zip(requests, units, strict=True):
@@ -88,8 +87,8 @@ class Vote(Frozen):
 
     Attributes:
         voter: Fingerprint of the session, or of the client; hexadecimal.
-        group: That of the client, who may have many sessions; no group decides alone (see `sums`).
-        refused: It was refused, by every server that was asked.
+        group: The group of the client, who may have many sessions; no group decides alone.
+        refused: Every server that was asked refused the request.
     """
 
     voter: str
@@ -101,10 +100,10 @@ class Vote(Frozen):
 class Voters(Frozen):
     """Who voted on refusals at this step, a bit for each voter and arm; hexadecimal.
 
-    A server that refuses a request is mostly right: the request is bad, and whoever sends bad ones sends many of them.
-    How many users are refused tells a candidate that refuses too much from a user who asks badly. So a session, or a
-    client where there are no sessions, has one vote in each arm and step: its first request there. Requests without a
-    known session or client have none. Two voters that share a bit have one vote.
+    A refusal is mostly right: the request is bad, and users who send bad requests send many. The number of refused
+    users, not of requests, shows a candidate that refuses too much. So each session (each client, without sessions) has
+    one vote per arm and step: its first request there. Requests without a known session or client have none. Two voters
+    that share a bit have one vote.
     """
 
     voted: str = ""

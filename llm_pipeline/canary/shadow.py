@@ -1,7 +1,7 @@
 """Compares the candidate's answers with stable's before its first user: the same prompts are sent to both.
 
-A router throws the answers to mirrored requests away, so mirroring warms a candidate up and tells its speed, and says
-nothing of what it answers. Here both arms are asked at a low, bounded rate, past the router.
+A router discards the answers to mirrored requests, so mirroring warms a candidate up and shows its speed, but not what
+it answers. Here both slots are asked directly, at a low, bounded rate.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 log = get_logger(__name__)
 
 MOST_AT_ONCE = 4
-"""Prompts under way; a slow arm is asked more slowly, not more at once."""
+"""Prompts in flight: a slow slot is asked more slowly, not with more at once."""
 
 
 @dataclass(frozen=True)
 class Shadow:
-    """The comparison of a target's two slots, ready to be made.
+    """The comparison of a target's two slots, ready to run.
 
     Attributes:
         endpoints: Where the slots answer, not the router.
@@ -102,7 +102,7 @@ def shadow_compare(
 
 
 def shadow_judgement(facts: Iterable[Evidence]) -> Judgement:
-    """The comparison as a judgement: NO_GO condemns the candidate, INCONCLUSIVE says that little was learnt."""
+    """The comparison as a judgement: NO_GO rejects the candidate, INCONCLUSIVE means too little data."""
     found = judge("", facts)
     others = [fact.name for fact in found.evidence if fact.verdict is found.verdict]
     words = {
@@ -113,7 +113,7 @@ def shadow_judgement(facts: Iterable[Evidence]) -> Judgement:
 
 
 def sample(prompts: Sequence[str], count: int) -> list[str]:
-    """So many different prompts, spread evenly over all: a file may be sorted, and everybody gets the same sample."""
+    """This many different prompts, spread evenly over the file, which may be sorted; always the same sample."""
     distinct = list(dict.fromkeys(prompts))
     if count >= len(distinct):
         return distinct
@@ -127,7 +127,7 @@ async def _ask_both(
     policy: ShadowPolicy,
     keep_going: Callable[[], None],
 ) -> list[Pair]:
-    """The pairs that were begun in time."""
+    """The pairs of answers to the prompts that were begun in time."""
     async with AsyncExitStack() as stack:
         theirs, mine = [
             await stack.enter_async_context(GenerationClient.of(arm, timeout_seconds=policy.timeout_seconds))

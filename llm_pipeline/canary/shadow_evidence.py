@@ -1,7 +1,7 @@
-"""What pairs of answers to the same prompts say of a candidate. Pure functions.
+"""The evidence from pairs of answers to the same prompts. Pure functions.
 
 Failures, empty answers and checks are compared by the exact sign test on the prompts where the arms differ (McNemar
-1947): a prompt that both fail is no news. Agreement is a mean of fractions, with bounds that hold for any number of
+1947): prompts that both fail do not count. Agreement is a mean of fractions, with bounds that hold for any number of
 prompts (see `accuracy.evalue`); lengths are compared pair by pair, by the mean of the logarithms of their ratios.
 """
 
@@ -80,7 +80,7 @@ def _holds(check: AnswerCheck) -> Holds:
 
 
 def _is_json(text: str) -> bool:
-    """Strictly: `NaN` and `Infinity`, which Python reads, are none."""
+    """Strict JSON: no `NaN` or `Infinity`, which Python would accept."""
     try:
         json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -93,7 +93,7 @@ def _refuse(name: str) -> None:
 
 
 def _paired(name: str, pairs: Sequence[Pair], holds: Holds, level: float, least: int) -> Evidence:
-    """NO_GO where it holds for stable alone too often to be chance; what stable hardly ever does can hardly be lost."""
+    """NO_GO if it holds for stable alone more often than chance allows; it must hold for stable often enough."""
     mine = [holds(pair.candidate) for pair in pairs]
     theirs = [holds(pair.stable) for pair in pairs]
     lost = sum(there and not here for here, there in zip(mine, theirs, strict=True))
@@ -136,7 +136,7 @@ def _agreement(pairs: Sequence[Pair], level: float, policy: ShadowPolicy) -> Evi
 
 
 def _lengths(pairs: Sequence[Pair], level: float, policy: ShadowPolicy) -> Evidence:
-    """Of answers of one token or more on both sides; the empty ones are counted on their own."""
+    """Length ratios of answers with at least one token on both sides; empty answers have their own measure."""
     name, most = "shadow: length ratio, candidate to stable", policy.maximum_length_ratio
     logs = list(_log_ratios(pairs))
     if len(logs) < 2:  # noqa: PLR2004 - one has no spread

@@ -28,14 +28,14 @@ log = get_logger(__name__)
 DRILL_VARIABLE = "LLM_PIPELINE_DRILL"
 WARM_UP_PROMPTS = 24
 LONGEST_LOAD_SECONDS = 3600.0
-"""Staging has loaded the same repository within its policy's time; a server that fails ends at once, not after this."""
+"""Staging loaded the same repository within its policy's time. A server that fails ends at once, not after this."""
 
 _REQUEST_TIMEOUT_SECONDS = 30.0
 _PROBE, _PROBE_TIMEOUT_SECONDS = "Hello", 15.0
 
 
 class WarmUp(Frozen):
-    """What a freshly started server made of the golden prompts; matching them was staging's gate."""
+    """How a newly started server answered the golden prompts; whether answers match was staging's gate."""
 
     prompts: int
     answered: int
@@ -44,10 +44,10 @@ class WarmUp(Frozen):
 
 
 class SlotControl(Protocol):
-    """Starts and stops what serves in the slots of a place; whoever acts shows a token, and stale ones are refused."""
+    """Starts and stops the servers in the slots of a place. Every act shows a fencing token; stale ones are refused."""
 
     def newest(self) -> FencingToken:
-        """The newest token that was shown; whoever takes over goes above it, and whoever only looks after them uses it.
+        """The newest token that was shown: a new owner goes above it, and the guard uses it as it is.
 
         Raises:
             IntegrityError: It is not known.
@@ -62,7 +62,7 @@ class SlotControl(Protocol):
         """
 
     def replace(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> None:
-        """Make the slot serve this repository, ending whatever else it served (the candidate's side).
+        """Make the slot serve this repository, stopping any other server there (the candidate's side).
 
         Raises:
             Fenced: Somebody else took over; nothing was done.
@@ -99,7 +99,7 @@ class SlotControl(Protocol):
 
 @runtime_checkable
 class ChecksAnswers(Protocol):
-    """Slots whose servers somebody else starts: only their answers show what they serve."""
+    """Slots whose servers are started by others: only their answers show what they serve."""
 
     def differs(self, slot: SlotName, repository: ArtifactRef) -> str | None:
         """Why the slot's server does not give this release's golden answers; None if it does."""

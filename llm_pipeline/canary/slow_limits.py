@@ -36,7 +36,7 @@ SLOW_FACTORS = (2.0, 4.0, 8.0)
 whole machine slows down: once all of stable's requests exceed them, nothing can exceed them more often."""
 
 REQUESTS_BEYOND = 5
-"""So many of stable's requests must lie beyond a quantile before it is a limit."""
+"""How many of stable's requests must lie beyond a quantile before it becomes a limit."""
 
 LENGTH_QUANTILES: dict[MetricName, float] = {"short answers": 0.1, "long answers": 0.9}
 """Of stable's output tokens: answers below the one are short, beyond the other long."""
@@ -48,30 +48,30 @@ _OF_KINDS = (0.5, 0.9)
 """Quantiles of a kind's own times that are its limits."""
 
 CONTENT_SLACK = 0.2
-"""So much more of a text may repeat itself, or be odd, than in nearly all of stable's answers."""
+"""How far the repetitive or odd share of a text may exceed that of nearly all of stable's answers."""
 
 _NEARLY_ALL = 0.9
 _OTHERS: tuple[MetricName, ...] = tuple(name for name in get_args(MetricName) if name != "errors")
 _ONE = (
     "not tested without each client in turn: the router does not identify clients, or one of them sends most requests"
 )
-_MOSTLY = 0.5  # what most of stable's answers do says nothing: a server that gives no finish reasons, say
+_MOSTLY = 0.5  # an event of most of stable's answers says nothing, e.g. from a server without finish reasons
 
 
 class Thresholds(Frozen):
-    """What is fixed before the first step.
+    """The limits and units that are fixed before the first step.
 
     Attributes:
         requests: Stable's requests that it was fixed from.
         metrics: What is compared, each with its limits; errors first.
-        long_bytes: The largest request size that is not among the longest tenth; None where sizes tell nothing.
+        long_bytes: The largest request size outside the longest tenth; None if sizes are too alike.
         strata_bytes: Largest request sizes of all classes of prompts but the last, rising.
         unit: What counts once.
         session_seconds: How long a session is observed.
-        cold_seconds: Of requests that start so soon after a step began only errors are judged.
+        cold_seconds: For requests that start this soon after a step began, only errors are judged.
         block_seconds: Length of a block of time, the unit of evidence on latencies.
-        learned: How stable wavered before the first step, by the metrics' titles; see `spread`.
-        clients: No single client decides: they are told apart, and none sends most of the requests.
+        learned: How stable varied over time before the first step, by the metrics' titles; see `spread`.
+        clients: Clients are identified and none sends most of the requests, so that no single one may decide.
         left_out: What is not compared, and why, for people.
     """
 
@@ -104,8 +104,8 @@ class Thresholds(Frozen):
 def fix_thresholds(requests: Iterable[ObservedRequest], policy: CanaryPolicy) -> Thresholds | None:
     """What "slow" will mean, from stable's requests before the first step; None while there are too few.
 
-    A metric is compared only if stable had enough requests of that kind: first tokens and time per output token need
-    streamed answers, and what is said of answers needs ones that the router can read.
+    A metric is compared only if stable had enough requests for it: first tokens and time per output token need streamed
+    answers, and metrics of the text need answers that the router can read.
     """
     stable = list(requests)
     asked = [request for request in stable if not request.error]
@@ -164,7 +164,7 @@ def _long_bytes(sizes: Sequence[int]) -> int | None:
 
 
 def _baseline_unit(request: ObservedRequest, strata: Sequence[int], long_bytes: int | None) -> Unit:
-    """A user who left tells nothing of how long answers take."""
+    """The unit of one of stable's requests; one that its user abandoned has no latency."""
     timed = not request.cancelled
     return unit_of(
         request, on_trial=False, strata_bytes=strata, long_bytes=long_bytes, first_token=timed, end_to_end=timed
@@ -177,7 +177,7 @@ def _learned(
     unit: Callable[[ObservedRequest], Unit],
     policy: CanaryPolicy,
 ) -> dict[str, Spread]:
-    """How stable wavered, block of time by block of time; a session has its parts in the blocks of its requests."""
+    """How stable varied, by blocks of time; a session has its parts in the blocks of its requests."""
     seconds, until = block_seconds(policy), max(request.started_at for request in requests)
     blocks: dict[int, list[ObservedRequest]] = {}
     for request in requests:
@@ -195,7 +195,7 @@ def _learned(
 
 
 def block_seconds(policy: CanaryPolicy) -> float:
-    """The unit of evidence: so short that a step has some of them, because one alone decides nothing."""
+    """The length of a block: short enough for a step to have several, because a single one decides nothing."""
     return min(policy.block_seconds, policy.minimum_bake_seconds / _BLOCKS_A_STEP)
 
 
@@ -207,7 +207,7 @@ def every_metric(policy: CanaryPolicy) -> Thresholds:
 
 
 def requests_needed(level: float) -> int:
-    """So many of stable's requests make a quantile a limit; 500 for 0.99."""
+    """How many of stable's requests make a quantile a limit; 500 for 0.99."""
     return math.ceil(REQUESTS_BEYOND / (1.0 - level) - 1e-9)
 
 
@@ -233,7 +233,7 @@ def _limits(name: MetricName, values: Sequence[float], policy: CanaryPolicy) -> 
 
 
 def _content_limit(values: Sequence[float]) -> tuple[Limit, ...]:
-    """Far beyond what nearly all of stable's answers are like: another style is no fault, garbage is."""
+    """A limit far beyond nearly all of stable's answers: another style is no fault, garbage is."""
     if len(values) < requests_needed(_NEARLY_ALL):
         return ()
     value = (quantile(values, _NEARLY_ALL) or 0.0) + CONTENT_SLACK
@@ -272,7 +272,7 @@ def _why_left_out(name: MetricName, requests: int, limits: Sequence[Limit], poli
 
 
 def _strata(sizes: Sequence[int], classes: int) -> tuple[int, ...]:
-    """Request sizes that part stable's requests into classes of about as many; fewer where sizes are alike."""
+    """Request sizes that split stable's requests into equally large classes; fewer where sizes are alike."""
     edges = {int(quantile(sizes, number / classes) or 0) for number in range(1, classes)}
     return tuple(sorted(edges - {max(sizes)}))
 

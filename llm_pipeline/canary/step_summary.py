@@ -1,4 +1,4 @@
-"""What a canary's step showed: as data for the report, as one sentence for the judgement, as a table for the log."""
+"""The summary of a canary's step: data for the report, a sentence for the judgement, a table for the log."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class MetricSummary(Frozen):
     """One metric over the whole canary, at the end of a step.
 
     Attributes:
-        name: The metric, with the limit that says most: `slow first token beyond 50 ms (p90)`.
+        name: The metric, with the limit of the strongest evidence: `slow first token beyond 50 ms (p90)`.
         candidate_events: How many of its units had an event there.
-        candidate_units: Requests, or sessions, of which the metric could be told.
+        candidate_units: Requests, or sessions, with a value of the metric.
         e_value: That the candidate is worse than tolerated; the largest so far.
         regressed_at: The e-value from which it is.
         parity_e_value: That the candidate is no worse; the largest so far.
@@ -121,7 +121,7 @@ class StepArms:
 
     Attributes:
         slot: The candidate's slot.
-        candidate_reasons: How many of its answers ended for which reason; empty where the router cannot tell.
+        candidate_reasons: Its answers by finish reason; empty where the router cannot read them.
         stable_reasons: The same of stable.
     """
 

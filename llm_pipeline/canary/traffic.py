@@ -1,6 +1,6 @@
-"""What a canary's controller sees of live traffic: single requests of the router's log, or counts of a metric source.
+"""The controller's view of live traffic: single requests of the router's log, or counts of a metric source.
 
-Both keep how far they have read in the canary's record, which is written together with what was concluded.
+Both keep their position in the canary's record, which is written together with the conclusions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Baseline:
     """Stable before the first step.
 
     Attributes:
-        thresholds: What is compared from then on; None while there are too few requests.
+        thresholds: The limits from then on; None while there are too few requests.
         requests: How many there are.
         record: The canary's record, with how far the source was read.
     """
@@ -79,7 +79,7 @@ class Traffic(Protocol):
         """Both arms since the last look, and the record behind it.
 
         Raises:
-            Transient: The source is down: it says nothing, and nothing may be concluded.
+            Transient: The source is down, so nothing may be concluded.
         """
 
     def step_arms(self, record: CanaryRecord) -> StepArms:
@@ -105,7 +105,7 @@ class LoggedTraffic:
         return Baseline(fix_thresholds(history, policy), len(history), record)
 
     def _of_stable(self, record: CanaryRecord, **bounds: int) -> list[ObservedRequest]:
-        """Requests that stable answered as production, or failed; not those that a standby answered for it."""
+        """Requests that stable itself answered or failed as production, without those that a standby answered."""
         since = time.time() - HISTORY_SECONDS
         if record.production_since is not None:
             since = max(since, record.production_since.timestamp())

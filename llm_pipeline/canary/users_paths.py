@@ -1,9 +1,8 @@
-"""What users may ask a model's server for, over HTTP and gRPC; everything else is for its operator.
+"""The paths and methods of a model's server that users may call; all others are for its operator.
 
-A Triton server offers to anybody who reaches it to unload its models, to change its logging and to map shared memory.
-So routers pass on inference, health and metadata of the one model, by whole paths, and nothing else: model control
-stays on the server's own address. A model's configuration and statistics tell of other users and of the host's files;
-they are not for users either.
+A Triton server lets anyone who reaches it unload models, change logging and map shared memory. So routers pass on only
+inference, health and metadata of the one model, by whole paths; model control stays on the server's own address. A
+model's configuration and statistics reveal other users and the host's files, so they are not passed on either.
 
 Source: the protocol extensions in `docs/protocol` of triton-inference-server/server, and KServe's open inference
 protocol, version 2.

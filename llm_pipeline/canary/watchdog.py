@@ -1,8 +1,8 @@
 """The watchdog of canaries: the guard's sign of life, and how long a canary has been without a controller.
 
-The clocks of two hosts differ, and any of them may be set back or forth. So no time that a controller wrote is compared
-with the guard's. The guard remembers what it found last (the revisions of the documents that a living controller
-changes) and since when it finds the same, by the seconds since its host's boot.
+The clocks of two hosts differ, and either may be set. So the guard compares no time that a controller wrote with its
+own. It remembers the revisions of the documents that a living controller changes, and for how long they have not
+changed, in seconds since its host's boot.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RECENT_SECONDS = 900.0
 
 
 class Sighting(Frozen):
-    """How the guard found a canary, and since when it finds it so.
+    """The state in which the guard found a canary, and since when it has not changed.
 
     Attributes:
         found: Changes with everything that a living controller writes.
@@ -46,7 +46,7 @@ class Sighting(Frozen):
 
 
 class GuardSign(Frozen):
-    """When the guard began its last pass over a target, in seconds since 1970, and what it found.
+    """The guard's latest pass over a target: when it began, in seconds since 1970, and what it found.
 
     Attributes:
         sighting: Of the canary that had not ended; None when there was none.
@@ -91,7 +91,7 @@ def overdue(
     Args:
         record: The canary.
         approval: The question about its next step, or about its pause.
-        silent_seconds: For how long nothing was heard of whoever drove it.
+        silent_seconds: For how long its controller gave no sign of life.
         now: On this host.
     """
     if record.phase is Phase.ROLLING_BACK:
@@ -115,16 +115,16 @@ def _may_wait(approval: StepApproval, now: HostTime) -> bool:
 def silent_seconds(
     store: ArtifactStore, record: CanaryRecord, approval: str, now: HostTime, *, remember: bool
 ) -> float:
-    """For how long the guard has found a canary as it is; what it finds is remembered with its sign of life.
+    """For how long a canary has not changed, as the guard sees it; the guard's sign of life remembers what it sees.
 
-    Where the store takes no new sign, the times that the controller wrote have to do.
+    If the store accepts no new sign, the times that the controller wrote are used instead.
 
     Args:
         store: Where the record is.
         record: Of the canary.
         approval: The answer that it waits for or got, in any words: a new one is a sign of life.
         now: On this host.
-        remember: Leave the guard's sign; without it, the times that the controller wrote have to do, too.
+        remember: Write the guard's sign; without it, too, the times that the controller wrote are used.
     """
     target = record.target
     known = read_sign(store, target)
@@ -148,7 +148,7 @@ def _leave(store: ArtifactStore, target: str, sign: GuardSign) -> bool:
 
 
 def is_driven(store: ArtifactStore, target: str, *, seconds: float) -> bool:
-    """Whether somebody renews the target's lease, looked at for as long as that takes; no clocks are compared."""
+    """Whether somebody renews the target's lease, by watching it for long enough; no clocks are compared."""
     document = store.read_document(lease_name(target))
     if document is None or _given_up(lease_of(document, lease_name(target))):
         return False

@@ -1,4 +1,4 @@
-"""What is known of the last way back of a model on a target: written before anything moves, and once it is done."""
+"""The record of a model's latest rollback on a target: written before anything moves, and again when it is done."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class WayBack(Frozen):
     """A rollback from one release to another. Any process that finds an unfinished one completes it.
 
     Attributes:
-        left: The release that is gone back from: it was on trial, or served.
-        to: The release that serves then.
+        left: The release that is rolled back: it was on trial, or served.
+        to: The release that serves afterwards.
         by: Who asked for it, and why.
-        repository: What `left` served; None where that was not written down.
-        began_at: When the canary of `left` began, if it was on trial: another attempt is none of this one's business.
-        done: Nothing is left to be moved or stopped.
+        repository: What `left` served; None in records that do not say.
+        began_at: When the canary of `left` began, if it was on trial: later attempts are not affected.
+        done: Everything was moved and stopped.
     """
 
     left: str

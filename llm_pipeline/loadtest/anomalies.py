@@ -1,6 +1,6 @@
-"""Results that cannot be: they say that the measurement is broken, or that the server does not do what it says. Pure.
+"""Impossible results: the measurement is broken, or the server does not compute its answers. Pure.
 
-Whatever is found here is ANOMALOUS, which no good figure outweighs.
+All of them are ANOMALOUS, which no good figure outweighs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from llm_pipeline.loadtest.records import Records
 from llm_pipeline.loadtest.sample_size import shown_above
 
 FASTER_THAN_ALONE = 1.0 / 3.0
-"""Share of the time alone below which an answer was not computed; hosts that others use are twice as fast at times."""
+"""Share of the time alone below which an answer was not computed. A shared host may be twice as fast at times."""
 
 _FASTER_SHARE, _FASTER_REQUESTS = 0.001, 3
 _COUNTERS_AGREE = 0.05
@@ -106,9 +106,9 @@ def against_floor(windows: Sequence[Records], floor: FloorTimes | None) -> list[
 
 
 def against_server(windows: Sequence[Records], servers: Sequence[ServerUse]) -> list[Evidence]:
-    """Evidence that answers had tokens that the server's counters never saw generated; none without counters.
+    """Evidence of tokens in answers that the server never counted as generated; empty without counters.
 
-    The other way round is no contradiction: a server also counts tokens of requests that failed or whose user left.
+    More counted tokens are no contradiction: a server also counts those of failed and cancelled requests.
     """
     found: list[Evidence] = []
     for records, server in zip(windows, servers, strict=False):
@@ -145,13 +145,13 @@ def _impossibilities(window: Records) -> list[tuple[int, str]]:
 
 
 def _timed(window: Records) -> _Mask:
-    """Answers whose times can be held against others; the rest is in `impossible`."""
+    """Answers with usable times; the others are evidence of `impossible`."""
     seconds = seconds_from_send(window)
     return np.asarray(window.answered & np.isfinite(seconds) & (window["output_tokens"] > 0))
 
 
 def _physical_ratio(window: Records, physics: PhysicalLimits) -> NDArray[np.float64]:
-    """Of each answer: to its end, or to its first token, by the least time, whichever is less."""
+    """For each answer the lower ratio of measured to least time: to its end, or to its first token."""
     whole = _ratio(seconds_from_send(window), physics.least_seconds(window))
     first = window["first_token_seconds"] - window["lag_seconds"]
     begun = _ratio(np.where(np.isnan(first), np.inf, first), physics.least_first_token_seconds(window))
@@ -159,7 +159,7 @@ def _physical_ratio(window: Records, physics: PhysicalLimits) -> NDArray[np.floa
 
 
 def _share_of_peak(window: Records, physics: PhysicalLimits) -> float:
-    """Seconds that the window's tokens take at best, by the seconds from its first send to its last byte."""
+    """The least time for the window's tokens, as a share of the time from its first send to its last byte."""
     sends = window["arrives_at"] + window["lag_seconds"]
     span = float(np.max(window["arrives_at"] + window["total_seconds"]) - np.min(sends))
     outputs = float(window["output_tokens"].sum()) / physics.tokens_per_second

@@ -1,7 +1,7 @@
-"""Whether the candidate's answers are as long as production's, where they may end by themselves.
+"""Compares the lengths of the candidate's and production's answers when they may end by themselves.
 
-Every other window asks for a number of tokens and gets it, so it cannot see a model that rambles or that breaks off.
-A quantized model that does not find its end token costs its users time and its owner tokens, at any latency.
+All other windows force a number of tokens, so they cannot show a model that rambles or stops early. A quantized model
+that misses its end token costs users time and owners tokens, at any latency.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def compare_lengths(
 def judge_lengths(
     candidate: Records, production: Records, regression: Regression
 ) -> tuple[tuple[Ratio, ...], Evidence]:
-    """The ratio of the mean lengths over the prompts that both answered, if only with an empty answer.
+    """The ratio of the mean lengths over the prompts that both answered, empty answers included.
 
     The interval is that of a ratio of paired means, linearised (W. G. Cochran, Sampling Techniques (1977), chapter 6).
     """

@@ -1,7 +1,7 @@
-"""Which requests are within the service level, and by how much: each latency by its limit. Pure.
+"""Which requests meet the service level, and by how much: each latency divided by its limit. Pure.
 
-A request that failed has missed every limit. A limit is asked only of requests that it can be measured on: the first
-token of a streamed answer, the time per output token of a streamed answer of two tokens or more.
+A failed request misses every limit. A limit applies only to requests on which it can be measured: the first token of
+a streamed answer, the time per output token of a streamed answer of two tokens or more.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from llm_pipeline.loadtest.records import Records
 SERVICE_LEVEL_MET = "service level met"
 
 Severity = NDArray[np.float64]
-"""Latency by limit, a request each: above 1 is missed, infinite for a failed one, NaN where it is not asked."""
+"""Each request's latency divided by its limit: above 1 is missed, infinite failed, NaN not measurable."""
 
 
 def severities(records: Records, level: ServiceLevel) -> dict[str, Severity]:
-    """How severe each limit is to each request, by the limit in words."""
+    """The severity of each request for each limit, by the limit's name."""
     streamed, first = records["streamed"], level.first_token_milliseconds
     token, stall = level.time_per_output_token_milliseconds, level.longest_stall_milliseconds
     total = level.end_to_end_milliseconds
@@ -35,7 +35,7 @@ def severities(records: Records, level: ServiceLevel) -> dict[str, Severity]:
 
 
 def worst_severity(limits: dict[str, Severity]) -> Severity:
-    """For each request the worst of its limits; infinite if none could be measured."""
+    """Each request's worst severity; infinite if none could be measured."""
     stacked = np.stack(list(limits.values()))
     worst: Severity = np.where(np.isnan(stacked), -np.inf, stacked).max(axis=0)
     return np.where(np.isneginf(worst), np.inf, worst)
@@ -58,6 +58,6 @@ def level_in_words(level: ServiceLevel) -> str:
 
 
 def _severity(records: Records, seconds: NDArray[np.float64], limit: float, asked: NDArray[np.bool_]) -> Severity:
-    """Latency by its limit; an answer without a latency that has a limit has missed it."""
+    """Latency divided by its limit; an answer without that latency misses the limit."""
     by_limit = 1e3 * np.where(np.isnan(seconds), np.inf, seconds) / limit
     return np.where(records.answered, np.where(asked, by_limit, np.nan), np.inf)

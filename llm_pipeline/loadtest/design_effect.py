@@ -7,17 +7,17 @@ the mean of all windows together. The sum of autocorrelations ends by C. J. Geye
 (Practical Markov Chain Monte Carlo, Statistical Science 7, 1992), and its upper bound is taken by the standard error of
 A. Sokal (Monte Carlo Methods in Statistical Mechanics, 1997), because windows are few and short.
 
-The level that decides is the quantile that must be within the limit: at the worst server that must not pass, misses
-are the requests above it, and they can be seen in a sample whose own misses are few (P. Heidelberger and P. A. W.
-Lewis, Quantile Estimation in Dependent Sequences, Operations Research 32, 1984). Where few requests lie above it, a
-lower level tells, too, and so do the misses themselves.
+The level is the quantile that must be within the limit: for the worst server that must not pass, the misses are the
+requests above it, and those can be seen even in a sample with few misses (P. Heidelberger and P. A. W. Lewis, Quantile
+Estimation in Dependent Sequences, Operations Research 32, 1984). If few requests lie above it, a lower level and the
+misses themselves are used as well.
 
-Of waiting a low level tells with less noise than a high one: many requests lie above it. Requests that wait longer are
-more alike, so what it tells is raised (`waiting_effect`).
+Waiting is estimated at a low level, because many requests lie above it, so the estimate is less noisy. Requests that
+wait longer are more correlated, so the estimate is raised (`waiting_effect`).
 
-Windows that differ (another draw of prompts, a neighbour, heat) are clusters of which there are only a few. Their
-difference is charged in latency: `slowdown` is by how much a window may be slower than the middle one, by the one-sided
-tolerance limit of a normal sample (D. B. Owen, A Survey of Properties and Applications of the Noncentral
+Windows differ (other prompts, a neighbour, heat), and there are only a few of them. Their difference is charged as
+latency: `slowdown` is how much slower than the middle one a window may be, by the one-sided tolerance limit of a normal
+sample (D. B. Owen, A Survey of Properties and Applications of the Noncentral
 t-Distribution, Technometrics 10, 1968) of the windows' logarithms.
 """
 
@@ -38,16 +38,15 @@ _STANDARD_ERRORS = 1.0
 
 _FEWEST_ABOVE = 100
 _LARGEST_SHARE = 0.25
-"""So many requests above a level tell how they cluster, but no more than this share of all."""
+"""How many requests above a level show their clustering; at most this share of all."""
 
 _RAISED = ((0.3, 1.6), (0.1, 1.2))
-"""Shares of the slowest requests, and by how much misses are more alike than these. In queues of 1 to 16 servers that
-are busy for half to nine tenths of the time, with service times that vary by up to 1.5 times their mean, the slowest
-twentieth is 1.7 to 1.9 times as alike as three tenths and 1.1 to 1.3 times as alike as a tenth. What is estimated gets
-a standard error besides."""
+"""Shares of the slowest requests, and by what factor misses are more correlated than these. In queues of 1 to 16
+servers with a load of 0.5 to 0.9 and service times that vary by up to 1.5 times their mean, the slowest twentieth is
+1.7 to 1.9 times as correlated as three tenths and 1.1 to 1.3 times as a tenth. The estimate gets a standard error."""
 
 _FAST = 0.25
-"""The quantile that windows are compared at: waiting moves it last, and waiting is the design effect's."""
+"""The quantile at which windows are compared: waiting, which the design effect covers, moves it least."""
 
 _REACH = 0.6
 """Standard deviations between windows by which the limit of a share of all requests lies above that of the same share
@@ -76,13 +75,13 @@ def design_effect(windows: Sequence[Severity], attainment: float) -> float:
 
 
 def effect_of_misses(windows: Sequence[Severity]) -> float:
-    """The design effect of the misses that were seen, each beside its neighbours; its upper bound."""
+    """Upper bound of the design effect of the observed misses."""
     requests = sum(len(window) for window in windows)
     return min(autocorrelation_time([window > 1.0 for window in windows], _STANDARD_ERRORS), max(1.0, float(requests)))
 
 
 def waiting_effect(windows: Sequence[Severity], attainment: float) -> float:
-    """The design effect of misses where requests wait for one another, from how the slow ones among all do.
+    """The design effect of misses in a queue, estimated from how the slow requests cluster.
 
     Args:
         windows: Latency by limit of each request, in order of arrival, a window each.
@@ -101,12 +100,12 @@ def waiting_effect(windows: Sequence[Severity], attainment: float) -> float:
 
 
 def _level(ordered: Severity, share: float) -> float:
-    """What so large a share of rising severities lies above."""
+    """The level above which this share of the rising severities lies."""
     return float(ordered[max(1, math.ceil((1.0 - share) * len(ordered))) - 1])
 
 
 def slowdown(windows: Sequence[Severity], confidence: float) -> float:
-    """How much slower than the windows that were seen others may be, as a factor of latency; 1 for a single window.
+    """How much slower than the measured windows others may be, as a factor of latency; 1 for a single window.
 
     Args:
         windows: Latency by limit of each request, a window each.
@@ -124,7 +123,7 @@ def slowdown(windows: Sequence[Severity], confidence: float) -> float:
 
 
 def _aligned(windows: Sequence[Severity]) -> list[Severity]:
-    """The windows as if none were faster than the others: `slowdown` charges that, and it is charged once."""
+    """The windows scaled to equal speed: their difference is charged once, by `slowdown`."""
     fast = _fast(windows)
     known = fast[np.isfinite(fast)]
     if len(known) < len(fast):
@@ -135,7 +134,7 @@ def _aligned(windows: Sequence[Severity]) -> list[Severity]:
 
 
 def _fast(windows: Sequence[Severity]) -> NDArray[np.float64]:
-    """Of each window the logarithm of its fast quantile; infinite where there is none."""
+    """The logarithm of each window's fast quantile; infinite if it has none."""
     with np.errstate(divide="ignore"):
         return np.log([np.quantile(window, _FAST, method="lower") if len(window) else 0.0 for window in windows])
 
@@ -167,7 +166,7 @@ def autocorrelation_time(windows: Sequence[NDArray[np.bool_]], standard_errors: 
 
 
 def _batches(window: NDArray[np.bool_], size: int) -> NDArray[np.float64]:
-    """How often the event came in each batch of so many requests; what remains at the end is left out."""
+    """How often the event came in each batch of this many requests; an incomplete last batch is left out."""
     whole = len(window) - len(window) % size
     return np.asarray(window[:whole].reshape(-1, size).sum(axis=1), dtype=np.float64)
 

@@ -6,14 +6,14 @@ from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.config.workload import Workload
 
 ALONE_SECONDS = 20.0
-"""Longest window of one user, and of as many as the engine holds; half of the workload's window if that is shorter."""
+"""Longest closed-loop window (floor and ceiling); half of the workload's window if that is shorter."""
 
 _PROBES = 6
 _DISCARDED_ROUNDS = 1
 
 
 def alone_seconds(workload: Workload) -> float:
-    """Length of the closed loops."""
+    """Length of a closed-loop window."""
     return min(ALONE_SECONDS, workload.duration_seconds / 2)
 
 

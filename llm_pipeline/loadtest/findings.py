@@ -1,4 +1,4 @@
-"""What a load test found, as tables: the same ones in the task log and in the report.
+"""The findings of a load test as tables, the same ones in the task log and in the report.
 
 A column or a table without data is left out.
 """
@@ -308,7 +308,7 @@ _FACTS = ("verdict", "fact", "measured", "bounds", "limit", "n")
 
 
 def format_load_test(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> str:
-    """All that decides, and at the end the sentence that decided; starts with a line break."""
+    """All tables and facts, with the verdict at the end; starts with a line break."""
     blocks = ["\n".join(_wrapped(rates_in_words(outcome, policy)))]
     blocks += ["\n".join(_lines(table)) for table in (*findings(outcome, policy), _facts(outcome.judgement))]
     blocks.append("\n".join(_wrapped((f"{outcome.judgement.verdict}: {outcome.judgement.summary}",))))
@@ -329,7 +329,7 @@ def _wrapped(sentences: tuple[str, ...]) -> Iterator[str]:
 
 
 def _facts(judgement: Judgement) -> Table:
-    """The facts, and what is to be known of those that do not say GO."""
+    """The facts, with details of those that are not GO."""
     notes = [f"{f.name}: {f.detail}" for f in judgement.evidence if f.detail and f.verdict is not Verdict.GO]
     return Table("Facts", _FACTS, tuple(map(_fact_row, judgement.evidence)), tuple(notes))
 

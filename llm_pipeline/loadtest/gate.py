@@ -2,12 +2,12 @@
 
     judgement = judge_windows([first, second, third], policy)
 
-A request that failed has missed every limit; one whose user left as planned is not judged. Shares of good and of
-failed requests are exact binomial one-sided statements, as in MLPerf Inference's early stopping: GO when even the worse
-bound is within what is allowed, NO_GO when even the better one is not. Requests that share a queue are not independent,
-so that they are counted for as many as they are worth, and a GO has to hold for spells of waiting, too;
-windows that differ are judged as if they were as slow as others may be (`design_effect.py`); looks at data that is
-extended share the error. The summary names the stalls that no window was long enough to see (`stalls.py`).
+A failed request misses every limit; one whose user left as planned is not judged. The shares of good and of failed
+requests get exact binomial one-sided bounds, as in MLPerf Inference's early stopping: GO if even the worse bound is
+allowed, NO_GO if even the better one is not. Requests in one queue are correlated, so they are down-weighted, and a GO
+must also hold for spells of waiting; windows that differ are judged as slow as a further one may be
+(`design_effect.py`); the error is split over all looks at extended data. The summary names the stalls that were too
+rare to be seen (`stalls.py`).
 
 Impossible results are ANOMALOUS and a client that fell behind is INCONCLUSIVE, whatever the other figures say.
 """
@@ -78,8 +78,8 @@ def judge_windows(
         servers: What the server's metrics said of each window; their token counters are held against the answers.
 
     Returns:
-        ANOMALOUS for results that cannot be, NO_GO for too many errors or a missed service level, INCONCLUSIVE for
-        too few requests, a load generator that could not keep up, or too wide bounds; GO otherwise.
+        ANOMALOUS for impossible results, NO_GO for too many errors or a missed service level, INCONCLUSIVE for too few
+        requests, a load generator that could not keep up, or too wide bounds; GO otherwise.
     """
     judged = [window.judged for window in windows]
     impossible = [
@@ -100,10 +100,9 @@ def judge_windows(
 
 
 def probe_verdict(records: Records, policy: LoadTestPolicy) -> Verdict:
-    """What one short probe of the search says: a point estimate, which decides nothing but where to look next.
+    """The verdict of one short probe: a point estimate, which only decides where the search goes next.
 
-    Failed requests are few, and a point estimate of a small share is mostly chance: they end a probe where they are
-    shown to be too many.
+    A point estimate of a small share is mostly chance, so failures fail a probe only if significantly too many.
     """
     judged = records.judged
     if not len(judged) or void_reason(records, policy):
@@ -119,7 +118,7 @@ def probe_verdict(records: Records, policy: LoadTestPolicy) -> Verdict:
 def _attainments(
     windows: Sequence[Records], policy: LoadTestPolicy, confidence: float, *, usable: bool
 ) -> list[Evidence]:
-    """All limits together and each one, or each limit for itself."""
+    """Evidence of attainment: all limits together, or each limit by itself."""
     level = policy.service_level
     limits = [severities(window, level) for window in windows]
     single = {name: [window[name] for window in limits] for name in (limits[0] if limits else ())}
@@ -127,7 +126,7 @@ def _attainments(
         return [_attainment(name, asked, policy, confidence, usable=usable) for name, asked in single.items()]
     joint = _attainment(SERVICE_LEVEL_MET, [worst_severity(w) for w in limits], policy, confidence, usable=usable)
     facts = [_attainment(name, asked, policy, confidence, usable=usable) for name, asked in single.items()]
-    if joint.verdict is Verdict.GO:  # who meets all limits meets each
+    if joint.verdict is Verdict.GO:  # a request that meets all limits meets each of them
         facts = [f.model_copy(update={"verdict": Verdict.GO}) if f.samples else f for f in facts]
     return [joint, *facts]
 
@@ -167,7 +166,7 @@ def _attainment(
 
 
 def _bounds(windows: Sequence[Severity], policy: LoadTestPolicy, confidence: float) -> ShareBounds:
-    """What was seen bounds the share from above; from below, what was seen and how requests wait for one another."""
+    """Bounds of the share: the upper one by the observed requests, the lower one also by how they wait in queues."""
     total, hits = sum(len(window) for window in windows), sum(int(np.sum(window <= 1.0)) for window in windows)
     counted = share_bounds(hits, total, confidence, design_effect(windows, policy.attainment))
     seen = share_bounds(hits, total, confidence, effect_of_misses(windows))
@@ -199,7 +198,7 @@ def _errors(windows: Sequence[Records], policy: LoadTestPolicy, confidence: floa
         return Evidence(name=name, verdict=Verdict.INCONCLUSIVE, limit=limit, unit="fraction")
     effect = min(float(total), autocorrelation_time([~window.answered for window in windows]))
     bounds = share_bounds(failed, total, confidence, effect)
-    none_allowed = limit == 0.0  # it cannot be shown, only seen
+    none_allowed = limit == 0.0  # a tolerance of 0 cannot be shown, only observed
     within = not failed if none_allowed else bounds.upper <= limit
     verdict = Verdict.GO if within else Verdict.INCONCLUSIVE
     if bounds.lower > limit and not void:
@@ -225,7 +224,7 @@ def _still_needed(verdict: Verdict, failed: int, confidence: float, limit: float
 
 
 def _by_kind(windows: Sequence[Records]) -> str:
-    """How many failed of each kind, most first, and what the first of the most frequent said."""
+    """The number of failures by kind, most frequent first, and the first message of the most frequent kind."""
     kinds = np.bincount(np.concatenate([window["fault"] for window in windows]), minlength=len(Fault))
     counts = {fault: int(kinds[fault]) for fault in Fault if fault not in (Fault.NONE, Fault.LEFT) and kinds[fault]}
     frequent = sorted(counts, key=lambda fault: -counts[fault])

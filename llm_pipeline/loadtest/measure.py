@@ -1,11 +1,11 @@
-"""The load client: sends traffic from processes of its own and gives back what became of every request.
+"""The load client: sends traffic from its own processes and returns a record of every request.
 
     with LoadClient(endpoint, server_pids=[server.pid]) as client:
         measured = client.send(source.open_loop(rate_per_second=50, duration_seconds=60, seed=1))
         measured.records.answered.mean(), client_lag_seconds(measured.records)
 
-Every latency counts from the schedule. How late the client itself was is in the records, and a window in which it was
-too late says nothing about the server: the gate makes it void.
+Every latency counts from the scheduled time. The records hold the client's own delay; a window in which the client was
+too late says nothing about the server, and the gate makes it void.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from llm_pipeline.serving.endpoint_access import request_headers
 
 _REQUEST_SECONDS = 100e-6
 _CHUNK_SECONDS = 20e-6
-"""Processor time of a request, and of a chunk of its answer that comes by itself; measured on an EPYC core."""
+"""Processor time per request, and per chunk of its answer; measured on an EPYC core."""
 
-_BUSY_SHARE = 0.4  # of a core: a process that is busier sends late when requests come in bursts
+_BUSY_SHARE = 0.4  # of a core: above it, a process sends late in bursts
 _USERS_A_PROCESS = 256
 _LAG_QUANTILE = 0.99
 _log = get_logger(__name__)
@@ -65,7 +65,7 @@ class LoadClient:
 
     Args:
         endpoint: The server, or a router in front of several.
-        processes: Client processes that share each window; `auto` takes what its rate needs, as far as there are cores.
+        processes: Client processes that share each window; `auto` for as many as its rate needs, up to one per core.
         timeout_seconds: A request without a whole answer by then has failed.
         server_pids: Processes of the server on this machine, whose memory is watched with that of their children.
     """
@@ -135,7 +135,7 @@ class LoadClient:
 
 
 def processes_for(traffic: Traffic) -> int:
-    """Client processes that traffic needs: none busier than its sends stay on time, none more than there are cores."""
+    """Client processes that traffic needs to be sent on time; at most one per core."""
     if traffic.arrivals is None:
         wanted = traffic.concurrency / _USERS_A_PROCESS
     else:

@@ -1,4 +1,4 @@
-"""What a load test found, window by window, for the report and for whoever compares.
+"""The outcome of a load test, window by window, for the report and for comparisons.
 
 An artifact of the load test holds `load_test.json`, a `LoadTestOutcome`, and beside it `<window name>.csv.gz`, the
 `Records` of each window that is kept.
@@ -64,7 +64,7 @@ class SecondOfTraffic(Frozen):
 
 
 class ServerUse(Frozen):
-    """What the server's metrics said over a window; None where it does not tell.
+    """The server's metrics over a window; None where it has none.
 
     Attributes:
         queue_milliseconds: Mean time in Triton's queue.
@@ -100,19 +100,19 @@ class WindowSummary(Frozen):
         requests: Requests of the window, without those whose user left as planned.
         failed: Those without a whole, plausible answer.
         faults: How many by kind, by the words of `Fault`.
-        fault_detail: What the first of the most frequent kind said.
+        fault_detail: The first message of the most frequent kind.
         offered_per_second: Rate of the schedule; None in a closed loop.
         concurrency: Users of a closed loop; 0 in an open one.
         window_seconds: From the start of the window to its end, or to the last answer if that came later.
         answered_per_second: Answered requests a second, until the last answer.
         good_per_second: Requests a second that met the service level (goodput).
-        good_fraction: Share of requests that did.
+        good_fraction: Share of requests that met it.
         input_tokens_per_second: As counted by the server.
         output_tokens_per_second: Tokens of answered requests a second.
         client_lag_p99_milliseconds: How late the client itself was.
         rate_share: Sent rate divided by offered rate.
         inter_token: Silences between chunks, all answers together.
-        void: Why the window says nothing about the server; empty when it does.
+        void: Why the window does not count; empty if it does.
     """
 
     name: str
@@ -144,7 +144,7 @@ class WindowSummary(Frozen):
 
 
 class RatePoint(Frozen):
-    """What a probe of the search said of one rate."""
+    """The result of one probe of the search."""
 
     rate_per_second: float
     good_fraction: float
@@ -154,7 +154,7 @@ class RatePoint(Frozen):
 
 
 class Ratio(Frozen):
-    """A measure of the candidate by that of production, over pairs of windows; bounds are two-sided 95 %."""
+    """A measure of the candidate divided by production's, over pairs of windows; bounds are two-sided 95 %."""
 
     measure: str
     ratio: float
@@ -167,7 +167,7 @@ class Ratio(Frozen):
 
 
 class RegressionOutcome(Frozen):
-    """The comparison with what serves now.
+    """The comparison with production.
 
     Attributes:
         production: What it was compared with, as artifact name; empty when nothing is in production yet.
@@ -179,7 +179,7 @@ class RegressionOutcome(Frozen):
 
 
 class SecondOpinion(Frozen):
-    """What another load generator measured at the target rate, beside ours.
+    """The figures of another load generator at the target rate, beside ours.
 
     Attributes:
         tool: Its name and version.
@@ -200,7 +200,7 @@ class LoadTestOutcome(Frozen):
         warmup_requests: Requests before the steady state.
         warmup_seconds: How long they took.
         windows: In order.
-        rates: What the search said of each rate, rising.
+        rates: The search's probes, by rising rate.
         highest_rate_per_second: Highest rate that met the service level in the search; None without a search, or when
             not even the lowest did.
         confirmed_rate_per_second: Rate of the confirmation that decided; None when none was reached.
@@ -261,7 +261,7 @@ def _try_of(window: WindowSummary) -> str:
 def quantile_of(latencies: Iterable[Latency | None], quantile: float) -> Quantile | None:
     """A quantile over several windows: the middle one's, between the lowest and the highest bound of all.
 
-    Requests of one window are alike, so the windows say more of one another than the bounds within one.
+    Requests of one window are correlated, so windows differ by more than the bounds within one show.
     """
     found = [q for latency in latencies if latency for q in latency.quantiles if q.quantile == quantile]
     if not found:

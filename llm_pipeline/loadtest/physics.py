@@ -1,4 +1,4 @@
-"""What no answer under load can beat: the target's hardware, and the server when it is idle. Pure.
+"""Limits that no answer under load can beat: the hardware's, and the idle server's. Pure.
 
     floor = FloorTimes.of(records)      # of a closed loop with one user, whose prompts were all new
     floor.seconds(under_load)           # what each of these requests would have taken alone
@@ -20,11 +20,11 @@ if TYPE_CHECKING:  # the limits are read where no array is, and numpy loads slow
     from llm_pipeline.loadtest.records import Records
 
 TOLERANCE = 0.95
-"""Catalog figures are rounded: a time is impossible below this share of the least one."""
+"""A time is impossible only below this share of the least one, because catalogue figures are rounded."""
 
 
 class PhysicalLimits(Frozen):
-    """What no engine can beat on the target's GPUs: bounds, not predictions.
+    """Bounds that no engine can beat on the target's GPUs; not predictions.
 
     Attributes:
         accelerator: What they are, for the reader.
@@ -54,16 +54,16 @@ class PhysicalLimits(Frozen):
 
 
 FEWEST = 10
-"""Fewer answers do not tell how fast a server is."""
+"""Fewer answers do not show how fast a server is."""
 
 _FAST = 0.1
 
 
 @dataclass(frozen=True)
 class FloorTimes:
-    """Time of a request that is alone, in seconds.
+    """Time of a request on an otherwise idle server, in seconds.
 
-    A server that keeps answers, or makes them up, is faster under load than it was alone with fresh prompts. The time
+    A server that caches answers, or invents them, is faster under load than it was alone with fresh prompts. The time
     of an answer is fitted as a fixed part and one for each token of the prompt and of the answer, none of them negative
     (C. L. Lawson and R. J. Hanson, Solving Least Squares Problems, 1974), by relative errors, and then lowered to what
     the fastest tenth took. Lengths beyond those seen alone are not extrapolated.
@@ -110,11 +110,11 @@ class FloorTimes:
 
     @property
     def known(self) -> bool:
-        """Whether there are enough answers to hold others against."""
+        """Whether there are enough answers to compare others with."""
         return self.answers >= FEWEST
 
     def seconds(self, records: Records) -> NDArray[np.float64]:
-        """What each request would have taken alone, from its send to its end; less where none so short was seen."""
+        """The time of each request if it were alone, from send to end; a lower bound for lengths that were not seen."""
         import numpy as np
 
         prompts, outputs = records["input_tokens"], records["output_tokens"]

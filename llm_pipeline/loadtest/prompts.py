@@ -1,4 +1,4 @@
-"""The texts of a load test: prompts of a file as they are, and new ones made up from its words."""
+"""The texts of a load test: prompts from a file, and new ones composed of its words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CountTokens = Callable[[str], int]
 _WORD = re.compile(r"\s*\S{1,16}")
 _RUN_WORDS = 6
 _SAMPLE_WORDS = 4000
-_REPEATS = 8  # a counter that estimates rounds: less so for several words
+_REPEATS = 8  # an estimating counter rounds, less so for several words
 _ATTEMPTS = 50
 
 
@@ -143,7 +143,7 @@ class Composer:
         return [" ".join([*(text_of[i] for i in ids), tail]) for ids, tail in zip(leading, tails, strict=True)]
 
     def _stream(self, tokens: float, spare_words: int, draws: Draws) -> Integers:
-        """Numbers of words, in runs, that have so many tokens without the last ones, which are spare."""
+        """Indices of words, in runs, with this many tokens; the last words are spare."""
         runs = (int(1.05 * tokens / self._mean_cost) + spare_words) // _RUN_WORDS + 64
         words = np.empty(0, dtype=np.int64)
         while len(words) <= spare_words or float(np.sum(self._costs[words[:-spare_words]])) < tokens:
@@ -154,7 +154,7 @@ class Composer:
 
 
 def _repeated(texts: Sequence[str], known: set[str]) -> list[int]:
-    """Places of texts that are known already; the others become known."""
+    """Indices of texts that are known already; the others become known."""
     repeated = []
     for number, text in enumerate(texts):
         if text in known:

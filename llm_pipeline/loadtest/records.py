@@ -1,4 +1,4 @@
-"""What a window leaves behind: one row a request, in columns, timed from the scheduled arrival.
+"""The records of a window: one row per request, in columns, timed from the scheduled arrival.
 
 A million requests are about 100 MB here. In a closed loop a request's scheduled arrival is the moment of its send.
 """
@@ -37,7 +37,7 @@ def gap_bin(seconds: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One request and what became of it; times are seconds.
+    """One request and its outcome; times are seconds.
 
     All latencies count from the scheduled arrival, not from the send: a request that had to wait because the server
     (or we) stalled has waited for its user too. Timing from the send hides that ("coordinated omission", G. Tene).

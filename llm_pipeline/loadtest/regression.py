@@ -1,11 +1,11 @@
-"""The comparison with what serves now: candidate and production in turn on the same host, with the same requests.
+"""The comparison with production: both versions in turn on the same host, with the same requests.
 
     outcome, evidence = compare(candidate, production, source, policy, 20.0, production_name="repository/4f...", seed=7)
 
-A round is two windows of the same traffic, one of each server; who is first alternates. What the host does to both (a
-neighbour, heat, a clock that falls) goes out of their ratio, and a slow drift goes out of the mean over rounds: a
-stored figure of last month would carry both. Requests of one window share a queue, rounds share nothing: the interval
-of a ratio is Student's t of the rounds' log ratios.
+A round is two windows of the same traffic, one per server, in alternating order. Effects of the host on both (a
+neighbour, heat, a lower clock) cancel in their ratio, and a slow drift cancels in the mean over rounds; a figure stored
+last month would contain both. Requests of one window share a queue, rounds are independent: the interval of a ratio is
+Student's t of the rounds' log ratios.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Measure:
     more_is_better: bool = False
 
     def limit(self, regression: Regression) -> float:
-        """The ratio of candidate by production beyond which the candidate is too slow."""
+        """The ratio of candidate to production beyond which the candidate is too slow."""
         return 1.0 / regression.maximum_ratio if self.more_is_better else regression.maximum_ratio
 
 
@@ -144,9 +144,9 @@ def compare(
 
 
 def _measure(servers: _Servers, traffic: Iterator[Traffic], regression: Regression) -> tuple[list[Round], list[str]]:
-    """Rounds until they decide or are as many as may be, and why others did not count.
+    """Rounds until they decide or reach the maximum, and why others did not count.
 
-    A first round only warms up: production's version has just been started, the candidate has not.
+    The first round only warms up: production's version was just started, the candidate was not.
     """
     servers.round(next(traffic), production_first=True)
     rounds, void = list[Round](), list[str]()
@@ -169,7 +169,7 @@ class _Servers:
     policy: LoadTestPolicy
 
     def round(self, traffic: Traffic, *, production_first: bool) -> Round | str:
-        """Send the same traffic to one and then to the other; the reason when the round does not count."""
+        """Send the same traffic to one server and then to the other; returns why, if the round does not count."""
         if production_first:
             production, candidate = self.production.send(traffic), self.candidate.send(traffic)
         else:
@@ -193,7 +193,7 @@ def _void(candidate: MeasuredWindow, production: MeasuredWindow, policy: LoadTes
 
 
 def _round(candidate: MeasuredWindow, production: MeasuredWindow) -> Round:
-    """Both windows' figures over the requests that both answered: a failure must not make anybody look fast."""
+    """Both windows' figures over the requests that both answered: a failure must not make a server look fast."""
     judged = candidate.records.judged
     answered, answered_by_production = same_requests(candidate.records, production.records)
     found = Round(
@@ -213,7 +213,7 @@ def _figures(records: Records, seconds: float) -> Numbers:
 
 
 def judge_rounds(rounds: Sequence[Round], regression: Regression) -> list[tuple[Ratio, Evidence]]:
-    """The ratio of each measure that the rounds have, and what it says.
+    """The ratio of each measure in the rounds, and its evidence.
 
     The bounds hold at all looks together: each look tests at a level of its own (Pocock's, by Lan and DeMets'
     spending), with Student's quantile at that level, and the interval is as wide as that asks for (C. Jennison and
@@ -268,7 +268,7 @@ def _decided(found: Sequence[tuple[Ratio, Evidence]]) -> bool:
 
 
 def _failures(rounds: Sequence[Round], policy: LoadTestPolicy) -> Evidence:
-    """Too many failures are NO_GO where they are shown; that they are few enough was shown by the confirmation."""
+    """NO_GO for significantly too many failures; the confirmation has shown that they are few enough."""
     requests, failed = sum(r.requests for r in rounds), sum(r.failed for r in rounds)
     bounds = share_bounds(failed, max(1, requests), policy.confidence)
     return Evidence(

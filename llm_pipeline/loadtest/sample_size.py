@@ -3,9 +3,9 @@
     needed_requests(0.99, 0.99)              # 459: all of them good
     needed_requests(0.99, 0.99, misses=5)    # 1307
 
-Exact binomial, as in MLPerf Inference's early stopping (mlcommons/inference, loadgen/early_stopping.cc): so many that
-the lower bound of Clopper and Pearson (1934) attains. Several looks at the growing data share the error evenly
-(Bonferroni). Requests that are alike count for fewer (`design_effect.py`), which only a measurement tells.
+Exact binomial, as in MLPerf Inference's early stopping (mlcommons/inference, loadgen/early_stopping.cc): enough for the
+lower bound of Clopper and Pearson (1934) to attain. Several looks at growing data split the error evenly (Bonferroni).
+Correlated requests count for fewer (`design_effect.py`); how many, only a measurement shows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_RATES = 3
 """Rates that a confirmation tries: from the one that the search found down to the workload's."""
 
 _REQUESTS_A_DEGREE = 2.0
-"""Independent requests that a sample must be worth for each degree of freedom of its design effect."""
+"""Independent requests that a sample must be equivalent to, per degree of freedom of its design effect."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ShareBounds:
     """One-sided bounds of a share, each at the requested confidence.
 
     Attributes:
-        worth: Independent requests that the sample counts for.
+        worth: The effective sample size, in independent requests.
     """
 
     lower: float
@@ -50,7 +50,7 @@ def share_bounds(good: int, requests: int, confidence: float, design_effect: flo
 
 
 def worth_of(requests: int, confidence: float, design_effect: float) -> float:
-    """For how many independent requests these count.
+    """The effective sample size: for how many independent requests these count.
 
     Dividing the counts by the design effect, and by what Student's quantile is beyond the normal one, is E. L. Korn and
     B. I. Graubard's interval (Survey Methodology 24, 1998): a design effect is an estimate of few spells of waiting.
@@ -63,7 +63,7 @@ def worth_of(requests: int, confidence: float, design_effect: float) -> float:
 
 
 def shown_above(failed: int, requests: int, policy: LoadTestPolicy) -> bool:
-    """Whether more requests failed than the policy tolerates, and not by chance."""
+    """Whether significantly more requests failed than the policy tolerates."""
     bounds = share_bounds(failed, max(1, requests), policy.confidence)
     return bounds.lower > policy.maximum_error_fraction
 
@@ -93,7 +93,7 @@ def needed_requests(attainment: float, confidence: float, *, misses: int = 0, lo
 
 
 def _shows(requests: int, misses: int, attainment: float, confidence: float) -> bool:
-    """Whether this many misses show the attainment: so few are rare enough at exactly that share."""
+    """Whether this many misses show the attainment: as few are rare enough at exactly that share."""
     return _chance_of_so_few(misses, requests, 1.0 - attainment) <= 1.0 - confidence
 
 
@@ -119,7 +119,7 @@ class SampleSize(Frozen):
         first_look: Requests of the confirmation.
         last_look: The same with all its extensions.
         looks: Looks that share the error.
-        excluded_period_seconds: Stalls that come less than once in so long are not excluded by the first look and the
+        excluded_period_seconds: Stalls that are rarer than one in this time are not excluded by the first look and the
             soak.
     """
 

@@ -1,6 +1,6 @@
 """The search for the highest rate at which the service level is met. Pure: the caller measures.
 
-Short probes lie: what this finds is where to confirm, never a verdict.
+Short probes are unreliable: they find the rate to confirm, never a verdict.
 """
 
 from __future__ import annotations

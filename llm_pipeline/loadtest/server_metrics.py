@@ -1,6 +1,6 @@
 """The server's own figures during a window: its Prometheus metrics, once a second, and its processes' memory.
 
-A thread of the parent reads them; the client processes know nothing of it.
+A thread of the parent reads them, so that the client processes are not disturbed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def parse_metrics(text: str) -> dict[Series, float]:
 
 
 class Increases:
-    """What counters grew by, from page to page, as Prometheus' `increase`: one that fell has begun again at 0."""
+    """The growth of counters from page to page, like Prometheus' `increase`: one that fell has restarted at 0."""
 
     def __init__(self) -> None:
         self._last: dict[Series, float] | None = None
@@ -69,7 +69,7 @@ class Increases:
             self._last[series] = value
 
     def total(self, name: str, wanted: Callable[[dict[str, str]], bool] = lambda _: True) -> float | None:
-        """What all series of a metric grew by together; None when there is none."""
+        """The growth of all series of a metric together; None without series."""
         found = [value for (metric, labels), value in self._sums.items() if metric == name and wanted(dict(labels))]
         return sum(found) if found else None
 
@@ -85,7 +85,7 @@ _PROTOCOLS = (TritonProtocol, OpenAiProtocol)
 class Samples:
     """What has been read so far, a value a reading.
 
-    `read_last` is False when the last try failed: the counters of a server that died are not of all that it answered.
+    `read_last` is False if the last reading failed: the counters of a dead server miss its last answers.
     """
 
     readings: int = 0
@@ -152,7 +152,7 @@ class Samples:
 class ServerSampler:
     """Reads a server's metrics from its start to its end, and about once a second in between; a context manager.
 
-    Metrics that cannot be read are no failure of the load test: what they would say stays None.
+    Metrics that cannot be read do not fail the load test: their figures stay None.
 
     Args:
         endpoint: The server; its headers go to metrics on the same host only.
@@ -219,7 +219,7 @@ class ServerSampler:
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    """Memory of processes and of all that they started; a page that two of them share counts twice."""
+    """Memory of processes and their descendants; shared pages count more than once."""
     seen: dict[int, int] = {}
     for pid in pids:
         try:
@@ -252,7 +252,7 @@ def _values_of(page: dict[Series, float], names: Iterable[str]) -> list[float]:
 
 
 def _first_total(counters: Increases, *names: str) -> int | None:
-    """What the first of these counters that is there grew by."""
+    """The growth of the first of these counters that exists."""
     found = (counters.total(name) for name in names)
     return _whole(next((total for total in found if total is not None), None))
 

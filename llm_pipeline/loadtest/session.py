@@ -10,8 +10,8 @@
     confirmation    a share of that rate, never below the target; longer, on fresh seeds, extended while undecided
     soak            long, if the policy asks for it, and judged like any other window
 
-The verdict comes from the confirmation, and from what may veto it. When the target window alone shows that the
-service level is missed, or shows what cannot be, that is the verdict.
+The verdict comes from the confirmation, unless the comparison or the soak vetoes it. If the target window alone shows a
+missed service level or impossible results, that is the verdict.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _WARMUP_SECONDS = 60.0
 _ALONE_REQUESTS = 60
 _REQUESTS_A_USER = 200
 _BEYOND_CEILING = 1.2
-"""Rates much above what the closed loop got through are not worth a probe."""
+"""Rates far above the closed loop's throughput are not probed."""
 
 _FEWEST_STEADY, _STEADY_BATCH = 100, 5
 _FEWEST_MEMORY_SAMPLES = 20
@@ -52,7 +52,7 @@ _FEWEST_MEMORY_SAMPLES = 20
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What it took to reach the steady state; `steady` is False when the cap came first."""
+    """The warm-up; `steady` is False if the cap came before the steady state."""
 
     requests: int
     seconds: float
@@ -187,7 +187,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Limits:
-    """What no answer can beat: the server alone, and its hardware."""
+    """Limits that no answer can beat: the idle server's, and the hardware's."""
 
     floor: FloorTimes
     physics: PhysicalLimits | None = None
@@ -202,7 +202,7 @@ def confirm(windows: Windows, highest: float | None, limits: Limits) -> Decision
     Args:
         windows: What measures.
         highest: The highest rate that passed its probe; None when none did, or none was looked for.
-        limits: What no answer can beat.
+        limits: Limits that no answer can beat.
     """
     rates = rates_to_confirm(windows.workload.rate_per_second, highest, windows.policy.confirmed_share)
     for place, rate in enumerate(rates):
@@ -229,7 +229,7 @@ def _hold(windows: Windows, place: int, rate: float, limits: Limits) -> Judgemen
             name = f"confirmation-{place + 1}-{next(numbers)}"  # `outcome.deciding_windows` reads the rate from it
             records = windows.open(name, "confirmation", rate, seconds, keep=True)
             if windows.summaries[-1].void and held:
-                continue  # measured twice, and both times the client was late: the other windows may do
+                continue  # void twice: the other windows may suffice
             held.append(records)
             servers.append(windows.summaries[-1].server)
         judgement = judge_windows(
@@ -250,7 +250,7 @@ def judge_soak(records: Records, window: WindowSummary, soak: Soak, policy: Load
         soak: What the policy asks of it.
         policy: When the server is fast enough.
     """
-    alone = policy.model_copy(update={"stall_period_seconds": None})  # the time of all windows counts for that
+    alone = policy.model_copy(update={"stall_period_seconds": None})  # all windows together are judged for that
     judgement = judge_windows([records], alone, servers=[window.server])
     held = (fact.model_copy(update={"name": f"in the soak: {fact.name}"}) for fact in judgement.evidence)
     return (*held, memory_growth(window, soak))
@@ -291,6 +291,6 @@ def steady_from(values: NDArray[np.float64]) -> int | None:
     left = np.arange(len(batches), 0, -1)
     sums, squares = np.cumsum(batches[::-1])[::-1], np.cumsum((batches**2)[::-1])[::-1]
     errors = (squares - sums**2 / left) / left**2
-    most = len(batches) // 2  # of the second half too little is left to vary: its minimum is chance
+    most = len(batches) // 2  # in the second half too few values are left: a minimum there is chance
     cut = int(np.argmin(errors[: most + 1]))
     return cut * _STEADY_BATCH if cut < most else None

@@ -1,10 +1,10 @@
-"""Trouble that comes rarely: which stalls a load test of a certain length excludes. Pure.
+"""Rare stalls: which ones a load test of a given length excludes. Pure.
 
-Requests say nothing of a stall that did not come while they were sent. Stalls that come at random, once in a period on
-average, all stay away for a time T with a chance of exp(-T / period) (the "rule of three" of J. A. Hanley and A.
+A test cannot see a stall that does not come while it runs. Stalls that come at random, once per period on average, all
+stay away for a time T with probability exp(-T / period) (the "rule of three" of J. A. Hanley and A.
 Lippman-Hand, JAMA 249, 1983; exact for a Poisson process, F. Garwood, Biometrika 28, 1936). So a GO names the period
-that its time excludes, and is INCONCLUSIVE where the policy asks for a longer one. Half of the error that the policy
-allows is meant for this, because a GO is wrong as well when a stall was seen and was counted for too little.
+that its time excludes, and becomes INCONCLUSIVE if the policy requires a longer one. This gets half of the policy's
+error; the other half covers stalls that were seen but given too little weight.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from llm_pipeline.loadtest.records import Records
 
 
 def excluded_period(seconds: float, confidence: float) -> float:
-    """The longest period, in seconds, of stalls one of which would have come within so many seconds."""
+    """The longest period, in seconds, of stalls that would have shown within this many seconds."""
     return seconds / _periods(confidence)
 
 
 def seconds_to_exclude(period: float, confidence: float) -> float:
-    """How long traffic must be watched until stalls that come once in `period` seconds would have been seen."""
+    """How long traffic must run until stalls that come once per `period` seconds would have shown."""
     return period * _periods(confidence)
 
 
@@ -68,6 +68,6 @@ def rare_stalls(windows: Sequence[Records], policy: LoadTestPolicy) -> list[Evid
 
 
 def not_excluded(windows: Sequence[Records], policy: LoadTestPolicy) -> str:
-    """What a GO leaves open, a sentence."""
+    """Which stalls a GO does not exclude, in a sentence."""
     period = excluded_period(watched_seconds(windows) + soak_seconds(policy), policy.confidence)
     return f"Stalls rarer than one in {duration(period)} are not excluded."

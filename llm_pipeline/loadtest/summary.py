@@ -31,7 +31,7 @@ Values = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 
-def summarize_window(  # noqa: PLR0917 - what it is called, what was sent, and what came of it
+def summarize_window(  # noqa: PLR0917 - its name, its traffic and its result
     name: str,
     phase: Phase,
     seed: int,
@@ -93,7 +93,7 @@ def summarize_window(  # noqa: PLR0917 - what it is called, what was sent, and w
 def latency(seconds: Values) -> Latency | None:
     """A latency of several requests, in order of arrival; NaN is left out, and None is returned when nothing remains.
 
-    Requests that wait for one another are slow together: bounds are of as many as they are worth.
+    Queueing requests are slow together, so the bounds are those of the effective number of requests.
     """
     known = seconds[~np.isnan(seconds)]
     values = np.sort(known)
@@ -115,7 +115,7 @@ def quantile_with_bounds(ordered: Values, quantile: float, design_effect: float 
     Args:
         ordered: Latencies, rising.
         quantile: A share.
-        design_effect: How many of the requests are worth one that is independent of all others.
+        design_effect: How many of the requests count as one independent request.
     """
     rank, low, high = _ranks(ordered.size, quantile, design_effect)
     return Quantile(
@@ -163,7 +163,7 @@ def silences(records: Records) -> Latency | None:
 def _bounded(arrived: Values, ordered: Values, quantile: float) -> Quantile:
     """A quantile with its bounds.
 
-    Too few requests are beyond a high quantile to show how they cluster, so a wider tail is looked at as well.
+    Too few requests lie beyond a high quantile to show their clustering, so a wider tail is used as well.
     """
     wider = max(0.5, 1.0 - _WIDER_TAIL * (1.0 - quantile))
     values = [ordered[max(1, math.ceil(share * ordered.size)) - 1] for share in {quantile, min(quantile, wider)}]
@@ -211,7 +211,7 @@ def _input_tokens(judged: Records, measured: MeasuredWindow) -> float:
 
 
 def _by_second(judged: Records, is_good: Mask) -> tuple[SecondOfTraffic, ...]:
-    """The requests by the second of their scheduled arrival; seconds without any stand in it, too."""
+    """The requests by the second of their scheduled arrival, including seconds without any."""
     seconds = judged["arrives_at"].astype(np.int64)
     length = int(seconds.max()) + 1
     answered = judged.answered

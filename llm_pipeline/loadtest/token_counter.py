@@ -13,13 +13,13 @@ from llm_pipeline.base.logging import get_logger
 log = get_logger(__name__)
 
 _USUAL_BYTES = 4.0
-"""Bytes of an English text by token, of vocabularies of 100,000 tokens and more."""
+"""Bytes per token of English text, for vocabularies of 100,000 tokens and more."""
 _FEWEST_BYTES = 1.5
 _NEAR_LONGEST = 0.75
 
 
 def open_counter(repository: Path, links: Mapping[str, Path] | None = None) -> Callable[[str], int]:
-    """A function that gives the tokens of a text, with the special ones that the tokenizer adds.
+    """A function that counts the tokens of a text, including the special ones that the tokenizer adds.
 
     Without a `tokenizer.json` in the repository it divides bytes by those that a token has: in golden completions that
     used all their `max_tokens` (a completion that ended by itself is shorter), or else the usual 4.

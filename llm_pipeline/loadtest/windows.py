@@ -1,4 +1,4 @@
-"""Measuring windows one after another, with fresh traffic each, and remembering what they showed."""
+"""Measures windows one after another, each with fresh traffic, and keeps their summaries."""
 
 from __future__ import annotations
 

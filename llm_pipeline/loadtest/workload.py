@@ -3,9 +3,9 @@
     source = TrafficSource(workload, Path("configs"), count_tokens=open_counter(repository))
     traffic = source.open_loop(rate_per_second=20.0, duration_seconds=60.0, seed=7)
 
-A prefix cache makes a server look faster than it is for prompts that it has not seen. So a prompt occurs once in a
-window, prompts that are made up are new in each window, and they begin alike only where `shared_prefixes` or a trace's
-`hash_ids` say so. Prompts taken as they are (no `prompt_tokens`) may come again in another window.
+A prefix cache makes a server look faster for prompts that it has seen. So a prompt occurs once in a window, composed
+prompts are new in each window, and they share prefixes only if `shared_prefixes` or a trace's `hash_ids` say so.
+Prompts taken as they are (no `prompt_tokens`) may occur again in another window.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def check_workload(workload: Workload, directory: Path) -> None:
 def longest_request(workload: Workload) -> int | None:
     """Tokens of the longest request with its answer; None for prompts that are taken as they are.
 
-    A made-up prompt has some tokens more or less than it should.
+    A composed prompt may be some tokens longer or shorter than asked for.
     """
     if workload.prompt_tokens is None:
         return None
@@ -169,7 +169,7 @@ class TrafficSource:
         if shared is None:
             return texts
         tokens = np.full(shared.prefixes, shared.tokens, dtype=np.int64)
-        # the same in all windows: the system prompt of a server that is in use is in its cache
+        # the same in all windows, like the system prompt that a server in use has in its cache
         prefixes = self._composer.compose_fresh(tokens, Draws(self._workload.seed, "shared prefixes"), set())
         draws = Draws(seed, "prefixes")
         begins = assign({1: shared.share}, len(texts), draws).tolist()

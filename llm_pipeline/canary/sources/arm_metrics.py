@@ -1,7 +1,7 @@
-"""The port to whatever counts the requests of both arms, window by window.
+"""The port to a source of metrics that counts both arms' requests, window by window.
 
-A source that cannot say what happened raises; it never makes zero errors out of no data. Windows tile: each begins
-where the one before it ended, so that nothing is counted twice or left out.
+A source without data raises; it never reports zero errors instead. Windows tile: each begins where the one before it
+ended, so nothing is counted twice or left out.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from llm_pipeline.config.metric_source import MetricSource, MetricSourceModel
 from llm_pipeline.config.router_place import RouterPlace
 
 _TOLERANCE = 0.05
-"""Share of the total by which the arms' counts and the router's own may differ: they are not read at one moment."""
+"""Share of the total by which the arms' counts may differ from the router's: they are not read at one moment."""
 
 
 class SourceDown(Transient):
-    """The source does not answer, has nothing, or only what is too old."""
+    """The source does not answer, or has no data, or only old data."""
 
 
 class SourceContradicts(SourceDown):
-    """The source's arms are not the router's: some requests are under a wrong name, or under none."""
+    """The source's counts contradict the router's: some requests have a wrong arm, or none."""
 
 
 class Histogram(Frozen):
@@ -81,7 +81,7 @@ class MetricsCursor(Frozen):
 
     Attributes:
         began: When counting began, seconds since 1970.
-        until: All before this is counted; in the future while the source cannot yet tell old requests from new ones.
+        until: Everything before this is counted; in the future until the source can separate old requests from new.
         counters: What the source itself has to remember.
     """
 
@@ -91,14 +91,14 @@ class MetricsCursor(Frozen):
 
 
 class MetricsWindow(Frozen):
-    """Both arms since a cursor, and the cursor behind them; no arms while there is nothing new to tell."""
+    """Both arms since a cursor, and the new cursor; no arms while there is nothing new."""
 
     arms: dict[SlotName, ArmWindow]
     cursor: MetricsCursor
 
 
 class ArmMetrics(Protocol):
-    """What every source offers."""
+    """The interface of every source."""
 
     def begin(self, seconds_ago: float = 0.0) -> MetricsCursor:
         """Start to count now, or so long ago if the source can look back: call it when a new split is in force.
@@ -108,7 +108,7 @@ class ArmMetrics(Protocol):
         """
 
     def window(self, since: MetricsCursor) -> MetricsWindow:
-        """What both arms did since then.
+        """Both arms since the cursor.
 
         Raises:
             SourceDown: It does not answer, is empty or stale.

@@ -1,7 +1,7 @@
-"""Counts of both arms in the words of the analysis, for routers without a record of single requests.
+"""Windows for the analysis from counts of both arms, for routers that do not log single requests.
 
-What only single requests tell is left out: sessions, sizes of prompts, tokens, empty and truncated answers, and the
-order of failures. Latencies are known at the edges of the source's buckets only, so the limits of "slow" are edges.
+What only single requests show is left out: sessions, prompt sizes, tokens, empty and truncated answers, and the order
+of failures. Latencies are known only at the source's bucket edges, so the limits are edges.
 """
 
 from __future__ import annotations

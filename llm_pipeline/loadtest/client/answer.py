@@ -1,4 +1,4 @@
-"""One request under way and what has come of its answer: every byte that arrives is read and timed here.
+"""One request in flight and its answer so far: every byte that arrives is read and timed here.
 
 The first token is the first chunk with text in it, not the first chunk. Tokens are those the server counts, chunk by
 chunk. A failure is data: Triton answers HTTP 200 with an `error` key for some, ends a broken stream without a word, and
@@ -88,7 +88,7 @@ class Answer:
         self._finish_reason = self._error = self._malformed = ""
 
     def take(self, body: bytes, now: float) -> None:
-        """Take the next bytes of the body, however they are cut."""
+        """Take the next bytes of the body, at any boundary."""
         if self._pending:
             body = self._pending + body
         if not self.request.stream or self.status != HTTPStatus.OK:
@@ -101,7 +101,7 @@ class Answer:
             self._take_line(line, now)
 
     def _take_line(self, line: bytes, now: float) -> None:
-        """A line of a stream: a chunk, or words that are none and may say why there is no answer."""
+        """A line of a stream: a chunk, or other text, which may say why there is no answer."""
         if line.startswith(b"data:"):
             self._take_chunk(line[5:], now)
         elif line.strip() and not line.startswith(_FIELDS) and len(self._stray) < _SHOWN_CHARACTERS:
@@ -128,13 +128,13 @@ class Answer:
         self._end(now, fault, detail)
 
     def break_off(self, now: float, detail: str) -> None:
-        """The connection was lost: what came may be whole all the same, where the connection's end is its end."""
+        """The connection was lost. The answer may still be whole, if the connection's end marks its end."""
         if not self.status:
             self._end(now, Fault.CONNECTION, detail)
             return
         if self.status == HTTPStatus.OK and not _is_json(self._pending.removeprefix(b"data:")):
             if b"data:".startswith(self._pending[:5]):
-                self._pending = b""  # a part of a chunk is none
+                self._pending = b""  # an incomplete chunk does not count
             if not self.request.stream:
                 self._end(now, Fault.CUT, f"the connection broke within the answer: {detail}")
                 return
@@ -171,7 +171,7 @@ class Answer:
             self.last_text_at = now
             if isnan(self.first_text_at):
                 self.first_text_at = now
-        if text or tokens or reason:  # a chunk that brings nothing ends no silence, and takes no end back
+        if text or tokens or reason:  # an empty chunk ends no silence and changes no finish reason
             self._finish_reason = reason
             if self._previous_at:
                 self.gaps.append(now - self._previous_at)

@@ -42,7 +42,7 @@ class ClientProcess:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             bufsize=0,
-            env=plain_environment(),  # the values of headers come through the pipe
+            env=plain_environment(),  # header values go through the pipe
         )
         assert self._child.stdin is not None  # noqa: S101 - for the type
         assert self._child.stdout is not None  # noqa: S101
@@ -54,7 +54,7 @@ class ClientProcess:
         return self._child.pid
 
     def say(self, kind: Kind, data: bytes) -> None:
-        """Tell it something.
+        """Send it a message.
 
         Raises:
             ConfigError: It cannot run in this interpreter.
@@ -66,7 +66,7 @@ class ClientProcess:
             raise self.failure() from error
 
     def hear(self) -> tuple[Kind, bytes]:
-        """What it says next.
+        """Its next message.
 
         Raises:
             ConfigError: It cannot run in this interpreter.
@@ -78,9 +78,9 @@ class ClientProcess:
             raise self.failure() from error
 
     def failure(self) -> PipelineError:
-        """Why it is not there any more, in words."""
+        """Why it ended, in words."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._child.wait(_STOP_SECONDS)  # its own exit code, if it has one, says what was wrong
+            self._child.wait(_STOP_SECONDS)  # its own exit code, if any, says what went wrong
         self.stop()
         self._errors.seek(0)
         said = self._errors.read()[-_SHOWN_BYTES:].decode(errors="replace").strip()
@@ -113,7 +113,7 @@ class Children:
     """
 
     def __init__(self, target: Target) -> None:
-        self._target = json.dumps(asdict(target)).encode()  # with headers: through a pipe, not on a command line
+        self._target = json.dumps(asdict(target)).encode()  # headers go through a pipe, never onto a command line
         self._timeout_seconds = target.timeout_seconds
         self._processes: list[ClientProcess] = []
 
@@ -184,7 +184,7 @@ class Children:
 
 
 def _wait_for(processes: Sequence[ClientProcess], deadline: float) -> list[ClientProcess]:
-    """Those that have something to say."""
+    """The processes with a message."""
     by_descriptor = {process.reads: process for process in processes}
     poll = select.poll()
     for descriptor in by_descriptor:

@@ -67,7 +67,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Asyncio: bytes came. Their time is taken before anything is made of them."""
         self._now = _monotonic()
-        if self._answer is None:  # nothing was asked
+        if self._answer is None:  # no request is in flight
             self._owner.forget(self)
             self.close()
             return
@@ -94,7 +94,7 @@ class Connection(asyncio.Protocol):
         answer.take(body, self._now)
         if answer.user_leaves:
             answer.leave(self._now)
-        if answer.ended_at:  # before its end: the rest of it is still to come on this connection
+        if answer.ended_at:  # given up early: the rest of the answer is still to come on this connection
             self._keep = False
 
     def on_message_complete(self) -> None:
@@ -168,7 +168,7 @@ class Connections:
         try:
             found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
         except OSError:
-            return  # each request will say so
+            return  # each request reports it
         for *_, address in found:
             self._address = str(address[0])
             try:

@@ -1,4 +1,4 @@
-"""What a client process and its parent say to each other over two pipes: frames of a kind, a length and bytes."""
+"""The protocol between a client process and its parent over two pipes: frames of a kind, a length and bytes."""
 
 from __future__ import annotations
 

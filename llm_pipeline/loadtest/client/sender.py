@@ -1,4 +1,4 @@
-"""Sends one process's share of a window: at the scheduled times whatever comes back, or user by user."""
+"""Sends one process's share of a window: at the scheduled times regardless of answers, or as users who wait."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class MonotonicTimer:
 
 _SENT_AT_A_TURN = 16  # a client that is behind reads answers in between
 _EXPIRY_SECONDS = 0.05
-_SPARE_SECONDS = 0.05  # arrivals of so long find a connection that stands already
+_SPARE_SECONDS = 0.05  # arrivals in this first time find connections open
 _MOST_SPARE = 64
 _monotonic = time.monotonic
 
@@ -157,7 +157,7 @@ class Sender:
         self._advance()
 
     def _advance(self) -> None:
-        """The bytes of the next request are made before its time has come."""
+        """Prepare the bytes of the next request before its time."""
         number, request = next(self._numbered, (0, None))
         self._next = None if request is None else (number, request, self._connections.payload(request))
 

@@ -1,4 +1,4 @@
-"""What one client process sends of a window: every n-th request, as a document that crosses to it."""
+"""One client process's share of a window: every n-th request, as a document that is sent to it."""
 
 from __future__ import annotations
 
