@@ -67,9 +67,9 @@ _OURS: Mapping[Group, Mapping[str, str]] = {
         "aws_alb": "llm_pipeline.adapters.aws.alb:ADAPTER",
     },
     "metric_sources": {
-        "envoy": "llm_pipeline.adapters.envoy.statistics:ADAPTER",
-        "prometheus": "llm_pipeline.adapters.prometheus.source:ADAPTER",
-        "cloudwatch": "llm_pipeline.adapters.aws.cloudwatch:ADAPTER",
+        "envoy": "llm_pipeline.adapters.envoy.counts:ADAPTER",
+        "prometheus": "llm_pipeline.adapters.prometheus.adapter:ADAPTER",
+        "cloudwatch": "llm_pipeline.adapters.aws.counts:ADAPTER",
     },
     "server_controls": {
         "local": "llm_pipeline.adapters.local.server:ADAPTER",

@@ -8,8 +8,11 @@ import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from llm_pipeline.adapters.aws.counts import CloudWatchSource
+from llm_pipeline.adapters.envoy.counts import EnvoySource
+from llm_pipeline.adapters.prometheus.adapter import PrometheusSource
 from llm_pipeline.config.deployment import TargetPlace
-from llm_pipeline.config.metric_source import CloudWatchSource, EnvoySource, MetricSource, PrometheusSource
+from llm_pipeline.config.metric_source import MetricSource
 from llm_pipeline.config.router_place import (
     AwsAlbPlace,
     EnvoyPlace,

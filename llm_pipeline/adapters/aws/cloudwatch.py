@@ -13,17 +13,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 from llm_pipeline.adapters.aws.client import aws_client
+from llm_pipeline.adapters.aws.counts import CloudWatchSource
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.sources.arm_metrics import (
     ArmWindow,
     MetricsCursor,
-    MetricSourceAdapter,
     MetricsWindow,
     SourceDown,
     check_total,
 )
-from llm_pipeline.config.metric_source import CloudWatchSource
 from llm_pipeline.config.router_place import AwsAlbPlace
 
 _NAMESPACE = "AWS/ApplicationELB"
@@ -143,12 +142,3 @@ class CloudWatchMetrics:
 
 def _minute(seconds: float) -> float:
     return seconds // _PERIOD_SECONDS * _PERIOD_SECONDS
-
-
-def _probe(source: CloudWatchSource, place: AwsAlbPlace) -> str:
-    return f"CloudWatch answers: {CloudWatchMetrics(source, place).count()} series counted in the last ten minutes"
-
-
-ADAPTER = MetricSourceAdapter(
-    config=CloudWatchSource, open=lambda source, place, _: CloudWatchMetrics(source, place), probe=_probe
-)

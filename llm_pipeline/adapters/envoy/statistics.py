@@ -21,11 +21,9 @@ from llm_pipeline.canary.router import RouterUnavailable, SlotName
 from llm_pipeline.canary.sources.arm_metrics import (
     ArmWindow,
     MetricsCursor,
-    MetricSourceAdapter,
     MetricsWindow,
     SourceDown,
 )
-from llm_pipeline.config.metric_source import EnvoySource
 
 log = get_logger(__name__)
 
@@ -100,6 +98,3 @@ def _answered_well(listing: dict[str, Any]) -> Counter[str]:
 
 def _lost(arm: Counter[str]) -> int:
     return arm["upstream_rq_4xx"] + arm["upstream_rq_5xx"]
-
-
-ADAPTER = MetricSourceAdapter(config=EnvoySource, open=lambda _source, _place, router: EnvoyStatistics(router))

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
+from llm_pipeline.adapters.prometheus.adapter import PrometheusSource
 from llm_pipeline.base.bounded_http import HttpAnswer, call
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.canary.router import SlotName
@@ -25,14 +26,11 @@ from llm_pipeline.canary.sources.arm_metrics import (
     ArmWindow,
     Histogram,
     MetricsCursor,
-    MetricSourceAdapter,
     MetricsWindow,
     SourceContradicts,
     SourceDown,
     check_total,
 )
-from llm_pipeline.config.metric_source import PrometheusSource
-from llm_pipeline.config.router_place import RouterPlace
 
 _LOOK_BACK = "1h"
 _TIMEOUT_SECONDS = 5.0
@@ -224,12 +222,3 @@ def _authorization(source: PrometheusSource) -> dict[str, str]:
     if not token:
         raise ConfigError(f"{source.token_variable} must hold a token, and is empty", where=source.url)
     return {"Authorization": f"Bearer {token}"}
-
-
-def _probe(source: PrometheusSource, _: RouterPlace) -> str:
-    return f"{source.url} answers and has {PrometheusMetrics(source).count(source.requests)} series of requests"
-
-
-ADAPTER = MetricSourceAdapter(
-    config=PrometheusSource, open=lambda source, _place, _router: PrometheusMetrics(source), probe=_probe
-)

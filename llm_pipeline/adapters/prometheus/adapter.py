@@ -1,0 +1,83 @@
+"""The settings of the metric source `prometheus`, what opens it, and its probe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from llm_pipeline.canary.sources.arm_metrics import MetricSourceAdapter
+from llm_pipeline.config.metric_source import MetricSourceModel
+from llm_pipeline.config.model import HostPath, PlainUrl, PositiveSeconds, VariableName, Word
+from llm_pipeline.config.router_place import BothSlots, RouterPlace
+
+if TYPE_CHECKING:
+    from llm_pipeline.adapters.prometheus.source import PrometheusMetrics
+    from llm_pipeline.canary.router import TrafficRouter
+
+Selector = Annotated[str, Field(pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*(\{[^{}]*\})?$", max_length=2048)]
+"""Series of one counter in PromQL's words: its name, and labels in braces."""
+
+
+class SlotLabels(BothSlots):
+    """The value of a label for each slot."""
+
+    what: ClassVar[str] = "labels"
+    blue: Word
+    green: Word
+
+
+class PrometheusSource(MetricSourceModel):
+    """Counters in Prometheus, or in what answers its query API.
+
+    Attributes:
+        url: Its base URL.
+        token_variable: Environment variable with a bearer token; None where it asks for none.
+        ca_file: Certificates that its TLS certificate is checked against; None for the system's.
+        slot_label: The label that tells the slots apart.
+        slots: Its value for each slot. Series with any other value are an error: narrow the selectors.
+        requests: Counter of all requests.
+        errors: Counter of the requests that failed, e.g. `http_requests_total{code=~"4..|5.."}`.
+        first_token: Histogram of the time to the first token of streamed answers, its `_bucket` series.
+        end_to_end: Histogram of the time to the last byte, its `_bucket` series.
+        bucket_unit: What `le` is in.
+        total: Counter of the router's own requests; both slots together must be about as many.
+        scrape_seconds: How often the series are scraped.
+        stale_seconds: A newest sample that is older means that the source is down.
+    """
+
+    kind: Literal["prometheus"]
+    url: PlainUrl
+    token_variable: VariableName | None = None
+    ca_file: HostPath | None = None
+    slot_label: Word
+    slots: SlotLabels
+    requests: Selector
+    errors: Selector
+    first_token: Selector | None = None
+    end_to_end: Selector | None = None
+    bucket_unit: Literal["seconds", "milliseconds"] = "seconds"
+    total: Selector | None = None
+    scrape_seconds: PositiveSeconds = 15.0
+    stale_seconds: PositiveSeconds = 60.0
+
+    @model_validator(mode="after")
+    def _stale_is_later(self) -> PrometheusSource:
+        if self.stale_seconds < 2 * self.scrape_seconds:
+            raise ValueError("stale_seconds must be at least twice scrape_seconds")
+        return self
+
+
+def _open(
+    source: PrometheusSource, _place: RouterPlace | None = None, _router: TrafficRouter | None = None
+) -> PrometheusMetrics:
+    from llm_pipeline.adapters.prometheus.source import PrometheusMetrics
+
+    return PrometheusMetrics(source)
+
+
+def _probe(source: PrometheusSource, _: RouterPlace) -> str:
+    return f"{source.url} answers and has {_open(source).count(source.requests)} series of requests"
+
+
+ADAPTER = MetricSourceAdapter(config=PrometheusSource, open=_open, probe=_probe)
