@@ -1,8 +1,8 @@
 """Users that arrive as a Poisson process and do not wait for one another, as a process: SCRIPT PORT RATE RECORD.
 
 What they ask, and how, is the script's own. The record says what became of every request, kind by kind, and of every
-failed one when it was sent and when it had failed, by the monotonic clock. SIGTERM ends the arrivals; the last record
-accounts for every request.
+failed one when it was sent and when it had failed, by the monotonic clock. What was sent before `settled_until` has
+ended, by the same clock. SIGTERM ends the arrivals; the last record accounts for every request.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import random
 import signal
 import time
@@ -44,6 +45,8 @@ class ArrivingUsers:
         self.servers: Counter[str] = Counter()
         self.failures: list[dict[str, str | float]] = []
         self.in_flight: set[asyncio.Task[None]] = set()
+        self.waiting: dict[int, float] = {}
+        self.arriving = True
 
     async def connect(self, stack: contextlib.AsyncExitStack) -> None:
         """Open what every request uses."""
@@ -65,10 +68,12 @@ class ArrivingUsers:
                 self.in_flight.add(task)
                 task.add_done_callback(self.in_flight.discard)
             await asyncio.gather(*self.in_flight)
+        self.arriving = False
 
     async def _one(self, kind: str) -> None:
+        number, sent_at = self.sent.total(), time.monotonic()
         self.sent[kind] += 1
-        sent_at = time.monotonic()
+        self.waiting[number] = sent_at
         try:
             self.servers[await self.asks[kind]()] += 1
             self.answered[kind] += 1
@@ -86,11 +91,17 @@ class ArrivingUsers:
             self.reasons[reason] += 1
             failure = {"kind": kind, "sent_at": sent_at, "failed_at": time.monotonic(), "reason": reason}
             self.failures.append(failure)
+        finally:
+            del self.waiting[number]
 
     def record(self) -> str:
         """As JSON."""
         counts = {"sent": self.sent, "answered": self.answered, "failed": self.failed}
-        return json.dumps({**counts, "reasons": self.reasons, "servers": self.servers, "failures": self.failures})
+        details = {"reasons": self.reasons, "servers": self.servers, "failures": self.failures}
+        return json.dumps({**counts, **details, "settled_until": self._settled_until()})
+
+    def _settled_until(self) -> float:
+        return min(self.waiting.values(), default=time.monotonic() if self.arriving else math.inf)
 
 
 async def serve(users: ArrivingUsers, record: Path, *, record_seconds: float) -> None:

@@ -42,7 +42,7 @@ def test_a_candidate_killed_at_50_percent_is_rolled_back_and_loses_no_unary_requ
     running = trial.start(50)
     trial.await_phase(Phase.BAKING, 50)
     os.kill(trial.site.control.pid(trial.candidate), signal.SIGKILL)
-    assert running.result(timeout=30).verdict is Verdict.NO_GO
+    assert running.result(timeout=80).verdict is Verdict.NO_GO
     trial.assert_rolled_back()
     assert trial.lost_unary == {}, trial.site.traffic()["reasons"]
     assert sum(trial.lost.values()) <= 5, "only streams in flight at that moment can be cut"
@@ -57,6 +57,6 @@ def test_a_candidate_that_hangs_without_a_reset_is_rolled_back_and_loses_no_unar
         trial.site.control.fault(trial.candidate, hang=True)
     else:
         os.kill(trial.site.control.pid(trial.candidate), signal.SIGSTOP)
-    assert running.result(timeout=40).verdict is Verdict.NO_GO
+    assert running.result(timeout=80).verdict is Verdict.NO_GO
     trial.assert_rolled_back()
     assert trial.lost_unary == {}, trial.site.traffic()["reasons"]

@@ -66,7 +66,7 @@ def test_a_rollback_asked_for_in_a_step_fences_the_controller_and_loses_nothing(
     assert [one for one in asked if one.exception() is None]
     assert all(isinstance(one.exception(), Transient | None) for one in asked), asked
     with pytest.raises((Fenced, LeaseLost)):
-        running.result(timeout=15)
+        running.result(timeout=80)
     assert is_back_on_stable(trial)
     assert trial.events[-2:] == ["rolling back", "rolled back"]
     assert trial.lost == {}
@@ -189,7 +189,7 @@ def test_a_router_that_cannot_be_reached_is_tried_again_and_the_step_goes_on_whe
     shifted = trial.await_phase(Phase.BAKING, 50)
     trial.router.fault = "unreachable"
     with pytest.raises(PipelineError):
-        running.result(timeout=10)
+        running.result(timeout=80)
     trial.router.fault = ""
     assert trial.step(50).verdict is Verdict.GO
     assert trial.record.step_began_at == shifted.step_began_at
