@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
+from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.analysis import StepState
 from llm_pipeline.canary.events import CanaryEvent, EventKind
 from llm_pipeline.canary.evidence import MOST_MISSED, SPLIT_ALPHA, stable_is_bad
-from llm_pipeline.canary.moving import wait
 from llm_pipeline.canary.record import CanaryRecord, Phase, read_record
 from llm_pipeline.canary.router import RouteState
 from llm_pipeline.canary.slots import WarmUp
@@ -244,7 +244,7 @@ def taken_back_judgement(
         record = read_record(store, release_id, target)
         return record if record is not None and _who(record) is not None else None
 
-    wait(lambda: found() is not None, wait_seconds)
+    wait_until(lambda: found() is not None, wait_seconds)
     record = found()
     return with_who(record, record.judgement) if record is not None and record.judgement is not None else None
 

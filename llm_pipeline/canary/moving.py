@@ -9,12 +9,12 @@ one was rolled back.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from llm_pipeline.base.errors import Fenced, PipelineError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.patience import DrainLimit, Patience
 from llm_pipeline.canary.record import CanaryRecord
 from llm_pipeline.canary.router import (
@@ -64,7 +64,7 @@ def traffic_to(router: TrafficRouter, want: RouteState, patience: Patience) -> b
 def wait_converged(router: TrafficRouter, revision: str, seconds: float) -> bool:
     """Wait until the data plane acts on a revision; False when it did not, or refused it."""
     try:
-        return wait(lambda: router.converged(revision) is True, seconds)
+        return wait_until(lambda: router.converged(revision) is True, seconds)
     except RouterRejected as error:
         log.error("the router refused the routes", reason=str(error))  # noqa: TRY400 - nothing to trace
         return False
@@ -87,7 +87,7 @@ def wait_usable(router: TrafficRouter, slot: SlotName, seconds: float) -> bool:
         accepted_since = now if accepted_since is None else accepted_since
         return now - accepted_since >= _STEADY_SECONDS
 
-    return wait(steady, seconds)
+    return wait_until(steady, seconds)
 
 
 def _write_with_retries(router: TrafficRouter, want: RouteState, seconds: float) -> str:
@@ -101,16 +101,6 @@ def _write_with_retries(router: TrafficRouter, want: RouteState, seconds: float)
             log.warning("cannot write the routes, trying again", reason=str(error))
         time.sleep(pause)
         pause = min(2 * pause, _LARGEST_PAUSE_SECONDS)
-
-
-def wait(condition: Callable[[], bool], seconds: float) -> bool:
-    """Poll a condition until it holds; returns whether it did within so many seconds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(_POLL_SECONDS)
-    return True
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from llm_pipeline.base.errors import ExitCode, Transient
 from llm_pipeline.base.verdict import Verdict
+from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_deployment
 from llm_pipeline.demo import services
@@ -54,12 +55,9 @@ class FollowedRun:
         Raises:
             Transient: Airflow has not taken in the DAG in time; the message holds its import errors.
         """
-        deadline = time.monotonic() + timeout_seconds
-        while not self._client.has_dag(dag_id):
-            if time.monotonic() > deadline:
-                errors = "; ".join(self._client.import_errors().values()) or "no import error"
-                raise Transient(f"Airflow has no DAG {dag_id}: {errors}")
-            time.sleep(_LOOK_SECONDS)
+        if not wait_until(lambda: self._client.has_dag(dag_id), timeout_seconds, every=_LOOK_SECONDS):
+            errors = "; ".join(self._client.import_errors().values()) or "no import error"
+            raise Transient(f"Airflow has no DAG {dag_id}: {errors}")
         self._client.unpause(dag_id)
         return self._client.trigger(dag_id)
 

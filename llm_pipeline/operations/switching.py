@@ -9,8 +9,9 @@ from pathlib import Path
 from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.agreement import is_moving
-from llm_pipeline.canary.moving import epoch_above, have_answering, retire, traffic_to, wait
+from llm_pipeline.canary.moving import epoch_above, have_answering, retire, traffic_to
 from llm_pipeline.canary.open_router import name_release, open_router, router_as_it_is
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import current_canary, read_record
@@ -185,7 +186,7 @@ def _close(router: TrafficRouter | None, drain_seconds: float) -> Iterator[str]:
     if running:
         with suppress(RouterUnavailable):
             router.close()
-            wait(lambda: not router.in_flight(), max(drain_seconds, _CLOSING_SECONDS))
+            wait_until(lambda: not router.in_flight(), max(drain_seconds, _CLOSING_SECONDS))
     router.stop()
     if running:
         yield "the router"

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from llm_pipeline.base.errors import Fenced, Transient
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.canary.moving import NoWayBack, wait
+from llm_pipeline.base.waiting import wait_until
+from llm_pipeline.canary.moving import NoWayBack
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import LEASE_SECONDS, CanaryJournal, CanaryRecord, Phase, lease_name, take_over
 from llm_pipeline.canary.rollback import end_canary, move_unrecorded
@@ -108,5 +109,5 @@ def _despite_others(
         except (Fenced, Conflict, LeaseHeld, LeaseLost) as error:
             log.warning("a concurrent write got there first, trying again", reason=str(error))
         time.sleep(random.uniform(_POLL_SECONDS, 5 * _POLL_SECONDS))  # noqa: S311 - so that two do not meet again
-        wait(nobody_rolls_back, patience.confirm + _OTHERS_SECONDS)
+        wait_until(nobody_rolls_back, patience.confirm + _OTHERS_SECONDS)
     return attempt()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.serving.repository_links import fetch_links, refuse_other_host
 from llm_pipeline.serving.triton_runtime import link_repository
 from llm_pipeline.store.artifact_store import ArtifactStore
@@ -46,12 +48,9 @@ def await_listeners(addresses: Sequence[str], seconds: float) -> None:
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal():
             raise ConfigError(f"not host:port: {address!r}")
-        while not _listens(host, int(port)):
-            if time.monotonic() >= deadline:
-                raise Transient(
-                    f"no process listens after {seconds:g} s", where=address, hint="see the log of that pod"
-                )
-            time.sleep(_POLL_SECONDS)
+        listens = partial(_listens, host, int(port))
+        if not wait_until(listens, deadline - time.monotonic(), every=_POLL_SECONDS):
+            raise Transient(f"no process listens after {seconds:g} s", where=address, hint="see the log of that pod")
         log.info("a pod of the group listens", address=address)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from llm_pipeline.adapters.envoy.router import EnvoyRouter, RouterFiles
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.router import RouterUnavailable, RouteState, SlotName
 from llm_pipeline.config.router_place import ExistingEnvoyPlace
 from llm_pipeline.config.slot_server import SlotServer
@@ -58,12 +58,9 @@ def fed_router(place: ExistingEnvoyPlace, slots: Mapping[SlotName, SlotServer], 
 
 def _wait_until_read(router: EnvoyRouter, wait_seconds: float) -> None:
     revision = router.read()[1]
-    deadline = time.monotonic() + wait_seconds
-    while router.converged(revision) is not True:
-        if time.monotonic() > deadline:
-            raise RouterUnavailable(
-                "Envoy does not act on the routes in its directory" if router.ready() else "Envoy does not answer",
-                where=router.place.admin_url,
-                hint=f"start it with --config-path {router.files.bootstrap}, or give it that dynamic_resources",
-            )
-        time.sleep(_POLL_SECONDS)
+    if not wait_until(lambda: router.converged(revision) is True, wait_seconds, every=_POLL_SECONDS):
+        raise RouterUnavailable(
+            "Envoy does not act on the routes in its directory" if router.ready() else "Envoy does not answer",
+            where=router.place.admin_url,
+            hint=f"start it with --config-path {router.files.bootstrap}, or give it that dynamic_resources",
+        )

@@ -24,6 +24,7 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.file_lock import flocked_within
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.router import RouterCondition, RouterUnavailable, RouteState, SlotName
 from llm_pipeline.config.router_place import EnvoyPlace
 from llm_pipeline.config.slot_server import SlotServer
@@ -234,11 +235,9 @@ def _wait_until_live(router: EnvoyRouter, process: detached.DetachedProcess, wai
             raise RouterUnavailable("Envoy did not become live", where=str(process.log), hint=_last_line(process.log))
         time.sleep(0.05)
     revision = router.read()[1]
-    while router.converged(revision) is not True:
-        if time.monotonic() > deadline:
-            hint = _last_line(process.log)
-            raise RouterUnavailable("Envoy does not act on its routes", where=str(router.files.routes), hint=hint)
-        time.sleep(0.05)
+    if not wait_until(lambda: router.converged(revision) is True, deadline - time.monotonic()):
+        hint = _last_line(process.log)
+        raise RouterUnavailable("Envoy does not act on its routes", where=str(router.files.routes), hint=hint)
 
 
 def _require_free(port: int, address: str) -> None:

@@ -15,6 +15,7 @@ from llm_pipeline.adapters.kubernetes.state import waits_in_vain
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.labels import LABEL_PREFIX
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
 from llm_pipeline.config.server_place import KubernetesServer
@@ -178,12 +179,13 @@ class KubernetesControl:
         cluster = self._cluster()
         cluster.delete("Service", self._service)
         cluster.delete(self._kind, self._workload)
-        deadline = time.monotonic() + _ENDING_SECONDS + self._place.manifests.drain_seconds
-        while cluster.read(self._kind, self._workload) or cluster.pods_with(self._labels):
-            if time.monotonic() > deadline:
-                hint = "is its node lost? see kubectl get pods; then run the stage staging_down again"
-                raise Transient("the server's pods do not end", where=self._where, hint=hint)
-            time.sleep(_POLL_SECONDS)
+
+        def gone() -> bool:
+            return not (cluster.read(self._kind, self._workload) or cluster.pods_with(self._labels))
+
+        if not wait_until(gone, _ENDING_SECONDS + self._place.manifests.drain_seconds, every=_POLL_SECONDS):
+            hint = "is its node lost? see kubectl get pods; then run the stage staging_down again"
+            raise Transient("the server's pods do not end", where=self._where, hint=hint)
 
 
 def _digest_of(workload: Manifest) -> str:

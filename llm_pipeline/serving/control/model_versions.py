@@ -12,7 +12,6 @@ in flight on a version are answered before it is unloaded.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 from llm_pipeline.artifacts.repository_layout import CONFIG_FILE, FACT_PREFIX, MODEL_NAME, MODEL_VERSION
 from llm_pipeline.base.errors import IntegrityError, Transient, Unsupported
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.serving.control.model_control import ModelConfigDocument, ModelControl
 from llm_pipeline.serving.control.model_directory import ModelDirectory
 from llm_pipeline.serving.identity import DIGEST_PARAMETER
@@ -27,7 +27,6 @@ from llm_pipeline.serving.identity import DIGEST_PARAMETER
 log = get_logger(__name__)
 
 _GONE_SECONDS = 60.0
-_POLL_SECONDS = 0.05
 _SHARED = (
     "backend", "dynamic_batching", "input", "instance_group", "max_batch_size", "model_transaction_policy", "output",
     "parameters",
@@ -116,15 +115,16 @@ class ModelVersions:
         self._directory.remove(version)
 
     def _await_gone(self, versions: set[int]) -> None:
-        deadline = time.monotonic() + _GONE_SECONDS
-        while versions & {known.number for known in self._control.versions(MODEL_NAME) if _holds_memory(known.state)}:
-            if time.monotonic() >= deadline:
-                raise Transient(
-                    f"version {sorted(versions)} is not unloaded after {_GONE_SECONDS:g} s",
-                    where=MODEL_NAME,
-                    hint="is a request still in flight? try again",
-                )
-            time.sleep(_POLL_SECONDS)
+        def gone() -> bool:
+            known = self._control.versions(MODEL_NAME)
+            return versions.isdisjoint(one.number for one in known if _holds_memory(one.state))
+
+        if not wait_until(gone, _GONE_SECONDS):
+            raise Transient(
+                f"version {sorted(versions)} is not unloaded after {_GONE_SECONDS:g} s",
+                where=MODEL_NAME,
+                hint="is a request still in flight? try again",
+            )
 
 
 def candidate_config(repository: Path, digest: str) -> dict[str, Any]:
