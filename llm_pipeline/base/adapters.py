@@ -79,9 +79,9 @@ _OURS: Mapping[Group, Mapping[str, str]] = {
         "kubernetes": "llm_pipeline.adapters.kubernetes.server:ADAPTER",
     },
     "runners": {
-        "process": "llm_pipeline.adapters.local.runner:ADAPTER",
-        "docker": "llm_pipeline.adapters.docker.runner:ADAPTER",
-        "kubernetes": "llm_pipeline.adapters.kubernetes.runner:ADAPTER",
+        "process": "llm_pipeline.adapters.local.environment:ADAPTER",
+        "docker": "llm_pipeline.adapters.docker.environment:ADAPTER",
+        "kubernetes": "llm_pipeline.adapters.kubernetes.environment:ADAPTER",
     },
     "stores": {
         "file": "llm_pipeline.adapters.local.store:ADAPTER",

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.environment import DockerEnvironment, EnvironmentModel, KubernetesEnvironment
+from llm_pipeline.config.environment import EnvironmentModel
 from llm_pipeline.runners.runner import Placement
 
-ContainerEnvironment = DockerEnvironment | KubernetesEnvironment
 EnvironmentT = TypeVar("EnvironmentT", bound=EnvironmentModel)
+
+
+class ContainerEnvironment(Protocol):
+    """An environment that may name an image."""
+
+    @property
+    def image(self) -> str | None:
+        """Image with its tag or digest; None for the target's own."""
 
 
 def environment_of(deployment: Deployment, name: str, kind: type[EnvironmentT]) -> EnvironmentT:

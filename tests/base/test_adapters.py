@@ -50,7 +50,7 @@ from llm_pipeline.tuning.trials import TrialBench
 
 PACKAGE = Path(__file__).parents[1] / "doubles" / "acme_adapters"
 ROOT = Path(__file__).parents[2]
-MOVED = {"metric_sources", "notifications"}
+MOVED = {"metric_sources", "notifications", "runners"}
 """Groups whose models are in the folders of their adapters, in modules that a configuration may import."""
 GROUPS = ["engines", "routers", "metric_sources", "server_controls", "runners", "stores", "notifications"]
 

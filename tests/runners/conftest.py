@@ -15,16 +15,12 @@ from typing import Any
 
 import pytest
 
+from llm_pipeline.adapters.docker.environment import DockerEnvironment, Mount
+from llm_pipeline.adapters.kubernetes.environment import KubernetesEnvironment
+from llm_pipeline.adapters.local.environment import Interpreter
 from llm_pipeline.base import detached
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.environment import (
-    ClaimMount,
-    DockerEnvironment,
-    Environment,
-    Interpreter,
-    KubernetesEnvironment,
-    Mount,
-)
+from llm_pipeline.config.environment import ClaimMount, Environment
 from llm_pipeline.release.contract import StageRequest
 from llm_pipeline.runners.runner import Job, Placement, StageRunner
 from llm_pipeline.runners.runners import Runners

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from llm_pipeline.adapters.kubernetes.environment import KubernetesEnvironment
 from llm_pipeline.adapters.kubernetes.job import job_manifest
 from llm_pipeline.config.deployment import Deployment, HubAccess
-from llm_pipeline.config.environment import KubernetesEnvironment
 from llm_pipeline.config.loading import load_deployment
 from llm_pipeline.config.notifications import Notifications
 from llm_pipeline.config.store import Keyless, Signing, StoreConfig

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from llm_pipeline.adapters.docker.environment import DockerEnvironment, Mount
 from llm_pipeline.adapters.docker.image import ResolvedImage
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.labels import LABEL_PREFIX
-from llm_pipeline.config.environment import DockerEnvironment, Mount
 from llm_pipeline.release.contract import StageRequest
 from llm_pipeline.runners.job_directory import request_path
 from llm_pipeline.runners.job_names import request_labels

@@ -12,15 +12,14 @@ from typing import Any
 
 from llm_pipeline.adapters.docker.connection import connect, engine_answers
 from llm_pipeline.adapters.docker.container import DIGEST_LABEL, container_mounts, container_options
+from llm_pipeline.adapters.docker.environment import DockerEnvironment
 from llm_pipeline.adapters.docker.image import resolve_image
-from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.directory_listing import list_directories
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import ConfigError, StageCrashed, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.environment import DockerEnvironment
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.runners.environments import environment_of, image_of
 from llm_pipeline.runners.job_directory import (
@@ -246,6 +245,3 @@ def _refused(error: Any, job: Job) -> ConfigError | Transient:
         where=f"container {job.name}",
         hint="check image, python, mounts, gpus and network of the environment",
     )
-
-
-ADAPTER = Adapter(config=DockerEnvironment, open=DockerRunner, probe=DockerRunner.probe)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Any
 
+from llm_pipeline.adapters.kubernetes.environment import KubernetesEnvironment
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.labels import LABEL_PREFIX, label_value
-from llm_pipeline.config.environment import ClaimMount, KubernetesEnvironment, Toleration
+from llm_pipeline.config.environment import ClaimMount, Toleration
 from llm_pipeline.release.contract import StageRequest
 from llm_pipeline.release.process import IN_STORE
 from llm_pipeline.release.time_limit import GRACE_SECONDS

@@ -14,15 +14,14 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from llm_pipeline.adapters.kubernetes.api import Cluster
+from llm_pipeline.adapters.kubernetes.environment import KubernetesEnvironment
 from llm_pipeline.adapters.kubernetes.job import WORK_LABEL, job_manifest
 from llm_pipeline.adapters.kubernetes.log import lines_after, since
 from llm_pipeline.adapters.kubernetes.state import PodState, ending, waits_in_vain
-from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import PipelineError, StageCrashed, Transient, from_document
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.environment import KubernetesEnvironment
 from llm_pipeline.release.contract import OUTCOME, StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import replace_document
 from llm_pipeline.release.process import job_outcome_name
@@ -228,6 +227,3 @@ class KubernetesRunner:
             return "(its log is gone with its pod)"
         lines, _ = lines_after(cluster.log(pod.name, last_lines=_TAIL), 0)
         return last_lines(lines)
-
-
-ADAPTER = Adapter(config=KubernetesEnvironment, open=KubernetesRunner, probe=KubernetesRunner.probe)

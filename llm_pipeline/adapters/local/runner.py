@@ -7,12 +7,11 @@ import os
 import subprocess
 from pathlib import Path
 
+from llm_pipeline.adapters.local.environment import Interpreter
 from llm_pipeline.base import detached
-from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import ConfigError, StageCrashed
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.environment import Interpreter
 from llm_pipeline.release.contract import EnvironmentName, StageRequest, StageResult
 from llm_pipeline.runners.job_directory import (
     last_lines,
@@ -143,6 +142,3 @@ def _yield_to_servers(pid: int) -> None:
         os.setpriority(os.PRIO_PROCESS, pid, _BATCH_NICENESS)
     with contextlib.suppress(OSError):  # no such file where sessions do not count
         Path(f"/proc/{pid}/autogroup").write_text(str(_BATCH_NICENESS), encoding="ascii")
-
-
-ADAPTER = Adapter(config=Interpreter, open=ProcessRunner, probe=ProcessRunner.probe)

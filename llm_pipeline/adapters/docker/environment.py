@@ -1,0 +1,80 @@
+"""The settings of the runner `docker`, what opens it, and its probe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from llm_pipeline.base.adapters import Adapter
+from llm_pipeline.config.environment import EnvironmentModel, VariableNames
+from llm_pipeline.config.model import (
+    ConfigModel,
+    Gpus,
+    HostPath,
+    PathText,
+    PositiveGib,
+    Word,
+)
+
+if TYPE_CHECKING:
+    from llm_pipeline.adapters.docker.runner import DockerRunner
+    from llm_pipeline.config.deployment import Deployment
+
+
+class Mount(ConfigModel):
+    """A directory of the host inside a container.
+
+    Attributes:
+        source: Directory of the host.
+        path: Where the container sees it; the same path if None.
+        writable: Whether the stage may write there. The store and the work directory must be.
+    """
+
+    source: HostPath
+    path: PathText | None = None
+    writable: bool = False
+
+
+class DockerEnvironment(EnvironmentModel):
+    """A container of the Docker engine on the worker's host.
+
+    Attributes:
+        image: Image with its tag or digest; None for the target's own `container`. A tag is resolved to its digest
+            before anything starts, and that digest is run and recorded.
+        python: The interpreter inside the image that has this package.
+        gpus: GPUs of the container: their number, or `all`.
+        mounts: Directories besides the store and the work directory, which are always there.
+        variables: Names of environment variables that are handed on; their values are in no configuration, but whoever
+            may use the engine sees them (`docker inspect`).
+        memory_gib: Limit of host memory; None for none.
+        shared_memory_gib: Size of `/dev/shm`.
+        network: Network of the container, in Docker's words.
+        user: `uid:gid` inside; None for the worker's own.
+    """
+
+    runner: Literal["docker"]
+    image: Word | None = None
+    python: PathText = "python3"
+    gpus: Gpus | Literal["all"] = 0
+    mounts: Annotated[tuple[Mount, ...], Field(max_length=256)] = ()
+    variables: VariableNames = ()
+    memory_gib: PositiveGib | None = None
+    shared_memory_gib: PositiveGib = 1.0
+    network: Word = "bridge"
+    user: Word | None = None
+
+
+def _open(deployment: Deployment) -> DockerRunner:
+    from llm_pipeline.adapters.docker.runner import DockerRunner
+
+    return DockerRunner(deployment)
+
+
+def _probe(environment: DockerEnvironment) -> str:
+    from llm_pipeline.adapters.docker.runner import DockerRunner
+
+    return DockerRunner.probe(environment)
+
+
+ADAPTER = Adapter(config=DockerEnvironment, open=_open, probe=_probe)

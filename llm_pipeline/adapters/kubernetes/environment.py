@@ -1,0 +1,89 @@
+"""The settings of the runner `kubernetes`, what opens it, and its probe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from llm_pipeline.base.adapters import Adapter
+from llm_pipeline.config.environment import Claims, EnvironmentModel, Tolerations
+from llm_pipeline.config.model import (
+    Cores,
+    Gpus,
+    Labels,
+    Name,
+    Names,
+    PathText,
+    PositiveGib,
+    PositiveMinutes,
+    Word,
+)
+
+if TYPE_CHECKING:
+    from llm_pipeline.adapters.kubernetes.runner import KubernetesRunner
+    from llm_pipeline.config.deployment import Deployment
+
+
+class KubernetesEnvironment(EnvironmentModel):
+    """A Kubernetes Job of one pod. The store must be one that pods reach: S3, or a claim at the same path.
+
+    Attributes:
+        namespace: Namespace of the Job.
+        context: Context of the kubeconfig; None for the pod's own service account, or the current context.
+        image: Image with its tag or digest; None for the target's own `container`. It is recorded as it is named here,
+            so name the digest.
+        python: The interpreter inside the image that has this package.
+        gpus: GPUs of the pod.
+        gpu_resource: The resource that GPUs are counted in.
+        cpu: CPU request in cores; None for none.
+        memory_gib: Memory request and limit; None for none.
+        shared_memory_gib: Size of `/dev/shm`; in memory, so it counts towards `memory_gib`.
+        node_selector: Labels that a node must have.
+        tolerations: Taints of GPU nodes, mostly.
+        claims: Persistent volume claims, by where the pod sees them.
+        secrets: Secrets whose keys become environment variables of the pod.
+        user: `uid:gid` of the pod, and the owner of its volumes; None for the image's own, which must not be root.
+        service_account: Service account of the pod.
+        image_pull_secrets: Secrets for the image's registry.
+        labels: Further labels of Job and pod.
+        start_timeout_minutes: Longest wait for a node and the image.
+        time_limit_minutes: Longest run; None for a little more than the stage's own limit, the policy's
+            `time_limit_hours`.
+    """
+
+    runner: Literal["kubernetes"]
+    namespace: Name
+    context: Word | None = None
+    image: Word | None = None
+    python: PathText = "python3"
+    gpus: Gpus = 0
+    gpu_resource: Word = "nvidia.com/gpu"
+    cpu: Cores | None = None
+    memory_gib: PositiveGib | None = None
+    shared_memory_gib: PositiveGib = 1.0
+    node_selector: Labels = Field(default={})
+    tolerations: Tolerations = ()
+    claims: Claims = ()
+    secrets: Names = ()
+    user: str | None = Field(default="1000:1000", pattern=r"^[1-9]\d*(:\d+)?$", max_length=32)
+    service_account: Name | None = None
+    image_pull_secrets: Names = ()
+    labels: Labels = Field(default={})
+    start_timeout_minutes: PositiveMinutes = 30.0
+    time_limit_minutes: PositiveMinutes | None = None
+
+
+def _open(deployment: Deployment) -> KubernetesRunner:
+    from llm_pipeline.adapters.kubernetes.runner import KubernetesRunner
+
+    return KubernetesRunner(deployment)
+
+
+def _probe(environment: KubernetesEnvironment) -> str:
+    from llm_pipeline.adapters.kubernetes.runner import KubernetesRunner
+
+    return KubernetesRunner.probe(environment)
+
+
+ADAPTER = Adapter(config=KubernetesEnvironment, open=_open, probe=_probe)
