@@ -167,9 +167,9 @@ class Starting(ControllerCore):
             end_to_end_milliseconds=thresholds.end_to_end_milliseconds,
             not_compared=list(thresholds.left_out),
         )
-        return self._begin_step(self._told_stood_in(record), percent, analysis.begin(thresholds, self._policy))
+        return self._begin_step(self._with_stood_in_event(record), percent, analysis.begin(thresholds, self._policy))
 
-    def _told_stood_in(self, record: CanaryRecord) -> CanaryRecord:
+    def _with_stood_in_event(self, record: CanaryRecord) -> CanaryRecord:
         """The record, with an event if the candidate answered requests before its first step."""
         if not record.stood_in:
             return record
@@ -180,7 +180,7 @@ class Starting(ControllerCore):
     def _wait_for_traffic(self, record: CanaryRecord, seen: int) -> CanaryRecord:
         answered = record.stable is None or self._slots.alive(record.stable)  # otherwise only the candidate runs
         if answered and record.watched_seconds > self._policy.maximum_bake_seconds:
-            record = self._told_stood_in(record)
+            record = self._with_stood_in_event(record)
             can_replay = self._plan.can_replay
             return self._condemn(record, findings.too_little_traffic(seen, self._policy, can_replay=can_replay))
         time.sleep(self._policy.look_seconds)

@@ -51,8 +51,8 @@ def more_traffic(policy: CanaryPolicy, *, can_replay: bool) -> str:
     """
     if not can_replay:
         return (
-            "release while users ask, or send requests to the users' address yourself while the canary runs: of this "
-            "router it is not known here, so nothing is replayed"
+            "release while users ask, or send requests to the users' address yourself while the canary runs: this "
+            "router's users' address is not known here, so nothing is replayed"
         )
     rate = policy.replay_requests_per_second
     if rate:

@@ -143,7 +143,9 @@ def give_back(
         confirmed = _to_stable(record, want, router, slots, patience, token=token)
         record = record.model_copy(update={"intended": want, "applied": want if confirmed else None})
     record = record.marked("traffic on stable", share=0.0)
-    words = "all traffic is on stable" if confirmed else "all traffic was sent to stable, the router did not confirm it"
+    words = (
+        "all traffic is on stable" if confirmed else "all traffic was sent to stable, but the router did not confirm it"
+    )
     limit = patience.draining(record.rules.drain_seconds)
     retired = retire(router, slots, record.candidate, record.repository, token=token, limit=limit)
     words = "; ".join(filter(None, (words, retired.words(limit))))

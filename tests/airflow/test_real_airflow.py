@@ -161,6 +161,8 @@ def test_a_recipe_that_is_not_tried_says_why(denied):
 
 def test_an_answer_on_the_command_line_ends_a_form_that_waits(denied, client):
     assert denied.task("approve", -1).state == "success"
+    form = client._call("GET", f"{denied._path('approve', -1)}/hitlDetails")
+    assert (form["response_received"], form["chosen_options"]) == (True, ["Approve"])
     assert any("approved by bob" in line for line in client.task_log(DAG_OF_ONE_TARGET, denied.run_id, "approve"))
 
 

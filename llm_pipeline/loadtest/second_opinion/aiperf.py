@@ -51,13 +51,13 @@ def require_tool(endpoint: Endpoint) -> Path:
     found = shutil.which(named or "aiperf")
     if found is None:
         raise ConfigError(
-            "the policy wants a second opinion of aiperf, which is not installed",
+            "the policy wants a second opinion from aiperf, which is not installed",
             where=named or "PATH",
             hint=f"pip install aiperf==0.13.0 in an environment of its own and name its program in {PROGRAM_VARIABLE}",
         )
     if endpoint.openai_model is not None:
         raise ConfigError(
-            "the second opinion is of Triton's endpoints only, and this is one of OpenAI's API",
+            "a second opinion needs a Triton endpoint, and this one has OpenAI's API",
             where=endpoint.url,
             hint="leave second_opinion out of the policy",
         )

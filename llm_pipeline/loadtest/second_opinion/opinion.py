@@ -127,7 +127,7 @@ def _differences(run: ToolRun, records: Records, counted_by: str) -> tuple[str, 
         f"(p99 {1e3 * client_lag_seconds(records):.2g} ms) is taken off here, so that both count from the send."
     )
     tokens = f"{name} counts output tokens by {counted_by}, we take the server's count: times per output token differ."
-    checks = f"{name} takes an answer without an error for a good one; ours needs a finish_reason and all its tokens."
+    checks = f"{name} counts every answer without an error as good; we require a finish_reason and all its tokens."
     return clock, tokens, checks
 
 
