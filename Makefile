@@ -78,8 +78,8 @@ bench-demo: environments ## Time the demo, cold and warm, and each stage's share
 bench-overhead: ## Our share of each stage of a demo that was made
 	@$(CONTROL) benchmarks/stage_overhead.py
 
-bench-house: environments ## Lines, modules, circles, and imports against the layers
-	@$(CONTROL) benchmarks/house.py --list
+bench-house: environments ## Lines, modules, circles, imports against the layers, and stops of the release config
+	@$(CONTROL) benchmarks/house.py --list; house=$$?; $(CONTROL) benchmarks/config_stops.py --list 2>/dev/null && exit $$house
 
 bench-transfer: environments ## Time downloads, S3, publication and verification beside the usual tools
 	@$(CONTROL) benchmarks/transfer.py

@@ -21,7 +21,7 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import failure_name, read_stage_record, results_name, trusted_stage_record
 from llm_pipeline.release.flow import step_named
-from llm_pipeline.release.loading import load_release
+from llm_pipeline.release.loading import LoadedRelease
 from llm_pipeline.release.record import ReleaseRecord, trusted_record
 from llm_pipeline.release.registry import load_stage, publishes
 from llm_pipeline.release.step import Environment
@@ -39,13 +39,8 @@ class MissingResult(Terminal):
     """A stage was requested before one that it depends on has run."""
 
 
-def resolve_request(path: Path, revision: str | None = None) -> StageRequest:
-    """The request of a release's first stage.
-
-    Raises:
-        ConfigError: The release config, or anything it names, is wrong.
-    """
-    loaded = load_release(path)
+def resolve_request(loaded: LoadedRelease, revision: str | None = None) -> StageRequest:
+    """The request of a release's first stage."""
     return StageRequest(
         release_id=loaded.config.name,
         stage="resolve",

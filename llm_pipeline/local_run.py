@@ -70,11 +70,10 @@ class LocalRun:
         verbose: bool = False,
         replace: bool = False,
     ) -> None:
-        self._path = path
         self._approve = approve
         self._revision = revision
         self._verbose = verbose
-        loaded = load_release(path)
+        self._loaded = loaded = load_release(path)
         self._deployment = loaded.deployment
         self._places = loaded.places
         self._model_id = loaded.config.model.id
@@ -107,7 +106,7 @@ class LocalRun:
                 if self._replace:
                     self._hand_over()
                 self._claim.check()
-                resolved = self._process(resolve_request(self._path, self._revision))
+                resolved = self._process(resolve_request(self._loaded, self._revision))
                 self.flow = ReleaseProgress.open(self._deployment, resolved.release_id)
                 return self._release(self.flow)
             finally:

@@ -63,7 +63,7 @@ class DecisionOperator(ApprovalOperator):
         """Write the request, then wait for an answer in Airflow's form or in the store."""
         if self.parks:
             try:
-                claim_of(self.config_path, context).park()
+                claim_of(load_release(Path(self.config_path)), context).park()
             except Terminal as error:
                 raise AirflowFailException(str(error)) from error
         else:
@@ -89,7 +89,7 @@ class DecisionOperator(ApprovalOperator):
             AirflowFailException: It may not.
         """
         try:
-            claim_of(self.config_path, context).check()
+            claim_of(load_release(Path(self.config_path)), context).check()
         except Terminal as error:
             raise AirflowFailException(str(error)) from error
 

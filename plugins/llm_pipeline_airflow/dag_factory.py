@@ -109,26 +109,25 @@ class _Drawing:
         group.expand(**{over: list(lane.items)})
 
     def _add(self, task: Task, item: str) -> None:
-        operator = self._operator(task, item)
+        """Add the operator that does a task's work; `item` is what its group is mapped over, or empty."""
+        step, options = task.step, self._shared(task)
+        operator: BaseOperator
+        if step.kind is Kind.CLAIM:
+            operator = (ClaimSensor if step.decides else GiveBackOperator)(**options)
+        elif step.kind is Kind.QUESTION:
+            operator = self._question(task, item)
+        else:
+            options["stage"] = step.name
+            if item:
+                options["subject"] = item
+            if task.lane and step.heavy:
+                options["max_active_tis_per_dagrun"] = self._loaded.deployment.computing_at_once
+            stage_operator, more = self._stage(task)
+            operator = stage_operator(**options, **more)
         self._operators[task.id] = operator
         operator << [self._operators[task_id] for task_id in task.after]
-        if not task.step.decides:
+        if not step.decides:
             operator.as_teardown(setups=self._setups(task) or None, on_failure_fail_dagrun=False)
-
-    def _operator(self, task: Task, item: str) -> BaseOperator:
-        """The operator that does a task's work; `item` is what its group is mapped over, or empty."""
-        step, options = task.step, self._shared(task)
-        if step.kind is Kind.CLAIM:
-            return (ClaimSensor if step.decides else GiveBackOperator)(**options)
-        if step.kind is Kind.QUESTION:
-            return self._question(task, item)
-        options["stage"] = step.name
-        if item:
-            options["subject"] = item
-        if task.lane and step.heavy:
-            options["max_active_tis_per_dagrun"] = self._loaded.deployment.computing_at_once
-        operator, more = self._stage(task)
-        return operator(**options, **more)
 
     def _stage(self, task: Task) -> tuple[type[StageOperator], dict[str, Any]]:
         """Which class runs a stage, and what it is told beside what every stage is."""

@@ -148,5 +148,5 @@ class RollbackOperator(NotifyingOperator):
         if not _STARTED.intersection(task_states(context, self.canary_steps, context["ti"].map_index).values()):
             raise AirflowSkipException(f"no traffic of {self.subject} was moved by this run")
         request = super().request(context)
-        guarded = load_release(Path(self.config_path)).deployment.guard.schedule is not None
+        guarded = self.loaded.deployment.guard.schedule is not None
         return request.model_copy(update={"config": {**request.config, "leave_paused": guarded}})

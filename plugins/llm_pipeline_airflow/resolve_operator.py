@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_pipeline.flow import resolve_request
 from llm_pipeline.operations.replacement import replace
 from llm_pipeline.release.contract import StageRequest, StageResult
-from llm_pipeline.release.loading import load_release
 from llm_pipeline.store import open_store
 from llm_pipeline_airflow.commit_of_run import remember_commit, revision_of_run, run_name
 from llm_pipeline_airflow.operators import StageOperator
@@ -38,17 +36,16 @@ class ResolveOperator(StageOperator):
         Raises:
             AirflowSkipException: The run has nothing to release.
         """
-        path = Path(self.config_path)
-        loaded = load_release(path)
+        loaded = self.loaded
         revision = revision_of_run(loaded, context)
         if context["params"].get("replace"):
             store = open_store(loaded.deployment.store)
             replace(store, loaded.places.values(), loaded.config.model.id, by=f"run {run_name(context)}")
-        return resolve_request(path, revision)
+        return resolve_request(loaded, revision)
 
     def conclude(self, context: Context, result: StageResult) -> dict[str, Any]:
         """Remember which release this run works on, for the report's tab, and for the release watch."""
-        loaded = load_release(Path(self.config_path))
+        loaded = self.loaded
         store = open_store(loaded.deployment.store)
         remember_run(store, context["dag_run"].dag_id, context["run_id"], result.release_id)
         remember_commit(loaded, result.release_id, context)

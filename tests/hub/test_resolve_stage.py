@@ -52,12 +52,12 @@ class Release:
         self.set(self.path, model={"id": "demo/tiny", **fields})
 
     def resolve(self, revision: str | None = None) -> StageResult:
-        outcome = execute(resolve_request(self.path, revision))
+        outcome = execute(resolve_request(load_release(self.path), revision))
         assert isinstance(outcome, StageResult), outcome
         return outcome
 
     def refusal(self) -> StageFailure:
-        outcome = execute(resolve_request(self.path))
+        outcome = execute(resolve_request(load_release(self.path)))
         assert isinstance(outcome, StageFailure), outcome
         return outcome
 

@@ -11,6 +11,7 @@ import pytest
 from llm_pipeline.flow import resolve_request
 from llm_pipeline.release.contract import StageFailure
 from llm_pipeline.release.execute import execute
+from llm_pipeline.release.loading import load_release
 from llm_pipeline.store import open_store
 
 
@@ -26,7 +27,7 @@ def hub(edit) -> Iterator[socket.socket]:
 
 
 def refusal(path: Path, revision: str | None = None) -> StageFailure:
-    outcome = execute(resolve_request(path, revision))
+    outcome = execute(resolve_request(load_release(path), revision))
     assert isinstance(outcome, StageFailure), outcome
     return outcome
 

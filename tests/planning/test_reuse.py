@@ -62,7 +62,7 @@ class Releases:
 
     def release(self) -> str:
         """Every stage before staging, in order; those that ran are in `ran`."""
-        resolved = execute.execute(resolve_request(self.config))
+        resolved = execute.execute(resolve_request(load_release(self.config)))
         assert isinstance(resolved, StageResult), resolved
         flow = ReleaseProgress(self.store, read_record(self.store, resolved.release_id))
         for stage, subject in planned_steps(flow.release):

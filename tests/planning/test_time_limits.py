@@ -24,7 +24,7 @@ def with_policy(release, **changes):
 def test_every_stage_has_the_policys_limit(release):
     short = with_policy(release, time_limit_hours=2.0)
     assert time_limit_seconds(short, "quantize") == 2 * HOUR
-    assert resolve_request(DEMO).time_limit_seconds == release.policy.time_limit_hours * HOUR
+    assert resolve_request(load_release(DEMO)).time_limit_seconds == release.policy.time_limit_hours * HOUR
 
 
 def test_a_canary_step_may_bake_and_wait_for_a_person_as_long_as_its_policy_says(release):

@@ -61,7 +61,7 @@ class ProcessRunner:
             ConfigError: The deployment has no interpreter for the environment, or it cannot be started.
         """
         environment = placement.environment
-        self._interpreter(environment)
+        python = self._interpreter(environment)
         text = request.model_dump_json(indent=1)
         digest = sha256_bytes(text.encode())
         with locked_jobs(self._work_root, request) as base:
@@ -74,7 +74,17 @@ class ProcessRunner:
             job = job.model_copy(update={"directory": base / str(number + 1)})
             job.directory.mkdir()
             request_path(job).write_text(text)
-            self._start(job, request, environment)
+            command = [python, "-m", "llm_pipeline", "stage", "run", request.stage]
+            command += ["--request", str(request_path(job)), "--result", str(job.result)]
+            process = detached.start(
+                f"stage {request.stage} {request.subject}".strip(),
+                command,
+                job.record,
+                log=job.log,
+                environment=stage_environment(request, self._deployment),
+            )
+            if environment == "model":
+                _yield_to_servers(process.pid)
             return job
 
     def is_active(self, job: Job) -> bool:
@@ -116,20 +126,6 @@ class ProcessRunner:
                 hint="run `make environments`, or name it under environments: in the deployment file",
             )
         return python
-
-    def _start(self, job: Job, request: StageRequest, environment: EnvironmentName) -> None:
-        python = self._interpreter(environment)
-        command = [python, "-m", "llm_pipeline", "stage", "run", request.stage]
-        command += ["--request", str(request_path(job)), "--result", str(job.result)]
-        process = detached.start(
-            f"stage {request.stage} {request.subject}".strip(),
-            command,
-            job.record,
-            log=job.log,
-            environment=stage_environment(request, self._deployment),
-        )
-        if environment == "model":
-            _yield_to_servers(process.pid)
 
 
 def _yield_to_servers(pid: int) -> None:
