@@ -155,7 +155,8 @@ class QuestionOperator(DecisionOperator):
         from llm_pipeline.operations.decisions import decide, read_decision
 
         flow = self.flow()
-        if was_found_in_store(event) and (known := read_decision(flow, self.step, self.target)) is not None:
+        known = read_decision(flow, self.step, self.target) if was_found_in_store(event) else None
+        if known is not None and known.answer != "waiting":
             return known
         approved = event["chosen_options"] == [self.APPROVE]
         by = "nobody, in time" if event.get("timedout") else who_answered(event)

@@ -42,7 +42,7 @@ def answers(monkeypatch):
     """Answers questions at once, as the form would; the real operator acts on the answer."""
 
     def set_answers(case: Case) -> None:
-        def ask(operator, context) -> object:
+        def ask(operator, context, _awaited) -> object:
             chosen = operator.REJECT if operator.task_id in case.declined else operator.APPROVE
             event = {
                 "chosen_options": [chosen],
