@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from llm_pipeline.canary.sources.arm_metrics import MetricSourceAdapter
+from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.config.metric_source import MetricSourceModel
 from llm_pipeline.config.model import PositiveSeconds
 from llm_pipeline.config.router_place import AwsAlbPlace, RouterPlace
@@ -46,4 +46,4 @@ def _probe(source: CloudWatchSource, place: AwsAlbPlace) -> str:
     return f"CloudWatch answers: {_open(source, place).count()} series counted in the last ten minutes"
 
 
-ADAPTER = MetricSourceAdapter(config=CloudWatchSource, open=_open, probe=_probe)
+ADAPTER = Adapter(config=CloudWatchSource, open=_open, probe=_probe)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from llm_pipeline.canary.sources.arm_metrics import MetricSourceAdapter
+from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.config.metric_source import MetricSourceModel
 from llm_pipeline.config.router_place import EnvoyPlace, ExistingEnvoyPlace, RouterPlace
 
@@ -31,4 +31,4 @@ def _open(_source: EnvoySource, _place: RouterPlace, router: EnvoyRouter) -> Env
     return EnvoyStatistics(router)
 
 
-ADAPTER = MetricSourceAdapter(config=EnvoySource, open=_open)
+ADAPTER = Adapter(config=EnvoySource, open=_open)

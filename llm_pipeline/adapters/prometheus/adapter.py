@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from llm_pipeline.canary.sources.arm_metrics import MetricSourceAdapter
+from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.config.metric_source import MetricSourceModel
 from llm_pipeline.config.model import HostPath, PlainUrl, PositiveSeconds, VariableName, Word
 from llm_pipeline.config.router_place import BothSlots, RouterPlace
@@ -80,4 +80,4 @@ def _probe(source: PrometheusSource, _: RouterPlace) -> str:
     return f"{source.url} answers and has {_open(source).count(source.requests)} series of requests"
 
 
-ADAPTER = MetricSourceAdapter(config=PrometheusSource, open=_open, probe=_probe)
+ADAPTER = Adapter(config=PrometheusSource, open=_open, probe=_probe)
