@@ -71,6 +71,8 @@ class LocalModelDirectory:
                 link_repository(source.absolute(), partial, links)
             else:
                 _copy(source, partial, links)
+            # A file in this place keeps Python from writing bytecode: Triton loads a version anew whose files changed.
+            (partial / "__pycache__").touch()
             sync_file_system(partial)
             partial.rename(self._path / str(version))
         except OSError as error:

@@ -79,12 +79,24 @@ class ModelVersions:
         source = repository / MODEL_NAME / str(MODEL_VERSION)
         self._directory.add(number, source, _within_version(links or {}))
         try:
+            if before is not None:
+                self._try_out(number, before, others)
             self._control.load(MODEL_NAME, _with_versions(candidate_config(repository, digest), (*others, number)))
         except BaseException:
             self.restore(number, before, others)
             raise
         log.info("model version loaded", model=MODEL_NAME, version=number, beside=str(list(others)))
         return number
+
+    def _try_out(self, version: int, config: ModelConfigDocument, others: tuple[int, ...]) -> None:
+        """Load a version under the present configuration, and unload it.
+
+        A load with other parameters, the digest among them, loads the other versions anew, too. Where it fails
+        meanwhile Triton (2.51) may end with a segmentation fault. Under the present one they are left alone.
+        """
+        self._control.load(MODEL_NAME, _with_versions(config, (*others, version)))
+        self._control.load(MODEL_NAME, _with_versions(config, others))
+        self._await_gone({version})
 
     def keep(self, versions: tuple[int, ...]) -> None:
         """Unload all versions but these."""
@@ -108,7 +120,8 @@ class ModelVersions:
             others: The versions that were ready before it.
         """
         if others and config is not None:
-            self._control.load(MODEL_NAME, _with_versions(config, others))
+            if self._control.config(MODEL_NAME) != config or self.ready() != others:
+                self._control.load(MODEL_NAME, _with_versions(config, others))
         elif any(known.number == version for known in self._control.versions(MODEL_NAME)):
             self._control.unload(MODEL_NAME)
         self._await_gone({version})

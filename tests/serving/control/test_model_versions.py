@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
@@ -16,11 +16,11 @@ from llm_pipeline.serving.control.model_control import ModelControl, ModelRefuse
 from llm_pipeline.serving.control.model_directory import LocalModelDirectory
 from llm_pipeline.serving.control.model_versions import ModelVersions, candidate_config, differing_fields
 from llm_pipeline.serving.identity import DIGEST_PARAMETER, require_served
+from llm_pipeline.serving.protocols import TritonProtocol
 
 pytestmark = pytest.mark.slow
 
-RATE_PER_SECOND, SECONDS = 30, 3.0
-from llm_pipeline.serving.protocols import TritonProtocol
+RATE_PER_SECOND = 30
 
 
 class Served:
@@ -31,6 +31,15 @@ class Served:
         self.files = running.repository / "llm"
         self.control: ModelControl = open_model_control(self.endpoint, protocol)
         self.versions = ModelVersions(self.control, LocalModelDirectory(self.files, link=True))
+
+    def await_unloaded(self) -> None:
+        """Wait until only ready versions have a process: a load before that may crash the server (2.51)."""
+        deadline = time.monotonic() + 60
+        while len(self.stubs()) > len(self.versions.ready()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def stubs(self) -> list[psutil.Process]:
+        return [child for child in psutil.Process(self.pid).children(recursive=True) if "stub" in child.name()]
 
     def kept(self) -> list[str]:
         return sorted(entry.name for entry in self.files.iterdir())
@@ -47,18 +56,23 @@ class Served:
 @pytest.fixture(params=["http", "grpc"])
 def served(running, request) -> Iterator[Served]:
     served = Served(running, request.param)
+    served.await_unloaded()
     yield served
     served.control.close()
 
 
-async def traffic(endpoint: Endpoint) -> list[Generation]:
-    """Requests at a steady rate, each of them 0.3 s long, so that many are in flight at every moment."""
+async def traffic(endpoint: Endpoint, meanwhile: Callable[[], int]) -> tuple[list[Generation], int]:
+    """Requests before, during and after a call; each is 0.3 s long, so that many are in flight at every moment."""
+    call: asyncio.Task[int] | None = None
     async with GenerationClient.of(endpoint, timeout_seconds=20) as client:
-        started, tasks = time.perf_counter(), []
-        for number in range(int(RATE_PER_SECOND * SECONDS)):
-            await asyncio.sleep(max(0.0, started + number / RATE_PER_SECOND - time.perf_counter()))
+        tasks, after = [], 0
+        while after < 15:
             tasks.append(asyncio.create_task(client.stream(GenerationRequest("a b c", 15, ignore_eos=True))))
-        return await asyncio.gather(*tasks)
+            await asyncio.sleep(1 / RATE_PER_SECOND)
+            if call is None and len(tasks) == 15:
+                call = asyncio.create_task(asyncio.to_thread(meanwhile))
+            after += call is not None and call.done()
+        return await asyncio.gather(*tasks), await call
 
 
 @pytest.mark.parametrize("served", ["http"], indirect=True)
@@ -66,18 +80,13 @@ def test_a_version_is_loaded_and_the_other_one_unloaded_under_traffic_without_a_
     second = make_repository(version=2)
 
     def swap() -> int:
-        time.sleep(0.5)
         number = served.versions.add(second, digest="2" * 64)
         time.sleep(0.5)
         served.versions.keep((number,))
         served.versions.remove(1)
         return number
 
-    async def both() -> tuple[list[Generation], int]:
-        answers, number = await asyncio.gather(traffic(served.endpoint), asyncio.to_thread(swap))
-        return answers, number
-
-    answers, number = asyncio.run(both())
+    answers, number = asyncio.run(traffic(served.endpoint, swap))
     assert [answer.error for answer in answers if not answer.ok] == []
     assert (answers[0].served_version, answers[-1].served_version, number) == (1, 2, 2)
     assert served.versions.ready() == (2,)
@@ -108,9 +117,8 @@ def test_the_endpoint_tells_the_digest_of_the_version_that_answers(served, make_
 
 @pytest.mark.parametrize("served", ["http"], indirect=True)
 def test_a_model_whose_process_died_is_ready_all_the_same_and_a_new_version_answers(served, make_repository):
-    for stub in psutil.Process(served.pid).children(recursive=True):
-        if "stub" in stub.name():
-            os.kill(stub.pid, signal.SIGKILL)
+    for stub in served.stubs():
+        os.kill(stub.pid, signal.SIGKILL)
     deadline = time.monotonic() + 60
     while served.answers().ok and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -6,6 +6,7 @@ words, `keep_going` ignores max_tokens by one, `gullible` checks no length, `no_
 `two_versions` has every other response come from version 2.
 """
 
+import ctypes
 import os
 import threading
 import time
@@ -40,6 +41,9 @@ class TritonPythonModel:
             name="llm_tokens_total", description="generated tokens", kind=pb_utils.MetricFamily.COUNTER
         )
         self.token_family, self.tokens = tokens, tokens.Metric(labels={"model": "llm"})
+        for one in (family, outcomes, tokens, self.active, self.cancelled, self.tokens):
+            # Versions share metrics, and a collected one is freed under the others: the server crashes later (2.51).
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
         self.served = self.responses = 0
         self.step_lock, self.metric_lock = threading.Lock(), threading.Lock()
         self.live = 0
