@@ -9,11 +9,19 @@ from __future__ import annotations
 from airflow.__main__ import main as airflow
 from llm_pipeline_airflow import discovery
 
+from llm_pipeline.base.adapters import Group, adapter, our_kinds
 from llm_pipeline.base.entry import entry_point
 from llm_pipeline.release.flow import stage_names
 from llm_pipeline.release.registry import load_stage
 
-IMPORTED_BEFORE = (discovery, *map(load_stage, stage_names()))
+_READ_WITH_A_DEPLOYMENT: tuple[Group, ...] = ("metric_sources", "runners")
+"""Groups of adapters whose settings every parse of a DAG file reads."""
+
+IMPORTED_BEFORE = (
+    discovery,
+    *map(load_stage, stage_names()),
+    *(adapter(group, kind) for group in _READ_WITH_A_DEPLOYMENT for kind in our_kinds(group)),
+)
 
 
 @entry_point
