@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from llm_pipeline.base.errors import ConfigError
@@ -49,6 +50,29 @@ class Adapter:
     config: type[BaseModel]
     open: Callable[..., Any]
     probe: Callable[..., str] | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True)
+class OnCall:
+    """A function that is imported when it is first called: settings are read where what they open is not installed.
+
+    Attributes:
+        name: `package.module:attribute`, as entry points name it.
+    """
+
+    name: str
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self.imported()(*arguments, **named)
+
+    def imported(self) -> Any:
+        """The function itself; raises ImportError or AttributeError where there is none."""
+        return _imported(self.name)
+
+
+def _imported(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return attrgetter(attribute)(import_module(module))
 
 
 _OURS: Mapping[Group, Mapping[str, str]] = {
@@ -111,8 +135,7 @@ def adapter(group: Group, kind: str) -> Any:
         ConfigError: No installed package has one, two have one, or it cannot be imported.
     """
     if name := _OURS[group].get(kind):
-        module, _, attribute = name.partition(":")
-        return getattr(import_module(module), attribute)
+        return _imported(name)
     where = f"entry points llm_pipeline.{group}"
     found = [one for one in _installed(group) if one.name == kind]
     if not found:

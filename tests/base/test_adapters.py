@@ -387,6 +387,8 @@ def test_every_adapter_of_ours_is_where_the_table_says(group: adapters.Group) ->
         assert isinstance(found, adapters.Adapter)
         assert issubclass(found.config, BaseModel)
         assert group not in MOVED or found.config.__module__ == f"{adapters._OURS[group][kind].partition(':')[0]}"
+        for called in (found.open, found.probe):
+            assert not isinstance(called, adapters.OnCall) or callable(called.imported())
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 from llm_pipeline.adapters.aws.client import aws_client
 from llm_pipeline.adapters.aws.counts import CloudWatchSource
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.canary.router import SlotName
+from llm_pipeline.canary.router import SlotName, TrafficRouter
 from llm_pipeline.canary.sources.arm_metrics import (
     ArmWindow,
     MetricsCursor,
@@ -142,3 +142,15 @@ class CloudWatchMetrics:
 
 def _minute(seconds: float) -> float:
     return seconds // _PERIOD_SECONDS * _PERIOD_SECONDS
+
+
+def open_source(
+    source: CloudWatchSource, place: AwsAlbPlace, _router: TrafficRouter | None = None
+) -> CloudWatchMetrics:
+    """The source that a place names, whose router is a load balancer."""
+    return CloudWatchMetrics(source, place)
+
+
+def probe(source: CloudWatchSource, place: AwsAlbPlace) -> str:
+    """How many series have counted something; what `doctor` says of it."""
+    return f"CloudWatch answers: {open_source(source, place).count()} series counted in the last ten minutes"

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from llm_pipeline.base.adapters import Adapter
+from llm_pipeline.base.adapters import Adapter, OnCall
 from llm_pipeline.config.metric_source import MetricSourceModel
 from llm_pipeline.config.model import PositiveSeconds
 from llm_pipeline.config.router_place import AwsAlbPlace, RouterPlace
-
-if TYPE_CHECKING:
-    from llm_pipeline.adapters.aws.cloudwatch import CloudWatchMetrics
-    from llm_pipeline.canary.router import TrafficRouter
 
 
 class CloudWatchSource(MetricSourceModel):
@@ -36,14 +32,5 @@ class CloudWatchSource(MetricSourceModel):
             yield f"metrics cloudwatch count the requests of an aws_alb router, and it is {router.kind}"
 
 
-def _open(source: CloudWatchSource, place: AwsAlbPlace, _router: TrafficRouter | None = None) -> CloudWatchMetrics:
-    from llm_pipeline.adapters.aws.cloudwatch import CloudWatchMetrics
-
-    return CloudWatchMetrics(source, place)
-
-
-def _probe(source: CloudWatchSource, place: AwsAlbPlace) -> str:
-    return f"CloudWatch answers: {_open(source, place).count()} series counted in the last ten minutes"
-
-
-ADAPTER = Adapter(config=CloudWatchSource, open=_open, probe=_probe)
+_SOURCE = "llm_pipeline.adapters.aws.cloudwatch"
+ADAPTER = Adapter(config=CloudWatchSource, open=OnCall(f"{_SOURCE}:open_source"), probe=OnCall(f"{_SOURCE}:probe"))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from llm_pipeline.base.adapters import Adapter
+from llm_pipeline.base.adapters import Adapter, OnCall
 from llm_pipeline.config.environment import EnvironmentModel, VariableNames
 from llm_pipeline.config.model import (
     ConfigModel,
@@ -16,10 +16,6 @@ from llm_pipeline.config.model import (
     PositiveGib,
     Word,
 )
-
-if TYPE_CHECKING:
-    from llm_pipeline.adapters.docker.runner import DockerRunner
-    from llm_pipeline.config.deployment import Deployment
 
 
 class Mount(ConfigModel):
@@ -65,16 +61,5 @@ class DockerEnvironment(EnvironmentModel):
     user: Word | None = None
 
 
-def _open(deployment: Deployment) -> DockerRunner:
-    from llm_pipeline.adapters.docker.runner import DockerRunner
-
-    return DockerRunner(deployment)
-
-
-def _probe(environment: DockerEnvironment) -> str:
-    from llm_pipeline.adapters.docker.runner import DockerRunner
-
-    return DockerRunner.probe(environment)
-
-
-ADAPTER = Adapter(config=DockerEnvironment, open=_open, probe=_probe)
+_RUNNER = "llm_pipeline.adapters.docker.runner:DockerRunner"
+ADAPTER = Adapter(config=DockerEnvironment, open=OnCall(_RUNNER), probe=OnCall(f"{_RUNNER}.probe"))

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from llm_pipeline.base.adapters import Adapter
+from llm_pipeline.base.adapters import Adapter, OnCall
 from llm_pipeline.config.model import ConnectionId
 from llm_pipeline.config.notifications import ChannelModel, EmailAddress
-
-if TYPE_CHECKING:
-    from llm_pipeline.adapters.email.channel import Email
-    from llm_pipeline.notifications.channel import ConnectionReader
 
 
 class EmailChannel(ChannelModel):
@@ -29,10 +25,4 @@ class EmailChannel(ChannelModel):
     connection: ConnectionId = "smtp_default"
 
 
-def _open(settings: EmailChannel, connections: ConnectionReader) -> Email | None:
-    from llm_pipeline.adapters.email.channel import open_channel
-
-    return open_channel(settings, connections)
-
-
-ADAPTER = Adapter(config=EmailChannel, open=_open)
+ADAPTER = Adapter(config=EmailChannel, open=OnCall("llm_pipeline.adapters.email.channel:open_channel"))

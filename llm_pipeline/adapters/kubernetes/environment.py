@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from llm_pipeline.base.adapters import Adapter
+from llm_pipeline.base.adapters import Adapter, OnCall
 from llm_pipeline.config.environment import Claims, EnvironmentModel, Tolerations
 from llm_pipeline.config.model import (
     Cores,
@@ -19,10 +19,6 @@ from llm_pipeline.config.model import (
     PositiveMinutes,
     Word,
 )
-
-if TYPE_CHECKING:
-    from llm_pipeline.adapters.kubernetes.runner import KubernetesRunner
-    from llm_pipeline.config.deployment import Deployment
 
 
 class KubernetesEnvironment(EnvironmentModel):
@@ -74,16 +70,5 @@ class KubernetesEnvironment(EnvironmentModel):
     time_limit_minutes: PositiveMinutes | None = None
 
 
-def _open(deployment: Deployment) -> KubernetesRunner:
-    from llm_pipeline.adapters.kubernetes.runner import KubernetesRunner
-
-    return KubernetesRunner(deployment)
-
-
-def _probe(environment: KubernetesEnvironment) -> str:
-    from llm_pipeline.adapters.kubernetes.runner import KubernetesRunner
-
-    return KubernetesRunner.probe(environment)
-
-
-ADAPTER = Adapter(config=KubernetesEnvironment, open=_open, probe=_probe)
+_RUNNER = "llm_pipeline.adapters.kubernetes.runner:KubernetesRunner"
+ADAPTER = Adapter(config=KubernetesEnvironment, open=OnCall(_RUNNER), probe=OnCall(f"{_RUNNER}.probe"))

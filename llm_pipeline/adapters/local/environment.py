@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from llm_pipeline.base.adapters import Adapter
+from llm_pipeline.base.adapters import Adapter, OnCall
 from llm_pipeline.config.environment import EnvironmentModel
 from llm_pipeline.config.model import HostPath
-
-if TYPE_CHECKING:
-    from llm_pipeline.adapters.local.runner import ProcessRunner
-    from llm_pipeline.config.deployment import Deployment
 
 
 class Interpreter(EnvironmentModel):
@@ -28,16 +24,5 @@ class Interpreter(EnvironmentModel):
         return self.python
 
 
-def _open(deployment: Deployment) -> ProcessRunner:
-    from llm_pipeline.adapters.local.runner import ProcessRunner
-
-    return ProcessRunner(deployment)
-
-
-def _probe(environment: Interpreter) -> str:
-    from llm_pipeline.adapters.local.runner import ProcessRunner
-
-    return ProcessRunner.probe(environment)
-
-
-ADAPTER = Adapter(config=Interpreter, open=_open, probe=_probe)
+_RUNNER = "llm_pipeline.adapters.local.runner:ProcessRunner"
+ADAPTER = Adapter(config=Interpreter, open=OnCall(_RUNNER), probe=OnCall(f"{_RUNNER}.probe"))

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from llm_pipeline.base.adapters import Adapter
+from llm_pipeline.base.adapters import Adapter, OnCall
 from llm_pipeline.config.metric_source import MetricSourceModel
 from llm_pipeline.config.model import HostPath, PlainUrl, PositiveSeconds, VariableName, Word
-from llm_pipeline.config.router_place import BothSlots, RouterPlace
-
-if TYPE_CHECKING:
-    from llm_pipeline.adapters.prometheus.source import PrometheusMetrics
-    from llm_pipeline.canary.router import TrafficRouter
+from llm_pipeline.config.router_place import BothSlots
 
 Selector = Annotated[str, Field(pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*(\{[^{}]*\})?$", max_length=2048)]
 """Series of one counter in PromQL's words: its name, and labels in braces."""
@@ -68,16 +64,5 @@ class PrometheusSource(MetricSourceModel):
         return self
 
 
-def _open(
-    source: PrometheusSource, _place: RouterPlace | None = None, _router: TrafficRouter | None = None
-) -> PrometheusMetrics:
-    from llm_pipeline.adapters.prometheus.source import PrometheusMetrics
-
-    return PrometheusMetrics(source)
-
-
-def _probe(source: PrometheusSource, _: RouterPlace) -> str:
-    return f"{source.url} answers and has {_open(source).count(source.requests)} series of requests"
-
-
-ADAPTER = Adapter(config=PrometheusSource, open=_open, probe=_probe)
+_SOURCE = "llm_pipeline.adapters.prometheus.source"
+ADAPTER = Adapter(config=PrometheusSource, open=OnCall(f"{_SOURCE}:open_source"), probe=OnCall(f"{_SOURCE}:probe"))

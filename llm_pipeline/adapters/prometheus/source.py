@@ -21,7 +21,7 @@ from typing import Any
 from llm_pipeline.adapters.prometheus.adapter import PrometheusSource
 from llm_pipeline.base.bounded_http import HttpAnswer, call
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.canary.router import SlotName
+from llm_pipeline.canary.router import SlotName, TrafficRouter
 from llm_pipeline.canary.sources.arm_metrics import (
     ArmWindow,
     Histogram,
@@ -31,6 +31,7 @@ from llm_pipeline.canary.sources.arm_metrics import (
     SourceDown,
     check_total,
 )
+from llm_pipeline.config.router_place import RouterPlace
 
 _LOOK_BACK = "1h"
 _TIMEOUT_SECONDS = 5.0
@@ -222,3 +223,15 @@ def _authorization(source: PrometheusSource) -> dict[str, str]:
     if not token:
         raise ConfigError(f"{source.token_variable} must hold a token, and is empty", where=source.url)
     return {"Authorization": f"Bearer {token}"}
+
+
+def open_source(
+    source: PrometheusSource, _place: RouterPlace | None = None, _router: TrafficRouter | None = None
+) -> PrometheusMetrics:
+    """The source that a place names."""
+    return PrometheusMetrics(source)
+
+
+def probe(source: PrometheusSource, _: RouterPlace) -> str:
+    """How many series of requests it has now; what `doctor` says of it."""
+    return f"{source.url} answers and has {open_source(source).count(source.requests)} series of requests"

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 from pydantic import model_validator
 
-from llm_pipeline.base.adapters import Adapter
+from llm_pipeline.base.adapters import Adapter, OnCall
 from llm_pipeline.config.model import ConnectionId, VariableName
 from llm_pipeline.config.notifications import ChannelModel
-
-if TYPE_CHECKING:
-    from llm_pipeline.adapters.webhook.channel import Webhook
-    from llm_pipeline.notifications.channel import ConnectionReader
 
 
 class WebhookChannel(ChannelModel):
@@ -35,10 +31,4 @@ class WebhookChannel(ChannelModel):
         return self
 
 
-def _open(settings: WebhookChannel, connections: ConnectionReader) -> Webhook | None:
-    from llm_pipeline.adapters.webhook.channel import open_channel
-
-    return open_channel(settings, connections)
-
-
-ADAPTER = Adapter(config=WebhookChannel, open=_open)
+ADAPTER = Adapter(config=WebhookChannel, open=OnCall("llm_pipeline.adapters.webhook.channel:open_channel"))
