@@ -10,7 +10,8 @@ from urllib.parse import unquote, urlsplit
 
 from llm_pipeline.artifacts.repository_layout import MODEL_NAME
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.config.router_place import RouterModel
+from llm_pipeline.config.deployment import TargetPlace
+from llm_pipeline.config.slot_server import OpenAiSlot
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.inspection.table import labelled
 from llm_pipeline.store.places import Serving, serving_at
@@ -31,24 +32,28 @@ def last_words(flow: ReleaseProgress, verdict: Verdict) -> Iterator[str]:
         serving = serving_at(flow.store, place)
         facts.append((f"{place} serves", _who(serving, release_id)))
         if serving is not None:
-            facts.append(("ask it", curl_line(flow.deployment.places[place].router)))
+            facts.append(("ask it", curl_line(flow.deployment.places[place])))
     report = flow.find("report")
     facts.append(("report", _readable(str(report.metrics.get("report", ""))) if report else ""))
     yield f"{release_id}: {verdict}"
     yield from (f"  {line}" for line in labelled(facts))
 
 
-def curl_line(router: RouterModel) -> str:
-    """A command that asks what a router's users ask; it can be pasted where the address is known."""
-    certificate = router.users_certificate()
+def curl_line(place: TargetPlace) -> str:
+    """A command that asks what a place's users ask; it can be pasted where the router's address is known."""
+    certificate = place.router.users_certificate()
     trusted = f" --cacert {shlex.quote(certificate)}" if certificate else ""
-    return curl_line_at(router.users_url() or "https://YOUR-ROUTE", trusted)
+    openai_model = place.blue.endpoint.openai_model if isinstance(place.blue, OpenAiSlot) else None
+    return curl_line_at(place.router.users_url() or "https://YOUR-ROUTE", trusted, openai_model)
 
 
-def curl_line_at(address: str, trusted: str = "") -> str:
-    """The same of any server's address."""
-    body = shlex.quote(json.dumps(_EXAMPLE))
-    return f"curl -sS -i{trusted} {address}/v2/models/{MODEL_NAME}/generate -d {body}"
+def curl_line_at(address: str, trusted: str = "", openai_model: str | None = None) -> str:
+    """The same of any server's address, a Triton's or that of a server with OpenAI's API."""
+    if openai_model is None:
+        body = shlex.quote(json.dumps(_EXAMPLE))
+        return f"curl -sS -i{trusted} {address}/v2/models/{MODEL_NAME}/generate -d {body}"
+    body = shlex.quote(json.dumps({"model": openai_model, "prompt": _EXAMPLE["text_input"], "max_tokens": 32}))
+    return f"curl -sS -i{trusted} {address}/v1/completions -H 'Content-Type: application/json' -d {body}"
 
 
 def _who(serving: Serving | None, release_id: str) -> str:

@@ -1,0 +1,33 @@
+"""The command that a release ends with asks what the place's users ask."""
+
+import json
+import shlex
+
+import pytest
+
+from llm_pipeline.config.deployment import TargetPlace
+from llm_pipeline.operations.last_words import curl_line
+
+
+def slot(last: int, kind: str) -> dict[str, object]:
+    if kind == "triton":
+        return {"http": 18000 + 10 * last, "grpc": 18001 + 10 * last, "metrics": 18002 + 10 * last}
+    return {"kind": "openai", "endpoint": {"url": f"http://10.0.0.{last}:8000", "openai_model": "chat 8b"}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "body"),
+    [
+        ("triton", "/v2/models/llm/generate", {"text_input": "Hello", "max_tokens": 32}),
+        ("openai", "/v1/completions", {"model": "chat 8b", "prompt": "Hello", "max_tokens": 32}),
+    ],
+)
+def test_the_command_speaks_the_servers_protocol(kind: str, path: str, body: dict[str, object]) -> None:
+    router = {"port": 18080, "admin_port": 18081}
+    place = TargetPlace.model_validate(
+        {"staging": slot(1, "triton"), "blue": slot(2, kind), "green": slot(3, kind), "router": router}
+    )
+    words = shlex.split(curl_line(place))
+    assert f"http://127.0.0.1:18080{path}" in words
+    assert json.loads(words[words.index("-d") + 1]) == body
+    assert ("Content-Type: application/json" in words) == (kind == "openai")
