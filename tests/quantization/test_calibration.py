@@ -111,7 +111,7 @@ def test_a_text_of_two_sources_is_drawn_once():
 
 
 @given(
-    weights=st.lists(st.floats(min_value=0.1, max_value=10.0), min_size=1, max_size=6),
+    weights=st.lists(st.floats(min_value=1.0, max_value=10.0), min_size=1, max_size=6),
     count=st.integers(min_value=200, max_value=5000),
 )
 def test_the_shares_of_a_mixture_are_whole_and_within_one_of_the_weights(weights, count):

@@ -106,7 +106,7 @@ def test_a_file_that_drips_is_given_up_although_each_attempt_gets_further(
     (item,) = [item for item in Bucket(config).list("artifacts/") if item.name.endswith("model.bin")]
     limited(AnswerLimits(window_seconds=HELD))
     proxy.inject(dripping(PAUSE, at_once=300_000), when=is_a("GET", "model.bin"), times=1000)
-    with pytest.raises(Transient, match="fewer than 10000 a second"):
+    with pytest.raises(Transient, match=r"fewer than 10000 a second|not complete after"):
         list(Bucket(config).stream(item))
     assert len(proxy.seen(is_a("GET", "model.bin"))) in TRIES
 
@@ -150,8 +150,8 @@ def put(endpoint: str, size: int) -> None:
 @pytest.mark.parametrize(
     ("script", "size", "said"),
     [
-        (takes_bytes(1, pause=PAUSE), 6_000_000, "fewer than 10000 a second"),
-        (takes_bytes(0, pause=PAUSE), 6_000_000, "fewer than 10000 a second"),
+        (takes_bytes(1, pause=PAUSE), 6_000_000, r"fewer than 10000 a second|not complete after"),
+        (takes_bytes(0, pause=PAUSE), 6_000_000, r"fewer than 10000 a second|not complete after"),
         (takes_bytes(65536, pause=0.0), 10, "the head of the answer was not complete"),
         (says(b"HTTP/1.1 100 Continue\r\n", b"X", pause=PAUSE, repeat_last=True), 10, "the head of the answer"),
         (says(b"HTTP/1.1 100 Continue\r\n"), 10, "no answer from S3"),
