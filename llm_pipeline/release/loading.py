@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,30 +13,51 @@ from llm_pipeline.catalog.named_sets import named_set
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import Location, errors_at, load_deployment, load_yaml, where_in
 from llm_pipeline.config.policy import Policy
-from llm_pipeline.config.quantization import NAMED_SET, Calibration, QuantizationRecipe, apportion
+from llm_pipeline.config.quantization import NAMED_SET, QuantizationRecipe, apportion
 from llm_pipeline.config.release import ReleaseConfig, ResolvedRelease
 from llm_pipeline.config.target import Target
 
 
 @dataclass(frozen=True)
-class LoadedRelease:
-    """A release config and everything it names.
+class ConfiguredRelease:
+    """A release config and the deployment that it names: all that is needed to find its store and its places.
 
     Attributes:
         path: The release config's file.
-        configs_root: The directory that holds `releases/`, `targets/` and the others.
     """
 
     path: Path
-    configs_root: Path
     config: ReleaseConfig
-    release: ResolvedRelease
     deployment: Deployment
+
+    @property
+    def configs_root(self) -> Path:
+        """The directory that holds `releases/`, `targets/` and the others."""
+        return self.path.parent.parent
 
     @property
     def places(self) -> dict[str, str]:
         """Names of the deployment's places, by the target that goes there."""
         return {target: self.config.place_of(target) for target in self.config.targets}
+
+
+@dataclass(frozen=True)
+class LoadedRelease(ConfiguredRelease):
+    """A release config and everything it names."""
+
+    release: ResolvedRelease
+
+
+def load_config(path: Path) -> ConfiguredRelease:
+    """Read a release config and its deployment; its recipes, targets and policy are not looked at.
+
+    Raises:
+        ConfigError: Either is missing or wrong.
+    """
+    path = path.resolve()
+    config = load_yaml(path, ReleaseConfig, name=path.stem)
+    deployment = load_deployment(_named(path, "deployments", config.deployment, "deployment"))
+    return ConfiguredRelease(path, config, deployment)
 
 
 def load_release(path: Path) -> LoadedRelease:
@@ -44,24 +66,24 @@ def load_release(path: Path) -> LoadedRelease:
     Raises:
         ConfigError: Any of them is missing or wrong.
     """
-    path = path.resolve()
-    root = path.parent.parent
-    config = load_yaml(path, ReleaseConfig, name=path.stem)
-    deployment = load_deployment(_named(root, "deployments", config.deployment, path, "deployment"))
+    loaded = load_config(path)
+    path, config = loaded.path, loaded.config
+    recipes = [
+        load_yaml(_named(path, "quantization", name, "recipes"), QuantizationRecipe, name=name)
+        for name in config.recipes
+    ]
+    for recipe in recipes:
+        _check_recipe(loaded.configs_root, recipe)
     release = ResolvedRelease(
         name=config.name,
         description=config.description,
         model=config.model,
         baseline=config.baseline,
-        recipes=tuple(
-            rung
-            for name in config.recipes
-            for rung in _load_recipe(_named(root, "quantization", name, path, "recipes"))
-        ),
+        recipes=tuple(rung for recipe in recipes for rung in recipe.rungs()),
         targets=tuple(
-            load_yaml(_named(root, "targets", name, path, "targets"), Target, name=name) for name in config.targets
+            load_yaml(_named(path, "targets", name, "targets"), Target, name=name) for name in config.targets
         ),
-        policy=load_yaml(_named(root, "policies", config.policy, path, "policy"), Policy, name=config.policy),
+        policy=load_yaml(_named(path, "policies", config.policy, "policy"), Policy, name=config.policy),
         evaluation=config.evaluation,
         workload=config.workload,
         approval=config.approval,
@@ -69,46 +91,44 @@ def load_release(path: Path) -> LoadedRelease:
         concurrency=config.concurrency,
         ladder=config.ladder,
     )
-    _check_data_files(path, root, release)
-    _check_places(path, config, release, deployment)
-    return LoadedRelease(path=path, configs_root=root, config=config, release=release, deployment=deployment)
+    _check_data_files(loaded)
+    _check_places(loaded, release.targets)
+    return LoadedRelease(path, config, loaded.deployment, release)
 
 
-def _load_recipe(path: Path) -> tuple[QuantizationRecipe, ...]:
-    recipe = load_yaml(path, QuantizationRecipe, name=path.stem)
-    with errors_at(path, ("modelopt_recipe",)):
-        check_modelopt_recipe(recipe)
-    with errors_at(path, ("kv_cache",)):
-        check_kv_cache(recipe)
-    return recipe.rungs()
-
-
-def _named(root: Path, folder: str, name: str, source: Path, key: str) -> Path:
-    path = root / folder / f"{name}.yaml"
+def _named(config_path: Path, folder: str, name: str, key: str) -> Path:
+    """The file that a key of the release config names."""
+    directory = config_path.parent.parent / folder
+    path = directory / f"{name}.yaml"
     if not path.is_file():
-        there = sorted(found.stem for found in (root / folder).glob("*.yaml"))
+        there = sorted(found.stem for found in directory.glob("*.yaml"))
         raise ConfigError(
             f"{key}: there is no {folder}/{name}.yaml",
-            where=where_in(source, (key,)),
+            where=where_in(config_path, (key,)),
             hint=f"{folder}/ has: {', '.join(there) or 'nothing'}",
         )
     return path
 
 
-def _check_data_files(path: Path, root: Path, release: ResolvedRelease) -> None:
-    wanted: list[tuple[Path, Location, str]] = [(path, ("workload", "prompts"), release.workload.prompts)]
-    if release.workload.trace:
-        wanted.append((path, ("workload", "trace", "file"), release.workload.trace.file))
-    if release.evaluation.task_directory:
-        wanted.append((path, ("evaluation", "task_directory"), release.evaluation.task_directory))
-    for source, location, name in wanted:
-        _check_data_file(root, name, source, location)
-    for recipe in release.recipes:
-        if recipe.calibration:
-            _check_calibration(root, root / "quantization" / f"{recipe.file_name}.yaml", recipe.calibration)
+def _check_data_files(loaded: ConfiguredRelease) -> None:
+    workload, evaluation = loaded.config.workload, loaded.config.evaluation
+    wanted: list[tuple[Location, str]] = [(("workload", "prompts"), workload.prompts)]
+    if workload.trace:
+        wanted.append((("workload", "trace", "file"), workload.trace.file))
+    if evaluation.task_directory:
+        wanted.append((("evaluation", "task_directory"), evaluation.task_directory))
+    for location, name in wanted:
+        _check_data_file(loaded.configs_root, name, loaded.path, location)
 
 
-def _check_calibration(root: Path, path: Path, calibration: Calibration) -> None:
+def _check_recipe(root: Path, recipe: QuantizationRecipe) -> None:
+    path, calibration = root / "quantization" / f"{recipe.name}.yaml", recipe.calibration
+    with errors_at(path, ("modelopt_recipe",)):
+        check_modelopt_recipe(recipe)
+    with errors_at(path, ("kv_cache",)):
+        check_kv_cache(recipe)
+    if calibration is None:
+        return
     for number, source in enumerate(calibration.sources):
         if source.dataset.startswith(NAMED_SET):
             with errors_at(path, ("calibration", "sources", number)):
@@ -138,8 +158,9 @@ def _check_data_file(root: Path, name: str, source: Path, location: Location) ->
         raise ConfigError(f"{key}: {problem}", where=where_in(source, location))
 
 
-def _check_places(path: Path, config: ReleaseConfig, release: ResolvedRelease, deployment: Deployment) -> None:
-    for target in release.targets:
+def _check_places(loaded: ConfiguredRelease, targets: Sequence[Target]) -> None:
+    path, config, deployment = loaded.path, loaded.config, loaded.deployment
+    for target in targets:
         place = config.place_of(target.name)
         if place not in deployment.places:
             key = "places" if target.name in config.places else "targets"

@@ -15,7 +15,7 @@ from llm_pipeline.base.logging import Lines
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.questions import question_of
 from llm_pipeline.release.flow import step_named
-from llm_pipeline.release.loading import load_release
+from llm_pipeline.release.loading import load_config
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.decision_trigger import AwaitedAnswer, DecisionTrigger
 from llm_pipeline_airflow.logs import get_logger
@@ -57,13 +57,13 @@ class DecisionOperator(ApprovalOperator):
 
     def flow(self) -> ReleaseProgress:
         """The release that is decided about."""
-        return ReleaseProgress.open(load_release(Path(self.config_path)).deployment, self.release_id)
+        return ReleaseProgress.open(load_config(Path(self.config_path)).deployment, self.release_id)
 
     def ask(self, context: Context, awaited: AwaitedAnswer) -> Any:
         """Write the request, then wait for an answer in Airflow's form or in the store."""
         if self.parks:
             try:
-                claim_of(load_release(Path(self.config_path)), context).park()
+                claim_of(load_config(Path(self.config_path)), context).park()
             except Terminal as error:
                 raise AirflowFailException(str(error)) from error
         else:
@@ -89,7 +89,7 @@ class DecisionOperator(ApprovalOperator):
             AirflowFailException: It may not.
         """
         try:
-            claim_of(load_release(Path(self.config_path)), context).check()
+            claim_of(load_config(Path(self.config_path)), context).check()
         except Terminal as error:
             raise AirflowFailException(str(error)) from error
 

@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from llm_pipeline.base.errors import Terminal
 from llm_pipeline.release.claim import ReleaseClaim
 from llm_pipeline.release.claim_state import AirflowRun, Claimant
-from llm_pipeline.release.loading import LoadedRelease, load_release
+from llm_pipeline.release.loading import ConfiguredRelease, load_config, load_release
 from llm_pipeline.store import open_store
 from llm_pipeline_airflow.commit_of_run import revision_of_run
 from llm_pipeline_airflow.logs import get_logger
@@ -54,7 +54,7 @@ class ClaimSensor(BaseSensorOperator):
         if not context.get("task_reschedule_count", 0):
             _refuse_impossible(self.config_path)
             revision_of_run(load_release(Path(self.config_path)), context)
-        claim = claim_of(load_release(Path(self.config_path)), context)
+        claim = claim_of(load_config(Path(self.config_path)), context)
         try:
             other = claim.ask()
         except Terminal as error:
@@ -78,7 +78,7 @@ class GiveBackOperator(BaseOperator):
 
     def execute(self, context: Context) -> None:
         """Give the claim back; one that was taken over is left alone."""
-        held = claim_of(load_release(Path(self.config_path)), context).give_back()
+        held = claim_of(load_config(Path(self.config_path)), context).give_back()
         log.info("the next release of the model may begin" if held else "this run no longer held the claim")
 
 
@@ -92,7 +92,7 @@ def _refuse_impossible(config_path: str) -> None:
         raise AirflowFailException(str(error)) from error
 
 
-def claim_of(loaded: LoadedRelease, context: Context) -> ReleaseClaim:
+def claim_of(loaded: ConfiguredRelease, context: Context) -> ReleaseClaim:
     """The claim on a release config's model, as this DAG run sees it."""
     run = context["dag_run"]
     party = AirflowRun(airflow=_this_airflow(), dag_id=run.dag_id, run_id=run.run_id)

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.release import Watch
 from llm_pipeline.hub.watch import Reference, Start
-from llm_pipeline.release.loading import LoadedRelease
+from llm_pipeline.release.loading import ConfiguredRelease, LoadedRelease
 from llm_pipeline.release.record import read_record
 from llm_pipeline.release.watch_record import Claim, claim_commit, read_claim
 from llm_pipeline.store import ArtifactStore, open_store
@@ -49,7 +49,7 @@ def revision_of_run(loaded: LoadedRelease, context: Context) -> str | None:
     return context["params"].get("revision")
 
 
-def remember_commit(loaded: LoadedRelease, release_id: str, context: Context) -> None:
+def remember_commit(loaded: ConfiguredRelease, release_id: str, context: Context) -> None:
     """Record that a run released this commit, so that the watch does not start another.
 
     Raises:
@@ -82,7 +82,7 @@ def _cause(context: Context) -> Cause:
     return "schedule" if str(context["dag_run"].run_type).rpartition(".")[2].lower() == "scheduled" else "manual"
 
 
-def _claim_or_skip(loaded: LoadedRelease, start: Start, run: str) -> None:
+def _claim_or_skip(loaded: ConfiguredRelease, start: Start, run: str) -> None:
     reference = Reference(commit=start.commit, content=start.content)
     held = claim_commit(open_store(loaded.deployment.store), loaded.config.name, _claim(reference, run, "watch"))
     if held.run != run:
@@ -144,5 +144,5 @@ def _reference(store: ArtifactStore, release_id: str, patterns: tuple[str, ...])
     return listing_of(read_record(store, release_id).model).reference(patterns)
 
 
-def _patterns(loaded: LoadedRelease) -> tuple[str, ...]:
+def _patterns(loaded: ConfiguredRelease) -> tuple[str, ...]:
     return (loaded.config.watch or Watch()).files

@@ -17,12 +17,11 @@ from airflow.sdk.exceptions import AirflowRuntimeError
 from airflow.sdk.execution_time.hitl import update_hitl_detail_response
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 from asgiref.sync import sync_to_async
-from pydantic import TypeAdapter
 
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.store import Store
 from llm_pipeline.store import ArtifactStore, open_store
-from llm_pipeline_airflow.faults import attempt
+from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.logs import get_logger
 
 log = get_logger(__name__)
@@ -51,9 +50,6 @@ class AwaitedAnswer(Frozen):
         return None if value.get("answer") in (None, "waiting") else value["answer"] == "approved"
 
 
-_AWAITED: TypeAdapter[AwaitedAnswer] = TypeAdapter(AwaitedAnswer)
-
-
 class DecisionTrigger(BaseTrigger):
     """Fires the event of an answered form once the store has the answer, or when the time to answer is over.
 
@@ -69,7 +65,7 @@ class DecisionTrigger(BaseTrigger):
         super().__init__()  # type: ignore[no-untyped-call]
         self.ti_id, self.yes, self.no, self.until = str(ti_id), yes, no, until
         self._json = awaited
-        self.awaited = _AWAITED.validate_json(awaited)
+        self.awaited = AwaitedAnswer.model_validate_json(awaited)
         self._store: ArtifactStore | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -82,10 +78,10 @@ class DecisionTrigger(BaseTrigger):
         approved, until = None, datetime.fromisoformat(self.until)
         while approved is None and datetime.now(UTC) < until:
             await asyncio.sleep(LOOK_SECONDS)
-            looked = await asyncio.to_thread(attempt, f"reading {self.awaited.document}", self._look)
-            approved = looked if isinstance(looked, bool) else None
-            if isinstance(looked, Exception):
-                log.warning("cannot read whether the question was answered: %s", looked)
+            with contained(f"reading {self.awaited.document}") as faults:
+                approved = await asyncio.to_thread(self._look)
+            for fault in faults:
+                log.warning("cannot read whether the question was answered: %s", fault)
         chosen = [self.yes if approved else self.no]
         await self._close_form(chosen)
         yield TriggerEvent(  # type: ignore[no-untyped-call]

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from airflow.sdk import DAG, get_parsing_context
 
-from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.release.loading import load_release
-from llm_pipeline_airflow.faults import attempt
+from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.runs import releases_directory
 
 
@@ -37,13 +36,12 @@ def used_deployments(directory: Path) -> list[UsedDeployment]:
     models: dict[Path, set[str]] = {}
     targets: dict[Path, set[str]] = {}
     for config in sorted(directory.glob("*.yaml")):
-        loaded = attempt(config.name, load_release, config)
-        if isinstance(loaded, PipelineError):
-            continue
-        file = loaded.configs_root / "deployments" / f"{loaded.deployment.name}.yaml"
-        found.setdefault(file, loaded.deployment)
-        models.setdefault(file, set()).add(loaded.config.model.id)
-        targets.setdefault(file, set()).update(loaded.places.values())
+        with contained(config.name):
+            loaded = load_release(config)
+            file = loaded.configs_root / "deployments" / f"{loaded.deployment.name}.yaml"
+            found.setdefault(file, loaded.deployment)
+            models.setdefault(file, set()).add(loaded.config.model.id)
+            targets.setdefault(file, set()).update(loaded.places.values())
     return [
         UsedDeployment(
             path=file,
@@ -68,6 +66,10 @@ def deployment_dags(
     wanted = get_parsing_context().dag_id
     if wanted is not None and not wanted.startswith(prefix):
         return {}
-    used = {f"{prefix}{one.deployment.name}": one for one in used_deployments(directory or releases_directory())}
-    made = {dag_id: attempt(dag_id, make, one) for dag_id, one in used.items() if wanted in (None, dag_id)}
-    return {dag_id: dag for dag_id, dag in made.items() if not isinstance(dag, PipelineError)}
+    made: dict[str, DAG] = {}
+    for used in used_deployments(directory or releases_directory()):
+        dag_id = f"{prefix}{used.deployment.name}"
+        if wanted in (None, dag_id):
+            with contained(dag_id):
+                made[dag_id] = make(used)
+    return made

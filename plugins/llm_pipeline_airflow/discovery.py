@@ -11,10 +11,10 @@ from pathlib import Path
 
 from airflow.sdk import DAG, get_parsing_context
 
-from llm_pipeline.base.errors import ConfigError, PipelineError
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline_airflow.dag_factory import release_dag
 from llm_pipeline_airflow.deployments import used_deployments
-from llm_pipeline_airflow.faults import attempt
+from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.guard_dag import guard_dag
 from llm_pipeline_airflow.retention_dag import retention_dag
 from llm_pipeline_airflow.rollback_dag import rollback_dag
@@ -24,13 +24,12 @@ from llm_pipeline_airflow.runs import dag_id_of, releases_directory
 def release_dags(directory: Path | None = None) -> dict[str, DAG]:
     """The DAGs of all release configs that are right, by DAG id; a worker makes only the one it runs."""
     wanted = get_parsing_context().dag_id
-    found = {}
+    found: dict[str, DAG] = {}
     for path in sorted((directory or releases_directory()).glob("*.yaml")):
         dag_id = dag_id_of(path)
         if wanted in (None, dag_id):
-            dag = attempt(f"the DAG of {path.name}", release_dag, path)
-            if isinstance(dag, DAG):  # what is wrong with another one is reported by check_release_configs
-                found[dag_id] = dag
+            with contained(f"the DAG of {path.name}"):  # check_release_configs reports what is wrong
+                found[dag_id] = release_dag(path)
     return found
 
 
@@ -50,11 +49,11 @@ def check_release_configs(directory: Path | None = None) -> None:
 def _mistakes(directory: Path) -> Iterator[str]:
     """One line for each file that a DAG cannot be made from."""
     for path in sorted(directory.glob("*.yaml")):
-        made = attempt(f"the DAG of {path.name}", release_dag, path)
-        if isinstance(made, PipelineError):
-            yield f"{path.name}: {made}"
+        with contained(f"the DAG of {path.name}") as faults:
+            release_dag(path)
+        yield from (f"{path.name}: {fault}" for fault in faults)
     for used in used_deployments(directory):
         for make in (guard_dag, retention_dag, rollback_dag):
-            made = attempt(f"{make.__name__} of {used.path.name}", make, used)
-            if isinstance(made, PipelineError):
-                yield f"{used.path.name}: {made}"
+            with contained(f"{make.__name__} of {used.path.name}") as faults:
+                make(used)
+            yield from (f"{used.path.name}: {fault}" for fault in faults)

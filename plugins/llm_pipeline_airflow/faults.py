@@ -1,33 +1,29 @@
-"""Unexpected errors where Airflow calls us: their traceback is logged, and they end only the one thing they hit."""
+"""Errors where Airflow calls us: one ends only the work that it hit, and the log has an unexpected one's traceback."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from llm_pipeline.base.errors import PipelineError, as_pipeline_error, is_unexpected, traceback_of
 from llm_pipeline.base.logging import Lines
 from llm_pipeline_airflow.logs import get_logger
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
 log = get_logger(__name__)
 
 
-def attempt(what: str, work: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs) -> _T | PipelineError:
-    """What the work returns for the arguments, or what went wrong as one of our errors.
+@contextmanager
+def contained(what: str) -> Iterator[list[PipelineError]]:
+    """End the block at an exception, and only the block; what is yielded then holds it as one of our errors.
 
     Args:
-        what: Names the work in the log.
-        work: Called once.
-        arguments: Of the work.
-        options: Of the work.
+        what: Names the block's work in the log.
     """
+    faults: list[PipelineError] = []
     try:
-        return work(*arguments, **options)
+        yield faults
     except Exception as error:  # noqa: BLE001 - the edge: whatever it is becomes one of ours
-        return known_fault(error, what)
+        faults.append(known_fault(error, what))
 
 
 def known_fault(error: Exception, what: str) -> PipelineError:

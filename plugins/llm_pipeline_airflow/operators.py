@@ -17,7 +17,7 @@ from llm_pipeline.base.logging import Lines, LogRelay
 from llm_pipeline.flow import ReleaseProgress, passed, placement
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.evidence_text import log_table, metric_lines
-from llm_pipeline.release.loading import LoadedRelease, load_release
+from llm_pipeline.release.loading import ConfiguredRelease, load_config
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners
 from llm_pipeline_airflow.api_keys import fetch_api_keys
@@ -105,16 +105,13 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         """What the stage is asked to do."""
         if not self.release_id:
             raise AirflowSkipException("there is no release: its first stage failed")
-        return self.flow().request(self.stage, f"{self.subject}:{self.step}" if self.step else self.subject)
+        flow = ReleaseProgress.open(self.configured.deployment, self.release_id)
+        return flow.request(self.stage, f"{self.subject}:{self.step}" if self.step else self.subject)
 
     @cached_property
-    def loaded(self) -> LoadedRelease:
-        """The release config with all that it names, read once a try."""
-        return load_release(Path(self.config_path))
-
-    def flow(self) -> ReleaseProgress:
-        """The release that the task works for."""
-        return ReleaseProgress.open(self.loaded.deployment, self.release_id)
+    def configured(self) -> ConfiguredRelease:
+        """The release config and its deployment, read once a try; what else it names is in the release's record."""
+        return load_config(Path(self.config_path))
 
     def conclude(self, context: Context, result: StageResult) -> dict[str, Any]:  # noqa: ARG002 - for subclasses
         """Turn a stage's result into the task's: what is returned crosses XCom."""
@@ -196,7 +193,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         """Start nothing for a release that lost its turn, and take nothing down that another one put up."""
         if self.stage == "report":
             return
-        claim = claim_of(self.loaded, context)
+        claim = claim_of(self.configured, context)
         if not self.is_teardown:
             claim.check("" if self.stage == "resolve" else request.release_id)
         elif (other := claim.taken_by_another()) is not None:
@@ -204,7 +201,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
 
     def _runner_here(self) -> Runners:
         if self._runner is None:
-            self._runner = Runners(self.loaded.deployment)
+            self._runner = Runners(self.configured.deployment)
         return self._runner
 
 

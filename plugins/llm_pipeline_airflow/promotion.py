@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.release.contract import StageRequest
-from llm_pipeline.release.loading import load_release
+from llm_pipeline.release.loading import load_config
 from llm_pipeline_airflow.approvals import passed_targets
-from llm_pipeline_airflow.faults import attempt
+from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.ladder import task_states, unsuccessful
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.notifications import tell
@@ -95,11 +94,11 @@ class NotifyingOperator(StageOperator):
             self._told_at = time.monotonic()
 
     def _tell(self) -> None:
-        loaded = attempt("reading whom to notify", load_release, Path(self.config_path))
-        if isinstance(loaded, PipelineError):  # the config was changed meanwhile: no reason to end a canary
-            log.warning("no notification is sent: %s", loaded)
-            return
-        tell(loaded.deployment, loaded.config.place_of(self.subject), self.release_id)
+        with contained("reading whom to notify") as faults:  # the config may have changed: no reason to end a canary
+            loaded = load_config(Path(self.config_path))
+            tell(loaded.deployment, loaded.config.place_of(self.subject), self.release_id)
+        for fault in faults:
+            log.warning("no notification is sent: %s", fault)
 
 
 class CanaryStepOperator(NotifyingOperator):
@@ -148,5 +147,5 @@ class RollbackOperator(NotifyingOperator):
         if not _STARTED.intersection(task_states(context, self.canary_steps, context["ti"].map_index).values()):
             raise AirflowSkipException(f"no traffic of {self.subject} was moved by this run")
         request = super().request(context)
-        guarded = self.loaded.deployment.guard.schedule is not None
+        guarded = self.configured.deployment.guard.schedule is not None
         return request.model_copy(update={"config": {**request.config, "leave_paused": guarded}})

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_pipeline.flow import resolve_request
 from llm_pipeline.operations.replacement import replace
 from llm_pipeline.release.contract import StageRequest, StageResult
+from llm_pipeline.release.loading import load_release
 from llm_pipeline.store import open_store
 from llm_pipeline_airflow.commit_of_run import remember_commit, revision_of_run, run_name
 from llm_pipeline_airflow.operators import StageOperator
@@ -36,7 +38,7 @@ class ResolveOperator(StageOperator):
         Raises:
             AirflowSkipException: The run has nothing to release.
         """
-        loaded = self.loaded
+        loaded = load_release(Path(self.config_path))
         revision = revision_of_run(loaded, context)
         if context["params"].get("replace"):
             store = open_store(loaded.deployment.store)
@@ -45,10 +47,9 @@ class ResolveOperator(StageOperator):
 
     def conclude(self, context: Context, result: StageResult) -> dict[str, Any]:
         """Remember which release this run works on, for the report's tab, and for the release watch."""
-        loaded = self.loaded
-        store = open_store(loaded.deployment.store)
+        store = open_store(self.configured.deployment.store)
         remember_run(store, context["dag_run"].dag_id, context["run_id"], result.release_id)
-        remember_commit(loaded, result.release_id, context)
+        remember_commit(self.configured, result.release_id, context)
         returned = super().conclude(context, result)
         self._ending = result.release_id
         return returned

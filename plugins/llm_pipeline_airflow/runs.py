@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.release.loading import load_release
+from llm_pipeline.release.loading import load_config
 from llm_pipeline.store import ArtifactStore, open_store
 
 DAG_PREFIX = "release__"
@@ -41,7 +41,7 @@ def config_path_of(dag_id: str) -> Path:
 
 def store_of(config_path: Path) -> ArtifactStore:
     """The store that a release config's deployment names."""
-    return open_store(load_release(config_path).deployment.store)
+    return open_store(load_config(config_path).deployment.store)
 
 
 def remember_run(store: ArtifactStore, dag_id: str, run_id: str, release_id: str) -> None:

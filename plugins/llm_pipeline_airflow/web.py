@@ -24,11 +24,11 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.untrusted_text import html
 from llm_pipeline.inspection.listing import ReleaseRow, release_rows
 from llm_pipeline.inspection.release_artifacts import DamagedRow
-from llm_pipeline.release.loading import load_release
+from llm_pipeline.release.loading import load_config
 from llm_pipeline.release.watch_record import read_status
 from llm_pipeline.stages.report import report_name
 from llm_pipeline.store import ArtifactStore, open_store
-from llm_pipeline_airflow.faults import attempt
+from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.guarded_routes import guarded_route
 from llm_pipeline_airflow.runs import config_path_of, dag_id_of, release_of_run, releases_directory, store_of
 from llm_pipeline_airflow.webhook import router as webhooks
@@ -65,7 +65,7 @@ def watch_of(config_path: Path) -> WatchSummary | None:
         ConfigError: The release config is wrong.
         IntegrityError: What the watch wrote cannot be understood.
     """
-    loaded = load_release(config_path)
+    loaded = load_config(config_path)
     if loaded.config.watch is None:
         return None
     status = read_status(open_store(loaded.deployment.store), loaded.config.name)
@@ -137,11 +137,11 @@ def releases(request: Request, user: GetUserDep) -> HTMLResponse:
     watches: list[WatchSummary] = []
     problems: list[str] = []
     for path in _readable_configs(user):
-        rows = attempt(f"the releases of {path.name}", _releases_of, path)
-        watch = attempt(f"the watch of {path.name}", watch_of, path)
-        problems += {f"{path.name}: {one}" for one in (rows, watch) if isinstance(one, PipelineError)}
-        found |= {} if isinstance(rows, PipelineError) else {row.release_id: row for row in rows}
-        watches += [watch] if isinstance(watch, WatchSummary) else []
+        with contained(f"the releases of {path.name}") as no_rows:
+            found |= {row.release_id: row for row in releases_of(store_of(path), path.stem)}
+        with contained(f"the watch of {path.name}") as no_watch:
+            watches += [watch] if (watch := watch_of(path)) else []
+        problems += {f"{path.name}: {fault}" for fault in (*no_rows, *no_watch)}
     summaries = sorted(found.values(), key=lambda one: one.resolved_at, reverse=True)
     return _page(200, "Releases", _releases_table(summaries) + _watches_table(watches) + _problem_list(problems))
 
@@ -155,10 +155,6 @@ def _readable_configs(user: Any) -> list[Path]:
             method="GET", access_entity=DagAccessEntity.RUN, details=DagDetails(id=dag_id_of(path)), user=user
         )
     ]
-
-
-def _releases_of(path: Path) -> list[ReleaseRow]:
-    return releases_of(store_of(path), path.stem)
 
 
 def _releases_table(summaries: Iterable[ReleaseRow]) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hmac
 import os
 import time
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,11 +20,10 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from llm_pipeline.config.store import Store
-from llm_pipeline.release.loading import LoadedRelease, load_release
+from llm_pipeline.release.loading import ConfiguredRelease, load_config
 from llm_pipeline.release.watch_record import call_webhook
 from llm_pipeline.store import open_store
-from llm_pipeline_airflow.faults import attempt, known_fault
+from llm_pipeline_airflow.faults import contained, known_fault
 from llm_pipeline_airflow.guarded_routes import guarded_route
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.runs import releases_directory
@@ -56,14 +54,6 @@ class HubEvent(BaseModel):
     repo: _Repository
 
 
-@dataclass(frozen=True)
-class _WatchedConfig:
-    name: str
-    model_id: str
-    secret_variable: str
-    store: Store
-
-
 @router.post("/webhooks/hub", status_code=202)
 async def hub_webhook(request: Request) -> Response:
     """Make the watches of the model that the hub calls about look at once; 202 also when none watches it."""
@@ -73,42 +63,36 @@ async def hub_webhook(request: Request) -> Response:
         raise HTTPException(status_code=403, detail="Forbidden")
     event = _read(await _body(request))
     if event.repo.type == "model":
-        for config in (one for one in admitted if one.model_id.casefold() == event.repo.name.casefold()):
+        for config in (one for one in admitted if one.config.model.id.casefold() == event.repo.name.casefold()):
             await run_in_threadpool(_call, config)
     return Response(status_code=202)
 
 
-def _watched_here() -> tuple[_WatchedConfig, ...]:
+def _watched_here() -> tuple[ConfiguredRelease, ...]:
     """The release configs with a watch; read again after some seconds, not for every caller."""
     return _read_configs(releases_directory(), int(time.monotonic() / _CONFIGS_SECONDS))
 
 
 @lru_cache(maxsize=1)
-def _read_configs(directory: Path, _period: int) -> tuple[_WatchedConfig, ...]:
+def _read_configs(directory: Path, _period: int) -> tuple[ConfiguredRelease, ...]:
     found = []
     for path in sorted(directory.glob("*.yaml")):
-        loaded = attempt(path.name, load_release, path)
-        if isinstance(loaded, LoadedRelease) and loaded.config.watch is not None:  # a broken one is an import error
-            deployment = loaded.deployment
-            found.append(
-                _WatchedConfig(
-                    name=loaded.config.name,
-                    model_id=loaded.config.model.id,
-                    secret_variable=deployment.hub.webhook_secret_variable,
-                    store=deployment.store,
-                )
-            )
+        with contained(path.name):  # a broken one is an import error
+            loaded = load_config(path)
+            if loaded.config.watch is not None:
+                found.append(loaded)
     return tuple(found)
 
 
-def _admitted(watched: tuple[_WatchedConfig, ...], secret: str) -> list[_WatchedConfig]:
+def _admitted(watched: tuple[ConfiguredRelease, ...], secret: str) -> list[ConfiguredRelease]:
     """The release configs whose secret it is; every one is compared, each in constant time."""
     given = secret.encode("latin-1")  # as it was sent: headers are decoded so
-    return [one for one in watched if _is_secret(given, os.environ.get(one.secret_variable, "").strip().encode())]
-
-
-def _is_secret(given: bytes, expected: bytes) -> bool:
-    return hmac.compare_digest(given, expected) and expected != b""
+    secrets = [os.environ.get(one.deployment.hub.webhook_secret_variable, "").strip().encode() for one in watched]
+    return [
+        one
+        for one, expected in zip(watched, secrets, strict=True)
+        if hmac.compare_digest(given, expected) and expected != b""
+    ]
 
 
 async def _body(request: Request) -> bytes:
@@ -127,11 +111,12 @@ def _read(body: bytes) -> HubEvent:
         raise HTTPException(status_code=422, detail="Not a webhook of the hub") from error
 
 
-def _call(config: _WatchedConfig) -> None:
+def _call(watched: ConfiguredRelease) -> None:
+    name = watched.config.name
     try:
-        call_webhook(open_store(config.store), config.name)
+        call_webhook(open_store(watched.deployment.store), name)
     except Exception as error:
-        known = known_fault(error, f"the hub's call about {config.name}")
-        log.warning("the watch of %s could not be told of the hub's call: %s", config.name, known)
+        known = known_fault(error, f"the hub's call about {name}")
+        log.warning("the watch of %s could not be told of the hub's call: %s", name, known)
         raise HTTPException(status_code=503, detail="Try again later") from error
-    log.info("the hub called about %s: the watch of %s looks at once", config.model_id, config.name)
+    log.info("the hub called about %s: the watch of %s looks at once", watched.config.model.id, name)

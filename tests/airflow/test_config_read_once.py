@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from llm_pipeline_airflow.claim import ClaimSensor
+from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
 from llm_pipeline_airflow.resolve_operator import ResolveOperator
 
 from llm_pipeline.release import loading
@@ -44,3 +44,11 @@ def test_the_first_stage_is_claimed_requested_and_started_from_one_reading(
     ResolveOperator(task_id="resolve", config_path=config).submit_job(of_the_run)
     assert in_process.ran[-1] == ("resolve", "")
     assert before_start["quick.yaml"] == 1
+
+
+def test_a_release_on_its_way_reads_no_recipe_target_or_policy_again(project, in_process, reads) -> None:
+    of_the_run, config = context(), str(project.config)
+    assert ClaimSensor(task_id="claim", config_path=config).poke(of_the_run)
+    reads.clear()
+    GiveBackOperator(task_id="give_back", config_path=config).execute(of_the_run)
+    assert list(reads) == [project.config.name]
