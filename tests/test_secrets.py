@@ -31,6 +31,7 @@ from urllib.parse import quote
 
 import pytest
 
+from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
 from llm_pipeline.adapters.envoy.process import start_router, stop_router
 from llm_pipeline.adapters.local.runner import ProcessRunner
 from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
@@ -41,7 +42,6 @@ from llm_pipeline.base.logging import JsonLineFormatter
 from llm_pipeline.canary.router import all_to
 from llm_pipeline.config.deployment import Deployment, HubAccess, ServerPorts
 from llm_pipeline.config.release import ModelSource
-from llm_pipeline.config.router_place import EnvoyPlace
 from llm_pipeline.config.store import Signing, StoreConfig
 from llm_pipeline.demo.hub_repository import HubAccessRules, publish_revision, restrict
 from llm_pipeline.hub.access import connect

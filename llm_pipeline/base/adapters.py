@@ -86,9 +86,9 @@ _OURS: Mapping[Group, Mapping[str, str]] = {
     "routers": {
         "envoy": "llm_pipeline.adapters.envoy.adapter:STARTED",
         "existing_envoy": "llm_pipeline.adapters.envoy.adapter:EXISTING",
-        "gateway_api": "llm_pipeline.adapters.gateway_api.router:ADAPTER",
-        "istio": "llm_pipeline.adapters.istio.router:ADAPTER",
-        "aws_alb": "llm_pipeline.adapters.aws.alb:ADAPTER",
+        "gateway_api": "llm_pipeline.adapters.gateway_api.adapter:ADAPTER",
+        "istio": "llm_pipeline.adapters.istio.adapter:ADAPTER",
+        "aws_alb": "llm_pipeline.adapters.aws.listener_rule:ADAPTER",
     },
     "metric_sources": {
         "envoy": "llm_pipeline.adapters.envoy.counts:ADAPTER",

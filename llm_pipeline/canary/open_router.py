@@ -10,14 +10,8 @@ from llm_pipeline.base.adapters import adapter
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.access_log import AccessLog
-from llm_pipeline.canary.router import (
-    NamesReleases,
-    RouterAdapter,
-    RouterUnavailable,
-    RouteState,
-    SlotName,
-    TrafficRouter,
-)
+from llm_pipeline.canary.router import NamesReleases, RouterUnavailable, RouteState, SlotName, TrafficRouter
+from llm_pipeline.canary.router_adapter import RouterAdapter
 from llm_pipeline.config.router_place import RouterPlace
 from llm_pipeline.config.slot_server import SlotServer
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 from pydantic import Field, model_validator
 
-from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.base.errors import Terminal, Transient, Unsupported
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.config.router_place import RouterModel
 
 SlotName = Literal["blue", "green"]
 RouterCondition = Literal["runs", "answers nothing", "has ended", "stopped", "never started", "cannot be read"]
@@ -224,30 +220,3 @@ class StartedRouter(Protocol):
 
     def stop(self) -> None:
         """End its process; its weights stay."""
-
-
-@dataclass(frozen=True)
-class RouterAdapter(Adapter):
-    """What an entry point `llm_pipeline.routers` names; see `Adapter`.
-
-    Attributes:
-        config: The model of its settings; its class variables say what it can do.
-        open: The router, started or told its first routes where that is ours to do, of `(place, slots, state,
-            initial=...)`: see `open_router`.
-        as_it_is: The router without starting or asking anything, of `(place, slots, state)`; None where none ever ran.
-    """
-
-    config: type[RouterModel]
-    open: Callable[..., TrafficRouter]
-    as_it_is: Callable[[Any, Any, Any], TrafficRouter | None]
-
-
-def remote(config: type[RouterModel], router: Callable[[Any], TrafficRouter]) -> RouterAdapter:
-    """The adapter of a router that runs elsewhere: it has nothing to start, and all it needs is its place."""
-
-    def probe(place: Any) -> str:
-        state, _ = router(place).read()
-        shares = ", ".join(f"{slot} {weight / 100:g} %" for slot, weight in sorted(state.weights.items()))
-        return f"{place.kind} answers: {shares}"
-
-    return RouterAdapter(config, lambda place, *_, **__: router(place), lambda place, *_: router(place), probe=probe)

@@ -13,13 +13,13 @@ from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
 from llm_pipeline.base import detached
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import ConfigError, StageCrashed, Transient
 from llm_pipeline.base.logging import LogRelay, get_logger
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_deployment
-from llm_pipeline.config.router_place import EnvoyPlace
 from llm_pipeline.demo.airflow_services import stop_airflow
 from llm_pipeline.demo.hub_repository import publish_revision
 from llm_pipeline.demo.layout import MODEL_ID, TARGET, DemoLayout

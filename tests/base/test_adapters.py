@@ -50,7 +50,7 @@ from llm_pipeline.tuning.trials import TrialBench
 
 PACKAGE = Path(__file__).parents[1] / "doubles" / "acme_adapters"
 ROOT = Path(__file__).parents[2]
-MOVED = {"metric_sources", "notifications", "runners"}
+MOVED = {"metric_sources", "notifications", "routers", "runners"}
 """Groups whose models are in the folders of their adapters, in modules that a configuration may import."""
 GROUPS = ["engines", "routers", "metric_sources", "server_controls", "runners", "stores", "notifications"]
 
@@ -387,8 +387,20 @@ def test_every_adapter_of_ours_is_where_the_table_says(group: adapters.Group) ->
         assert isinstance(found, adapters.Adapter)
         assert issubclass(found.config, BaseModel)
         assert group not in MOVED or found.config.__module__ == f"{adapters._OURS[group][kind].partition(':')[0]}"
-        for called in (found.open, found.probe):
+        for called in vars(found).values():
             assert not isinstance(called, adapters.OnCall) or callable(called.imported())
+
+
+def test_a_deployment_is_read_without_what_its_adapters_open() -> None:
+    """Every parse of a DAG file reads it: what opens an adapter, and the ports, would be imported for nothing."""
+    code = "import sys; from pathlib import Path; from llm_pipeline.config.loading import load_deployment; "
+    code += f"load_deployment(Path({str(ROOT / 'configs' / 'deployments' / 'local.yaml')!r})); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ours = {name for name in done.stdout.split() if name.startswith("llm_pipeline.")}
+    assert "llm_pipeline.adapters.istio.adapter" in ours
+    rooms = {name.split(".")[1] for name in ours}
+    assert rooms - {"adapters", "base", "config"} == {"canary"}
+    assert {name for name in ours if name.startswith("llm_pipeline.canary.")} == {"llm_pipeline.canary.router_adapter"}
 
 
 @pytest.fixture

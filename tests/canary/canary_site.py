@@ -13,6 +13,7 @@ from typing import Any
 
 from http_slots import HttpSlots
 
+from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
 from llm_pipeline.adapters.envoy.process import start_router, stop_router
 from llm_pipeline.adapters.envoy.router import EnvoyRouter
 from llm_pipeline.adapters.local.store import LocalStore
@@ -22,7 +23,6 @@ from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary.record import CanaryRecord, read_record
 from llm_pipeline.canary.router import SlotName, all_to
 from llm_pipeline.config.deployment import ServerPorts
-from llm_pipeline.config.router_place import EnvoyPlace
 
 STABLE = ArtifactRef(kind="model_repository", digest="a" * 64)
 CANDIDATE = ArtifactRef(kind="model_repository", digest="b" * 64)

@@ -8,6 +8,7 @@ from pathlib import Path
 from canary_site import free_ports
 from openai_server import OpenAiDouble
 
+from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
 from llm_pipeline.adapters.envoy.process import start_router
 from llm_pipeline.adapters.envoy.router import EnvoyRouter
 from llm_pipeline.adapters.local.store import LocalStore
@@ -15,7 +16,6 @@ from llm_pipeline.artifacts.golden import GoldenPrompt, write_golden
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.router import SlotName, all_to
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.config.router_place import EnvoyPlace
 from llm_pipeline.config.slot_server import OpenAiSlot
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 

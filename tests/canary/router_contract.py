@@ -13,12 +13,14 @@ from custom_resources import CustomResources, Document
 from test_aws_alb import client, forwards
 
 from llm_pipeline.adapters.aws.alb import AlbRouter
+from llm_pipeline.adapters.aws.listener_rule import AwsAlbPlace
 from llm_pipeline.adapters.envoy.router import EnvoyRouter
 from llm_pipeline.adapters.envoy.xds.files import replace_json
+from llm_pipeline.adapters.gateway_api.adapter import GatewayApiPlace
 from llm_pipeline.adapters.gateway_api.router import GatewayApiRouter
+from llm_pipeline.adapters.istio.adapter import IstioPlace
 from llm_pipeline.adapters.istio.router import IstioRouter
 from llm_pipeline.canary.router import ALL, RouteState, TrafficRouter, all_to
-from llm_pipeline.config.router_place import AwsAlbPlace, GatewayApiPlace, IstioPlace
 
 NAMESPACE = "serving"
 GATEWAY_PLACE = GatewayApiPlace.model_validate(

@@ -16,7 +16,8 @@ from urllib.parse import parse_qs
 import pytest
 from s3_faults import Exchange, Faults, Response, faulty
 
-from llm_pipeline.adapters.aws.alb import ADAPTER, AlbRouter
+from llm_pipeline.adapters.aws.alb import AlbRouter
+from llm_pipeline.adapters.aws.listener_rule import ADAPTER, AwsAlbPlace, TargetGroups
 from llm_pipeline.base.errors import Fenced, Unsupported
 from llm_pipeline.canary.open_router import open_router, router_as_it_is
 from llm_pipeline.canary.router import (
@@ -28,7 +29,6 @@ from llm_pipeline.canary.router import (
     RouteState,
     all_to,
 )
-from llm_pipeline.config.router_place import AwsAlbPlace, TargetGroups
 
 REGION = "eu-central-1"
 

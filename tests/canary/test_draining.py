@@ -8,10 +8,11 @@ import time
 import pytest
 from simulated import PATIENCE, Site
 
+from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
+from llm_pipeline.adapters.istio.adapter import IstioPlace
 from llm_pipeline.canary import moving
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.config.router_place import EnvoyPlace, IstioPlace
 from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 
 BY_POLICY = Patience(write=0.1, confirm=0.1, prove=0.02, usable=0.1, blind_drain=0.05)

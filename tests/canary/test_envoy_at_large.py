@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from test_envoy import ask, both_up, shift, split
 
+from llm_pipeline.adapters.envoy.adapter import ExistingEnvoyPlace, ServerCertificate
 from llm_pipeline.adapters.envoy.existing import fed_router, feed_router
 from llm_pipeline.adapters.envoy.process import start_router, stop_router
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.canary.access_log import AccessLog, LogCursor
 from llm_pipeline.canary.open_router import access_log_of, open_router, router_as_it_is
 from llm_pipeline.canary.router import Mirror, RouterUnavailable, RouteState, all_to
-from llm_pipeline.config.router_place import ExistingEnvoyPlace, ServerCertificate
 
 pytestmark = pytest.mark.slow
 

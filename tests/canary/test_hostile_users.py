@@ -33,8 +33,8 @@ from hostile_client import (
 from http_slots import HttpSlots
 from test_envoy import both_up, shift, split
 
+from llm_pipeline.adapters.envoy.adapter import UserLimits
 from llm_pipeline.canary.open_router import access_log_of
-from llm_pipeline.config.router_place import UserLimits
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 

@@ -8,11 +8,11 @@ import pytest
 from custom_resources import CustomResources
 from router_contract import ISTIO_PLACE, NAMESPACE, VIRTUAL_SERVICE, KubernetesSubject, istio_subject, split
 
+from llm_pipeline.adapters.istio.adapter import Destination
 from llm_pipeline.adapters.istio.router import IstioRouter
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.canary.open_router import open_router, router_as_it_is
 from llm_pipeline.canary.router import RouterRejected, RouterUnavailable, all_to
-from llm_pipeline.config.router_place import Destination
 
 
 @pytest.fixture

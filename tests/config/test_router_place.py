@@ -5,8 +5,11 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from llm_pipeline.adapters.aws.listener_rule import AwsAlbPlace
+from llm_pipeline.adapters.envoy.adapter import EnvoyPlace, ExistingEnvoyPlace
+from llm_pipeline.adapters.gateway_api.adapter import GatewayApiPlace
+from llm_pipeline.adapters.istio.adapter import IstioPlace
 from llm_pipeline.config.deployment import RouterPlace
-from llm_pipeline.config.router_place import AwsAlbPlace, EnvoyPlace, ExistingEnvoyPlace, GatewayApiPlace, IstioPlace
 
 PLACE: TypeAdapter[Any] = TypeAdapter(RouterPlace)
 ARN = "arn:aws:elasticloadbalancing:eu-central-1:123456789012"

@@ -9,18 +9,15 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from llm_pipeline.adapters.aws.counts import CloudWatchSource
+from llm_pipeline.adapters.aws.listener_rule import AwsAlbPlace
+from llm_pipeline.adapters.envoy.adapter import EnvoyPlace, ExistingEnvoyPlace
 from llm_pipeline.adapters.envoy.counts import EnvoySource
+from llm_pipeline.adapters.gateway_api.adapter import GatewayApiPlace
+from llm_pipeline.adapters.istio.adapter import IstioPlace
 from llm_pipeline.adapters.prometheus.adapter import PrometheusSource
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.metric_source import MetricSource
-from llm_pipeline.config.router_place import (
-    AwsAlbPlace,
-    EnvoyPlace,
-    ExistingEnvoyPlace,
-    GatewayApiPlace,
-    IstioPlace,
-    RouterPlace,
-)
+from llm_pipeline.config.router_place import RouterPlace
 from llm_pipeline.config.server_place import (
     DockerServer,
     ExistingServer,

@@ -21,6 +21,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from llm_pipeline.adapters.aws.client import aws_client
+from llm_pipeline.adapters.aws.listener_rule import AwsAlbPlace
 from llm_pipeline.base.errors import Fenced, Unsupported
 from llm_pipeline.canary.router import (
     ALL,
@@ -29,10 +30,8 @@ from llm_pipeline.canary.router import (
     RouterUnavailable,
     RouteState,
     SlotName,
-    remote,
     rounded,
 )
-from llm_pipeline.config.router_place import AwsAlbPlace
 
 _LARGEST_WEIGHT = 999
 _TAG = "llm-pipeline/epoch/"
@@ -281,6 +280,3 @@ def _weights_of(actions: tuple[Mapping[str, Any], ...]) -> dict[str, int]:
 def _refuse_fenced(rule: _Rule, epoch: int) -> None:
     if rule.claim.epoch > epoch:
         raise Fenced(f"epoch {epoch} was superseded: {rule.claim.owner} writes with {rule.claim.epoch}")
-
-
-ADAPTER = remote(AwsAlbPlace, AlbRouter)

@@ -14,6 +14,7 @@ from typing import Any
 
 from llm_pipeline.adapters.aws.client import aws_client
 from llm_pipeline.adapters.aws.counts import CloudWatchSource
+from llm_pipeline.adapters.aws.listener_rule import AwsAlbPlace
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.canary.router import SlotName, TrafficRouter
 from llm_pipeline.canary.sources.arm_metrics import (
@@ -23,7 +24,6 @@ from llm_pipeline.canary.sources.arm_metrics import (
     SourceDown,
     check_total,
 )
-from llm_pipeline.config.router_place import AwsAlbPlace
 
 _NAMESPACE = "AWS/ApplicationELB"
 _PERIOD_SECONDS = 60

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from llm_pipeline.adapters.aws.listener_rule import AwsAlbPlace
 from llm_pipeline.base.adapters import Adapter, OnCall
 from llm_pipeline.config.metric_source import MetricSourceModel
 from llm_pipeline.config.model import PositiveSeconds
-from llm_pipeline.config.router_place import AwsAlbPlace, RouterPlace
+from llm_pipeline.config.router_place import RouterPlace
 
 
 class CloudWatchSource(MetricSourceModel):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
+from llm_pipeline.adapters.envoy.adapter import EnvoyPlace, ExistingEnvoyPlace
 from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.config.metric_source import MetricSourceModel
-from llm_pipeline.config.router_place import EnvoyPlace, ExistingEnvoyPlace, RouterPlace
+from llm_pipeline.config.router_place import RouterPlace
 
 if TYPE_CHECKING:
     from llm_pipeline.adapters.envoy.router import EnvoyRouter

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from llm_pipeline.adapters.envoy.adapter import ExistingEnvoyPlace
 from llm_pipeline.adapters.envoy.router import EnvoyRouter, RouterFiles
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.router import RouterUnavailable, RouteState, SlotName
-from llm_pipeline.config.router_place import ExistingEnvoyPlace
 from llm_pipeline.config.slot_server import SlotServer
 
 _POLL_SECONDS = 0.1

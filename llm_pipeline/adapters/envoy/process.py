@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
+from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
 from llm_pipeline.adapters.envoy.router import EnvoyRouter, RouterFiles
 from llm_pipeline.adapters.envoy.xds.files import replace_json
 from llm_pipeline.adapters.envoy.xds.messages import LOCAL_HOST
@@ -26,7 +27,6 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.router import RouterCondition, RouterUnavailable, RouteState, SlotName
-from llm_pipeline.config.router_place import EnvoyPlace
 from llm_pipeline.config.slot_server import SlotServer
 
 log = get_logger(__name__)
@@ -188,6 +188,11 @@ def stopped_router(state: Path) -> StartedEnvoy | None:
     """The router of this state directory, running or not: its routes can be read and written all the same."""
     files = RouterFiles(state.resolve())
     return _router_of(files) if files.place.exists() else None
+
+
+def router_as_it_is(_place: EnvoyPlace, _slots: Mapping[SlotName, SlotServer], state: Path) -> StartedEnvoy | None:
+    """The same, as the port asks for it: what it was started with counts."""
+    return stopped_router(state)
 
 
 def stop_router(state: Path) -> None:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
+from llm_pipeline.adapters.envoy.adapter import EnvoyPlace, ExistingEnvoyPlace
 from llm_pipeline.adapters.envoy.endpoint_statistics import EndpointStatistics, endpoint_statistics
 from llm_pipeline.adapters.envoy.slot_addresses import addresses_of
 from llm_pipeline.adapters.envoy.xds import clusters, listener, routes
@@ -35,7 +36,6 @@ from llm_pipeline.canary.router import (
     SlotName,
 )
 from llm_pipeline.canary.users_paths import api_of
-from llm_pipeline.config.router_place import EnvoyPlace, ExistingEnvoyPlace
 from llm_pipeline.config.slot_server import SlotServer
 
 log = get_logger(__name__)

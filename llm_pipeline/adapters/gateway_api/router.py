@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from llm_pipeline.adapters.gateway_api.adapter import GatewayApiPlace, Service
 from llm_pipeline.adapters.kubernetes.custom_object import Document, KubernetesObject, Resource
 from llm_pipeline.adapters.kubernetes.routes import KubernetesRouter, generation_of, revision_of
 from llm_pipeline.canary import users_paths
-from llm_pipeline.canary.router import RouterRejected, RouterUnavailable, SlotName, remote
-from llm_pipeline.config.router_place import GatewayApiPlace, Service
+from llm_pipeline.canary.router import RouterRejected, RouterUnavailable, SlotName
 
 HTTP_ROUTE = Resource("gateway.networking.k8s.io", "v1", "httproutes")
 ENDPOINT_SLICES = Resource("discovery.k8s.io", "v1", "endpointslices")
@@ -122,6 +122,3 @@ class GatewayApiRouter(KubernetesRouter):
             told = "; ".join(f"{one['type']}: {one.get('reason', '')}: {one.get('message', '')}" for one in bad)
             raise RouterRejected(f"{parent.get('controllerName')} did not accept the route: {told}", where=self._where)
         return all(current.get(kind, {}).get("status") == "True" for kind in (_ACCEPTED, _RESOLVED))
-
-
-ADAPTER = remote(GatewayApiPlace, GatewayApiRouter)

@@ -8,11 +8,11 @@ Consistent hashing belongs to a DestinationRule and works within one destination
 
 from __future__ import annotations
 
+from llm_pipeline.adapters.istio.adapter import Destination, IstioPlace
 from llm_pipeline.adapters.kubernetes.custom_object import Document, KubernetesObject, Resource
 from llm_pipeline.adapters.kubernetes.routes import KubernetesRouter, revision_of
 from llm_pipeline.canary import users_paths
-from llm_pipeline.canary.router import RouterRejected, RouterUnavailable, SlotName, remote
-from llm_pipeline.config.router_place import Destination, IstioPlace
+from llm_pipeline.canary.router import RouterRejected, RouterUnavailable, SlotName
 
 VIRTUAL_SERVICE = Resource("networking.istio.io", "v1", "virtualservices")
 
@@ -78,6 +78,3 @@ class IstioRouter(KubernetesRouter):
         if len(backends) == 1:
             return [1]  # a single destination gets everything, whatever its weight
         return [int(backend.get("weight", 0)) for backend in backends]
-
-
-ADAPTER = remote(IstioPlace, IstioRouter)

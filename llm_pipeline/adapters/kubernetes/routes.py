@@ -28,7 +28,7 @@ from llm_pipeline.canary.router import (
     SlotName,
     rounded,
 )
-from llm_pipeline.config.router_place import GatewayApiPlace, IstioPlace
+from llm_pipeline.config.router_place import RouterModel
 
 OWNER = "llm-pipeline/owner"
 EPOCH = "llm-pipeline/epoch"
@@ -42,7 +42,7 @@ _TRIES = 5
 class KubernetesRouter(ABC):
     """The `TrafficRouter` port on one object; a subclass knows where its kind has the backends."""
 
-    def __init__(self, target: KubernetesObject, place: GatewayApiPlace | IstioPlace) -> None:
+    def __init__(self, target: KubernetesObject, place: RouterModel) -> None:
         self._object = target
         self._unit = place.share_unit
 

@@ -16,8 +16,8 @@ import pytest
 from llm_pipeline.adapters.aws import cloudwatch, counts
 from llm_pipeline.adapters.aws.cloudwatch import CloudWatchMetrics
 from llm_pipeline.adapters.aws.counts import CloudWatchSource
+from llm_pipeline.adapters.aws.listener_rule import AwsAlbPlace, TargetGroups
 from llm_pipeline.canary.sources.arm_metrics import MetricsCursor, SourceContradicts, SourceDown
-from llm_pipeline.config.router_place import AwsAlbPlace, TargetGroups
 
 ARN = "arn:aws:elasticloadbalancing:us-east-1:123456789012"
 MINUTE = 60

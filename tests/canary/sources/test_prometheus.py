@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 from prometheus_double import Counters, PrometheusDouble
 
+from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
 from llm_pipeline.adapters.prometheus import source as prometheus
 from llm_pipeline.adapters.prometheus.adapter import ADAPTER, PrometheusSource
 from llm_pipeline.adapters.prometheus.source import PrometheusMetrics
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.sources.arm_metrics import ArmWindow, MetricsCursor, SourceContradicts, SourceDown
-from llm_pipeline.config.router_place import EnvoyPlace
 
 BINARY = os.environ.get("PROMETHEUS") or shutil.which("prometheus")
 

@@ -7,10 +7,10 @@ from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
 
+from llm_pipeline.adapters.envoy.adapter import EnvoyPlace, ExistingEnvoyPlace, ServerCertificate, UserLimits
 from llm_pipeline.adapters.envoy.xds import overload
 from llm_pipeline.adapters.envoy.xds.messages import TYPE, Json, address, discovery, named, watched
 from llm_pipeline.canary.arm_names import ROUTES, STAT_PREFIX
-from llm_pipeline.config.router_place import EnvoyPlace, ExistingEnvoyPlace, ServerCertificate, UserLimits
 
 LUA = "envoy.filters.http.lua"
 BUFFER = "envoy.filters.http.buffer"

@@ -6,8 +6,8 @@ no count of connections by address, which is a firewall's work.
 
 from __future__ import annotations
 
+from llm_pipeline.adapters.envoy.adapter import UserLimits
 from llm_pipeline.adapters.envoy.xds.messages import Json, named
-from llm_pipeline.config.router_place import UserLimits
 
 _HEAP = "envoy.resource_monitors.fixed_heap"
 _CONNECTIONS = "envoy.resource_monitors.global_downstream_max_connections"

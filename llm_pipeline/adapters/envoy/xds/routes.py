@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 
+from llm_pipeline.adapters.envoy.adapter import UserLimits
 from llm_pipeline.adapters.envoy.xds.listener import BUFFER, LUA, STREAM_IDLE
 from llm_pipeline.adapters.envoy.xds.messages import TYPE, Json, discovery, named
 from llm_pipeline.canary.arm_names import MIRROR_SUFFIX, ROUTES, Protocol, arm_name, cluster_name
 from llm_pipeline.canary.router import Mirror, RouteState, SlotName
 from llm_pipeline.canary.users_paths import TRITON_API, UsersApi
-from llm_pipeline.config.router_place import UserLimits
 
 RELEASE_HEADER = "x-llm-release"
 _LARGEST_LENGTH = 2**62

@@ -1,0 +1,58 @@
+"""The settings of the router `aws_alb`, what opens it, and its probe."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from llm_pipeline.base.adapters import OnCall
+from llm_pipeline.canary.router_adapter import remote
+from llm_pipeline.config.model import PlainUrl, Word
+from llm_pipeline.config.router_place import BothSlots, RouterModel
+
+_ELB = r"^arn:aws[a-z-]*:elasticloadbalancing:[a-z0-9-]+:\d{12}:"
+TargetGroupArn = Annotated[str, Field(pattern=_ELB + r"targetgroup/[A-Za-z0-9-]+/[0-9a-f]+$", max_length=2048)]
+ListenerRuleArn = Annotated[
+    str,
+    Field(pattern=_ELB + r"listener-rule/app/[A-Za-z0-9-]+/[0-9a-f]+/[0-9a-f]+/[0-9a-f]+$", max_length=2048),
+]
+
+
+class TargetGroups(BothSlots):
+    """The target group of each slot."""
+
+    what: ClassVar[str] = "target groups"
+    blue: TargetGroupArn
+    green: TargetGroupArn
+
+
+class AwsAlbPlace(RouterModel):
+    """A rule of an Application Load Balancer, whose weights of target groups are moved, in tenths of a percent.
+
+    It keeps no sessions and no record of requests: policies with a `session_header` are refused, `metrics` is needed.
+    Credentials come from the usual chain of AWS.
+
+    Attributes:
+        rule: ARN of a rule of its own; a listener's default rule cannot be changed by its ARN.
+        target_groups: The target group of each slot.
+        region: Its region; None for the environment's.
+        endpoint_url: URL of another API than Amazon's; for tests.
+    """
+
+    share_unit: ClassVar[int] = 10
+
+    passes_openai: ClassVar[bool] = True
+    left_to_its_operator: ClassVar[str] = (
+        "every path but those of inference, health and metadata: its rule's conditions are yours; too large requests, "
+        "and too many connections"
+    )
+
+    kind: Literal["aws_alb"]
+    rule: ListenerRuleArn
+    target_groups: TargetGroups
+    region: Word | None = None
+    endpoint_url: PlainUrl | None = None
+
+
+ADAPTER = remote(AwsAlbPlace, OnCall("llm_pipeline.adapters.aws.alb:AlbRouter"))
