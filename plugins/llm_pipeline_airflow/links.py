@@ -23,5 +23,5 @@ class ReleaseReportLink(BaseOperatorLink):
         return "Release report"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002 - Airflow's signature
-        """The report's tab on the run's page."""
-        return f"/dags/{quote(ti_key.dag_id, safe='')}/runs/{quote(ti_key.run_id, safe='')}/plugin/{REPORT_ROUTE}"
+        """The report's tab on the run's page, relative to the `<base>` of Airflow's UI: it may be below a path."""
+        return f"dags/{quote(ti_key.dag_id, safe='')}/runs/{quote(ti_key.run_id, safe='')}/plugin/{REPORT_ROUTE}"

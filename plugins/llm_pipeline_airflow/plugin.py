@@ -14,6 +14,8 @@ from airflow.plugins_manager import AirflowPlugin
 from llm_pipeline_airflow.links import REPORT_ROUTE, ReleaseReportLink
 
 URL_PREFIX = "/llm-pipeline"
+_PAGES = URL_PREFIX.removeprefix("/")
+"""Relative to the `<base>` of Airflow's UI, so that the views are found below any path of `[api] base_url`."""
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -37,13 +39,13 @@ class LlmPipelinePlugin(AirflowPlugin):
     external_views: list[Any] = [  # noqa: RUF012
         {
             "name": "Release report",
-            "href": f"{URL_PREFIX}/dags/{{DAG_ID}}/runs/{{RUN_ID}}/report",
+            "href": f"{_PAGES}/dags/{{DAG_ID}}/runs/{{RUN_ID}}/report",
             "destination": "dag_run",
             "url_route": REPORT_ROUTE,
         },
         {
             "name": "Releases",
-            "href": f"{URL_PREFIX}/releases",
+            "href": f"{_PAGES}/releases",
             "destination": "nav",
             "category": "browse",
             "url_route": "llm-releases",

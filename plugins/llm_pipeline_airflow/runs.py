@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
-from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.release.loading import load_config
+from llm_pipeline.base.errors import ConfigError, Transient
+from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.store import ArtifactStore, open_store
 
 DAG_PREFIX = "release__"
@@ -39,9 +39,19 @@ def config_path_of(dag_id: str) -> Path:
     return names[dag_id]
 
 
-def store_of(config_path: Path) -> ArtifactStore:
-    """The store that a release config's deployment names."""
-    return open_store(load_config(config_path).deployment.store)
+def store_to_read(settings: StoreConfig) -> ArtifactStore:
+    """The store of a deployment, for a page that shows what is in it.
+
+    Raises:
+        Transient: It is a directory that this host does not have, so that nothing can be said of what is in it.
+    """
+    if settings.directory is not None and not settings.directory.is_dir():
+        raise Transient(
+            "this host has no such directory of a store",
+            where=settings.uri,
+            hint="mount it on the API server's host; if no release was ever made, the first one makes it",
+        )
+    return open_store(settings)
 
 
 def remember_run(store: ArtifactStore, dag_id: str, run_id: str, release_id: str) -> None:

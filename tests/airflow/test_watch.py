@@ -302,7 +302,7 @@ def test_what_the_watch_decided_is_written_when_it_changes_and_shown_on_the_page
     commit = watching.hub.publish(README__md=b"# other")
     watching.events(2)
     assert revision() != before
-    summary = watch_of(watching.project.config)
+    summary = watch_of(load_release(watching.project.config))
     assert (summary.model, summary.revision, summary.commit) == ("demo/tiny", "main", commit)
     assert "README.md" in summary.words
 
@@ -312,7 +312,7 @@ def test_the_page_shows_what_people_wrote_as_text(watching, monkeypatch):
 
     watching.hub.publish(**{"<script>.md": b"x"})
     watching.events(2)
-    table = _watches_table([watch_of(watching.project.config)])
+    table = _watches_table([watch_of(load_release(watching.project.config))])
     assert "&lt;script&gt;" in table
     assert "<script" not in table
 
