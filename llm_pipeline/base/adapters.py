@@ -96,11 +96,11 @@ _OURS: Mapping[Group, Mapping[str, str]] = {
         "cloudwatch": "llm_pipeline.adapters.aws.counts:ADAPTER",
     },
     "server_controls": {
-        "local": "llm_pipeline.adapters.local.server:ADAPTER",
-        "existing": "llm_pipeline.adapters.existing_triton.server:ADAPTER",
-        "openai": "llm_pipeline.adapters.openai.server:ADAPTER",
-        "docker": "llm_pipeline.adapters.docker.server:ADAPTER",
-        "kubernetes": "llm_pipeline.adapters.kubernetes.server:ADAPTER",
+        "local": "llm_pipeline.adapters.local.staging:ADAPTER",
+        "docker": "llm_pipeline.adapters.docker.staging:ADAPTER",
+        "kubernetes": "llm_pipeline.adapters.kubernetes.staging:ADAPTER",
+        "existing": "llm_pipeline.adapters.existing_triton.adapter:ADAPTER",
+        "openai": "llm_pipeline.adapters.openai.adapter:ADAPTER",
     },
     "runners": {
         "process": "llm_pipeline.adapters.local.environment:ADAPTER",

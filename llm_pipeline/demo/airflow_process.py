@@ -14,7 +14,7 @@ from llm_pipeline.base.entry import entry_point
 from llm_pipeline.release.flow import stage_names
 from llm_pipeline.release.registry import load_stage
 
-_READ_WITH_A_DEPLOYMENT: tuple[Group, ...] = ("metric_sources", "routers", "runners")
+_READ_WITH_A_DEPLOYMENT: tuple[Group, ...] = ("metric_sources", "routers", "runners", "server_controls")
 """Groups of adapters whose settings every parse of a DAG file reads."""
 
 IMPORTED_BEFORE = (

@@ -50,7 +50,7 @@ from llm_pipeline.tuning.trials import TrialBench
 
 PACKAGE = Path(__file__).parents[1] / "doubles" / "acme_adapters"
 ROOT = Path(__file__).parents[2]
-MOVED = {"metric_sources", "notifications", "routers", "runners"}
+MOVED = {"metric_sources", "notifications", "routers", "runners", "server_controls"}
 """Groups whose models are in the folders of their adapters, in modules that a configuration may import."""
 GROUPS = ["engines", "routers", "metric_sources", "server_controls", "runners", "stores", "notifications"]
 
@@ -399,8 +399,9 @@ def test_a_deployment_is_read_without_what_its_adapters_open() -> None:
     ours = {name for name in done.stdout.split() if name.startswith("llm_pipeline.")}
     assert "llm_pipeline.adapters.istio.adapter" in ours
     rooms = {name.split(".")[1] for name in ours}
-    assert rooms - {"adapters", "base", "config"} == {"canary"}
-    assert {name for name in ours if name.startswith("llm_pipeline.canary.")} == {"llm_pipeline.canary.router_adapter"}
+    assert rooms - {"adapters", "base", "config"} == {"canary", "serving"}
+    ports = {name for name in ours if name.startswith(("llm_pipeline.canary.", "llm_pipeline.serving."))}
+    assert ports == {"llm_pipeline.canary.router_adapter", "llm_pipeline.serving.server_adapter"}
 
 
 @pytest.fixture

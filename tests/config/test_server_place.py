@@ -10,22 +10,20 @@ from pydantic import TypeAdapter, ValidationError
 
 from llm_pipeline.adapters.aws.counts import CloudWatchSource
 from llm_pipeline.adapters.aws.listener_rule import AwsAlbPlace
+from llm_pipeline.adapters.docker.staging import DockerServer
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace, ExistingEnvoyPlace
 from llm_pipeline.adapters.envoy.counts import EnvoySource
+from llm_pipeline.adapters.existing_triton.adapter import ExistingServer
 from llm_pipeline.adapters.gateway_api.adapter import GatewayApiPlace
 from llm_pipeline.adapters.istio.adapter import IstioPlace
+from llm_pipeline.adapters.kubernetes.staging import KubernetesServer
+from llm_pipeline.adapters.local.staging import LocalServer
+from llm_pipeline.adapters.openai.adapter import OpenAiServer
 from llm_pipeline.adapters.prometheus.adapter import PrometheusSource
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.metric_source import MetricSource
 from llm_pipeline.config.router_place import RouterPlace
-from llm_pipeline.config.server_place import (
-    DockerServer,
-    ExistingServer,
-    KubernetesServer,
-    LocalServer,
-    OpenAiServer,
-    ServerPlace,
-)
+from llm_pipeline.config.server_place import ServerPlace
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.config.slot_server import OpenAiSlot
 

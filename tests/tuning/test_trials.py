@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from llm_pipeline.adapters.openai.adapter import OpenAiServer
 from llm_pipeline.base.errors import (
     ErrorDocument,
     PipelineError,
@@ -15,7 +16,7 @@ from llm_pipeline.base.errors import (
     from_document,
 )
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.config.server_place import OpenAiServer, ServerModel
+from llm_pipeline.config.server_place import ServerModel
 from llm_pipeline.config.target import Target
 from llm_pipeline.serving.triton_server import ServerFailed
 from llm_pipeline.tuning.sweep import Trial

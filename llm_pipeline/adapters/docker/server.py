@@ -13,13 +13,12 @@ from typing import Any
 
 from llm_pipeline.adapters.docker.connection import connect, engine_answers
 from llm_pipeline.adapters.docker.image import resolve_image
-from llm_pipeline.base.adapters import Adapter
+from llm_pipeline.adapters.docker.staging import DockerServer
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError, Transient, Unsupported
 from llm_pipeline.base.labels import LABEL_PREFIX, label_value
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.config.server_place import DockerServer
 from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
 from llm_pipeline.serving.control.waiting import await_model, await_no_requests
 from llm_pipeline.serving.launch_plan import LaunchPlan, launch_plan
@@ -244,9 +243,7 @@ class DockerControl:
             raise Transient("the container is not gone yet", where=f"container {self.name}", hint="try again")
 
 
-def _probe(place: DockerServer) -> str:
+def probe(place: DockerServer) -> str:
+    """The engine's version, and the image; what `doctor` says of it."""
     with engine_answers():
         return f"Docker engine {connect().version()['Version']}, image {place.image or 'of the target'}"
-
-
-ADAPTER = Adapter(config=DockerServer, open=DockerControl, probe=_probe)

@@ -11,13 +11,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from llm_pipeline.adapters.existing_triton.adapter import ExistingServer
 from llm_pipeline.artifacts.repository_layout import MODEL_NAME
-from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.config.server_place import ExistingServer
 from llm_pipeline.serving.control.model_control import ModelControl, ModelRefused, open_model_control
 from llm_pipeline.serving.control.model_directory import open_model_directory
 from llm_pipeline.serving.control.model_versions import ModelVersions, candidate_config, differing_fields
@@ -195,13 +194,11 @@ class ExistingControl:
         replace_durably(self._record, loaded.model_dump_json(indent=1).encode())
 
 
-def _probe(place: ExistingServer) -> str:
+def probe(place: ExistingServer) -> str:
+    """How many versions of the model it has now; what `doctor` says of it."""
     control = open_model_control(place.endpoint, place.control, timeout_seconds=_ANSWER_SECONDS)
     try:
         versions = control.versions(MODEL_NAME)
     finally:
         control.close()
     return f"{place.endpoint.url} lets models be loaded, and has {len(versions)} versions of {MODEL_NAME}"
-
-
-ADAPTER = Adapter(config=ExistingServer, open=ExistingControl, probe=_probe)

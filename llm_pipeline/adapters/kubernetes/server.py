@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from llm_pipeline.adapters.kubernetes.server_objects import Manifest, ServingCluster
+from llm_pipeline.adapters.kubernetes.staging import KubernetesServer
 from llm_pipeline.adapters.kubernetes.state import waits_in_vain
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.labels import LABEL_PREFIX
@@ -18,8 +19,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
-from llm_pipeline.config.server_place import KubernetesServer
-from llm_pipeline.serving.control.server import Candidate, ServerAdapter, StagedServer, StagingSlot, endpoint_of
+from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot, endpoint_of
 from llm_pipeline.serving.control.waiting import await_model, await_no_requests
 from llm_pipeline.serving.kubernetes_manifests.released import (
     INSTANCE_LABEL,
@@ -192,13 +192,14 @@ def _digest_of(workload: Manifest) -> str:
     return str((workload["metadata"].get("annotations") or {}).get(_DIGEST_ANNOTATION, ""))
 
 
-def _probe(place: KubernetesServer) -> str:
+def probe(place: KubernetesServer) -> str:
+    """How many pods the namespace has; what `doctor` says of it."""
     namespace = place.manifests.namespace
     pods = ServingCluster(namespace, place.context).pods_with({})
     return f"namespace {namespace} answers and has {len(pods)} pods"
 
 
-def _endpoint(place: KubernetesServer, release_name: str, target_name: str) -> Endpoint:
+def service_endpoint(place: KubernetesServer, release_name: str, target_name: str) -> Endpoint:
     """Its Service, by a name that is resolved within the cluster."""
     ports = place.manifests.ports
     host = f"{workload_endpoint(staging_name(release_name), target_name)}.{place.manifests.namespace}.svc"
@@ -207,6 +208,3 @@ def _endpoint(place: KubernetesServer, release_name: str, target_name: str) -> E
         grpc=f"{host}:{ports.grpc}",
         metrics_url=f"http://{host}:{ports.metrics}/metrics",
     )
-
-
-ADAPTER = ServerAdapter(config=KubernetesServer, open=KubernetesControl, probe=_probe, endpoint=_endpoint)

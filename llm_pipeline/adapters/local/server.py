@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from llm_pipeline.base.adapters import Adapter
+from llm_pipeline.adapters.local.staging import LocalServer
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.server_place import LocalServer
 from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
 from llm_pipeline.serving.control.waiting import await_no_requests
 from llm_pipeline.serving.ports import loopback_endpoint
@@ -52,6 +51,3 @@ def _staged(server: RunningServer) -> StagedServer:
         ready_seconds=server.ready_seconds,
         pids=(server.pid,),
     )
-
-
-ADAPTER = Adapter(config=LocalServer, open=LocalControl)

@@ -9,12 +9,11 @@ import time
 
 from pydantic import ValidationError
 
-from llm_pipeline.base.adapters import Adapter
+from llm_pipeline.adapters.openai.adapter import OpenAiServer
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import ConfigError, Transient, Unsupported
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.config.server_place import OpenAiServer
 from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
 from llm_pipeline.serving.control.waiting import await_no_requests
 from llm_pipeline.serving.openai_models import require_model
@@ -109,10 +108,8 @@ class OpenAiControl:
             raise ConfigError("not a record of a staged candidate", where=str(self._record)) from error
 
 
-def _probe(place: OpenAiServer) -> str:
+def probe(place: OpenAiServer) -> str:
+    """The model that it serves; what `doctor` says of it."""
     length = require_model(place.endpoint)
     context = "" if length is None else f", with requests of {length} tokens at most"
     return f"{place.endpoint.url} has the model {place.endpoint.openai_model}{context}"
-
-
-ADAPTER = Adapter(config=OpenAiServer, open=OpenAiControl, probe=_probe)

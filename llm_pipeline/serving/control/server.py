@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from llm_pipeline.base.adapters import Adapter, adapter
+from llm_pipeline.base.adapters import adapter
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_place import ServerPlace
 from llm_pipeline.config.server_ports import ServerPorts
@@ -107,17 +107,6 @@ class ServerControl(Protocol):
             Transient: The place cannot be reached, or something does not end; try again.
         """
         ...
-
-
-@dataclass(frozen=True)
-class ServerAdapter(Adapter):
-    """An adapter of servers whose settings need no `endpoint`, since it follows from names.
-
-    Attributes:
-        endpoint: Where its server answers, of `(place, release_name, target_name)`; it asks nobody.
-    """
-
-    endpoint: Callable[[Any, str, str], Endpoint]
 
 
 def open_control(place: ServerPlace, slot: StagingSlot) -> ServerControl:

@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("docker")
 
-from llm_pipeline.adapters.docker.server import ADAPTER, DockerControl
+from llm_pipeline.adapters.docker.server import DockerControl
+from llm_pipeline.adapters.docker.staging import ADAPTER, DockerServer
 from llm_pipeline.base.errors import ConfigError, Transient
-from llm_pipeline.config.server_place import DockerServer
 from llm_pipeline.serving.control import Candidate, ServerControl, StagingSlot, endpoint_of, open_control
 from llm_pipeline.serving.control.waiting import await_no_requests
 from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy

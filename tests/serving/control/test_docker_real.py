@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("docker")
 
-from llm_pipeline.config.server_place import DockerServer
+from llm_pipeline.adapters.docker.staging import DockerServer
 from llm_pipeline.serving.control import Candidate, ServerControl, open_control
 from llm_pipeline.serving.control.waiting import await_no_requests
 from llm_pipeline.serving.triton_server import ServerFailed

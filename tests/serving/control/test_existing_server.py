@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.adapters.existing_triton.server import ADAPTER
+from llm_pipeline.adapters.existing_triton.adapter import ADAPTER, ExistingServer
 from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Transient
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.config.server_place import ExistingServer
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 from llm_pipeline.serving.control import Candidate, ServerControl, StagingSlot, endpoint_of, open_control
 from llm_pipeline.serving.control.model_control import ModelControl, open_model_control

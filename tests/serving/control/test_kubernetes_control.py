@@ -9,12 +9,11 @@ import pytest
 
 pytest.importorskip("kubernetes")
 
-from llm_pipeline.adapters.kubernetes.server import ADAPTER
+from llm_pipeline.adapters.kubernetes.staging import ADAPTER, KubernetesServer
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.environment import ClaimMount
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
-from llm_pipeline.config.server_place import KubernetesServer
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.serving.control import Candidate, ServerControl, StagedServer, endpoint_of, open_control
 from llm_pipeline.serving.kubernetes_manifests import ServedRelease

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.adapters.openai.adapter import OpenAiServer
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient, Unsupported
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
-from llm_pipeline.config.server_place import OpenAiServer
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 from llm_pipeline.serving.control import Candidate, ServerControl, endpoint_of, open_control
 from llm_pipeline.serving.endpoint_access import active_requests

@@ -19,7 +19,8 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_place import ServerModel
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.config.target import Target
-from llm_pipeline.serving.control.server import Candidate, ServerAdapter, StagedServer, StagingSlot, loopback_endpoint
+from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot, loopback_endpoint
+from llm_pipeline.serving.server_adapter import ServerAdapter
 
 
 class AcmeServer(ServerPorts, ServerModel):
