@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from llm_pipeline_airflow import dag_factory, deployments, guard_dag, webhook
+from llm_pipeline_airflow import dag_factory, guard_dag, webhook
 from llm_pipeline_airflow.discovery import check_release_configs, release_dags
 from llm_pipeline_airflow.guard_dag import guard_dags
 from llm_pipeline_airflow.retention_dag import retention_dags
 from llm_pipeline_airflow.rollback_dag import rollback_dags
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.release import loading
 
 DAGS = Path(__file__).resolve().parents[2] / "dags"
 HEAVY = {
@@ -113,15 +114,14 @@ def odd(project, monkeypatch) -> Path:
     """A release config that makes the program fail as nobody expected."""
     path = project.config.with_name("odd.yaml")
     path.write_text(project.config.read_text())
-    real = dag_factory.load_release
+    real = loading.load_yaml
 
-    def load(found: Path):
+    def load(found: Path, *arguments, **options):
         if found == path:
             raise OverflowError("cannot reach https://user:hunter2@hub.example")
-        return real(found)
+        return real(found, *arguments, **options)
 
-    for module in (dag_factory, deployments, webhook):
-        monkeypatch.setattr(module, "load_release", load)
+    monkeypatch.setattr(loading, "load_yaml", load)
     return path
 
 
