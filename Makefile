@@ -46,8 +46,8 @@ test-servers: # they wait for times and for one another: what yields takes the c
 	@$(side_by_side) test-end-to-end test-airflow
 
 test-thorough: environments ## Minutes of live traffic and of hostile input: canaries that go wrong, real containers, fuzzed files
-	$(CONTROL) -m pytest -q -m thorough -n 3 $(spread) tests/airflow tests/canary tests/config tests/corpus tests/fuzz tests/project tests/serving
-	$(MODEL) -m pytest -q -m thorough tests/accuracy tests/corpus/test_architectures.py tests/hub
+	$(CONTROL) -m pytest -q -m thorough -n 3 $(spread) --ignore=tests/end_to_end tests
+	$(MODEL) -m pytest -q -m thorough tests
 	$(end_to_end_tests) -m thorough
 
 test-live:
