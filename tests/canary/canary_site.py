@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -10,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 from http_slots import HttpSlots
 
@@ -20,6 +23,9 @@ from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base import detached
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement
+from llm_pipeline.canary.access_log import LogCursor
+from llm_pipeline.canary.observations import ObservedRequest
+from llm_pipeline.canary.open_router import access_log_of
 from llm_pipeline.canary.record import CanaryRecord, read_record
 from llm_pipeline.canary.router import SlotName, all_to
 from llm_pipeline.config.deployment import ServerPorts
@@ -143,6 +149,18 @@ class Site:
         record = read_record(self.store, "r1", "cpu")
         assert record is not None
         return record
+
+    def logged(self, since: LogCursor | None = None) -> list[ObservedRequest]:
+        """Requests of users that have ended before this call; the log keeps their order."""
+        last = f"/last/{time.monotonic_ns()}"  # the router answers it itself
+        with contextlib.suppress(HTTPError):
+            urlopen(self.url + last, timeout=30)
+        log, deadline = access_log_of(self.router), time.monotonic() + 60
+        while last.encode() not in self.router.files.access_log.read_bytes():
+            assert time.monotonic() < deadline, "the router writes its log"
+            time.sleep(0.02)
+        requests, _ = log.read(since or LogCursor())
+        return [request for request in requests if not request.in_flight]
 
     def weights(self) -> dict[str, int]:
         return {slot: weight for slot, weight in self.router.read()[0].weights.items() if weight}

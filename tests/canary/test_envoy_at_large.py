@@ -20,8 +20,7 @@ from llm_pipeline.adapters.envoy.adapter import ExistingEnvoyPlace, ServerCertif
 from llm_pipeline.adapters.envoy.existing import fed_router, feed_router
 from llm_pipeline.adapters.envoy.process import start_router, stop_router
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.canary.access_log import AccessLog, LogCursor
-from llm_pipeline.canary.open_router import access_log_of, open_router, router_as_it_is
+from llm_pipeline.canary.open_router import open_router, router_as_it_is
 from llm_pipeline.canary.router import Mirror, RouterUnavailable, RouteState, all_to
 
 pytestmark = pytest.mark.slow
@@ -54,9 +53,7 @@ def test_a_share_of_the_requests_is_copied_and_nobody_else_notices(site) -> None
     assert 120 < copies(site) < 280, "within six standard deviations of 200"
     before = site.router.statistics()["green"]
     assert (before.attempts, before.failures) == (0, 0), "copies are no users' requests"
-    time.sleep(0.8)
-    requests, _ = AccessLog(site.router.files.access_log, site.router.slot_of_address).read(LogCursor())
-    assert {(request.arm, request.fault) for request in requests} == {("blue", False)}
+    assert {(request.arm, request.fault) for request in site.logged()} == {("blue", False)}
 
 
 def test_copying_or_not_is_another_traffic() -> None:
@@ -168,9 +165,7 @@ def test_an_envoy_that_runs_already_is_fed_through_its_directory(site, tmp_path)
         answers = ask(site, 100)
         assert {server for _, server, _ in answers} == {"blue", "green"}
         assert open_router(place, site.slots, state, initial=initial).read()[0] == split(50), "it keeps its routes"
-        time.sleep(0.8)
-        requests, _ = access_log_of(site.router).read(LogCursor())
-        assert {request.arm for request in requests} == {"blue", "green"}
+        assert {request.arm for request in site.logged()} == {"blue", "green"}
     way_back = router_as_it_is(place, site.slots, state)
     way_back.write(all_to("blue", owner="rollback", epoch=2), None)
     with somebody_elses(state / "bootstrap.json"):
