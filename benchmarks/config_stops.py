@@ -88,7 +88,7 @@ def walk(project: Project) -> Stops:
     setattr(execute, "load_stage", scripted_stages().load_stage)  # noqa: B010 - they are the real ones, and do no work
     stops = Stops()
     with stops.traced():
-        dags = release_dags(project.config.parent)
+        dags = release_dags((project.config.parent,))
     (dag,) = dags.values()
     context = _context(dag.dag_id)
     dag.get_task("claim").poke(context)

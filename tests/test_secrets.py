@@ -287,7 +287,7 @@ class Parts:
         releases = _write_configs(self.place / "watched", f"uri: {self.local.uri}", f"endpoint: {self.access.endpoint}")
         secret = CREDENTIALS["webhook secret"].token
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("LLM_PIPELINE_RELEASES", str(releases.parent))
+            patch.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(releases.parent))
             answers = {
                 name: client.post("/webhooks/hub", json=body, headers={SECRET_HEADER: given})
                 for name, given in (("right", secret), ("wrong", HUB_TOKEN.token))

@@ -151,8 +151,7 @@ def _init(options: argparse.Namespace) -> int:
             f"  llm-pipeline plan {written[0]}",
             f"  llm-pipeline run {written[0]} --approve",
             "",
-            "In Airflow, set these in its environment:",
-            f"  LLM_PIPELINE_RELEASES={root / 'releases'}",
+            "In Airflow, set its DAGs folder, or make the project a DAG bundle:",
             f"  AIRFLOW__CORE__DAGS_FOLDER={root / 'dags'}",
         ]
     )

@@ -16,6 +16,7 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.plain_files import read_plain_file
 from llm_pipeline.base.yaml_document import CONFIG_BOUNDS, parse_yaml
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.files import yaml_files
 from llm_pipeline.config.installed import type_of
 from llm_pipeline.config.model import PathsRelativeTo
 from llm_pipeline.config.ranges import nested_models, range_at
@@ -152,7 +153,7 @@ def _known_keys(model: type[BaseModel], location: Location) -> list[str]:
 
 
 def _suggest_file(path: Path) -> str:
-    there = sorted(found.stem for found in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+    there = [found.stem for found in yaml_files(path.parent)]
     return f"{path.parent.name}/ has: {', '.join(there)}" if there else "check the path"
 
 

@@ -112,7 +112,7 @@ def _environment(home: Path, port: int, repository: Path, releases: Path | None)
         "AIRFLOW_HOME": str(home),
         "PATH": os.pathsep.join([binaries, os.environ.get("PATH", "")]),
         "PYTHONPATH": os.pathsep.join(part for part in python_path if part),
-        "LLM_PIPELINE_RELEASES": str(releases or repository / "configs" / "releases"),
+        "AIRFLOW__LLM_PIPELINE__RELEASES": str(releases or repository / "configs" / "releases"),
         "AIRFLOW__CORE__DAGS_FOLDER": str(repository / "dags"),
         "AIRFLOW__CORE__PLUGINS_FOLDER": str(home / "plugins"),  # ours is found by its entry point
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",

@@ -70,7 +70,7 @@ def _check_search(loaded: LoadedRelease, recipe: QuantizationRecipe, facts: Mode
         raise Unsupported(
             f"effective_bits {bits:g} cannot be reached on {loaded.release.model.id}: with all that may be "
             f"quantized in {', '.join(recipe.search.formats)}, the mean over all linear layers is {least:.2f}",
-            where=str(loaded.configs_root / "quantization" / f"{recipe.file_name}.yaml"),
+            where=str(loaded.file_of("quantization", recipe.file_name)),
             hint=f"search.effective_bits from {ceil(least * 10) / 10:g} on, or formats of fewer bits",
         )
 
@@ -114,7 +114,7 @@ def check_model(loaded: LoadedRelease, facts: ModelFacts) -> None:
         ConfigError: The evaluation gives the model more tokens than its context has.
     """
     problems = [
-        f"{loaded.configs_root / 'quantization' / (recipe.file_name + '.yaml')}: recipe {recipe.name}: {problem}"
+        f"{loaded.file_of('quantization', recipe.file_name)}: recipe {recipe.name}: {problem}"
         for recipe in loaded.release.recipes
         for problem in recipe_problems(recipe, facts)
     ]
@@ -227,15 +227,15 @@ def _check_traffic(loaded: LoadedRelease) -> None:
 def _check_calibration(loaded: LoadedRelease, recipe: str, calibration: Calibration) -> None:
     """Draw from files of one's own as the quantize stage will; named sets are fetched when the release is resolved."""
     local = [source for source in calibration.sources if not source.dataset.startswith(NAMED_SET)]
-    root, chat = loaded.configs_root, calibration.chat_template
-    samples = [read_source(root / source.dataset, source, chat=chat) for source in local]
+    chat = calibration.chat_template
+    samples = [read_source(loaded.data_file(source.dataset), source, chat=chat) for source in local]
     if len(local) < len(calibration.sources):
         return
     try:
         choose_samples(samples, calibration)
     except ConfigError as error:
         raise ConfigError(
-            f"recipe {recipe}: {error.message}", where=str(root / error.where), hint=error.hint
+            f"recipe {recipe}: {error.message}", where=str(loaded.data_file(error.where)), hint=error.hint
         ) from error
 
 

@@ -53,7 +53,7 @@ def expected_datasets(loaded: LoadedRelease, earlier: ReleaseRecord) -> dict[str
     for recipe in release.recipes:
         name, asked = calibration_dataset(recipe.name), recipe.calibration
         if asked and _is_local(asked):
-            expected[name] = _ref([root / source.dataset for source in asked.sources])
+            expected[name] = _ref([loaded.data_file(source.dataset) for source in asked.sources])
         elif asked and name in earlier.datasets and _draw_alike(asked, before.get(recipe.name)):
             expected[name] = earlier.datasets[name]
     return expected

@@ -131,7 +131,7 @@ def plan_target(
     try:
         gpu = None if target.accelerator == "cpu" else find_gpu(target.accelerator)
     except ConfigError as error:
-        where = str(loaded.configs_root / "targets" / f"{target.name}.yaml")
+        where = str(loaded.file_of("targets", target.name))
         raise ConfigError(f"accelerator: {error.message}", where=where, hint=error.hint) from error
     recipes = tuple(_plan_recipe(loaded, target, recipe, facts, stated) for recipe in loaded.release.recipes)
     image, _, digest = (target.container or "").partition("@")

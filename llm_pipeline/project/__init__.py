@@ -1,5 +1,5 @@
 """A project of one's own: the files that a release needs, written into a new directory.
 
-The shipped recipes, targets and policies are copied, so that a project is complete, and its files are its owner's.
-`templates/` holds what names the project's own things: a release, a deployment and a policy.
+A project holds a release, a target, a deployment and a policy. The package's recipes, targets and policies go on to be
+known in it by their names (`llm_pipeline.config.files`); a file of the same name in the project takes their place.
 """

@@ -14,12 +14,11 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.config.files import shipped_configs
 from llm_pipeline.config.model import HubId, Name
 from llm_pipeline.release.loading import load_release
 
 PACKAGE = "llm_pipeline.project"
-COPIED = ("calibration", "policies", "quantization", "targets")
-"""Folders of the shipped configs that a project gets whole."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +61,6 @@ class Choices:
         return f"id: {self.model}\n  revision: main # a branch, tag or commit; each release is pinned to a commit"
 
 
-def shipped(folder: str) -> Path:
-    """`configs` or `dags`: data of the package where it is installed, the repository's own in a clone."""
-    installed = Path(str(files(PACKAGE).joinpath("shipped", folder)))
-    return installed if installed.is_dir() else Path(__file__).resolve().parents[2] / folder
-
-
 def write_project(directory: Path, choices: Choices) -> tuple[Path, ...]:
     """Write a project, whole or not at all; returns the files that its owner should look at.
 
@@ -93,10 +86,11 @@ def write_project(directory: Path, choices: Choices) -> tuple[Path, ...]:
 
 
 def _copy_shipped(directory: Path, choices: Choices) -> None:
-    configs = shipped("configs")
-    for folder in COPIED:
-        shutil.copytree(configs / folder, directory / folder)
-    shutil.copytree(shipped("dags"), directory / "dags", ignore=shutil.ignore_patterns("__pycache__"))
+    configs = shipped_configs()
+    for file in ("releases.py", "release_config_errors.py"):
+        _write(directory / "dags" / file, f"{file}.template", {})
+    (directory / "targets").mkdir()
+    shutil.copy(configs / "targets" / "cpu.yaml", directory / "targets")
     workload = "demo" if choices.example else "chat-example"
     (directory / "workloads").mkdir()
     shutil.copy(configs / "workloads" / f"{workload}.jsonl", directory / "workloads" / "prompts.jsonl")

@@ -11,6 +11,7 @@ from llm_pipeline.base.plain_files import DATA_FILE_BYTES, problem_of_plain_file
 from llm_pipeline.catalog.modelopt_recipes import check_kv_cache, check_modelopt_recipe
 from llm_pipeline.catalog.named_sets import named_set
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.files import data_root, named_file, names_in
 from llm_pipeline.config.loading import Location, errors_at, load_deployment, load_yaml, where_in
 from llm_pipeline.config.policy import Policy
 from llm_pipeline.config.quantization import NAMED_SET, QuantizationRecipe, apportion
@@ -40,6 +41,14 @@ class ConfiguredRelease:
         """Names of the deployment's places, by the target that goes there."""
         return {target: self.config.place_of(target) for target in self.config.targets}
 
+    def file_of(self, folder: str, name: str) -> Path:
+        """The file of something that the release config names: one's own, or the package's."""
+        return named_file(self.configs_root, folder, name) or self.configs_root / folder / f"{name}.yaml"
+
+    def data_file(self, name: str) -> Path:
+        """A calibration file: one's own, or the package's."""
+        return data_root(self.configs_root, name) / name
+
 
 @dataclass(frozen=True)
 class LoadedRelease(ConfiguredRelease):
@@ -68,12 +77,7 @@ def load_release(path: Path) -> LoadedRelease:
     """
     loaded = load_config(path)
     path, config = loaded.path, loaded.config
-    recipes = [
-        load_yaml(_named(path, "quantization", name, "recipes"), QuantizationRecipe, name=name)
-        for name in config.recipes
-    ]
-    for recipe in recipes:
-        _check_recipe(loaded.configs_root, recipe)
+    recipes = [_load_recipe(loaded, name) for name in config.recipes]
     release = ResolvedRelease(
         name=config.name,
         description=config.description,
@@ -98,10 +102,10 @@ def load_release(path: Path) -> LoadedRelease:
 
 def _named(config_path: Path, folder: str, name: str, key: str) -> Path:
     """The file that a key of the release config names."""
-    directory = config_path.parent.parent / folder
-    path = directory / f"{name}.yaml"
-    if not path.is_file():
-        there = sorted(found.stem for found in directory.glob("*.yaml"))
+    root = config_path.parent.parent
+    path = named_file(root, folder, name)
+    if path is None:
+        there = names_in(root, folder)
         raise ConfigError(
             f"{key}: there is no {folder}/{name}.yaml",
             where=where_in(config_path, (key,)),
@@ -121,8 +125,15 @@ def _check_data_files(loaded: ConfiguredRelease) -> None:
         _check_data_file(loaded.configs_root, name, loaded.path, location)
 
 
-def _check_recipe(root: Path, recipe: QuantizationRecipe) -> None:
-    path, calibration = root / "quantization" / f"{recipe.name}.yaml", recipe.calibration
+def _load_recipe(loaded: ConfiguredRelease, name: str) -> QuantizationRecipe:
+    path = _named(loaded.path, "quantization", name, "recipes")
+    recipe = load_yaml(path, QuantizationRecipe, name=name)
+    _check_recipe(loaded.configs_root, path, recipe)
+    return recipe
+
+
+def _check_recipe(root: Path, path: Path, recipe: QuantizationRecipe) -> None:
+    calibration = recipe.calibration
     with errors_at(path, ("modelopt_recipe",)):
         check_modelopt_recipe(recipe)
     with errors_at(path, ("kv_cache",)):
@@ -134,7 +145,8 @@ def _check_recipe(root: Path, recipe: QuantizationRecipe) -> None:
             with errors_at(path, ("calibration", "sources", number)):
                 named_set(source.dataset, chat=calibration.chat_template)
         else:
-            _check_data_file(root, source.dataset, path, ("calibration", "sources", number))
+            home = data_root(root, source.dataset)
+            _check_data_file(home, source.dataset, path, ("calibration", "sources", number))
     with errors_at(path, ("calibration", "samples")):
         apportion(calibration)
 

@@ -206,7 +206,7 @@ def _calibration_files(loaded: LoadedRelease, calibration: Calibration) -> list[
     found = []
     for source in calibration.sources:
         if not source.dataset.startswith(NAMED_SET):
-            found.append(_SourceFile(loaded.configs_root / source.dataset))
+            found.append(_SourceFile(loaded.data_file(source.dataset)))
             continue
         wanted = named_set(source.dataset, chat=calibration.chat_template)
         access, kept = loaded.deployment.hub, Path(loaded.deployment.work_root) / "datasets"

@@ -11,7 +11,7 @@ from airflow.sdk import DAG, get_parsing_context
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.release.loading import load_release
 from llm_pipeline_airflow.faults import contained
-from llm_pipeline_airflow.runs import releases_directory
+from llm_pipeline_airflow.settings import release_configs
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class UsedDeployment:
     targets: tuple[str, ...]
 
 
-def used_deployments(directory: Path) -> list[UsedDeployment]:
+def used_deployments(folders: tuple[Path, ...]) -> list[UsedDeployment]:
     """The deployments of all release configs that are right; mistakes are reported by `check_release_configs`."""
     found: dict[Path, Deployment] = {}
     models: dict[Path, set[str]] = {}
     targets: dict[Path, set[str]] = {}
-    for config in sorted(directory.glob("*.yaml")):
+    for config in release_configs(folders):
         with contained(config.name):
             loaded = load_release(config)
-            file = loaded.configs_root / "deployments" / f"{loaded.deployment.name}.yaml"
+            file = loaded.file_of("deployments", loaded.deployment.name)
             found.setdefault(file, loaded.deployment)
             models.setdefault(file, set()).add(loaded.config.model.id)
             targets.setdefault(file, set()).update(loaded.places.values())
@@ -53,23 +53,21 @@ def used_deployments(directory: Path) -> list[UsedDeployment]:
     ]
 
 
-def deployment_dags(
-    prefix: str, make: Callable[[UsedDeployment], DAG], directory: Path | None = None
-) -> dict[str, DAG]:
+def deployment_dags(prefix: str, make: Callable[[UsedDeployment], DAG], folders: tuple[Path, ...]) -> dict[str, DAG]:
     """A DAG for each deployment that one can be made for, by DAG id; a worker makes only the one it runs.
 
     Args:
         prefix: What their DAG ids begin with.
         make: Makes the DAG of one deployment.
-        directory: Where the release configs are; None for the installation's own.
+        folders: Where the release configs are; of two deployments of one name, the first counts.
     """
     wanted = get_parsing_context().dag_id
     if wanted is not None and not wanted.startswith(prefix):
         return {}
     made: dict[str, DAG] = {}
-    for used in used_deployments(directory or releases_directory()):
+    for used in used_deployments(folders):
         dag_id = f"{prefix}{used.deployment.name}"
-        if wanted in (None, dag_id):
+        if wanted in (None, dag_id) and dag_id not in made:
             with contained(dag_id):
                 made[dag_id] = make(used)
     return made

@@ -15,44 +15,70 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline_airflow.dag_factory import release_dag
 from llm_pipeline_airflow.deployments import used_deployments
 from llm_pipeline_airflow.faults import contained
-from llm_pipeline_airflow.guard_dag import guard_dag
-from llm_pipeline_airflow.retention_dag import retention_dag
-from llm_pipeline_airflow.rollback_dag import rollback_dag
-from llm_pipeline_airflow.runs import dag_id_of, releases_directory
+from llm_pipeline_airflow.guard_dag import guard_dag, guard_dags
+from llm_pipeline_airflow.retention_dag import retention_dag, retention_dags
+from llm_pipeline_airflow.rollback_dag import rollback_dag, rollback_dags
+from llm_pipeline_airflow.runs import dag_id_of
+from llm_pipeline_airflow.settings import release_configs, release_folders, require_folders
 
 
-def release_dags(directory: Path | None = None) -> dict[str, DAG]:
-    """The DAGs of all release configs that are right, by DAG id; a worker makes only the one it runs."""
+def release_dags(folders: tuple[Path, ...]) -> dict[str, DAG]:
+    """The DAGs of all release configs that are right, by DAG id; a worker makes only the one it runs.
+
+    Two configs of one name make the DAG of the first; `check_release_configs` tells of the other.
+    """
     wanted = get_parsing_context().dag_id
     found: dict[str, DAG] = {}
-    for path in sorted((directory or releases_directory()).glob("*.yaml")):
+    for path in release_configs(folders):
         dag_id = dag_id_of(path)
-        if wanted in (None, dag_id):
+        if wanted in (None, dag_id) and dag_id not in found:
             with contained(f"the DAG of {path.name}"):  # check_release_configs reports what is wrong
                 found[dag_id] = release_dag(path)
     return found
 
 
-def check_release_configs(directory: Path | None = None) -> None:
+def all_dags(dag_file: str) -> dict[str, DAG]:
+    """Every DAG of the release configs that a DAG file is for: releases, guards, rollbacks and retention.
+
+    Args:
+        dag_file: Its `__file__`; the configs are where `[llm_pipeline] releases` says, beside it or above.
+    """
+    folders = release_folders(dag_file)
+    of_deployments = (guard_dags(folders), rollback_dags(folders), retention_dags(folders))
+    return {dag_id: dag for dags in (release_dags(folders), *of_deployments) for dag_id, dag in dags.items()}
+
+
+def check_release_configs(folders: tuple[Path, ...]) -> None:
     """Refuse if the DAG of any release config, or of a deployment that one names, cannot be made.
 
     Raises:
         ConfigError: The mistakes of all of them, each with its file and line.
     """
-    directory = directory or releases_directory()
-    if not directory.is_dir():
-        raise ConfigError("there is no such directory of release configs", where=str(directory))
-    if mistakes := list(_mistakes(directory)):
+    require_folders(folders)
+    if mistakes := [*_same_names(folders), *_mistakes(folders)]:
         raise ConfigError("\n".join(mistakes), hint="correct them; the DAGs of the other release configs run on")
 
 
-def _mistakes(directory: Path) -> Iterator[str]:
+def _same_names(folders: tuple[Path, ...]) -> Iterator[str]:
+    """One line for each file whose DAG would have the id of another one's."""
+    files = {
+        "release configs": release_configs(folders),
+        "deployments": [one.path for one in used_deployments(folders)],
+    }
+    for kind, paths in files.items():
+        first: dict[str, Path] = {}
+        for path in paths:
+            if (other := first.setdefault(path.stem, path)) != path:
+                yield f"{path}: two {kind} are named {path.stem}, and the DAGs are those of {other}: rename one of them"
+
+
+def _mistakes(folders: tuple[Path, ...]) -> Iterator[str]:
     """One line for each file that a DAG cannot be made from."""
-    for path in sorted(directory.glob("*.yaml")):
+    for path in release_configs(folders):
         with contained(f"the DAG of {path.name}") as faults:
             release_dag(path)
         yield from (f"{path.name}: {fault}" for fault in faults)
-    for used in used_deployments(directory):
+    for used in used_deployments(folders):
         for make in (guard_dag, retention_dag, rollback_dag):
             with contained(f"{make.__name__} of {used.path.name}") as faults:
                 make(used)

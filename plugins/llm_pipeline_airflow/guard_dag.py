@@ -46,9 +46,9 @@ class GuardOperator(CommandOperator):
         return ("guard", "--target", self.subject)
 
 
-def guard_dags(directory: Path | None = None) -> dict[str, DAG]:
+def guard_dags(folders: tuple[Path, ...]) -> dict[str, DAG]:
     """The guard DAGs by DAG id."""
-    return deployment_dags(_PREFIX, guard_dag, directory)
+    return deployment_dags(_PREFIX, guard_dag, folders)
 
 
 def guard_dag(used: UsedDeployment) -> DAG:

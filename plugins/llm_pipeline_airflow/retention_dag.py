@@ -54,9 +54,9 @@ class RetentionOperator(BaseOperator):
         return {"bytes_removed": report.bytes_removed, "bytes_condemned": report.bytes_condemned}
 
 
-def retention_dags(directory: Path | None = None) -> dict[str, DAG]:
+def retention_dags(folders: tuple[Path, ...]) -> dict[str, DAG]:
     """The retention DAGs by DAG id."""
-    return deployment_dags(_PREFIX, retention_dag, directory)
+    return deployment_dags(_PREFIX, retention_dag, folders)
 
 
 def retention_dag(used: UsedDeployment) -> DAG:

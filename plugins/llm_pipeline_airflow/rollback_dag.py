@@ -48,9 +48,9 @@ class RollBackOperator(CommandOperator):
         return [*command, f"--from={form['release']}"] if form["release"] else command
 
 
-def rollback_dags(directory: Path | None = None) -> dict[str, DAG]:
+def rollback_dags(folders: tuple[Path, ...]) -> dict[str, DAG]:
     """The rollback DAGs by DAG id."""
-    return deployment_dags(_PREFIX, rollback_dag, directory)
+    return deployment_dags(_PREFIX, rollback_dag, folders)
 
 
 def rollback_dag(used: UsedDeployment) -> DAG:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.store import ArtifactStore, open_store
+from llm_pipeline_airflow.settings import RELEASES_HINT, release_configs, release_folders
 
 DAG_PREFIX = "release__"
-RELEASES_VARIABLE = "LLM_PIPELINE_RELEASES"
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.:+-]")
-
-
-def releases_directory() -> Path:
-    """Where the release configs are: `LLM_PIPELINE_RELEASES`, or the repository's `configs/releases`."""
-    named = os.environ.get(RELEASES_VARIABLE)
-    return Path(named) if named else Path(__file__).resolve().parents[2] / "configs" / "releases"
 
 
 def dag_id_of(config_path: Path) -> str:
@@ -33,10 +26,11 @@ def config_path_of(dag_id: str) -> Path:
     Raises:
         ConfigError: It is not a release's DAG, or its config is gone.
     """
-    names = {dag_id_of(path): path for path in releases_directory().glob("*.yaml")}
-    if dag_id not in names:
-        raise ConfigError(f"{dag_id!r} is not the DAG of a release config", where=str(releases_directory()))
-    return names[dag_id]
+    for path in release_configs():
+        if dag_id_of(path) == dag_id:
+            return path
+    folders = ", ".join(map(str, release_folders()))
+    raise ConfigError(f"{dag_id!r} is not the DAG of a release config", where=folders, hint=RELEASES_HINT)
 
 
 def store_to_read(settings: StoreConfig) -> ArtifactStore:

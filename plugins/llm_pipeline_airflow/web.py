@@ -32,7 +32,8 @@ from llm_pipeline.stages.report import report_name
 from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.guarded_routes import guarded_route
 from llm_pipeline_airflow.html_page import SECURITY_HEADERS, failed, message, page, table, time
-from llm_pipeline_airflow.runs import config_path_of, dag_id_of, release_of_run, releases_directory, store_to_read
+from llm_pipeline_airflow.runs import config_path_of, dag_id_of, release_of_run, store_to_read
+from llm_pipeline_airflow.settings import release_configs
 from llm_pipeline_airflow.webhook import router as webhooks
 
 log = get_logger(__name__)
@@ -162,7 +163,7 @@ def _readable_configs(user: Any) -> list[Path]:
     manager = get_auth_manager()
     return [
         path
-        for path in sorted(releases_directory().glob("*.yaml"))
+        for path in release_configs()
         if manager.is_authorized_dag(
             method="GET", access_entity=DagAccessEntity.RUN, details=DagDetails(id=dag_id_of(path)), user=user
         )

@@ -26,7 +26,7 @@ from llm_pipeline.store import open_store
 from llm_pipeline_airflow.faults import contained, known_fault
 from llm_pipeline_airflow.guarded_routes import guarded_route
 from llm_pipeline_airflow.logs import get_logger
-from llm_pipeline_airflow.runs import releases_directory
+from llm_pipeline_airflow.settings import release_configs, release_folders
 
 router = APIRouter(
     route_class=guarded_route(lambda _error: JSONResponse({"detail": "Internal error: see the log"}, 500))
@@ -70,13 +70,13 @@ async def hub_webhook(request: Request) -> Response:
 
 def _watched_here() -> tuple[ConfiguredRelease, ...]:
     """The release configs with a watch; read again after some seconds, not for every caller."""
-    return _read_configs(releases_directory(), int(time.monotonic() / _CONFIGS_SECONDS))
+    return _read_configs(release_folders(), int(time.monotonic() / _CONFIGS_SECONDS))
 
 
 @lru_cache(maxsize=1)
-def _read_configs(directory: Path, _period: int) -> tuple[ConfiguredRelease, ...]:
+def _read_configs(folders: tuple[Path, ...], _period: int) -> tuple[ConfiguredRelease, ...]:
     found = []
-    for path in sorted(directory.glob("*.yaml")):
+    for path in release_configs(folders):
         with contained(path.name):  # a broken one is an import error
             loaded = load_config(path)
             if loaded.config.watch is not None:

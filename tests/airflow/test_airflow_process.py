@@ -25,7 +25,7 @@ os._exit(0)
 def test_a_fork_of_airflows_process_imports_nothing_of_ours_again(project):
     done = subprocess.run(
         [sys.executable, "-c", PARSE_IN_A_FORK, str(DAGS / "releases.py")],
-        env={**os.environ, "LLM_PIPELINE_RELEASES": str(project.config.parent)},
+        env={**os.environ, "AIRFLOW__LLM_PIPELINE__RELEASES": str(project.config.parent)},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "[]"

@@ -47,7 +47,7 @@ def broken(project) -> Path:
 def parse(releases: Path) -> dict:
     done = subprocess.run(
         [sys.executable, "-c", PARSE, str(DAGS / "releases.py")],
-        env={**os.environ, "LLM_PIPELINE_RELEASES": str(releases)},
+        env={**os.environ, "AIRFLOW__LLM_PIPELINE__RELEASES": str(releases)},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     return json.loads(done.stdout.splitlines()[-1])
@@ -61,12 +61,12 @@ def test_parsing_is_quick_and_imports_nothing_heavy(project):
 
 
 def test_a_broken_config_leaves_the_other_dags_alone(project, broken):
-    assert set(release_dags(project.config.parent)) == {"release__tiny"}
+    assert set(release_dags((project.config.parent,))) == {"release__tiny"}
 
 
 def test_a_broken_config_is_named_with_its_line_and_mistake(broken):
     with pytest.raises(ConfigError) as refused:
-        check_release_configs(broken.parent)
+        check_release_configs((broken.parent,))
     assert "broken.yaml:2: unknown key recipe: did you mean recipes?" in str(refused.value)
 
 
@@ -78,18 +78,18 @@ def test_a_schedule_that_cannot_be_is_named(project, added, mistake):
     text = project.config.read_text().replace("id: demo/tiny", f"id: demo/tiny, revision: {'a' * 40}")
     project.config.write_text(text + added)
     with pytest.raises(ConfigError, match=mistake):
-        check_release_configs(project.config.parent)
-    assert release_dags(project.config.parent) == {}
+        check_release_configs((project.config.parent,))
+    assert release_dags((project.config.parent,)) == {}
 
 
 def test_correct_configs_raise_nothing(project):
-    check_release_configs(project.config.parent)
+    check_release_configs((project.config.parent,))
 
 
 def test_airflow_shows_the_mistake_as_an_import_error_of_a_file_without_dags(project, broken, monkeypatch):
     from airflow.dag_processing.dagbag import DagBag
 
-    monkeypatch.setenv("LLM_PIPELINE_RELEASES", str(broken.parent))
+    monkeypatch.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(broken.parent))
     bag = DagBag(dag_folder=str(DAGS))
     assert set(bag.dags) == {"release__tiny", "retention__here", "guard__here", "rollback__here"}
     ((name, error),) = bag.import_errors.items()
@@ -101,12 +101,12 @@ def test_a_worker_makes_only_the_dag_it_runs(project, monkeypatch):
     other = project.config.with_name("other.yaml")
     other.write_text(project.config.read_text())
     monkeypatch.setenv("_AIRFLOW_PARSING_CONTEXT_DAG_ID", "release__other")
-    assert set(release_dags(project.config.parent)) == {"release__other"}
+    assert set(release_dags((project.config.parent,))) == {"release__other"}
 
 
 def test_a_directory_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="no such directory"):
-        check_release_configs(tmp_path / "nowhere")
+        check_release_configs((tmp_path / "nowhere",))
 
 
 @pytest.fixture
@@ -127,26 +127,26 @@ def odd(project, monkeypatch) -> Path:
 
 def test_a_config_that_raises_anything_leaves_every_other_dag_alone(project, odd, caplog):
     releases = project.config.parent
-    assert set(release_dags(releases)) == {"release__tiny"}
+    assert set(release_dags((releases,))) == {"release__tiny"}
     for dags in (guard_dags, retention_dags, rollback_dags):
-        assert len(dags(releases)) == 1
+        assert len(dags((releases,))) == 1
     webhook._read_configs.cache_clear()
-    webhook._read_configs(releases, 0)
+    webhook._read_configs((releases,), 0)
     assert "Traceback" in caplog.text
     assert "hunter2" not in caplog.text
 
 
 def test_a_config_that_raises_anything_is_named_in_the_import_error(project, odd):
     with pytest.raises(ConfigError, match=r"odd.yaml: OverflowError: cannot reach https://\*\*\*@hub") as refused:
-        check_release_configs(odd.parent)
+        check_release_configs((odd.parent,))
     assert "tiny.yaml" not in str(refused.value)
 
 
 def test_a_dag_that_cannot_be_made_of_a_config_that_loads_is_named_too(project, monkeypatch):
     monkeypatch.setattr(dag_factory, "_revision_parameter", lambda *_: (_ for _ in ()).throw(OverflowError("too long")))
-    assert release_dags(project.config.parent) == {}
+    assert release_dags((project.config.parent,)) == {}
     with pytest.raises(ConfigError, match=r"tiny\.yaml: OverflowError: too long"):
-        check_release_configs(project.config.parent)
+        check_release_configs((project.config.parent,))
 
 
 def test_a_deployment_whose_dag_cannot_be_made_is_named_and_the_others_have_theirs(project, monkeypatch):
@@ -161,15 +161,15 @@ def test_a_deployment_whose_dag_cannot_be_made_is_named_and_the_others_have_thei
         return real(deployment, targets)
 
     monkeypatch.setattr(guard_dag, "placement_of_targets", place)
-    assert set(guard_dags(project.config.parent)) == {"guard__there"}
+    assert set(guard_dags((project.config.parent,))) == {"guard__there"}
     with pytest.raises(ConfigError, match=r"^here\.yaml: .*KeyError"):
-        check_release_configs(project.config.parent)
+        check_release_configs((project.config.parent,))
 
 
 def test_the_check_of_correct_configs_adds_no_dag_of_its_own(project, monkeypatch):
     from airflow.dag_processing.dagbag import DagBag
 
-    monkeypatch.setenv("LLM_PIPELINE_RELEASES", str(project.config.parent))
+    monkeypatch.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(project.config.parent))
     bag = DagBag(dag_folder=str(DAGS / "release_config_errors.py"))
     assert (bag.dags, bag.import_errors) == ({}, {})
 
@@ -180,7 +180,7 @@ def test_no_dag_file_fails_because_of_one_config(project, odd, file):
     import runpy
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LLM_PIPELINE_RELEASES", str(odd.parent))
+        patch.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(odd.parent))
         if file == "release_config_errors.py":
             with pytest.raises(ConfigError, match=r"odd\.yaml"):
                 runpy.run_path(str(DAGS / file))
@@ -198,6 +198,6 @@ def test_no_dag_file_fails_because_of_one_config(project, odd, file):
 def test_an_odd_config_leaves_the_other_dags_alone_and_is_named(project, text):
     odd = project.config.with_name("odd.yaml")
     odd.write_text(project.config.read_text() + text + "\n")
-    assert set(release_dags(project.config.parent)) == {"release__tiny"}
+    assert set(release_dags((project.config.parent,))) == {"release__tiny"}
     with pytest.raises(ConfigError, match=r"odd\.yaml:\d+: "):
-        check_release_configs(odd.parent)
+        check_release_configs((odd.parent,))

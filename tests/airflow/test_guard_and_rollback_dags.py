@@ -41,8 +41,8 @@ def deployment(project) -> Path:
 @pytest.fixture
 def dags(project):
     def made():
-        (guard,) = guard_dags(project.config.parent).values()
-        (rollback,) = rollback_dags(project.config.parent).values()
+        (guard,) = guard_dags((project.config.parent,)).values()
+        (rollback,) = rollback_dags((project.config.parent,)).values()
         return guard, rollback
 
     return made
@@ -79,14 +79,14 @@ def test_each_target_is_guarded_and_taken_back_on_the_host_of_its_servers(dags, 
 
 def test_a_worker_makes_only_the_dag_it_runs(project, monkeypatch):
     monkeypatch.setenv("_AIRFLOW_PARSING_CONTEXT_DAG_ID", "guard__here")
-    assert list(guard_dags(project.config.parent)) == ["guard__here"]
-    assert rollback_dags(project.config.parent) == {}
+    assert list(guard_dags((project.config.parent,))) == ["guard__here"]
+    assert rollback_dags((project.config.parent,)) == {}
 
 
 def test_parsing_imports_nothing_heavy(project):
     done = subprocess.run(
         [sys.executable, "-c", PARSE, str(DAGS / "guard.py"), str(DAGS / "rollback.py")],
-        env={**os.environ, "LLM_PIPELINE_RELEASES": str(project.config.parent)},
+        env={**os.environ, "AIRFLOW__LLM_PIPELINE__RELEASES": str(project.config.parent)},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     parsed = json.loads(done.stdout.splitlines()[-1])

@@ -23,7 +23,7 @@ def release(tmp_path_factory, make_project, airflow_database, in_process) -> Cal
         return release_dag(project.config).test()
 
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("LLM_PIPELINE_RELEASES", str(project.config.parent))
+        environment.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(project.config.parent))
         environment.setattr("llm_pipeline_airflow.retries._FIRST_DELAY", timedelta(seconds=1))
         yield run
 

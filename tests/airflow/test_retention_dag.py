@@ -34,13 +34,13 @@ def with_rules(project):
 
 
 def made(project) -> DAG:
-    (dag,) = retention_dags(project.config.parent).values()
+    (dag,) = retention_dags((project.config.parent,)).values()
     return dag
 
 
 def test_a_deployment_has_one_dag_however_many_releases_name_it(project):
     project.config.with_name("other.yaml").write_text(project.config.read_text())
-    assert set(retention_dags(project.config.parent)) == {"retention__here"}
+    assert set(retention_dags((project.config.parent,))) == {"retention__here"}
 
 
 def test_the_deployment_says_when_it_runs_and_whether_it_deletes(with_rules):
@@ -63,18 +63,18 @@ def test_it_runs_once_at_a_time_and_is_never_caught_up(project):
 
 def test_a_broken_release_config_leaves_the_deployments_of_the_others_alone(project):
     project.config.with_name("broken.yaml").write_text("model: { id: demo/tiny }\nrecipe: [small]\n")
-    assert set(retention_dags(project.config.parent)) == {"retention__here"}
+    assert set(retention_dags((project.config.parent,))) == {"retention__here"}
 
 
 def test_a_worker_makes_only_the_dag_it_runs(project, monkeypatch):
     monkeypatch.setenv("_AIRFLOW_PARSING_CONTEXT_DAG_ID", "release__tiny")
-    assert retention_dags(project.config.parent) == {}
+    assert retention_dags((project.config.parent,)) == {}
 
 
 def test_parsing_is_quick_and_imports_nothing_heavy(project):
     done = subprocess.run(
         [sys.executable, "-c", PARSE, str(DAGS / "retention.py")],
-        env={**os.environ, "LLM_PIPELINE_RELEASES": str(project.config.parent)},
+        env={**os.environ, "AIRFLOW__LLM_PIPELINE__RELEASES": str(project.config.parent)},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     parsed = json.loads(done.stdout.splitlines()[-1])

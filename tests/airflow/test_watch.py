@@ -372,7 +372,7 @@ def test_a_dag_with_a_watch_is_parsed_without_the_hub_s_client(project):
     dags = Path(__file__).resolve().parents[2] / "dags/releases.py"
     done = subprocess.run(
         [sys.executable, "-c", code, str(dags)],
-        env={**os.environ, "LLM_PIPELINE_RELEASES": str(project.config.parent)},
+        env={**os.environ, "AIRFLOW__LLM_PIPELINE__RELEASES": str(project.config.parent)},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "False"

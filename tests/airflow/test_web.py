@@ -25,7 +25,7 @@ class Manager:
 
 @pytest.fixture
 def client(project, monkeypatch) -> Iterator[TestClient]:
-    monkeypatch.setenv("LLM_PIPELINE_RELEASES", str(project.config.parent))
+    monkeypatch.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(project.config.parent))
     monkeypatch.setattr(web, "get_auth_manager", Manager)
     for route in web.app.routes:
         for dependency in getattr(route, "dependant", None).dependencies if hasattr(route, "dependant") else ():

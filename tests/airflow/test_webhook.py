@@ -24,7 +24,7 @@ SECRET = "whsec-canary-äöü"
 @pytest.fixture
 def client(project, monkeypatch) -> Iterator[TestClient]:
     watch(project.config)
-    monkeypatch.setenv("LLM_PIPELINE_RELEASES", str(project.config.parent))
+    monkeypatch.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(project.config.parent))
     monkeypatch.setenv(VARIABLE, SECRET)
     webhook._read_configs.cache_clear()
     app = FastAPI()

@@ -42,7 +42,7 @@ def test_an_image_copies_only_what_is_there(path: Path):
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.suffix)
 def test_an_image_that_installs_the_package_has_all_that_its_wheel_is_made_of(path: Path):
     wheel = tomllib.loads((DOCKER.parent / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    needed = {*wheel["force-include"], *(Path(package).parts[0] for package in wheel["packages"])}
+    needed = {Path(path).parts[0] for path in (*wheel["force-include"], *wheel["packages"])}
     before, installed, _ = path.read_text().partition("--no-build-isolation .")
     copied = {word for line in before.splitlines() if line.startswith("COPY ") for word in line.split()[1:-1]}
     assert not installed or needed <= copied

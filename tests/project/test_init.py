@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.cli import main
-from llm_pipeline.project.writing import shipped
+from llm_pipeline.config.files import names_in, shipped_configs
 from llm_pipeline.release.loading import load_release
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ def test_a_new_project_loads_with_everything_it_names(tmp_path, capsys, example)
     assert loaded.configs_root == tmp_path / "mine"
     said = capsys.readouterr().out
     assert str(tmp_path / "mine" / "releases" / "first.yaml") in said
-    assert f"LLM_PIPELINE_RELEASES={tmp_path / 'mine' / 'releases'}" in said
+    assert f"AIRFLOW__CORE__DAGS_FOLDER={tmp_path / 'mine' / 'dags'}" in said
 
 
 def test_a_directory_is_named_by_its_path(tmp_path):
@@ -38,11 +38,13 @@ def test_a_directory_is_named_by_its_path(tmp_path):
     assert (model.id, model.source) == ("own/weights", f"file://{tmp_path / 'weights'}")
 
 
-def test_every_shipped_target_recipe_and_policy_is_in_it(tmp_path):
+def test_every_shipped_target_recipe_and_policy_is_known_in_it(tmp_path):
     init(tmp_path / "mine", "--model", "organisation/name")
-    for folder in ("targets", "quantization", "policies", "calibration"):
-        names = {path.name for path in (shipped("configs") / folder).iterdir()}
-        assert names <= {path.name for path in (tmp_path / "mine" / folder).iterdir()}
+    for folder in ("targets", "quantization", "policies"):
+        names = {path.stem for path in (shipped_configs() / folder).iterdir()}
+        assert names
+        assert names <= set(names_in(tmp_path / "mine", folder))
+    assert [path.name for path in (tmp_path / "mine" / "targets").iterdir()] == ["cpu.yaml"]
 
 
 def test_nothing_is_written_over(tmp_path, capsys):
@@ -67,17 +69,18 @@ def test_what_no_release_config_could_hold_is_refused_and_nothing_is_left(tmp_pa
 def test_its_dags_folder_makes_the_dag_of_its_release(tmp_path):
     pytest.importorskip("airflow")
     init(tmp_path / "mine", "--model", "organisation/name", "--name", "chat")
-    sees = "import runpy; print([name for name in runpy.run_path('dags/releases.py') if 'release__' in name])"
+    sees = "import runpy; print(sorted(name for name in runpy.run_path('dags/releases.py') if '__' in name.strip('_')))"
     environment = {
         "AIRFLOW_HOME": str(tmp_path / "airflow"),
-        "LLM_PIPELINE_RELEASES": str(tmp_path / "mine" / "releases"),
         "PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}",
     }
     command = [sys.executable, "-W", "ignore", "-c", sees]
     answer = subprocess.run(
         command, cwd=tmp_path / "mine", env=environment, capture_output=True, text=True, check=False
     )
-    assert answer.stdout.splitlines()[-1:] == ["['release__chat']"], answer.stderr
+    assert answer.stdout.splitlines()[-1:] == [
+        "['guard__local', 'release__chat', 'retention__local', 'rollback__local']"
+    ]
 
 
 @pytest.mark.thorough
@@ -88,8 +91,8 @@ def test_the_wheel_holds_what_init_copies(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {
-        "llm_pipeline/project/shipped/configs/targets/cpu.yaml",
-        "llm_pipeline/project/shipped/dags/releases.py",
+        "llm_pipeline/config/shipped/targets/cpu.yaml",
+        "llm_pipeline_airflow/dag_files/releases.py",
         "llm_pipeline/project/templates/release.yaml",
         "llm_pipeline_airflow/py.typed",
         "llm_pipeline/py.typed",
