@@ -25,8 +25,8 @@ from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.store import Signing
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.inspection.verification import verify_reference
-from llm_pipeline.operations.place_now import ServedPlace
 from llm_pipeline.operations.rollback import roll_back
+from llm_pipeline.operations.served_place import ServedPlace
 from llm_pipeline.operations.switching import start_production
 from llm_pipeline.release.execute import record_name, replace_document, results_name
 from llm_pipeline.release.record import record_name as release_name

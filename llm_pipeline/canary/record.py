@@ -272,6 +272,12 @@ def current_canary(store: ArtifactStore, target: str) -> str | None:
     return understood(CurrentCanary, document.value, name).release_id if document else None
 
 
+def latest_canary(store: ArtifactStore, target: str) -> CanaryRecord | None:
+    """The record of the canary that was on trial last on a target, or still is; None before the first."""
+    release_id = current_canary(store, target)
+    return read_record(store, release_id, target) if release_id else None
+
+
 def set_current_canary(store: ArtifactStore, target: str, release_id: str) -> None:
     """Note which release is on trial; for the holder of the target's lease.
 

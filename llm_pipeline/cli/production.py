@@ -361,7 +361,7 @@ def _add_rolling_back(commands: Commands) -> None:
 def _roll_back(options: argparse.Namespace) -> int:
     from llm_pipeline.notifications.channel import no_connections
     from llm_pipeline.notifications.outbox import notify_of_targets
-    from llm_pipeline.operations.served_place import roll_back_at
+    from llm_pipeline.operations.rollback import roll_back_at
     from llm_pipeline.store import open_store
     from llm_pipeline.store.provenance import user_here
 

@@ -1,25 +1,24 @@
 """The watchdog: a canary without a controller loses its traffic. One pass checks every target of a deployment.
 
 A canary whose controller was not heard of, one that waited for a person for too long, and one that a person denied
-are rolled back; a way back that was begun is carried out. A router or a production server that has ended is started.
+are rolled back; a rollback that was begun is completed. A router or a production server that has ended is started.
 A slot that kept the version before warm is stopped when its rollback window ends, and started again within it once a
-canary that had taken it was rolled back. The guard runs on the host of the
-target's servers, beside whatever else runs there: it never interrupts a controller that renews its lease.
+canary that had taken it was rolled back. The guard runs on the host of the target's servers, beside whatever else runs
+there: it never interrupts a controller that renews its lease.
 
 It needs no clock that agrees with anybody's (`sightings`), and no store that takes anything to move traffic to stable.
 """
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from llm_pipeline.base.host_time import HostTime
-from llm_pipeline.canary.open_router import router_as_it_is
 from llm_pipeline.canary.open_slots import slots_of
 from llm_pipeline.canary.patience import Patience
-from llm_pipeline.canary.slots import slot_servers
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations.guarded_site import GuardAction, GuardedSite, failed
+from llm_pipeline.operations.served_place import router_here
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.references import PlacedPointers, readable_pointers
 
@@ -42,12 +41,11 @@ def guard_once(store: ArtifactStore, deployment: Deployment, now: HostTime | Non
         actions.append(failed("-", "-", error))
     sites: list[tuple[GuardedSite, list[str]]] = []
     for target, place in deployment.places.items():
-        state_root = Path(deployment.state_root)
         try:
             site = GuardedSite(
                 store=store,
                 target=target,
-                router=router_as_it_is(place.router, slot_servers(place), state_root / target / "router"),
+                router=router_here(deployment, target),
                 slots=slots_of(store, deployment, target),
                 patience=Patience.with_router(place.router),
             )

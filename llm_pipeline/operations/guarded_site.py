@@ -31,11 +31,11 @@ from llm_pipeline.canary.rollback import UNRECORDED, end_canary, move_unrecorded
 from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.watchdog import GuardSign, is_driven, leave_sign, overdue, silent_seconds
-from llm_pipeline.operations.place_now import ServedPlace
 from llm_pipeline.operations.promotion import finish_promotion
 from llm_pipeline.operations.retirement import have_standby, retire_previous, warm_again
 from llm_pipeline.operations.rollback import carry_on, roll_back
 from llm_pipeline.operations.rollback_unrecorded import is_left_unrecorded
+from llm_pipeline.operations.served_place import ServedPlace
 from llm_pipeline.operations.switching import start_ended
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood
@@ -299,17 +299,11 @@ class GuardedSite:
         return [GuardAction(self.target, production.release_id, "settled", detail)] if moved else []
 
     def _have_standby(self, model_id: str, now: HostTime) -> list[GuardAction]:
-        if self.router is not None:
-            have_standby(
-                self.store, model_id, self.target,
-                router=self.router, slots=self.slots, patience=self.patience, now=now.wall,
-            )  # fmt: skip
+        have_standby(self._place(model_id), now.wall)
         return []
 
     def _warm_again(self, model_id: str, now: HostTime) -> list[GuardAction]:
-        if self.router is None:
-            return []
-        warm = warm_again(self.store, model_id, self.target, router=self.router, slots=self.slots, now=now.wall)
+        warm = warm_again(self._place(model_id), now.wall)
         if warm is None:
             return []
         self._have_standby(model_id, now)
@@ -317,15 +311,7 @@ class GuardedSite:
         return [GuardAction(self.target, warm.release_id, "started", detail)]
 
     def _retire(self, model_id: str, now: HostTime) -> list[GuardAction]:
-        stopped = retire_previous(
-            self.store,
-            model_id,
-            self.target,
-            router=self.router,
-            slots=self.slots,
-            patience=self.patience,
-            now=now.wall,
-        )
+        stopped = retire_previous(self._place(model_id), now.wall)
         if stopped is None:
             return []
         detail = f"its rollback window is over; slot {stopped.slot} is free"

@@ -13,7 +13,7 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.pause_request import PauseRequest, pause_name, utc
-from llm_pipeline.canary.record import CanaryRecord, Phase, current_canary, read_record
+from llm_pipeline.canary.record import CanaryRecord, Phase, latest_canary
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood
 
@@ -91,8 +91,7 @@ def _found(store: ArtifactStore, place: str) -> tuple[CanaryRecord, PauseRequest
 
 
 def _on_trial(store: ArtifactStore, place: str) -> CanaryRecord:
-    release_id = current_canary(store, place)
-    record = read_record(store, release_id, place) if release_id else None
+    record = latest_canary(store, place)
     if record is None:
         raise ConfigError(f"nothing is on trial on {place}", hint="see `llm-pipeline status`")
     return record

@@ -7,18 +7,18 @@ from datetime import timedelta
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.moving import epoch_above, retire, stand_down, traffic_to
 from llm_pipeline.canary.open_router import name_release
-from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import (
     LEASE_SECONDS,
     CanaryJournal,
     GuardRules,
     Phase,
     current_canary,
+    latest_canary,
     lease_name,
     read_record,
 )
-from llm_pipeline.canary.router import TrafficRouter, all_to
-from llm_pipeline.canary.slots import SlotControl
+from llm_pipeline.canary.router import all_to
+from llm_pipeline.operations.served_place import ServedPlace
 from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.artifact_store import ArtifactStore
@@ -29,31 +29,18 @@ from llm_pipeline.store.pointers import Pointer, read_pointers
 log = get_logger(__name__)
 
 
-def retire_previous(
-    store: ArtifactStore,
-    model_id: str,
-    target: str,
-    *,
-    router: TrafficRouter | None,
-    slots: SlotControl,
-    patience: Patience,
-    now: float,
-) -> Pointer | None:
+def retire_previous(place: ServedPlace, now: float) -> Pointer | None:
     """Stop the server of the version before, if its rollback window is over and nothing else uses its slot.
 
     Args:
-        store: Where the pointers are.
-        model_id: `organisation/name` on the hub.
-        target: The target's name.
-        router: The target's router; without one nobody can tell that the slot has no traffic, and it is left alone.
-        slots: The target's slots.
-        patience: How long requests in flight are waited for.
+        place: Without its router nobody can tell that the slot has no traffic, and it is left alone.
         now: Seconds since 1970.
 
     Returns:
         What was stopped; None when nothing was.
     """
-    pointers, _ = read_pointers(store, model_id, target)
+    store, target, router, slots = place.store, place.target, place.router, place.slots
+    pointers, _ = read_pointers(store, place.model_id, target)
     production, previous = pointers.production or _successor(store, target), pointers.previous
     if production is None or previous is None or previous.slot == production.slot or not slots.alive(previous.slot):
         return None
@@ -61,16 +48,15 @@ def retire_previous(
         return None
     try:
         with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
-            on_trial = current_canary(store, target)
-            record = read_record(store, on_trial, target) if on_trial else None
+            record = latest_canary(store, target)
             state = router.read()[0]
             idle = state.weights.get(previous.slot, 0) == 0
             if not idle or (record is not None and not record.settled):
                 return None
             log.info("the rollback window is over", release=previous.release_id, slot=previous.slot)
             token = FencingToken(epoch_above(lease.epoch, state.epoch, slots.newest().epoch), lease.epoch)
-            stand_down(router, patience, owner=f"retirement of {previous.release_id}", epoch=token.epoch)
-            limit = patience.draining((record.rules if record else GuardRules()).drain_seconds)
+            stand_down(router, place.patience, owner=f"retirement of {previous.release_id}", epoch=token.epoch)
+            limit = place.patience.draining((record.rules if record else GuardRules()).drain_seconds)
             retired = retire(router, slots, previous.slot, previous.repository, token=token, limit=limit)
             if not retired.stopped:
                 return None
@@ -79,16 +65,7 @@ def retire_previous(
     return previous
 
 
-def have_standby(
-    store: ArtifactStore,
-    model_id: str,
-    target: str,
-    *,
-    router: TrafficRouter,
-    slots: SlotControl,
-    patience: Patience,
-    now: float,
-) -> Pointer | None:
+def have_standby(place: ServedPlace, now: float) -> Pointer | None:
     """Have the version before production stand by while it is warm; settlement does so, and a canary may undo it.
 
     Args and errors are those of `retire_previous`.
@@ -96,12 +73,13 @@ def have_standby(
     Returns:
         What stands by from now on; None when nothing was changed.
     """
-    pointers = read_pointers(store, model_id, target)[0]
+    store, target, router, slots = place.store, place.target, place.router, place.slots
+    pointers = read_pointers(store, place.model_id, target)[0]
     production, previous = pointers.production, pointers.previous
-    if production is None or previous is None or previous.slot == production.slot:
+    if router is None or production is None or previous is None or previous.slot == production.slot:
         return None
     holder = holder_of(store, target)
-    if holder is None or holder.model_id != model_id or now >= warm_until(store, production, target):
+    if holder is None or holder.model_id != place.model_id or now >= warm_until(store, production, target):
         return None
     owner = f"standby of {production.release_id}"
     backed = router.nearest(all_to(production.slot, owner=owner, epoch=0, standby=previous.slot))
@@ -119,21 +97,13 @@ def have_standby(
                 return None
             log.info("the previous version is the standby", release=previous.release_id, slot=previous.slot)
             epoch = epoch_above(lease.epoch, router.read()[0].epoch)
-            traffic_to(router, backed.model_copy(update={"epoch": epoch}), patience)
+            traffic_to(router, backed.model_copy(update={"epoch": epoch}), place.patience)
     except LeaseHeld:
         return None
     return previous
 
 
-def warm_again(
-    store: ArtifactStore,
-    model_id: str,
-    target: str,
-    *,
-    router: TrafficRouter,
-    slots: SlotControl,
-    now: float,
-) -> Pointer | None:
+def warm_again(place: ServedPlace, now: float) -> Pointer | None:
     """Start the version before production in its slot, if a canary that was rolled back had taken that, once for each.
 
     It fitted beside production before. The next canary is not kept waiting by a lease: the slots' fence decides.
@@ -143,22 +113,25 @@ def warm_again(
     Returns:
         What is warm again; None when nothing was started.
     """
+    store, target, router, slots = place.store, place.target, place.router, place.slots
     newest = slots.newest()  # before the documents: whoever changes them from here on is newer
-    pointers = read_pointers(store, model_id, target)[0]
+    pointers = read_pointers(store, place.model_id, target)[0]
     production, previous = pointers.production, pointers.previous
     release_id, holder = current_canary(store, target), holder_of(store, target)
-    if production is None or previous is None or release_id is None or now >= warm_until(store, production, target):
+    if router is None or production is None or previous is None or release_id is None:
+        return None
+    if now >= warm_until(store, production, target):
         return None
     journal = CanaryJournal(store, release_id, target)
     record = journal.load()
     if record is None or record.phase is not Phase.ROLLED_BACK or record.slot_given_back:
         return None
     vacated = record.candidate_started and record.candidate == previous.slot and not slots.alive(previous.slot)
-    mine = holder is not None and holder.model_id == model_id and previous.repository != record.repository
+    mine = holder is not None and holder.model_id == place.model_id and previous.repository != record.repository
     alone = all_to(production.slot, owner="", epoch=0).same_traffic(router.read()[0])
     if not (vacated and mine and alone and slots.alive(production.slot)):
         return None
-    require_served(store, model_id, target, previous)
+    require_served(store, place.model_id, target, previous)
     journal.save(record.model_copy(update={"slot_given_back": True}))
     log.info("the previous version is kept warm again", release=previous.release_id, slot=previous.slot)
     slots.ensure(previous.slot, previous.repository, newest)
@@ -168,8 +141,7 @@ def warm_again(
 
 def _on_trial(store: ArtifactStore, target: str) -> bool:
     """Whether a canary has not ended there."""
-    release_id = current_canary(store, target)
-    record = read_record(store, release_id, target) if release_id else None
+    record = latest_canary(store, target)
     return record is not None and not record.settled
 
 

@@ -11,7 +11,7 @@ serves, unless that is there because another release was just taken back. What w
 
 What is to be done is written down before anything moves. Killed anywhere, the next one who asks carries it out, or the
 guard does; each part can be done again. Users are moved to a server that answers, before any server is stopped. Where
-the store takes nothing, they are moved all the same (`way_back_unrecorded`).
+the store takes nothing, they are moved all the same (`rollback_unrecorded`).
 """
 
 from __future__ import annotations
@@ -40,11 +40,19 @@ from llm_pipeline.canary.record import (
 from llm_pipeline.canary.rollback import end_canary
 from llm_pipeline.canary.router import RouterUnavailable, SlotName, TrafficRouter, all_to, other_slot
 from llm_pipeline.canary.way_back_record import WayBack, read_way_back, write_way_back
-from llm_pipeline.operations.place_now import ServedPlace, free_slot, left_for, newest, on_trial
+from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations.rollback_unrecorded import leave_unrecorded
+from llm_pipeline.operations.served_place import (
+    ServedPlace,
+    free_slot,
+    left_for,
+    newest,
+    on_trial,
+    place_with_router,
+)
 from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.serving.slot_fence import FencingToken
-from llm_pipeline.store.artifact_store import Conflict
+from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
 from llm_pipeline.store.places import refuse_stranger
 from llm_pipeline.store.pointer_writing import write_pointers
@@ -54,6 +62,19 @@ log = get_logger(__name__)
 
 _TRIES = 5
 _LONGEST_PAUSE_SECONDS = 0.5
+
+
+def roll_back_at(
+    store: ArtifactStore, deployment: Deployment, model_id: str, target: str, *, by: str, leaving: str = ""
+) -> Pointers:
+    """`roll_back`, at a place of a deployment.
+
+    Raises:
+        ConfigError: The deployment has no such place; see `roll_back`, too.
+    """
+    if target not in deployment.places:
+        raise ConfigError(f"deployment {deployment.name} has no place for {target!r}", where=deployment.name)
+    return roll_back(place_with_router(store, deployment, model_id, target), by=by, leaving=leaving)
 
 
 def roll_back(place: ServedPlace, *, by: str, leaving: str = "") -> Pointers:

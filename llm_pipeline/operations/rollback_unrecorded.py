@@ -15,7 +15,7 @@ from llm_pipeline.canary.moving import epoch_above, have_answering, traffic_to, 
 from llm_pipeline.canary.open_router import name_release
 from llm_pipeline.canary.rollback import LEFT_UNRECORDED, move_unrecorded
 from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter, all_to
-from llm_pipeline.operations.place_now import ServedPlace, free_slot, left_for, newest, on_trial
+from llm_pipeline.operations.served_place import ServedPlace, free_slot, left_for, newest, on_trial
 from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.store.pointers import Pointer, read_pointers
 

@@ -12,12 +12,11 @@ from pathlib import Path
 
 from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.canary.agreement import disagreements
-from llm_pipeline.canary.open_router import router_as_it_is
 from llm_pipeline.canary.open_slots import slots_of
 from llm_pipeline.canary.openai_slots import OpenAiSlots
-from llm_pipeline.canary.record import CanaryRecord, current_canary, read_record, standing_pause
-from llm_pipeline.canary.router import RouterCondition, RouteState, SlotName, TellsCondition, TrafficRouter
-from llm_pipeline.canary.slots import slot_servers, slot_state
+from llm_pipeline.canary.record import CanaryRecord, latest_canary, standing_pause
+from llm_pipeline.canary.router import RouterCondition, RouteState, SlotName, TellsCondition
+from llm_pipeline.canary.slots import slot_servers
 from llm_pipeline.canary.watchdog import RECENT_SECONDS, read_sign
 from llm_pipeline.canary.way_back_record import read_way_back
 from llm_pipeline.config.deployment import Deployment
@@ -31,6 +30,7 @@ from llm_pipeline.operations.place_status import (
     ServerCondition,
     ServerStatus,
 )
+from llm_pipeline.operations.served_place import router_here
 from llm_pipeline.serving.ports import LOOPBACK
 from llm_pipeline.serving.triton_server import find_server
 from llm_pipeline.store.artifact_store import ArtifactStore
@@ -107,8 +107,7 @@ class _Look:
 
     def _here(self, bare: PlaceStatus, pointers: Pointers) -> PlaceStatus:
         """Its servers are on this host."""
-        trial_id = current_canary(self._store, self._place)
-        record = read_record(self._store, trial_id, self._place) if trial_id else None
+        record = latest_canary(self._store, self._place)
         traffic, names = self._traffic(), release_names(pointers, record)
         servers = {slot: self._server(slot, names, traffic) for slot in slot_servers(self._config)}
         router, heard = self._router(traffic), self._guard_heard()
@@ -180,13 +179,9 @@ class _Look:
             since=running.started_at,
         )
 
-    def _open_router(self) -> TrafficRouter | None:
-        state = slot_state(self._root, self._place, "blue").with_name("router")
-        return router_as_it_is(self._config.router, slot_servers(self._config), state)
-
     def _traffic(self) -> RouteState | None:
         try:
-            router = self._open_router()
+            router = router_here(self._deployment, self._place)
             return router.read()[0] if router is not None else None
         except PipelineError:
             return None
@@ -203,7 +198,7 @@ class _Look:
         )
 
     def _router_condition(self, *, readable: bool) -> RouterCondition:
-        router = self._open_router()
+        router = router_here(self._deployment, self._place)
         if router is None:
             return "never started"
         if isinstance(router, TellsCondition):

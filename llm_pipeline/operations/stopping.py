@@ -11,10 +11,10 @@ from pathlib import Path
 
 from llm_pipeline.base import detached
 from llm_pipeline.base.directory_listing import list_directory
-from llm_pipeline.canary.record import current_canary, read_record
+from llm_pipeline.canary.record import latest_canary
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.server_ports import ServerPorts
-from llm_pipeline.operations.served_place import roll_back_at
+from llm_pipeline.operations.rollback import roll_back_at
 from llm_pipeline.operations.staging import COMPARISON, on_its_way, places_of, stop_staging
 from llm_pipeline.operations.status import STAGING
 from llm_pipeline.operations.switching import DRAIN_SECONDS, runs_anything, stop_production
@@ -86,11 +86,10 @@ def _end_trial(store: ArtifactStore, deployment: Deployment, place: str) -> Iter
 
 def _left_on_trial(store: ArtifactStore, deployment: Deployment, place: str) -> str | None:
     """The release whose canary has not ended, while a server of its place runs and no run drives it."""
-    release_id = current_canary(store, place)
-    record = read_record(store, release_id, place) if release_id else None
+    record = latest_canary(store, place)
     if record is None or record.settled or not runs_anything(deployment, place):
         return None
-    return release_id if on_its_way(store, place) is None else None
+    return record.release_id if on_its_way(store, place) is None else None
 
 
 def _left_stages(store: ArtifactStore, deployment: Deployment, place: str) -> Iterator[detached.DetachedProcess]:

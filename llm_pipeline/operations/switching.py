@@ -11,18 +11,16 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.agreement import is_moving
-from llm_pipeline.canary.moving import epoch_above, have_answering, retire, traffic_to
-from llm_pipeline.canary.open_router import name_release, open_router, router_as_it_is
+from llm_pipeline.canary.moving import have_answering, retire, traffic_to
+from llm_pipeline.canary.open_router import name_release
 from llm_pipeline.canary.patience import Patience
-from llm_pipeline.canary.record import current_canary, read_record
+from llm_pipeline.canary.record import latest_canary
 from llm_pipeline.canary.router import ALL, RouterUnavailable, SlotName, StartedRouter, TrafficRouter, all_to
 from llm_pipeline.canary.slots import slot_servers, slot_state
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations.acting import PlaceBusy, acting, token_of
-from llm_pipeline.operations.place_now import ServedPlace
-from llm_pipeline.operations.served_place import place_as_it_is
+from llm_pipeline.operations.served_place import ServedPlace, place_as_it_is, router_here, start_router
 from llm_pipeline.release.trusted_pointers import require_served
-from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.serving.triton_server import find_server, stop_server
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore
@@ -47,14 +45,8 @@ def start_production(store: ArtifactStore, deployment: Deployment, place: str) -
         PlaceBusy: Somebody else acts on the place now.
         PipelineError: The server or the router cannot be started.
     """
-    config, root = deployment.places[place], Path(deployment.state_root)
-
-    def opened(production: Pointer) -> TrafficRouter:
-        initial = all_to(production.slot, owner="production", epoch=0)
-        state = slot_state(root, place, production.slot).with_name("router")
-        return open_router(config.router, slot_servers(config), state, initial=initial)
-
-    return start(place_as_it_is(store, deployment, "", place), opened)
+    here = place_as_it_is(store, deployment, "", place)
+    return start(here, lambda production: start_router(deployment, place, production.slot))
 
 
 def start(place: ServedPlace, opened: Callable[[Pointer], TrafficRouter]) -> Serving:
@@ -101,8 +93,7 @@ def start_ended(place: ServedPlace) -> Pointer | None:
     require_served(place.store, place.model_id, place.target, production)
     try:
         with acting(place.store, place.target) as lease:
-            token = FencingToken(epoch_above(lease.epoch, place.slots.newest().epoch), lease.epoch)
-            seconds = place.patience.prove
+            token, seconds = token_of(lease, None, place.slots), place.patience.prove
             have_answering(place.slots, production.slot, production.repository, token, seconds=seconds)
     except PlaceBusy:
         if place.router is None or place.router.read()[0].weights.get(production.slot) != ALL:
@@ -113,8 +104,7 @@ def start_ended(place: ServedPlace) -> Pointer | None:
 
 def _send_users(place: ServedPlace, serving: Serving, router: TrafficRouter, *, epoch: int) -> None:
     """All traffic to production, unless a canary has its share by right."""
-    release_id = current_canary(place.store, place.target)
-    record = read_record(place.store, release_id, place.target) if release_id else None
+    record = latest_canary(place.store, place.target)
     state = router.read()[0]
     alone = state.candidate is None and state.weights.get(serving.pointer.slot) == ALL
     if alone or is_moving(record, serving.pointer):
@@ -169,8 +159,7 @@ def stop(
 
 
 def _refuse_on_trial(store: ArtifactStore, place: str) -> None:
-    release_id = current_canary(store, place)
-    record = read_record(store, release_id, place) if release_id else None
+    record = latest_canary(store, place)
     if record is not None and not record.settled:
         raise ConfigError(
             f"release {record.release_id} is on trial at {place} ({record.phase})",
@@ -220,7 +209,7 @@ def end_here(deployment: Deployment, place: str) -> None:
         return
     with suppress(PipelineError):
         stop_production(open_store(deployment.store), deployment, place, drain_seconds=0.0)
-    router = _router(deployment, place)
+    router = router_here(deployment, place)
     if isinstance(router, StartedRouter):
         router.stop()
     for server in (*slot_servers(deployment.places[place]), "staging", "comparison"):
@@ -229,10 +218,5 @@ def end_here(deployment: Deployment, place: str) -> None:
 
 def runs_anything(deployment: Deployment, place: str) -> bool:
     """Whether a server of production or of a canary runs at a place of this host, or its router."""
-    router = _router(deployment, place)
+    router = router_here(deployment, place)
     return bool(_running(deployment, place)) or (isinstance(router, StartedRouter) and router.runs)
-
-
-def _router(deployment: Deployment, place: str) -> TrafficRouter | None:
-    config = deployment.places[place]
-    return router_as_it_is(config.router, slot_servers(config), Path(deployment.state_root) / place / "router")

@@ -35,7 +35,7 @@ from llm_pipeline.loadtest.draws import longest
 from llm_pipeline.loadtest.prompts import read_prompts
 from llm_pipeline.loadtest.workload_files import locate_files
 from llm_pipeline.operations.decisions import require_production_approved
-from llm_pipeline.operations.place_now import ServedPlace
+from llm_pipeline.operations.served_place import ServedPlace
 from llm_pipeline.operations.switching import start
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 from llm_pipeline.release.record import PROMPTS_DATASET

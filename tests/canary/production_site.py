@@ -18,7 +18,7 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.demo.traffic import TrafficRecord
-from llm_pipeline.operations.served_place import roll_back_at
+from llm_pipeline.operations.rollback import roll_back_at
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import execute
 from llm_pipeline.serving.repository_links import write_links

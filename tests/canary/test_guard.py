@@ -397,7 +397,7 @@ def test_a_fault_at_one_thing_is_told_and_the_guard_goes_on(site, monkeypatch, c
     assert caplog.records[-1].exc_info
 
 
-@pytest.mark.parametrize("place", ["router_as_it_is", "readable_pointers"])
+@pytest.mark.parametrize("place", ["router_here", "readable_pointers"])
 def test_a_fault_before_a_target_is_looked_at_leaves_the_others_guarded(site, tmp_path, monkeypatch, place) -> None:
     real, guarded = getattr(guard_module, place), []
     failures = iter([True, False])
@@ -405,4 +405,4 @@ def test_a_fault_before_a_target_is_looked_at_leaves_the_others_guarded(site, tm
     monkeypatch.setattr(GuardedSite, "guard", lambda self, *_: guarded.append(self.target) or [])
     actions = guard_once(site.store, deployment_of(site, tmp_path, "cpu-a", "cpu-b"))
     assert [action.what for action in actions] == ["failed"]
-    assert guarded == (["cpu-b"] if place == "router_as_it_is" else ["cpu-a", "cpu-b"])
+    assert guarded == (["cpu-b"] if place == "router_here" else ["cpu-a", "cpu-b"])

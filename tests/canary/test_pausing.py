@@ -17,8 +17,8 @@ from llm_pipeline.canary.record import Phase, read_events
 from llm_pipeline.notifications.message import kind_of, message_of
 from llm_pipeline.operations.guarded_site import GuardedSite
 from llm_pipeline.operations.pausing import Asked, pause, resume
-from llm_pipeline.operations.place_now import ServedPlace
 from llm_pipeline.operations.rollback import roll_back
+from llm_pipeline.operations.served_place import ServedPlace
 from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 
 FIRST_LOOK = 1

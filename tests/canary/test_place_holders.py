@@ -20,7 +20,7 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.operations.guarded_site import GuardedSite
 from llm_pipeline.operations.promotion import Promotion, promote
-from llm_pipeline.operations.served_place import roll_back_at
+from llm_pipeline.operations.rollback import roll_back_at
 from llm_pipeline.release.contract import StageFailure, StageRequest
 from llm_pipeline.release.execute import execute
 from llm_pipeline.store.places import PlaceTaken, claim_place, hand_over, holder_of, place_state, serving_at

@@ -13,7 +13,7 @@ from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations.acting import PlaceBusy
 from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote
-from llm_pipeline.operations.served_place import roll_back_at
+from llm_pipeline.operations.rollback import roll_back_at
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
