@@ -101,6 +101,8 @@ MINIMAL: dict[str, Case] = {
     "render-args": (["render-args", "configs/targets/h100.yaml"], 0, "max_batch_size"),
     "render": (["render", "x", "--output", "DIR/r", "-d", "DIR/here.yaml"], 4, NEEDS_A_RELEASE),
     "pod": (["pod", "lay-out", f"k/{NOTHING}", "--store", "file://DIR/store", "--view", "DIR/v"], 5, NOTHING[:12]),
+    "schema": (["schema", "targets"], 0, '"accelerator"'),
+    "completion": (["completion", "bash"], 4, "pip install 'llm-pipeline[control]'"),
     "stage": (["stage", "run", "download", "--request", "DIR/no.json", "--result", "DIR/result"], 4, "no such request"),
 }
 PROGRAMS: dict[str, Case] = {

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline import __version__
+from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.cli import main
+from llm_pipeline.cli.editing import FOLDERS
+from llm_pipeline.config.reference import CONFIG_FILES
 
 ROOT = Path(__file__).parents[1]
 REAL = ROOT / "configs" / "releases" / "llama-3.1-8b-instruct.yaml"
@@ -166,3 +170,32 @@ def test_the_command_line_imports_nothing_heavy():
     code = "import sys, llm_pipeline.cli; print('\\n'.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert {"torch", "airflow", "numpy", "psutil", "huggingface_hub"}.isdisjoint(done.stdout.split())
+
+
+def test_the_schemas_of_all_folders_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["schema", "--output", str(tmp_path)]) == ExitCode.GO
+    assert {path.stem for path in tmp_path.iterdir()} == set(CONFIG_FILES)
+    assert set(FOLDERS) == set(CONFIG_FILES)
+    capsys.readouterr()
+    assert main(["schema", "policies"]) == ExitCode.GO
+    assert "load_test" in json.loads(capsys.readouterr().out)["properties"]
+
+
+def test_a_schema_must_be_named(capsys: pytest.CaptureFixture[str]):
+    assert main(["schema"]) == ExitCode.BAD_INPUT
+    assert "--output DIR" in capsys.readouterr().err
+
+
+def test_a_shell_completes_commands_and_options(tmp_path: Path):
+    for line, expected in {"llm-pipeline ver": {"verify"}, "llm-pipeline plan --rep": {"--replace"}}.items():
+        answer = tmp_path / "answer"
+        environment = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(answer), "_ARGCOMPLETE_IFS": " ",
+                       "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9"}  # fmt: skip
+        subprocess.run([sys.executable, "-m", "llm_pipeline"], env=os.environ | environment, check=True)
+        assert set(answer.read_text().split()) == expected
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_is_given_what_it_runs(shell: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["completion", shell]) == ExitCode.GO
+    assert "llm-pipeline" in capsys.readouterr().out

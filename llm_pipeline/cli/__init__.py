@@ -10,6 +10,7 @@
 | `approve`, `approve-step`, `pause`, `resume` | what a person decides of a release on its way (`production`) |
 | `doctor` | what this host has of what a deployment asks for (`doctor`) |
 | `lint-repo`, `render-args`, `render`, `pod` | model repositories, LLM args, Kubernetes manifests (`serving`) |
+| `schema`, `completion` | what editors and shells complete from (`editing`) |
 
 Exit codes: 0 GO, 1 NO_GO, 2 INCONCLUSIVE, 3 ANOMALOUS, 4 bad input (wrong arguments, too), 5 infrastructure (or
 something is damaged, or a fault of this program); 130 and 143 after Ctrl-C and SIGTERM. `entry` keeps them.
@@ -25,14 +26,16 @@ from llm_pipeline import __version__
 from llm_pipeline.base.entry import ArgumentParser, entry_point
 from llm_pipeline.base.interruption import interruptible
 from llm_pipeline.base.logging import write_readable_lines
-from llm_pipeline.cli import doctor, formats, production, releases, serving, store, tune
+from llm_pipeline.cli import doctor, editing, formats, production, releases, serving, store, tune
 
 
 @entry_point
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     _log_for_people()
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    editing.complete(parser)
+    options = parser.parse_args(arguments)
     if getattr(options, "verbose", False):
         logging.getLogger("llm_pipeline.stage").setLevel(logging.INFO)
     with contextlib.nullcontext() if options.command == "stage" else interruptible():  # a stage says how it ended
@@ -46,7 +49,7 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for group in (releases, tune, formats, store, production, doctor, serving):
+    for group in (releases, tune, formats, store, production, doctor, serving, editing):
         group.add_commands(commands)
     return parser
 

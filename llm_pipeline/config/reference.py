@@ -28,7 +28,7 @@ from llm_pipeline.config.release import ReleaseConfig
 from llm_pipeline.config.target import Target
 from llm_pipeline.config.triton_names import TRITON_NAMES
 
-_FILES: dict[str, type[BaseModel]] = {
+CONFIG_FILES: dict[str, type[BaseModel]] = {
     "releases": ReleaseConfig,
     "targets": Target,
     "quantization": QuantizationRecipe,
@@ -61,7 +61,7 @@ def reference() -> str:
             "a dollar sign."
         ),
     ]
-    for folder, model in _FILES.items():
+    for folder, model in CONFIG_FILES.items():
         parts += ["", f"## `configs/{folder}/*.yaml`", *_sections(model, "", set())]
     parts += ["", "## A target's options in Triton's words", "", *_triton_names()]
     return "\n".join(parts) + "\n"
@@ -86,11 +86,11 @@ def _sections(model: type[BaseModel], prefix: str, seen: set[type[BaseModel]]) -
     yield ""
     yield "| key | type | default | meaning |"
     yield "|---|---|---|---|"
-    described = dict(_ATTRIBUTE.findall(_attributes(model)))
+    described = described_attributes(model)
     for name, field in model.model_fields.items():
         if name == "name":
             continue
-        meaning = " ".join(described.get(name, _own_summary(field)).split())
+        meaning = described.get(name) or " ".join(_own_summary(field).split())
         yield f"| `{name}` | {_type_name(field)} | {_default(field)} | {meaning} |".replace("  ", " ")
     for name, field in model.model_fields.items():
         for nested in nested_models(type_of(field)):
@@ -98,9 +98,10 @@ def _sections(model: type[BaseModel], prefix: str, seen: set[type[BaseModel]]) -
                 yield from _sections(nested, f"{prefix}.{name}".lstrip("."), seen)
 
 
-def _attributes(model: type[BaseModel]) -> str:
-    documentation = inspect.cleandoc(model.__doc__ or "")
-    return documentation.partition("Attributes:\n")[2]
+def described_attributes(model: type[BaseModel]) -> dict[str, str]:
+    """What a model's docstring says of its fields, each in one line."""
+    attributes = inspect.cleandoc(model.__doc__ or "").partition("Attributes:\n")[2]
+    return {name: " ".join(text.split()) for name, text in _ATTRIBUTE.findall(attributes)}
 
 
 def _own_summary(field: FieldInfo) -> str:
