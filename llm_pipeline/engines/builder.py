@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 from llm_pipeline.artifacts.engine_description import EngineFacts
 from llm_pipeline.artifacts.golden import GoldenPrompt
+from llm_pipeline.artifacts.repository_layout import MODEL_NAME
 from llm_pipeline.base.adapters import Adapter, adapter
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.base.offline import refuse_telemetry
@@ -74,6 +75,9 @@ class EngineAdapter(Adapter):
             instead of copied, by their place in the directory.
         judge: Whether a recipe is legal on a target, of an `Asked` of `llm_pipeline.planning.compatibility`; None where
             `problems` and `warnings` of the options say it.
+        judge_model: Whether it loads a model, of its `ModelFacts` and the version of Transformers that builds (None
+            where that is not known), answered as `judge` is; None where it takes any model.
+        warnings: What works on a target, though perhaps not as meant, whatever the recipe; None for nothing.
         runtime: Distribution that runs the engine; reports show its version.
         beside_triton: Whether that distribution must be in the environment that Triton runs the served model in.
         words: The engine's name in sentences.
@@ -81,18 +85,34 @@ class EngineAdapter(Adapter):
             set. It reads the whole of a section that is not named.
         files: Files that must lie beside the served model's `model.py`.
         tools: Distributions of the build's environment whose versions decide what is built: a part of the stage key.
+        ranks: How the ranks of an instance start: by the engine `inside` one server; by MPI, in `servers` of their own;
+            or by TensorRT-LLM's `launcher`, where they are on several hosts.
+        models: The models of its repository, by name.
+        compiles_export: It is built from the TensorRT-LLM checkpoint that a recipe exports.
+        holds_weights: What is built holds the weights; False where the checkpoint is served from the store.
+        start_seconds: How long a server takes to start, as a build does, whatever the model; None where the time of a
+            build follows from the weights.
+        tuned: Settings beside the limits of a batch that `llm-pipeline tune` tries, by their path in the target.
     """
 
     config: type[EngineModel]
     open: Callable[[Any], EngineBuilder]
     write_repository: Callable[[Any, Path], dict[str, ArtifactRef]]
     judge: Callable[[Any], Any] | None = None
+    judge_model: Callable[[Any, str | None], Any] | None = None
+    warnings: Callable[[Target], Sequence[str]] | None = None
     runtime: str = ""
     beside_triton: bool = False
     words: str = ""
     reads: Mapping[str, frozenset[str]] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
+    ranks: Literal["inside", "servers", "launcher"] = "inside"
+    models: tuple[str, ...] = (MODEL_NAME,)
+    compiles_export: bool = False
+    holds_weights: bool = True
+    start_seconds: float | None = None
+    tuned: tuple[str, ...] = ()
 
 
 def engine_adapter(name: str) -> EngineAdapter:

@@ -176,6 +176,6 @@ def fitting(formats: Collection[WeightFormat], fits: Fits | None) -> tuple[Weigh
 
 
 def _column(target: Target) -> Column:
-    if target.engine == "tensorrt_llm_engine":
+    if engine_adapter(target.engine).compiles_export:
         return "engine_1_2"
     return "pytorch_1_2" if release_numbers(target.runtime_version or "") < (1, 3) else "pytorch_main"

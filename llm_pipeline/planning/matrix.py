@@ -96,7 +96,7 @@ def judge_cells(selection: Selection) -> tuple[Cell, ...]:
         if problem := version_problem(version):
             raise ConfigError(problem.reason, hint=problem.nearest)
     return tuple(
-        _judge(_bare_target(accelerator, engine, version), recipe, model)
+        _judge(engine, _bare_target(accelerator, engine, version), recipe, model)
         for model, engine, version, accelerator in product(selection.models, selection.engines, versions, accelerators)
         for recipe in _bare_recipes(engine)
     )
@@ -108,13 +108,13 @@ def contained_versions() -> tuple[str, ...]:
     return tuple(version for version in reversed(known_versions()) if version in held and release_numbers(version)[0])
 
 
-def _judge(target: Target, recipe: QuantizationRecipe, model: str | None) -> Cell:
+def _judge(engine: Backend, target: Target, recipe: QuantizationRecipe, model: str | None) -> Cell:
     judged = judge_compatibility(target, recipe, "bfloat16", model)
     cell = Cell(
         format=recipe.name,
         accelerator=target.accelerator,
         architecture=find_gpu(target.accelerator).sm,
-        engine="tensorrt_llm_engine" if target.engine == "tensorrt_llm_engine" else "tensorrt_llm_llmapi",
+        engine=engine,
         version=target.runtime_version or "",
         model=model,
         verdict="illegal",

@@ -54,7 +54,7 @@ def disk_need(facts: ModelFacts, recipes: Sequence[QuantizationRecipe], engines:
     Args:
         facts: The model.
         recipes: All that may be tried.
-        engines: Targets whose engine holds the weights: TensorRT-LLM's LLM API serves the checkpoint as it is.
+        engines: Targets whose engine holds the weights (`holds_weights`); others serve the checkpoint as it is.
     """
     download = facts.stored_bytes
     sizes = [weight_bytes(facts, recipe) for recipe in recipes]

@@ -373,7 +373,7 @@ def _plan_disk(loaded: LoadedRelease, facts: ModelFacts, data: EvaluationData) -
     deployment: Deployment = loaded.deployment
     store, work = deployment.store.directory, host.existing_parent(deployment.work_root)
     parent = host.existing_parent(store) if store else None
-    engines = sum(target.engine != "tensorrt_llm_llmapi" for target in loaded.release.targets)
+    engines = sum(engine_adapter(target.engine).holds_weights for target in loaded.release.targets)
     return DiskPlan(
         need=disk_need(facts, loaded.release.recipes, engines),
         free_store=host.free_bytes(parent) if parent else None,

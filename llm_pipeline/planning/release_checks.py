@@ -12,6 +12,7 @@ from llm_pipeline.config.policy import CanaryPolicy, LoadTestPolicy
 from llm_pipeline.config.quantization import NAMED_SET, Calibration, QuantizationRecipe
 from llm_pipeline.config.slot_server import OpenAiSlot
 from llm_pipeline.config.workload import Lengths
+from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.loadtest.workload import check_workload, longest_request
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host
@@ -90,8 +91,8 @@ def _cuda_warnings(loaded: LoadedRelease) -> Iterator[str]:
 
 
 def _of(recipe: QuantizationRecipe, loaded: LoadedRelease) -> Iterator[str]:
-    engines = {target.engine for target in loaded.release.targets}
-    if recipe.tensorrt_llm_checkpoint and "tensorrt_llm_engine" not in engines:
+    compiles = any(engine_adapter(target.engine).compiles_export for target in loaded.release.targets)
+    if recipe.tensorrt_llm_checkpoint and not compiles:
         yield f"{recipe.name}: tensorrt_llm_checkpoint is read by engine tensorrt_llm_engine, which no target has"
     if recipe.modelopt_recipe and (made_for := known_modelopt_recipe(recipe.modelopt_recipe).made_for):
         yield f"{recipe.name}: modelopt wrote {recipe.modelopt_recipe} for {made_for}, not for every model"

@@ -7,9 +7,8 @@ that a step keeps busy: the target's for its servers, the quantization host's fo
 * baseline, quantize, accuracy: `planning/quantization_plan.py`.
 * build: `_BUILD_SECONDS_PER_GIGABYTE` of the checkpoint. Logs of others (TensorRT-LLM 1.0 to 1.2, one GPU): 8B in FP8,
   8.6 GB, 43 to 49 s with the conversion; in 4 bits, 5.4 and 8 GB, 55 and 38 s. Minutes, not half hours.
-  vLLM's build is a start: `_VLLM_START_SECONDS`, most of it compilation, whatever the size (H200, vLLM 0.20: 0.1B in
-  46 and 67 s, 8B in 47 and 69 s).
-* staging: with vLLM another start.
+  Where a build is a start of the server, as vLLM's is: `start_seconds` of the engine.
+* staging: with such an engine another start.
 * served_accuracy: the output tokens of its tasks at the predicted speed (`planning/speed.py`).
 * load_test: all of its windows, when nothing has to be extended (`loadtest/session.py`).
 * canary: the shortest bake of a step, and before the first one with vLLM another start. Live traffic decides how much
@@ -30,6 +29,7 @@ from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
+from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.loadtest.duration import session_seconds
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.history import History
@@ -199,7 +199,6 @@ def planned_steps(release: ResolvedRelease, facts: ModelFacts | None = None) -> 
 
 
 _BUILD_SECONDS_PER_GIGABYTE = 6.0
-_VLLM_START_SECONDS = 55.0
 
 
 def predicted_seconds(
@@ -227,7 +226,7 @@ def _whatever_the_model(loaded: LoadedRelease) -> Iterator[tuple[Step, float]]:
     for target in loaded.release.targets:
         session = session_seconds(workload, loaded.release.policy.load_test)
         yield from (((name, target.name), session) for name in steps_of(Work.LOAD))
-        start = _VLLM_START_SECONDS if target.engine == "vllm" else 0.0
+        start = engine_adapter(target.engine).start_seconds or 0.0
         for step, percent in enumerate(canary.steps_percent):
             bake = canary.minimum_bake_seconds + (0.0 if step else start)
             yield from (((name, canary_subject(target.name, percent)), bake) for name in steps_of(Work.BAKE))
@@ -245,11 +244,11 @@ def _by_size(
             continue
         recipes = [loaded.release.recipe(name) for name in ladders[target.name]]
         largest = max(recipes, key=lambda recipe: weight_bytes(facts, recipe))
-        starts = target.engine == "vllm"
-        build = _VLLM_START_SECONDS if starts else _BUILD_SECONDS_PER_GIGABYTE * weight_bytes(facts, largest) / 1e9
+        start = engine_adapter(target.engine).start_seconds
+        build = start or _BUILD_SECONDS_PER_GIGABYTE * weight_bytes(facts, largest) / 1e9
         yield from (((name, target.name), build) for name in steps_of(Work.BUILD))
-        if starts:
-            yield from (((name, target.name), _VLLM_START_SECONDS) for name in steps_of(Work.SERVER_START))
+        if start:
+            yield from (((name, target.name), start) for name in steps_of(Work.SERVER_START))
         seconds = [_served_seconds(task, facts, target, largest) for task in served]
         known = [value for value in seconds if value is not None]
         if len(known) == len(seconds):

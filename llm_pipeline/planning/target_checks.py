@@ -86,7 +86,7 @@ def target_problem(target: Target) -> Problem | None:
     Raises:
         ConfigError: The target's accelerator is not in the GPU catalog.
     """
-    check = _llm_api_problem if target.engine == "tensorrt_llm_llmapi" else _engine_problem
+    check = _engine_problem if engine_adapter(target.engine).compiles_export else _llm_api_problem
     return check(target) or _launch_problem(target)
 
 
@@ -114,12 +114,13 @@ def features_problem(target: Target, weights: WeightFormat, kv_cache: KvCacheFor
 
 def target_warnings(target: Target) -> tuple[str, ...]:
     """What works on a GPU target without a problem, though perhaps not as meant."""
-    doubtful = _check(target).warnings if target.engine == "tensorrt_llm_llmapi" else ()
-    return (
-        *unread_warnings(target),
-        *interconnect_warnings(target),
-        *(f"LLM args: {warning}" for warning in doubtful),
-    )
+    warnings = engine_adapter(target.engine).warnings
+    return (*unread_warnings(target), *interconnect_warnings(target), *(warnings(target) if warnings else ()))
+
+
+def llm_args_warnings(target: Target) -> tuple[str, ...]:
+    """What the version of a target with the LLM API takes, though perhaps not as meant."""
+    return tuple(f"LLM args: {warning}" for warning in _check(target).warnings)
 
 
 def _llm_api_problem(target: Target) -> Problem | None:

@@ -1,8 +1,7 @@
 """One target of a plan: what runs there, and whether every recipe is legal, loads and fits.
 
-An engine loads a model by its architecture, and by how a published checkpoint is quantized already. What the CPU engine
-traces is what its exporter takes with the Transformers that is installed in the model environment. TensorRT-LLM's list
-of models is no limit, so a model that is not on it is a warning.
+An engine loads a model by its architecture, and by how a published checkpoint is quantized already: its adapter judges
+that (`judge_model`), with the Transformers that is installed in the model environment.
 """
 
 from __future__ import annotations
@@ -13,16 +12,15 @@ from functools import partial
 from pathlib import Path
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.catalog.openvino_exporter import newest_transformers
-from llm_pipeline.catalog.runtime_versions import release_numbers
-from llm_pipeline.catalog.tables import find_container, find_gpu, read_table
+from llm_pipeline.catalog.tables import find_container, find_gpu
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
+from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.aiconfigurator import Prediction, installed_command, predict
-from llm_pipeline.planning.compatibility import Refused, judge_compatibility
+from llm_pipeline.planning.compatibility import Legal, Refused, judge_compatibility
 from llm_pipeline.planning.model import RecipePlan, TargetPlan
 from llm_pipeline.planning.target_checks import target_warnings
 from llm_pipeline.planning.target_memory import advise_split, capacity, fits_with, judge_memory
@@ -30,70 +28,28 @@ from llm_pipeline.planning.target_speed import expected_throughput, judge_speed
 from llm_pipeline.release.loading import LoadedRelease
 
 _MODEL_ENVIRONMENT = "model"
-_OF_SEVERAL_PARTS = "ForConditionalGeneration"
-"""End of the names of classes that read images or sounds beside text."""
-
-_NO_GROUPS = frozenset({"phi"})
-"""The exporter's sample of a KV cache has a head for each query head, which these fail on where heads share one."""
 
 
-def engine_refusal(target: Target, facts: ModelFacts, transformers: str | None) -> Refused | None:
-    """Why a target's engine cannot load a model.
+def judge_model(
+    target: Target, recipe: QuantizationRecipe, facts: ModelFacts, transformers: str | None
+) -> Legal | Refused:
+    """Whether a target's engine loads a model, and what is not known of that.
 
     Args:
         target: Where it is to be served.
+        recipe: How it is quantized here.
         facts: The model.
         transformers: Version in the environment that builds; None where it is not known: then nothing of it is judged.
     """
-    if target.engine != "openvino_cpu":
-        return None
-    if facts.stored_format:
-        return Refused(
-            reason=f"the CPU engine reads plain weights and modelopt's formats, not {facts.stored_format}",
-            nearest="the unquantized model, or a target with engine: tensorrt_llm_llmapi",
-        )
-    if facts.architecture.endswith(_OF_SEVERAL_PARTS):
-        return Refused(
-            reason=f"the CPU engine serves text, and its exporter traces {facts.architecture} with its encoders only",
-            nearest="a checkpoint of the text model alone, or a target on a GPU",
-        )
-    return _export_refusal(facts, transformers)
-
-
-def _export_refusal(facts: ModelFacts, transformers: str | None) -> Refused | None:
-    """Why the CPU engine's exporter cannot trace a model."""
-    table = read_table("openvino_exporter")
-    exporter, nearest = f"{table['exporter']} {table['version']}", "a target on a GPU"
-    if facts.model_type not in table["architectures"]:
-        reason = f"the CPU engine's exporter ({exporter}) does not know architecture {facts.model_type}"
-        return Refused(reason=reason, nearest=nearest)
-    if facts.model_type in _NO_GROUPS and facts.key_value_heads != facts.attention_heads:
-        shared = f"{facts.key_value_heads} key and value heads, for {facts.attention_heads} query heads"
-        return Refused(reason=f"{exporter} does not trace {facts.model_type} with {shared}", nearest=nearest)
-    oldest, stated = table["architectures"][facts.model_type]
-    newest = newest_transformers(facts.model_type, stated)
-    if transformers is None or _within(transformers, oldest, newest):
-        return None
-    span = f"from {oldest} on" if newest is None else f"{oldest or 'old ones'} to {newest}"
-    return Refused(
-        reason=f"{exporter} traces {facts.model_type} with Transformers {span}, and {transformers} is installed",
-        nearest=f"{nearest}, or a model environment with such a Transformers",
+    judge = engine_adapter(target.engine).judge_model
+    judged: Legal | Refused = judge(facts, transformers) if judge else Legal()
+    if isinstance(judged, Refused) or not facts.stored_format or recipe.weights != "none":
+        return judged
+    doubt = (
+        f"the checkpoint is quantized already ({facts.stored_format}) and is served as it is: {target.engine} must "
+        "read that format, and it is also what the baseline's scores are of"
     )
-
-
-def engine_doubts(target: Target, recipe: QuantizationRecipe, facts: ModelFacts) -> tuple[str, ...]:
-    """What is not known of a model on a target's engine."""
-    found = []
-    if target.engine == "tensorrt_llm_llmapi" and facts.architecture:
-        table = read_table("tensorrt_llm_architectures")
-        if facts.architecture not in table["architectures"]:
-            found.append(f"{facts.architecture} is not in TensorRT-LLM's list of models: it may run all the same")
-    if facts.stored_format and recipe.weights == "none" and target.engine != "openvino_cpu":
-        found.append(
-            f"the checkpoint is quantized already ({facts.stored_format}) and is served as it is: {target.engine} must "
-            "read that format, and it is also what the baseline's scores are of"
-        )
-    return tuple(found)
+    return judged.model_copy(update={"warnings": (*judged.warnings, doubt)})
 
 
 def installed_transformers(deployment: Deployment) -> str | None:
@@ -104,14 +60,6 @@ def installed_transformers(deployment: Deployment) -> str | None:
         return None
     packages = Path(python).parent.parent.glob("lib/python*/site-packages/transformers-*.dist-info")
     return next((path.name.removesuffix(".dist-info").partition("-")[2] for path in packages), None)
-
-
-def _within(version: str, oldest: str | None, newest: str | None) -> bool:
-    """Whether a version is in a range; `5.0` as its end takes no 5.1, as the exporter counts."""
-    numbers = release_numbers(version)
-    return (oldest is None or release_numbers(oldest) <= numbers) and (
-        newest is None or numbers <= release_numbers(newest)
-    )
 
 
 def plan_target(
@@ -168,10 +116,10 @@ def _plan_recipe(
     plan = RecipePlan(recipe=recipe.name, weights=recipe.weights, legal=True, warnings=judged.warnings)
     if facts is None:
         return plan
-    if unloadable := engine_refusal(target, facts, installed_transformers(loaded.deployment)):
-        return plan.model_copy(update={"legal": False, "reason": unloadable.reason, "nearest": unloadable.nearest})
-    doubts = engine_doubts(target, recipe, facts)
-    plan = plan.model_copy(update={"warnings": (*plan.warnings, *doubts)})
+    loads = judge_model(target, recipe, facts, installed_transformers(loaded.deployment))
+    if isinstance(loads, Refused):
+        return plan.model_copy(update={"legal": False, "reason": loads.reason, "nearest": loads.nearest})
+    plan = plan.model_copy(update={"warnings": (*plan.warnings, *loads.warnings)})
     return _with_figures(plan, release, target, recipe, facts)
 
 

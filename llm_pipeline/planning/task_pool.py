@@ -24,6 +24,7 @@ from llm_pipeline.catalog.runtime_versions import release_numbers
 from llm_pipeline.catalog.tables import read_table
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.config.target import Target
+from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.planning.compatibility import Refused
 
 
@@ -126,7 +127,9 @@ def _why(targets: Sequence[Target]) -> Iterator[str]:
     runtimes = {
         target.runtime_version
         for target in targets
-        if target.engine.startswith("tensorrt_llm") and target.runtime_version and _is_before_prompt_logprobs(target)
+        if engine_adapter(target.engine).runtime == "tensorrt_llm"
+        and target.runtime_version
+        and _is_before_prompt_logprobs(target)
     }
     for version in sorted(filter(None, runtimes)):
         yield f"TensorRT-LLM {version} gives none (its LLM API does from {_FIRST_WITH_PROMPT_LOGPROBS} on)"

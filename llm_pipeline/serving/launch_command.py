@@ -10,16 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llm_pipeline.artifacts.repository_layout import ENGINE_MODEL, MODEL_NAME
+from llm_pipeline.artifacts.repository_layout import ENGINE_MODEL
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.model import ConfigModel, Port
 from llm_pipeline.config.target import EngineBuilderName, Target
+from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.serving.identity import served_name
 
 LaunchMode = Literal["single", "leader", "orchestrator", "multi_node_launcher"]
-_COMPILED = "tensorrt_llm_engine"
-_LLM_API = "tensorrt_llm_llmapi"
 _SERVER = "/opt/tritonserver/bin/tritonserver"
 _LLM_API_LAUNCHER = "trtllm-llmapi-launch"
 _MPIRUN = "mpirun"
@@ -51,9 +50,10 @@ class Placement:
 
 def default_mode(target: Target) -> LaunchMode:
     """The mode that suits a target's engine."""
-    if target.engine == _LLM_API and nodes_of(target) > 1:
+    ranks = engine_adapter(target.engine).ranks
+    if ranks == "launcher" and nodes_of(target) > 1:
         return "multi_node_launcher"
-    if target.engine == _COMPILED and target.parallelism.world_size > 1:
+    if ranks == "servers" and target.parallelism.world_size > 1:
         return "orchestrator" if len(target.serving.gpu_device_ids) > 1 else "leader"
     return "single"
 
@@ -93,7 +93,7 @@ def _place(target: Target) -> Placement:
 
 def _size_problems(target: Target, placement: Placement) -> Iterator[str]:
     ranks, gpus = target.parallelism.world_size, target.accelerator_count
-    if target.engine not in (_COMPILED, _LLM_API):
+    if engine_adapter(target.engine).ranks == "inside":
         return
     if ranks != gpus:
         yield f"{ranks} ranks need {ranks} GPUs, accelerator_count is {gpus}"
@@ -110,12 +110,12 @@ def _instance_problems(target: Target, placement: Placement) -> Iterator[str]:
 
 
 def _mode_problems(target: Target, mode: LaunchMode, placement: Placement) -> Iterator[str]:
-    engine, ranks = target.engine, target.parallelism.world_size
-    if mode in ("leader", "orchestrator") and engine != _COMPILED:
-        yield f"{mode} is a mode of compiled engines, not of {engine}"
-    if mode == "multi_node_launcher" and engine != _LLM_API:
-        yield f"trtllm-llmapi-launch starts the LLM API, not {engine}"
-    if mode == "single" and engine == _COMPILED and ranks > 1:
+    started, ranks = engine_adapter(target.engine).ranks, target.parallelism.world_size
+    if mode in ("leader", "orchestrator") and started != "servers":
+        yield f"{mode} is a mode of compiled engines, not of {target.engine}"
+    if mode == "multi_node_launcher" and started != "launcher":
+        yield f"trtllm-llmapi-launch starts the LLM API, not {target.engine}"
+    if mode == "single" and started == "servers" and ranks > 1:
         yield f"a compiled engine of {ranks} ranks needs a process for each: leader or orchestrator"
     if mode in ("single", "orchestrator") and placement.nodes > 1:
         why = "the workers that it starts are on its own node" if mode == "orchestrator" else "it is one process"
@@ -129,7 +129,7 @@ def _mode_problems(target: Target, mode: LaunchMode, placement: Placement) -> It
 
 def _participant_problems(target: Target, mode: LaunchMode) -> Iterator[str]:
     """Ranks and nodes that the engine's own parameters name must be those of the plan."""
-    if target.engine != _COMPILED:
+    if engine_adapter(target.engine).ranks != "servers":
         return
     ranks, parameters = target.parallelism.world_size, target.serving.extra_parameters
     participants = parameters.get("participant_ids")
@@ -180,13 +180,6 @@ class ServerOptions:
     drain_seconds: int
 
 
-def models_of(engine: EngineBuilderName) -> tuple[str, ...]:
-    """The models of the repository that is written for an engine."""
-    if engine != "tensorrt_llm_engine":
-        return (MODEL_NAME,)
-    return ("ensemble", MODEL_NAME, "postprocessing", "preprocessing", ENGINE_MODEL, "tensorrt_llm_bls")
-
-
 def rank_arguments(
     engine: EngineBuilderName, mode: LaunchMode, placement: Placement, rank: int, server: ServerOptions
 ) -> tuple[str, ...]:
@@ -234,7 +227,7 @@ def launcher_command(
 def _answering_server(engine: EngineBuilderName, server: ServerOptions) -> tuple[str, ...]:
     ports = server.ports
     return (
-        *_server(server, 0, models_of(engine)),
+        *_server(server, 0, engine_adapter(engine).models),
         f"--id={served_name(server.digest)}",
         f"--http-port={ports.http}",
         f"--grpc-port={ports.grpc}",

@@ -117,7 +117,7 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[BuildConfig, Mapping[s
     inputs = {"checkpoint": quantized["checkpoint"]}
     if target.accelerator != "cpu":
         inputs["evaluation"] = flow.artifact("accuracy", recipe, "evaluation")  # its answers are the golden ones
-    if target.engine == "tensorrt_llm_engine" and (exported := quantized.get("tensorrt_llm_checkpoint")):
+    if engine_adapter(target.engine).compiles_export and (exported := quantized.get("tensorrt_llm_checkpoint")):
         inputs["tensorrt_llm_checkpoint"] = exported
     serving = ServingOptions(add_special_tokens=target.serving.add_special_tokens)  # no other option changes the engine
     target = target.model_copy(update={"description": "", "serving": serving})

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from llm_pipeline.config.target import Target
+from llm_pipeline.engines.builder import engine_adapter
 
 Value = int | float | str
 Settings = Mapping[str, Value]
@@ -46,22 +47,17 @@ def knobs_of(target: Target, *, most_threads: int) -> tuple[Knob, ...]:
         most_threads: Processors of the host, for engines that compute on them.
     """
     memory: frozenset[Trouble] = frozenset({"out of memory"})
-    knobs = [
+    knobs = (
         Knob("limits.maximum_sequences", _doubled(1, 2048), memory | {"preemption"}),
         Knob("limits.maximum_batched_tokens", _doubled(64, 65_536), memory),
-    ]
-    if target.engine == "openvino_cpu":
-        threads = Knob("limits.threads", lambda value: _within((int(value) + 1, int(value) - 1), 1, most_threads))
-        blocks = (
-            [Knob("limits.kv_cache_blocks", _doubled(16, 1 << 20), memory)] if target.limits.kv_cache_blocks else []
-        )
-        return (*knobs, threads, *blocks)
-    knobs.append(Knob("runtime.kv_cache.free_memory_fraction", _next_fractions, memory))
-    if target.engine.startswith("tensorrt_llm"):
-        knobs.append(Knob("runtime.scheduler", _other_scheduler, frozenset({"preemption"})))
-    if target.engine == "tensorrt_llm_engine":
-        knobs.append(Knob("serving.bls_instances", _doubled(1, 256)))
-    return tuple(knobs)
+        Knob("limits.threads", lambda value: _within((int(value) + 1, int(value) - 1), 1, most_threads)),
+        Knob("limits.kv_cache_blocks", _doubled(16, 1 << 20), memory),
+        Knob("runtime.kv_cache.free_memory_fraction", _next_fractions, memory),
+        Knob("runtime.scheduler", _other_scheduler, frozenset({"preemption"})),
+        Knob("serving.bls_instances", _doubled(1, 256)),
+    )
+    paths = ("limits.maximum_sequences", "limits.maximum_batched_tokens", *engine_adapter(target.engine).tuned)
+    return tuple(knob for knob in knobs if knob.path in paths and _read(target, knob.path) is not None)
 
 
 def settings_of(target: Target, knobs: Sequence[Knob]) -> dict[str, Value]:

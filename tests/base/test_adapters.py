@@ -35,17 +35,22 @@ from llm_pipeline.notifications.channel import no_connections
 from llm_pipeline.notifications.outbox import notify
 from llm_pipeline.operations.doctor import examine
 from llm_pipeline.operations.last_words import curl_line
+from llm_pipeline.planning.compatibility import Legal
 from llm_pipeline.planning.host import missing_interpreters
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.planning.release_checks import problems_of, server_problems
+from llm_pipeline.planning.target_checks import target_warnings
+from llm_pipeline.planning.target_plan import judge_model
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.execute import execute
 from llm_pipeline.runners.runner import Placement
 from llm_pipeline.runners.runners import Runners
 from llm_pipeline.serving.control import Candidate, StagingSlot, open_control
+from llm_pipeline.serving.launch_command import default_mode
 from llm_pipeline.stages.canary import can_replay
 from llm_pipeline.stages.request_parts import server_slot, staging_endpoint
 from llm_pipeline.store import open_store
+from llm_pipeline.tuning.sweep import knobs_of
 from llm_pipeline.tuning.trials import TrialBench
 
 PACKAGE = Path(__file__).parents[1] / "doubles" / "acme_adapters"
@@ -320,6 +325,22 @@ def test_plan_refuses_what_they_cannot_do(tmp_path: Path) -> None:
 def test_plan_refuses_a_recipe_that_an_installed_engine_does_not_take(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="fp8 on target cpu: acme_copy serves plain weights, and fp8 has fp8"):
         plan_release(configs(tmp_path, "fp8", "none"), store_seconds=0)
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_core_asks_an_installed_engine_what_it_asks_ours() -> None:
+    target = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="acme_copy")
+    recipe: Any = SimpleNamespace(weights="none")
+    llama: Any = SimpleNamespace(model_type="llama", stored_format=None)
+    other: Any = SimpleNamespace(model_type="gpt2", stored_format=None)
+
+    assert judge_model(target, recipe, llama, None) == Legal(warnings=("acme_copy was not tried with llamas",))
+    assert judge_model(target, recipe, other, None).legal is False
+    assert "acme_copy says nothing new on h" in target_warnings(
+        Target(name="h", accelerator="H100-SXM5-80GB", engine="acme_copy")
+    )
+    assert [knob.path for knob in knobs_of(target, most_threads=4)][2:] == ["limits.threads"]
+    assert default_mode(target) == "single"
 
 
 @pytest.mark.usefixtures("installed")

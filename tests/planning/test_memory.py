@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +26,11 @@ from llm_pipeline.planning.memory import (
     weight_bytes,
 )
 from llm_pipeline.planning.model import DiskPlan, disk_need
+from llm_pipeline.planning.plan import _plan_disk
 from llm_pipeline.planning.target_memory import judge_memory
+from llm_pipeline.release.loading import load_release
+
+ROOT = Path(__file__).parents[2]
 
 
 def shape_of(model: str) -> ModelFacts:
@@ -286,3 +292,9 @@ def test_disk_counts_download_recipes_and_two_copies_a_target():
     assert need.recipes / 1e9 == pytest.approx(9.08 + 5.81, abs=0.01)
     assert need.engines == 3 * 2 * need.download
     assert need.work == need.download
+
+
+def test_engines_that_serve_the_checkpoint_from_the_store_need_no_room_there():
+    loaded = load_release(ROOT / "configs" / "releases" / "llama-3.1-8b-instruct-vllm.yaml")
+    data: Any = SimpleNamespace(data_sets=())
+    assert _plan_disk(loaded, LLAMA_8B, data).need.engines == 0

@@ -18,9 +18,10 @@ from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.layout import expected_tensors
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
 from llm_pipeline.model_facts.words import ConfigWords
+from llm_pipeline.planning.compatibility import Legal, Refused
 from llm_pipeline.planning.plan import Plan, plan_release
 from llm_pipeline.planning.release_checks import recipe_problems
-from llm_pipeline.planning.target_plan import engine_doubts, engine_refusal, installed_transformers
+from llm_pipeline.planning.target_plan import installed_transformers, judge_model
 from llm_pipeline.planning.weight_storage import head_parameters
 from llm_pipeline.release.loading import load_release
 
@@ -241,23 +242,23 @@ def test_calibration_with_a_chat_template_needs_one():
 def test_the_cpu_engine_takes_what_its_exporter_traces_with_the_transformers_that_is_installed(
     model: str, transformers: str | None, refused: bool
 ):
-    assert (engine_refusal(cpu_target(), facts_of(model), transformers) is not None) is refused
-    assert engine_refusal(gpu_target(), facts_of(model), transformers) is None
+    assert judge_model(cpu_target(), recipe("fp8"), facts_of(model), transformers).legal is not refused
+    assert judge_model(gpu_target(), recipe("fp8"), facts_of(model), transformers).legal
 
 
 @pytest.mark.parametrize(("query_heads", "refused"), [(8, False), (32, True)])
 def test_phi_is_not_traced_where_heads_share_keys_and_values(query_heads: int, refused: bool):
     phi = facts_of("Llama-3.1-8B").model_copy(update={"model_type": "phi", "attention_heads": query_heads})
-    found = engine_refusal(cpu_target(), phi, "5.5.4")
-    assert (found is not None and "8 key and value heads, for 32 query heads" in found.reason) is refused
+    found = judge_model(cpu_target(), recipe("fp8"), phi, "5.5.4")
+    assert (isinstance(found, Refused) and "8 key and value heads, for 32 query heads" in found.reason) is refused
 
 
 def test_a_model_that_sees_is_not_traced_as_one_that_reads():
     seeing = facts_of("Gemma-3-1B").model_copy(update={"architecture": "Gemma3ForConditionalGeneration"})
-    refused = engine_refusal(cpu_target(), seeing, "5.5.4")
-    assert refused is not None
+    refused = judge_model(cpu_target(), recipe("fp8"), seeing, "5.5.4")
+    assert isinstance(refused, Refused)
     assert "with its encoders only" in refused.reason
-    assert engine_refusal(gpu_target(), seeing, "5.5.4") is None
+    assert judge_model(gpu_target(), recipe("fp8"), seeing, "5.5.4").legal
 
 
 def test_the_exporter_of_the_table_is_the_one_that_is_pinned():
@@ -279,6 +280,12 @@ def test_the_version_of_transformers_is_read_beside_the_interpreter(tmp_path: Pa
 
 
 def test_an_architecture_that_tensorrt_llm_does_not_list_is_a_doubt():
-    assert engine_doubts(gpu_target(), recipe("fp8"), facts_of("Llama-3.1-8B")) == ()
-    assert "Gemma2ForCausalLM is not in" in engine_doubts(gpu_target(), recipe("fp8"), facts_of("Gemma-2-9B"))[0]
-    assert "quantized already (mxfp4)" in engine_doubts(gpu_target(), recipe("none"), facts_of("gpt-oss-20b"))[0]
+    assert doubts("fp8", "Llama-3.1-8B") == ()
+    assert "Gemma2ForCausalLM is not in" in doubts("fp8", "Gemma-2-9B")[0]
+    assert "quantized already (mxfp4)" in doubts("none", "gpt-oss-20b")[0]
+
+
+def doubts(weights: str, model: str) -> tuple[str, ...]:
+    judged = judge_model(gpu_target(), recipe(weights), facts_of(model), None)
+    assert isinstance(judged, Legal)
+    return judged.warnings

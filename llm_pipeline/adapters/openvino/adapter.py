@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from llm_pipeline.artifacts.repository_layout import ENGINE_DIRECTORY, OPENVINO_FILES
+from llm_pipeline.base.adapters import OnCall
 from llm_pipeline.config.target import EngineModel
 from llm_pipeline.engines.builder import EngineAdapter, EngineBuilder
 from llm_pipeline.serving.repositories.one_model import write_openvino
-
-if TYPE_CHECKING:
-    from llm_pipeline.planning.compatibility import Asked, Legal, Refused
 
 
 def _open(_: EngineModel) -> EngineBuilder:
@@ -19,19 +15,15 @@ def _open(_: EngineModel) -> EngineBuilder:
     return OpenVinoCpuBuilder()
 
 
-def _judge(question: Asked) -> Legal | Refused:
-    from llm_pipeline.adapters.openvino.plan import judge
-
-    return judge(question)
-
-
 ADAPTER = EngineAdapter(
     config=EngineModel,
     open=_open,
-    judge=_judge,
+    judge=OnCall("llm_pipeline.adapters.openvino.plan:judge"),
+    judge_model=OnCall("llm_pipeline.adapters.openvino.plan:judge_model"),
     write_repository=write_openvino,
     runtime="openvino-genai",
     beside_triton=True,
     files=tuple(f"{ENGINE_DIRECTORY}/{name}" for name in OPENVINO_FILES),
     tools=("openvino", "openvino-genai", "openvino-tokenizers", "optimum-intel", "nncf", "torch", "transformers"),
+    tuned=("limits.threads", "limits.kv_cache_blocks"),
 )

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from llm_pipeline.catalog.tables import find_gpu
+from llm_pipeline.catalog.openvino_exporter import newest_transformers
+from llm_pipeline.catalog.runtime_versions import release_numbers
+from llm_pipeline.catalog.tables import find_gpu, read_table
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.compatibility import OTHER_ENGINE, Asked, Legal, Refused, changes, fitting
 from llm_pipeline.planning.formats import CPU_FORMATS, CPU_KV_FORMATS, asked_by, nearest_kv_cache
+
+_OF_SEVERAL_PARTS = "ForConditionalGeneration"
+"""End of the names of classes that read images or sounds beside text."""
+
+_NO_GROUPS = frozenset({"phi"})
+"""The exporter's sample of a KV cache has a head for each query head, which these fail on where heads share one."""
 
 
 def judge(question: Asked) -> Legal | Refused:
@@ -30,3 +39,47 @@ def judge(question: Asked) -> Legal | Refused:
     if target.weight_format in ("int8", "int4"):
         warnings.append(f"the engine compiler quantizes again ({target.weight_format}); only served accuracy sees it")
     return Legal(warnings=tuple(warnings))
+
+
+def judge_model(facts: ModelFacts, transformers: str | None) -> Legal | Refused:
+    """Whether the CPU engine's exporter traces a model with that version of Transformers; None is not judged."""
+    if facts.stored_format:
+        return Refused(
+            reason=f"the CPU engine reads plain weights and modelopt's formats, not {facts.stored_format}",
+            nearest="the unquantized model, or a target with engine: tensorrt_llm_llmapi",
+        )
+    if facts.architecture.endswith(_OF_SEVERAL_PARTS):
+        return Refused(
+            reason=f"the CPU engine serves text, and its exporter traces {facts.architecture} with its encoders only",
+            nearest="a checkpoint of the text model alone, or a target on a GPU",
+        )
+    return _export_refusal(facts, transformers) or Legal()
+
+
+def _export_refusal(facts: ModelFacts, transformers: str | None) -> Refused | None:
+    """Why the CPU engine's exporter cannot trace a model."""
+    table = read_table("openvino_exporter")
+    exporter, nearest = f"{table['exporter']} {table['version']}", "a target on a GPU"
+    if facts.model_type not in table["architectures"]:
+        reason = f"the CPU engine's exporter ({exporter}) does not know architecture {facts.model_type}"
+        return Refused(reason=reason, nearest=nearest)
+    if facts.model_type in _NO_GROUPS and facts.key_value_heads != facts.attention_heads:
+        shared = f"{facts.key_value_heads} key and value heads, for {facts.attention_heads} query heads"
+        return Refused(reason=f"{exporter} does not trace {facts.model_type} with {shared}", nearest=nearest)
+    oldest, stated = table["architectures"][facts.model_type]
+    newest = newest_transformers(facts.model_type, stated)
+    if transformers is None or _within(transformers, oldest, newest):
+        return None
+    span = f"from {oldest} on" if newest is None else f"{oldest or 'old ones'} to {newest}"
+    return Refused(
+        reason=f"{exporter} traces {facts.model_type} with Transformers {span}, and {transformers} is installed",
+        nearest=f"{nearest}, or a model environment with such a Transformers",
+    )
+
+
+def _within(version: str, oldest: str | None, newest: str | None) -> bool:
+    """Whether a version is in a range; `5.0` as its end takes no 5.1, as the exporter counts."""
+    numbers = release_numbers(version)
+    return (oldest is None or release_numbers(oldest) <= numbers) and (
+        newest is None or numbers <= release_numbers(newest)
+    )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from llm_pipeline.artifacts.repository_layout import LLM_FILE, TOKENIZER_DIRECTORY
+from llm_pipeline.artifacts.repository_layout import ENGINE_MODEL, LLM_FILE, MODEL_NAME, TOKENIZER_DIRECTORY
+from llm_pipeline.base.adapters import OnCall
 from llm_pipeline.config.target import EngineModel
 from llm_pipeline.engines.builder import EngineAdapter, EngineBuilder
 from llm_pipeline.serving.repositories.engine import write_engine_set
 from llm_pipeline.serving.repositories.one_model import write_llm_api
 
-if TYPE_CHECKING:
-    from llm_pipeline.planning.compatibility import Asked, Legal, Refused
-
 _DISTRIBUTION = "tensorrt_llm"
+_PLAN = "llm_pipeline.adapters.tensorrt_llm.plan"
+_FRACTION = "runtime.kv_cache.free_memory_fraction"
 
 
 def _open_llm_api(_: EngineModel) -> EngineBuilder:
@@ -28,16 +26,12 @@ def _open_compiler(_: EngineModel) -> EngineBuilder:
     return TensorRtLlmEngineBuilder()
 
 
-def _judge(question: Asked) -> Legal | Refused:
-    from llm_pipeline.adapters.tensorrt_llm.plan import judge
-
-    return judge(question)
-
-
 LLM_API = EngineAdapter(
     config=EngineModel,
     open=_open_llm_api,
-    judge=_judge,
+    judge=OnCall(f"{_PLAN}:judge"),
+    judge_model=OnCall(f"{_PLAN}:judge_model"),
+    warnings=OnCall("llm_pipeline.planning.target_checks:llm_args_warnings"),
     write_repository=write_llm_api,
     runtime=_DISTRIBUTION,
     words="the LLM API",
@@ -48,11 +42,14 @@ LLM_API = EngineAdapter(
         ),
     },
     files=(LLM_FILE,),
+    ranks="launcher",
+    holds_weights=False,
+    tuned=(_FRACTION, "runtime.scheduler"),
 )
 COMPILED = EngineAdapter(
     config=EngineModel,
     open=_open_compiler,
-    judge=_judge,
+    judge=OnCall(f"{_PLAN}:judge"),
     write_repository=write_engine_set,
     runtime=_DISTRIBUTION,
     words="a compiled engine",
@@ -67,4 +64,8 @@ COMPILED = EngineAdapter(
         "engine_tokenizer.py",
         f"{TOKENIZER_DIRECTORY}/tokenizer_config.json",
     ),
+    ranks="servers",
+    models=("ensemble", MODEL_NAME, "postprocessing", "preprocessing", ENGINE_MODEL, "tensorrt_llm_bls"),
+    compiles_export=True,
+    tuned=(_FRACTION, "runtime.scheduler", "serving.bls_instances"),
 )

@@ -12,9 +12,10 @@ from llm_pipeline.catalog.runtime_versions import (
     version_problem,
     version_warning,
 )
-from llm_pipeline.catalog.tables import containers, first_reader_version
+from llm_pipeline.catalog.tables import containers, first_reader_version, read_table
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import Target
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.compatibility import (
     Asked,
     Fits,
@@ -117,3 +118,10 @@ def _runtime_supports(target: Target, recipe: QuantizationRecipe) -> Iterator[Su
     if unified and release_numbers(version) < release_numbers(first):
         text = f"modelopt names TensorRT-LLM {first} as the first to read its checkpoints, this is {version}"
         yield Support("unknown", text)
+
+
+def judge_model(facts: ModelFacts, _transformers: str | None) -> Legal:
+    """TensorRT-LLM's list of models is no limit, so a model that is not on it is a warning."""
+    if not facts.architecture or facts.architecture in read_table("tensorrt_llm_architectures")["architectures"]:
+        return Legal()
+    return Legal(warnings=(f"{facts.architecture} is not in TensorRT-LLM's list of models: it may run all the same",))

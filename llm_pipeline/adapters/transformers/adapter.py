@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from llm_pipeline.artifacts.repository_layout import BATCHER_FILE
+from llm_pipeline.base.adapters import OnCall
 from llm_pipeline.config.target import EngineModel
 from llm_pipeline.engines.builder import EngineAdapter, EngineBuilder
 from llm_pipeline.serving.repositories.one_model import write_batched
-
-if TYPE_CHECKING:
-    from llm_pipeline.planning.compatibility import Asked, Legal, Refused
 
 
 def _open(_: EngineModel) -> EngineBuilder:
@@ -20,16 +17,10 @@ def _open(_: EngineModel) -> EngineBuilder:
     return TransformersTorchBuilder()
 
 
-def _judge(question: Asked) -> Legal | Refused:
-    from llm_pipeline.adapters.transformers.plan import judge
-
-    return judge(question)
-
-
 ADAPTER = EngineAdapter(
     config=EngineModel,
     open=_open,
-    judge=_judge,
+    judge=OnCall("llm_pipeline.adapters.transformers.plan:judge"),
     write_repository=partial(write_batched, code={"transformers_batcher": BATCHER_FILE}),
     runtime="transformers",
     beside_triton=True,
@@ -40,4 +31,6 @@ ADAPTER = EngineAdapter(
         "serving": frozenset({"cancellation_check_milliseconds", "add_special_tokens", "skip_special_tokens"}),
     },
     files=(BATCHER_FILE,),
+    holds_weights=False,
+    tuned=("runtime.kv_cache.free_memory_fraction",),
 )

@@ -15,6 +15,8 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import EngineModel, Target
 from llm_pipeline.engines.builder import BuildInputs, EngineAdapter
+from llm_pipeline.model_facts.facts import ModelFacts
+from llm_pipeline.planning.compatibility import Legal, Refused
 from llm_pipeline.serving.repositories.packaged import PackagedEngine, write_served_model
 
 CODE = Path(__file__).parent / "served_model.py"
@@ -54,6 +56,12 @@ def write_repository(engine: PackagedEngine, repository: Path) -> dict[str, Arti
     return {}
 
 
+def _judge_model(facts: ModelFacts, _transformers: str | None) -> Legal | Refused:
+    if facts.model_type == "llama":
+        return Legal(warnings=("acme_copy was not tried with llamas",))
+    return Refused(reason=f"acme_copy repeats llamas only, not {facts.model_type}", nearest="another engine")
+
+
 ENGINE = EngineAdapter(
     config=AcmeEngine,
     open=CopyBuilder,
@@ -62,4 +70,9 @@ ENGINE = EngineAdapter(
     files=("engine/config.json",),
     tools=("acme-adapters",),
     probe=lambda options: f"acme_copy repeats {options.repeats} times",
+    judge_model=_judge_model,
+    warnings=lambda target: (f"acme_copy says nothing new on {target.name}",),
+    holds_weights=False,
+    start_seconds=7.0,
+    tuned=("limits.threads",),
 )
