@@ -230,7 +230,7 @@ def observe_metric(metric: MetricState, counts: Iterable[MetricCounts], began: f
         metric: Before the window.
         counts: Of all metrics.
         began: The window's beginning, seconds since 1970.
-        until: Its end.
+        until: Its end; 0 if nothing was seen.
     """
     for stratum in counts:
         about = (stratum.name, stratum.kind) == (metric.name, metric.kind)
@@ -266,7 +266,7 @@ def _level(metric: MetricState, limit: LimitState) -> LevelTest | None:
 
 def _looked_at(metric: MetricState, until: float) -> MetricState:
     """End the block of time if it is over, and update the weights of evidence."""
-    pace, spread, limits = metric.pace, metric.spread, metric.limits
+    pace, spread, limits = metric.pace.set_back(until), metric.spread, metric.limits
     if ends := pace.length(until, metric.block_seconds):
         spread = spread.observe(pace.stable, pace.events, ends) if pace.events else spread
         pace = pace.closed(ends, metric.block_seconds)

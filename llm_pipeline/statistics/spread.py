@@ -177,9 +177,14 @@ class Pace(Frozen):
 
     def length(self, until: float, block_seconds: float) -> int:
         """How many blocks the open one has by now: 0 while it is not complete."""
-        if self.began is None:
+        if self.began is None or until < self.began:
             return 0
         return math.floor((until - self.began) / block_seconds + 1e-9)
+
+    def set_back(self, until: float) -> Pace:
+        """The comparison after a look until then: the open block goes on from there if the clock was set back."""
+        ahead = self.began is not None and 0.0 < until < self.began
+        return self.model_copy(update={"began": until}) if ahead else self
 
     def closed(self, blocks: int, block_seconds: float) -> Pace:
         """The comparison after the open block, so long, is complete."""

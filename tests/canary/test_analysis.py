@@ -466,3 +466,27 @@ def busy_canary(draws: random.Random, delay: float) -> Outcome:
         if outcome is not Outcome.PASS:
             return outcome
     return Outcome.PASS
+
+
+def slow_second(at: float) -> list[ObservedRequest]:
+    """A candidate that is many times slower than stable."""
+    both = [request("blue", at=at + number / 20) for number in range(20)]
+    return both + [request("green", at=at + number / 20, total=500.0, first=400.0) for number in range(20)]
+
+
+def test_a_look_that_sees_nothing_changes_no_evidence() -> None:
+    always = now_and_then = started()
+    for second in range(25):
+        seen = window(slow_second(1.8e9 + second), "green", LIMITS, 0.0)
+        always = observe(always, seen)
+        now_and_then = observe(observe(now_and_then, seen), window([], "green", LIMITS, 0.0))
+    assert now_and_then.metrics == always.metrics
+    assert decide(now_and_then, POLICY, 25.0).outcome is Outcome.REGRESSED
+
+
+def test_a_clock_that_is_set_back_hides_no_slow_candidate() -> None:
+    state = started()
+    for second in range(45):
+        at = 1.8e9 + second - (3600.0 if second >= 5 else 0.0)
+        state = observe(state, window(slow_second(at), "green", LIMITS, 0.0))
+    assert decide(state, POLICY, 45.0).outcome is Outcome.REGRESSED
