@@ -14,8 +14,7 @@ from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.base.verdict import Verdict, worst
 from llm_pipeline.flow import ReleaseProgress, passed, placement, resolve_request
-from llm_pipeline.notifications.channel import no_connections
-from llm_pipeline.notifications.outbox import notify
+from llm_pipeline.notifications.local_run import LocalTeller
 from llm_pipeline.operations.approval import answer
 from llm_pipeline.operations.decisions import decide, put
 from llm_pipeline.operations.replacement import replace
@@ -78,6 +77,7 @@ class LocalRun:
         self._places = loaded.places
         self._model_id = loaded.config.model.id
         self._replace = replace
+        self._teller = LocalTeller(open_store(self._deployment.store), self._deployment, loaded.config.name)
         self._runner = Runners(self._deployment)
         self._claim = ReleaseClaim(
             open_store(self._deployment.store),
@@ -101,16 +101,25 @@ class LocalRun:
             Superseded: A newer release of the model took this one's place; what this one staged is taken down.
             PipelineError: A stage failed for a reason that is no verdict.
         """
-        with self._claim.held():
-            try:
-                if self._replace:
-                    self._hand_over()
-                self._claim.check()
-                resolved = self._process(resolve_request(self._loaded, self._revision))
-                self.flow = ReleaseProgress.open(self._deployment, resolved.release_id)
-                return self._release(self.flow)
-            finally:
-                self._stop_stage()  # before the claim is given back
+        try:
+            with self._claim.held():
+                return self._run_in_turn()
+        except PipelineError as error:
+            if error not in self._errors:  # those were told when their stage ended
+                self._teller.failed("", "", error)
+            raise
+
+    def _run_in_turn(self) -> Verdict:
+        try:
+            if self._replace:
+                self._hand_over()
+            self._claim.check()
+            resolved = self._process(resolve_request(self._loaded, self._revision))
+            self.flow = ReleaseProgress.open(self._deployment, resolved.release_id)
+            self._teller.release_id = resolved.release_id
+            return self._release(self.flow)
+        finally:
+            self._stop_stage()  # before the claim is given back
 
     def _hand_over(self) -> None:
         replace(open_store(self._deployment.store), self._places.values(), self._model_id, by=user_here())
@@ -182,6 +191,7 @@ class LocalRun:
 
     def _failed(self, instance: Instance, error: PipelineError) -> None:
         step = instance.task.step
+        self._teller.failed(step.name, instance.subject, error)
         if step.scope is Scope.RECIPE:
             log.warning("%s failed, the next recipe is tried: %s", _name(instance), error)
         elif step.decides or step.effect is Effect.PRODUCTION:
@@ -220,11 +230,15 @@ class LocalRun:
         approved: bool | None = decision.answer == "approved"
         if decision.answer == "waiting":
             self._claim.park()
+            self._tell_question(question.line, question.open, instance.item)
             approved = self._approve(question.line)
             if approved is not None:
                 by = f"{user_here()}, run without Airflow"
                 told = decide(flow, task.step.name, offered, approved=approved, by=by, target=instance.item)
-                approved = told.decision.answer == "approved"
+                decision = told.decision
+                approved = decision.answer == "approved"
+        if decision.answer != "waiting":
+            self._teller.answered(question.line, decision.answer, decision.by, instance.item)
         if approved:
             return Ending.GOOD
         log.info("%s", question.open if approved is None else question.declined)
@@ -236,16 +250,24 @@ class LocalRun:
         target, release_id = instance.item, flow.record.release_id
         if replaces_nothing(flow, target):
             return Ending.GOOD
-        approved = self._approve(f"Move {percent:g} % of the traffic of {target} to {release_id}?")
+        question = f"Move {percent:g} % of the traffic of {target} to {release_id}?"
+        self._tell_question(question, "on the terminal of the run.", target)
+        approved = self._approve(question)
         if approved is None:
             log.info("step %s needs a person, and there is no terminal to ask on: rolling back", instance.subject)
             self._refusals.append(Verdict.INCONCLUSIVE)
             return instance.task.step.on_no
         place, run = flow.record.place_of(target), flow.resolved_at.isoformat()
         answer(flow.store, release_id, place, percent, approved=approved, by="the terminal", run=run)
+        self._teller.answered(question, "approved" if approved else "denied", "the terminal", target)
         if not approved:
             self._refusals.append(Verdict.NO_GO)
         return Ending.GOOD if approved else instance.task.step.on_no
+
+    def _tell_question(self, question: str, action: str, item: str) -> None:
+        """Nobody waits for an answer that the command line gave ahead."""
+        if self._approve is ask_on_terminal:
+            self._teller.asked(question, action, item)
 
     def _stop_stage(self) -> None:
         if self._job is not None and self._runner.is_active(self._job):
@@ -272,22 +294,20 @@ class LocalRun:
             except Transient as error:
                 if attempt == _ATTEMPTS:
                     raise
+                self._teller.failed(request.stage, request.subject, error, tried_again=True)
                 log.warning("%s; trying again in %g s", error, _BACK_OFF_SECONDS * attempt)
                 time.sleep(_BACK_OFF_SECONDS * attempt)
                 continue
             log.info("%s", self._line(result, time.monotonic() - started))
-            self._tell(request)
+            self._teller.ended(result, self._moved(request))
             return result
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _tell(self, request: StageRequest) -> None:
-        """Send the canary's notifications, if the deployment has any."""
-        config = self._deployment.notifications
+    def _moved(self, request: StageRequest) -> str:
+        """The place whose traffic a stage moves; empty for one that moves none."""
         step = step_named(request.stage)
-        if config.wanted and step is not None and step.effect is Effect.PRODUCTION:
-            place = self._places[request.subject.partition(":")[0]]
-            store = open_store(self._deployment.store)
-            notify(store, config, no_connections, request.release_id, place)
+        acts = step is not None and step.effect is Effect.PRODUCTION
+        return self._places[request.subject.partition(":")[0]] if acts else ""
 
     def _wait(self, job: Job, stage: str) -> StageResult:
         offset, relay = 0, LogRelay(logging.getLogger(f"llm_pipeline.stage.{stage}"))

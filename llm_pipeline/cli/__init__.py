@@ -8,6 +8,7 @@
 | `ls`, `show`, `verify`, `diff`, `claims`, `gc` | what a deployment's store holds (`store`) |
 | `status`, `start`, `stop`, `rollback`, `guard` | what serves users (`production`) |
 | `approve`, `approve-step`, `pause`, `resume` | what a person decides of a release on its way (`production`) |
+| `events` | what happened to releases (`events`) |
 | `doctor` | what this host has of what a deployment asks for (`doctor`) |
 | `lint-repo`, `render-args`, `render`, `pod` | model repositories, LLM args, Kubernetes manifests (`serving`) |
 | `schema`, `completion` | what editors and shells complete from (`editing`) |
@@ -26,7 +27,7 @@ from llm_pipeline import __version__
 from llm_pipeline.base.entry import ArgumentParser, entry_point
 from llm_pipeline.base.interruption import interruptible
 from llm_pipeline.base.logging import write_readable_lines
-from llm_pipeline.cli import doctor, editing, formats, production, releases, serving, store, tune
+from llm_pipeline.cli import doctor, editing, events, formats, production, releases, serving, store, tune
 
 
 @entry_point
@@ -49,7 +50,7 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for group in (releases, tune, formats, store, production, doctor, serving, editing):
+    for group in (releases, tune, formats, store, production, events, doctor, serving, editing):
         group.add_commands(commands)
     return parser
 

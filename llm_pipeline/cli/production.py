@@ -161,7 +161,7 @@ def _start_staging(store: ArtifactStore, deployment: Deployment, place: str, ref
 
 def _stop(options: argparse.Namespace) -> int:
     from llm_pipeline.notifications.channel import no_connections
-    from llm_pipeline.notifications.outbox import notify_of_targets
+    from llm_pipeline.notifications.outbox import tell
     from llm_pipeline.operations.stopping import stop_all
     from llm_pipeline.store import open_store
 
@@ -177,7 +177,7 @@ def _stop(options: argparse.Namespace) -> int:
         done = stop_all(store, deployment, place, drain_seconds=options.drain)
         write_lines([f"{place}: stopped {', '.join(done)}" if done else f"{place}: nothing ran, nothing was stopped"])
         write_lines(_left_alone(store, place))
-    notify_of_targets(store, deployment, no_connections, places)
+    tell(store, deployment, no_connections, canaries=dict.fromkeys(places, ""))
     return ExitCode.GO
 
 
@@ -302,7 +302,7 @@ def _approve(options: argparse.Namespace) -> int:
 
 def _guard(options: argparse.Namespace) -> int:
     from llm_pipeline.notifications.channel import no_connections
-    from llm_pipeline.notifications.outbox import notify_of_targets
+    from llm_pipeline.notifications.outbox import tell
     from llm_pipeline.operations.guard import guard_once
     from llm_pipeline.operations.place_status import named_deployment
     from llm_pipeline.operations.status import deployment_status
@@ -312,7 +312,7 @@ def _guard(options: argparse.Namespace) -> int:
     store = open_store(deployment.store)
     write_lines([f"{named_deployment(deployment.name, store.uri)}, places {', '.join(deployment.places) or 'none'}"])
     actions = guard_once(store, deployment)
-    notify_of_targets(store, deployment, no_connections)
+    tell(store, deployment, no_connections, canaries=dict.fromkeys(deployment.places, ""))
     for action in actions:
         write_lines([f"{action.gpu_target}  {action.release_id}  {action.what}: {action.detail}"])
     if not actions:
@@ -360,7 +360,7 @@ def _add_rolling_back(commands: Commands) -> None:
 
 def _roll_back(options: argparse.Namespace) -> int:
     from llm_pipeline.notifications.channel import no_connections
-    from llm_pipeline.notifications.outbox import notify_of_targets
+    from llm_pipeline.notifications.outbox import tell
     from llm_pipeline.operations.rollback import roll_back_at
     from llm_pipeline.store import open_store
     from llm_pipeline.store.provenance import user_here
@@ -370,7 +370,7 @@ def _roll_back(options: argparse.Namespace) -> int:
     by = options.by or user_here()
     by = f"{by}: {options.reason}" if options.reason else by
     production = roll_back_at(store, deployment, options.model_id, target, by=by, leaving=options.leaving).production
-    notify_of_targets(store, deployment, no_connections, [target])
+    tell(store, deployment, no_connections, canaries={target: ""})
     serving = f"{production.release_id} serves in {production.slot}" if production else "nothing serves"
     sys.stdout.write(f"{options.model_id} on {target}: {serving}\n")
     return ExitCode.GO

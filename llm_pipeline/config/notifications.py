@@ -1,26 +1,39 @@
-"""Who is notified about a canary, and how."""
+"""Who is told of what happens to releases, and how."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from pydantic import Field, SerializeAsAny, StringConstraints, model_validator
 
 from llm_pipeline.config.installed import OfKind, installed_model
 from llm_pipeline.config.model import ConfigModel, ConnectionId, Name, VariableName
 
-NotificationKind = Literal["start", "step", "pause", "verdict", "rollback", "promotion"]
-"""What a message is about."""
+NotificationKind = Literal[
+    "start", "step", "pause", "verdict", "rollback", "promotion",
+    "approval", "failure", "retry", "deadline", "supersession",
+]  # fmt: skip
+"""What an event is about."""
+
+Severity = Literal["info", "warning", "critical"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+"""How much an event matters: the least first."""
 
 EmailAddress = Annotated[str, StringConstraints(pattern=r"^[^@\s<>,;:\"]+@[^@\s<>,;:\"]+$", max_length=320)]
 
 
 class ChannelModel(ConfigModel):
-    """What every kind of channel is; each names its `kind`."""
+    """What every kind of channel is; each names its `kind`.
+
+    Attributes:
+        at_least: Severity of the least event that is sent: `warning` where a person should look, `critical` where
+            production is in danger or was changed back.
+    """
 
     if TYPE_CHECKING:
         kind: str
+    at_least: Severity = "info"
 
     def problems(self) -> Iterator[str]:
         """Why it can send nothing, as far as its settings tell; `plan` refuses the deployment."""
@@ -36,10 +49,10 @@ NotificationChannel = Annotated[ChannelModel, OfKind("notifications"), Serialize
 
 
 class Notifications(ConfigModel):
-    """Messages about canaries, by one webhook and by e-mail, and by further channels. Secrets never stand here.
+    """Messages about releases, by one webhook and by e-mail, and by further channels. Secrets never stand here.
 
     Attributes:
-        webhook_variable: Environment variable with the URL of a Slack-compatible webhook, wherever canaries are driven:
+        webhook_variable: Environment variable with the URL of a Slack-compatible webhook, wherever releases are run:
             Airflow's workers, or the shell of `llm-pipeline run`.
         webhook_connection: Airflow connection with that URL as its password; only what Airflow runs can send by it.
         email_to: Who gets an e-mail; empty for none.
@@ -54,9 +67,7 @@ class Notifications(ConfigModel):
     email_to: Annotated[tuple[EmailAddress, ...], Field(max_length=256)] = ()
     email_connection: ConnectionId = "smtp_default"
     channels: Annotated[dict[Name, NotificationChannel], Field(max_length=64)] = Field(default={})
-    events: tuple[NotificationKind, ...] = Field(
-        default=("start", "step", "pause", "verdict", "rollback", "promotion"), min_length=1, max_length=16
-    )
+    events: tuple[NotificationKind, ...] = Field(default=get_args(NotificationKind), min_length=1, max_length=16)
 
     @model_validator(mode="after")
     def _one_webhook(self) -> Notifications:

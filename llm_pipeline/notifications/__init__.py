@@ -1,7 +1,10 @@
-"""Notifications about canaries, by the channels that a deployment names.
+"""What happens to releases, as one stream of events in the store, and the channels that tell people of it.
 
-    notify(store, deployment.notifications, no_connections, release_id, target)
+    tell(store, deployment, no_connections, events=[judged(origin, result)], canaries={"h100": release_id})
+    for event in read(store):                # also `llm-pipeline events --follow --json`
+        ...
 
-What there is to tell are the events in the canary's record. Whoever drives or watches a canary calls `notify` as often
-as it likes: what was told is remembered in the store, and nothing that goes wrong there reaches the caller.
+Events are derived from the records that a release keeps anyway (`happened`), appended once to the stream (`stream`),
+and sent once by each channel, whose position is kept (`outbox`). Whoever runs or watches a release calls `tell` as
+often as it likes; nothing that goes wrong there reaches the caller.
 """

@@ -1,4 +1,4 @@
-"""Sends each event of a canary once on each channel: what was sent is a document in the store.
+"""Writes down what happened, and sends each event once on each channel: how far each got is a document in the store.
 
 Whoever tells events claims the channel first, by compare-and-swap, and writes down each one that was taken, so several
 senders side by side (a step's task, the guard, a local run) tell nothing twice. One that dies between sending and
@@ -8,17 +8,19 @@ writing it down leaves that one event to be told again by the next, once its cla
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from llm_pipeline.base.errors import PipelineError, places_of
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.events import CanaryEvent
 from llm_pipeline.canary.record import current_canary, read_events
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.notifications import Notifications
+from llm_pipeline.config.notifications import SEVERITIES
 from llm_pipeline.notifications.channel import Channel, ConnectionReader, NotSent, Refused, channels
-from llm_pipeline.notifications.message import kind_of, message_of
+from llm_pipeline.notifications.event import Event, Origin
+from llm_pipeline.notifications.happened import of_canary
+from llm_pipeline.notifications.message import message_of
+from llm_pipeline.notifications.stream import append, read
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood
 
@@ -36,7 +38,7 @@ class DeliveryState(Frozen):
     """What one channel has been sent. Times are seconds since 1970.
 
     Attributes:
-        through: Number of the last event that needs no telling any more.
+        through: Number of the last event of the stream that needs no telling any more.
         attempts: How often the one after it was tried in vain.
         not_before: When it may be tried again.
         claimed_until: Somebody is sending until then.
@@ -48,103 +50,126 @@ class DeliveryState(Frozen):
     claimed_until: float = 0.0
 
 
-def notify(
-    store: ArtifactStore, config: Notifications, connections: ConnectionReader, release_id: str, target: str
+class _WrittenDown(Frozen):
+    """Number of the last event of a canary that is in the stream."""
+
+    through: int = 0
+
+
+def tell(
+    store: ArtifactStore,
+    deployment: Deployment,
+    connections: ConnectionReader,
+    *,
+    events: Sequence[Event] = (),
+    canaries: Mapping[str, str] | None = None,
+    link: str = "",
 ) -> int:
-    """Send a canary's new notifications; returns how many were accepted. Never raises: errors are logged.
+    """Write events down and send what the deployment's channels were not sent yet.
 
-    Args:
-        store: Where the canary's record is.
-        config: Who is to be told.
-        connections: Where secrets are, besides the environment; channels whose secret is not had are left to others.
-        release_id: The release on trial.
-        target: The target's name.
-    """
-    try:
-        found = tuple(channels(config, connections))
-        events = read_events(store, release_id, target) if found else ()
-        return sum(_Outbox(store, name, one, release_id, target).tell(events, config.events) for name, one in found)
-    except Exception as error:  # noqa: BLE001 - people who are not told must not stop a canary
-        _log_untold(error, "the canary's notifications could not be sent", release_id)
-        return 0
-
-
-def notify_of_targets(
-    store: ArtifactStore, deployment: Deployment, connections: ConnectionReader, targets: Iterable[str] | None = None
-) -> int:
-    """Send new notifications about the latest canary of each target; see `notify`.
+    Never raises, for people who are not told must not stop a release: errors are logged.
 
     Args:
         store: The deployment's.
         deployment: Who is to be told.
-        connections: Where secrets are, besides the environment.
-        targets: Names of targets; None for all of the deployment.
+        connections: Where secrets are, besides the environment; channels whose secret is not had are left to others.
+        events: What happened.
+        canaries: Places whose canaries' new events are written down, too, with the release on trial; empty for the one
+            that is, or was last.
+        link: A page about the canaries' release.
+
+    Returns:
+        How many messages were accepted.
     """
-    config = deployment.notifications
-    if not config.wanted:
-        return 0
     try:
-        on_trial = {target: current_canary(store, target) for target in targets or deployment.places}
-    except Exception as error:  # noqa: BLE001 - see `notify`
-        _log_untold(error, "notifications of canaries could not be sent")
+        append(store, events)
+        for place, release_id in (canaries or {}).items():
+            _write_down(store, deployment, place, release_id, link)
+        found = tuple(channels(deployment.notifications, connections))
+        return sum(_Outbox(store, deployment, name, one).send() for name, one in found)
+    except Exception as error:  # noqa: BLE001 - see above; its text may hold where people are reached
+        raised_at = "-" if isinstance(error, PipelineError) else places_of(error)
+        log.warning("what happened could not be told", reason=type(error).__name__, raised_at=raised_at)
         return 0
-    return sum(notify(store, config, connections, release, target) for target, release in on_trial.items() if release)
 
 
-def _log_untold(error: Exception, event: str, release_id: str = "-") -> None:
-    """Its text stays out of the log: it may hold where people are reached."""
-    raised_at = "-" if isinstance(error, PipelineError) else places_of(error)
-    log.warning(event, release=release_id, reason=type(error).__name__, raised_at=raised_at)
+def _write_down(store: ArtifactStore, deployment: Deployment, place: str, release_id: str, link: str) -> None:
+    """Append a canary's new events to the stream."""
+    release_id = release_id or current_canary(store, place) or ""
+    if not release_id:
+        return
+    name = f"releases/{release_id}/told/{place}.json"
+    document = store.read_document(name)
+    known = understood(_WrittenDown, document.value, name) if document else _WrittenDown()
+    new = read_events(store, release_id, place, after=known.through)
+    if not new:
+        return
+    origin = Origin(deployment.name, release_id, link)
+    append(store, [of_canary(origin, event, place) for event in new])
+    try:
+        written = _WrittenDown(through=new[-1].number).model_dump()
+        store.write_document(name, written, document.revision if document else None)
+    except Conflict:
+        log.debug("another process wrote the canary's events down", place=place)
 
 
 class _Outbox:
-    """One channel, and what it has been sent about one canary."""
+    """One channel of a deployment, and how far it got in the stream."""
 
-    def __init__(self, store: ArtifactStore, name: str, channel: Channel, release_id: str, target: str) -> None:
+    def __init__(self, store: ArtifactStore, deployment: Deployment, name: str, channel: Channel) -> None:
+        config = deployment.notifications
         self._store = store
+        self._deployment = deployment.name
         self._channel_name = name
         self._channel = channel
-        self._release_id = release_id
-        self._target = target
-        self._name = f"releases/{release_id}/told/{target}.{name}.json"
+        self._kinds = frozenset(config.events)
+        self._severities = SEVERITIES[SEVERITIES.index(config.by_name()[name].at_least) :]
+        self._name = f"told/{deployment.name}.{name}.json"
         self._revision: str | None = None
 
-    def tell(self, events: Sequence[CanaryEvent], wanted: Iterable[str]) -> int:
-        """Send what is new, oldest first, until one is not taken."""
+    def send(self) -> int:
+        """Send what is new, oldest first, until one is not taken; returns how many were."""
         told, now = self._load(), time.time()
-        new = [event for event in events if event.number > told.through]
-        if not new or max(told.not_before, told.claimed_until) > now:
+        if max(told.not_before, told.claimed_until) > now:
             return 0
+        new = list(read(self._store, told.through))
         try:
-            return self._tell(new, told, frozenset(wanted))
+            return self._send(new, told) if new else 0
         except Conflict:
             log.info("another process is sending it", channel=self._channel_name)
             return 0
 
-    def _tell(self, new: Sequence[CanaryEvent], told: DeliveryState, wanted: frozenset[str]) -> int:
+    def _send(self, new: Sequence[Event], told: DeliveryState) -> int:
         sent = 0
         for event in new:
+            if not self._wants(event):
+                told = DeliveryState(through=event.number, claimed_until=told.claimed_until)
+                continue
             told = self._save(told.model_copy(update={"claimed_until": time.time() + CLAIM_SECONDS}))
-            if kind_of(event) in wanted and time.time() - event.at <= STALE_SECONDS:
-                try:
-                    self._channel.send(message_of(event, release_id=self._release_id, target=self._target))
-                except (NotSent, Refused) as error:
-                    told = self._after_failure(error, event, told)
-                    if told.through < event.number:
-                        break
-                    continue
-                sent += 1
+            try:
+                self._channel.send(message_of(event))
+            except (NotSent, Refused) as error:
+                told = self._after_failure(error, event, told)
+                if told.through < event.number:
+                    break
+                continue
+            sent += 1
             told = DeliveryState(through=event.number)
         self._save(told.model_copy(update={"claimed_until": 0.0}))
         return sent
 
-    def _after_failure(self, error: NotSent | Refused, event: CanaryEvent, told: DeliveryState) -> DeliveryState:
+    def _wants(self, event: Event) -> bool:
+        fresh = time.time() - event.at.timestamp() <= STALE_SECONDS
+        ours = event.deployment == self._deployment
+        return fresh and ours and event.kind in self._kinds and event.severity in self._severities
+
+    def _after_failure(self, error: NotSent | Refused, event: Event, told: DeliveryState) -> DeliveryState:
         """Later again, or never: an event that is not taken for long holds up those after it no longer."""
         attempts = told.attempts + 1
         gives_up = isinstance(error, Refused) or attempts >= MOST_ATTEMPTS
         log.warning(
             "notification not sent" if gives_up else "notification not sent yet",
-            channel=self._channel_name, about=event.kind.value, attempt=attempts, reason=str(error),
+            channel=self._channel_name, about=event.kind, attempt=attempts, reason=str(error),
         )  # fmt: skip
         if gives_up:
             return DeliveryState(through=event.number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,18 +14,22 @@ from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
 from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.logging import Lines
 from llm_pipeline.flow import ReleaseProgress
+from llm_pipeline.notifications.happened import answered, asked
 from llm_pipeline.questions import question_of
-from llm_pipeline.release.flow import step_named
+from llm_pipeline.release.flow import production_question, step_named
 from llm_pipeline.release.loading import load_config
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.decision_trigger import AwaitedAnswer, DecisionTrigger
 from llm_pipeline_airflow.logs import get_logger
+from llm_pipeline_airflow.notifications import ReleaseNotifier, attempt_of
 from llm_pipeline_airflow.operators import RELEASE_ID_TEMPLATE
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from llm_pipeline.notifications.event import Event, Origin
     from llm_pipeline.operations.decisions import Decision
+    from llm_pipeline_airflow.notifications import Happened
 
 log = get_logger(__name__)
 
@@ -51,9 +56,11 @@ class DecisionOperator(ApprovalOperator):
     def __init__(
         self, *, config_path: str, timeout_hours: float, release_id: str = RELEASE_ID_TEMPLATE, **kwargs: Any
     ) -> None:
-        super().__init__(defaults=self.REJECT, response_timeout=timedelta(hours=timeout_hours), **kwargs)
+        timeout = timedelta(hours=timeout_hours)
+        super().__init__(defaults=self.REJECT, response_timeout=timeout, notifiers=[ReleaseNotifier("asked")], **kwargs)
         self.config_path = config_path
         self.release_id = release_id
+        self._answer: tuple[str, str] | None = None
 
     def flow(self) -> ReleaseProgress:
         """The release that is decided about."""
@@ -81,6 +88,27 @@ class DecisionOperator(ApprovalOperator):
                 until=(datetime.now(UTC) + timeout).isoformat(),
             )
             self.defer(trigger=trigger, method_name=wait.method_name, timeout=timeout + _FOR_THE_TRIGGER)
+
+    @property
+    def answer_command(self) -> str:
+        """What a person types to answer, besides Airflow's form; empty where only the form is there."""
+        return ""
+
+    def events_of(self, origin: Origin, happened: Happened, context: Context) -> tuple[Event, ...] | None:
+        """The question, and its answer; see `TellingOperator`."""
+        key, subject = attempt_of(context), str(getattr(self, "target", ""))
+        if happened == "asked":
+            page = self.generate_link_to_ui(task_instance=context["ti"]) if origin.link else ""
+            command = f", or `{self.answer_command}`" if self.answer_command else ""
+            until = datetime.now(UTC) + self.response_timeout if self.response_timeout else None
+            action = f"approve or reject it in Airflow (Required Actions){command}."
+            return (
+                asked(replace(origin, link=page), self.subject, key=key, subject=subject, until=until, action=action),
+            )
+        if self._answer is None:
+            return None
+        answer, by = self._answer
+        return (answered(origin, self.subject, key=key, subject=subject, answer=answer, by=by),)
 
     def check_claim(self, context: Context) -> None:
         """Make sure that this release may still go on.
@@ -120,6 +148,11 @@ class QuestionOperator(DecisionOperator):
     def label(self) -> str:
         """What the UI shows for this task instance."""
         return self.target or self.step
+
+    @property
+    def answer_command(self) -> str:
+        """Of the question before production; see `DecisionOperator`."""
+        return f"llm-pipeline approve {self.release_id} [--deny]" if self.step == production_question() else ""
 
     def execute(self, context: Context) -> Any:
         """Ask, if there is something to decide that nobody has decided yet."""
@@ -163,6 +196,7 @@ class QuestionOperator(DecisionOperator):
         return decide(flow, self.step, self._targets(context), approved=approved, by=by, target=self.target).decision
 
     def _act_on(self, context: Context, decision: Decision, event: dict[str, Any]) -> Any:
+        self.subject, self._answer = decision.question, (decision.answer, decision.by)
         chosen = [self.APPROVE if decision.answer == "approved" else self.REJECT]
         return super().execute_complete(context, {"params_input": None, **event, "chosen_options": chosen})
 

@@ -1,49 +1,125 @@
-"""Notifications as Airflow sends them: it knows its connections, and the environment of its workers."""
+"""What happens to a release, as Airflow tells it: it knows its connections, and the environment of its workers.
+
+Every task of our DAGs has a `ReleaseNotifier` at each of Airflow's callbacks, and every question has one at its start.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from urllib.parse import quote
 
 from airflow.sdk import Connection as AirflowConnection
+from airflow.sdk.bases.notifier import BaseNotifier
+from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
 
-from llm_pipeline.base.errors import places_of
+from llm_pipeline.base.errors import PipelineError, places_of
 from llm_pipeline.base.logging import Lines
 from llm_pipeline.notifications.channel import Connection
+from llm_pipeline.notifications.event import Event, Origin
+from llm_pipeline_airflow.links import REPORT_ROUTE
 from llm_pipeline_airflow.logs import get_logger
 
 if TYPE_CHECKING:
+    from airflow.sdk import Context
+
     from llm_pipeline.config.deployment import Deployment
+
+Happened = Literal["done", "failed", "retried", "asked"]
 
 log = get_logger(__name__)
 
 
-def tell(deployment: Deployment, target: str, release_id: str = "") -> None:
-    """Tell people what was not told yet of a target's canary; nothing that goes wrong here reaches the caller.
+def tell(
+    deployment: Deployment, target: str = "", release_id: str = "", *, events: Sequence[Event] = (), link: str = ""
+) -> None:
+    """Tell people what they were not told yet; nothing that goes wrong here reaches the caller.
 
     Args:
         deployment: Who is to be told.
-        target: Name of the place.
+        target: Name of a place whose canary's events are told, too.
         release_id: Whose canary; the one that the target had last by default.
+        events: What happened.
+        link: A page about it.
     """
     try:
-        _tell(deployment, target, release_id)
+        from llm_pipeline.notifications import outbox
+        from llm_pipeline.store import open_store
+
+        canaries = {target: release_id} if target else {}
+        store = open_store(deployment.store)
+        outbox.tell(store, deployment, connection_of, events=events, canaries=canaries, link=link)
     except Exception as error:  # noqa: BLE001 - people who are not told must not fail a canary
         log.warning("%s", Lines(f"no notification is sent: {type(error).__name__}\n{places_of(error)}"))
 
 
-def _tell(deployment: Deployment, target: str, release_id: str) -> None:
-    from llm_pipeline.notifications.outbox import notify, notify_of_targets
-    from llm_pipeline.store import open_store
+@runtime_checkable
+class TellingOperator(Protocol):
+    """An operator that has more to tell than its error."""
 
-    config = deployment.notifications
-    if not config.wanted:
-        return
-    store = open_store(deployment.store)
-    if release_id:
-        notify(store, config, connection_of, release_id, target)
-    else:
-        notify_of_targets(store, deployment, connection_of, [target])
+    def events_of(self, origin: Origin, happened: Happened, context: Context) -> tuple[Event, ...] | None:
+        """What it tells at one of Airflow's callbacks; None where its error, if any, is all."""
+
+
+class ReleaseNotifier(BaseNotifier):
+    """Tells what a task of our DAGs did, from its result or its error; it never fails the task.
+
+    Args:
+        happened: Which of Airflow's callbacks it stands at; `asked`: a question's start.
+    """
+
+    def __init__(self, happened: Happened) -> None:
+        super().__init__()
+        self.happened = happened
+
+    def notify(self, context: Context) -> None:
+        """Tell it; see `BaseNotifier`."""
+        try:
+            deployment, name = _whose(context["task"])
+            if deployment is not None:
+                origin = _origin(deployment, name, context)
+                tell(deployment, events=self._events(origin, context))
+        except Exception as error:  # noqa: BLE001 - see `tell`
+            log.warning("%s", Lines(f"no notification is sent: {type(error).__name__}\n{places_of(error)}"))
+
+    def _events(self, origin: Origin, context: Context) -> tuple[Event, ...]:
+        """What the task itself has to tell, or else its error."""
+        from llm_pipeline.notifications.happened import failed
+
+        task, ti, error = context["task"], context["ti"], context.get("exception")
+        own = task.events_of(origin, self.happened, context) if isinstance(task, TellingOperator) else None
+        if own is not None or not isinstance(error, BaseException):
+            return own or ()
+        cause = error.__cause__ if isinstance(error.__cause__, PipelineError) else error
+        stage, subject = getattr(task, "stage", "") or ti.task_id, str(getattr(task, "subject", ""))
+        origin = replace(origin, link=ti.log_url if origin.link else "")
+        return (failed(origin, stage, subject, cause, key=attempt_of(context), tried_again=self.happened == "retried"),)
+
+
+def callbacks() -> dict[str, Any]:
+    """Arguments of every task of our DAGs: whom Airflow calls when it ends."""
+    return {
+        "on_success_callback": ReleaseNotifier("done"),
+        "on_failure_callback": ReleaseNotifier("failed"),
+        "on_retry_callback": ReleaseNotifier("retried"),
+    }
+
+
+def attempt_of(context: Context) -> str:
+    """What tells one attempt of a task from any other."""
+    ti = context["ti"]
+    return f"{ti.dag_id}/{ti.run_id}/{ti.task_id}/{ti.map_index}/{ti.try_number}"
+
+
+def page_of(context: Context, tab: str = f"/plugin/{REPORT_ROUTE}") -> str:
+    """The page of a DAG run, with the release's report; empty where `[api] base_url` does not say where Airflow is."""
+    base, ti = conf.get("api", "base_url", fallback="") or "", context.get("ti")
+    if not base or ti is None:
+        return ""
+    return f"{base.rstrip('/')}/dags/{quote(ti.dag_id, safe='')}/runs/{quote(ti.run_id, safe='')}{tab}"
 
 
 def connection_of(name: str) -> Connection | None:
@@ -60,3 +136,21 @@ def connection_of(name: str) -> Connection | None:
         password=found.password or "",
         extra=found.extra_dejson,
     )
+
+
+def _whose(task: Any) -> tuple[Deployment | None, str]:
+    """The deployment that a task works for, and the name of its release config."""
+    from llm_pipeline.config.loading import load_deployment
+    from llm_pipeline.release.loading import load_config
+
+    if path := getattr(task, "config_path", ""):
+        loaded = load_config(Path(path))
+        return loaded.deployment, loaded.config.name
+    path = getattr(task, "deployment_file", "")
+    return (load_deployment(Path(path)) if path else None), ""
+
+
+def _origin(deployment: Deployment, name: str, context: Context) -> Origin:
+    release_id = str(getattr(context["task"], "release_id", "") or "")
+    release_id = name if not release_id or "{{" in release_id else release_id  # the last: it was never rendered
+    return Origin(deployment.name, release_id, page_of(context, f"/plugin/{REPORT_ROUTE}" if name else ""))

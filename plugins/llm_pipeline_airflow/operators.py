@@ -15,6 +15,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from llm_pipeline.base.errors import Terminal, Transient
 from llm_pipeline.base.logging import Lines, LogRelay
 from llm_pipeline.flow import ReleaseProgress, passed, placement
+from llm_pipeline.notifications.happened import judged
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.evidence_text import log_table, metric_lines
 from llm_pipeline.release.loading import ConfiguredRelease, load_config
@@ -28,6 +29,9 @@ from llm_pipeline_airflow.logs import get_logger
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from pydantic import JsonValue
+
+    from llm_pipeline.notifications.event import Event, Origin
+    from llm_pipeline_airflow.notifications import Happened
 
 log = get_logger(__name__)
 
@@ -77,6 +81,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         self.step = step
         self.release_id = release_id
         self._ending = ""
+        self._result: StageResult | None = None
         self._runner: Runners | None = None
         self._job: Job | None = None
         self._returned: dict[str, Any] | None = None
@@ -115,6 +120,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
 
     def conclude(self, context: Context, result: StageResult) -> dict[str, Any]:  # noqa: ARG002 - for subclasses
         """Turn a stage's result into the task's: what is returned crosses XCom."""
+        self._result = result
         _log_result(result)
         verdict = result.judgement.verdict.value if result.judgement else None
         self._ending = " · ".join(part for part in (verdict, "reused" if result.reused else None) if part)
@@ -130,6 +136,13 @@ class StageOperator(ResumableJobMixin, BaseOperator):
             "reused": result.reused,
             "metrics": dict(result.metrics),
         }
+
+    def events_of(self, origin: Origin, _happened: Happened, _context: Context) -> tuple[Event, ...] | None:
+        """The stage's verdict, if it came to a result; see `TellingOperator`."""
+        if self._result is None:
+            return None
+        event = judged(origin, self._result)
+        return (event,) if event else ()
 
     def submit_job(self, context: Context) -> JsonValue:
         """Start the stage's process; see `ResumableJobMixin`."""

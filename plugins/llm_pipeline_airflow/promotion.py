@@ -16,7 +16,7 @@ from llm_pipeline_airflow.approvals import passed_targets
 from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.ladder import task_states, unsuccessful
 from llm_pipeline_airflow.logs import get_logger
-from llm_pipeline_airflow.notifications import tell
+from llm_pipeline_airflow.notifications import page_of, tell
 from llm_pipeline_airflow.operators import StageOperator
 
 if TYPE_CHECKING:
@@ -79,9 +79,11 @@ class NotifyingOperator(StageOperator):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._told_at = 0.0
+        self._page = ""
 
     def poll_until_complete(self, external_id: JsonValue, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Relay the stage's log until it ends; see `StageOperator`."""
+        self._page = page_of(context)
         try:
             return super().poll_until_complete(external_id, context)
         finally:
@@ -96,7 +98,7 @@ class NotifyingOperator(StageOperator):
     def _tell(self) -> None:
         with contained("reading whom to notify") as faults:  # the config may have changed: no reason to end a canary
             loaded = load_config(Path(self.config_path))
-            tell(loaded.deployment, loaded.config.place_of(self.subject), self.release_id)
+            tell(loaded.deployment, loaded.config.place_of(self.subject), self.release_id, link=self._page)
         for fault in faults:
             log.warning("no notification is sent: %s", fault)
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
 
+from llm_pipeline_airflow.notifications import callbacks
+
 _RETRIES = 3
 _FIRST_DELAY = timedelta(seconds=10)
 _FAULTS = (
@@ -25,7 +27,7 @@ _LONGEST_DELAY = timedelta(minutes=10)
 
 
 def task_defaults() -> dict[str, Any]:
-    """Arguments of all tasks of our DAGs: who owns them, and when they are tried again."""
+    """Arguments of all tasks of our DAGs: who owns them, when they are tried again, and who is told how they ended."""
     return {
         "owner": "llm-pipeline",
         "retries": _RETRIES,
@@ -33,6 +35,7 @@ def task_defaults() -> dict[str, Any]:
         "retry_exponential_backoff": True,
         "max_retry_delay": _LONGEST_DELAY,
         "retry_policy": _error_family_policy(),
+        **callbacks(),
     }
 
 

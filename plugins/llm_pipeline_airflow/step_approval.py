@@ -15,7 +15,7 @@ from llm_pipeline.release.tasks import canary_subject
 from llm_pipeline_airflow.approvals import DecisionOperator, was_found_in_store, who_answered
 from llm_pipeline_airflow.decision_trigger import AwaitedAnswer
 from llm_pipeline_airflow.logs import get_logger
-from llm_pipeline_airflow.notifications import tell
+from llm_pipeline_airflow.notifications import page_of, tell
 from llm_pipeline_airflow.promotion import PromotionOrder
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class StepApprovalOperator(DecisionOperator):
                 run=flow.resolved_at.isoformat(),
             )
             approval = told.approval
-        tell(flow.deployment, self._place(flow), flow.record.release_id)
+        tell(flow.deployment, self._place(flow), flow.record.release_id, link=page_of(context))
         return self._obey(approval)
 
     def _place(self, flow: ReleaseProgress) -> str:
@@ -115,7 +115,16 @@ class StepApprovalOperator(DecisionOperator):
             deadline_seconds=self.response_timeout.total_seconds() if self.response_timeout else 0.0,
         )
 
+    @property
+    def answer_command(self) -> str:
+        """See `DecisionOperator`."""
+        place = self.flow().record.place_of(self.target)
+        return f"llm-pipeline approve-step {self.release_id} {place} {self.step:g} [--deny]"
+
     def _obey(self, approval: StepApproval | None) -> None:
+        if approval is not None:
+            self.subject = f"{self.step:g} % of {self.target}"
+            self._answer = (approval.answer, approval.by)
         if approval is None or approval.answer != "approved":
             what = approval.answer if approval else "not asked"
             raise AirflowFailException(f"step {self.step:g} % of {self.target}: {what}; the canary is rolled back")

@@ -10,10 +10,12 @@ from flow_cases import CASES, RECIPES, Case, walk
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.local_run import LocalRun
+from llm_pipeline.notifications.stream import read
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.rules import run_fails
 from llm_pipeline.release.step import Ending
 from llm_pipeline.release.tasks import release_tasks
+from llm_pipeline.store import open_store
 
 QUICK = {"load_test refuses cpu-a", "canary cpu-a:5 refused", "error in build", "production declined"}
 
@@ -84,3 +86,21 @@ def test_a_killed_run_leaves_nothing_behind_and_the_next_one_takes_it_up(release
     tasks = release_tasks(load_release(release.config).release, RECIPES)
     assert (started, ended) == (walk(tasks, Case()).started, Verdict.GO)
     assert Ending.FAILED not in walk(tasks, Case()).endings.by_key.values()
+
+
+def test_what_happened_is_in_the_stream_of_events_as_a_dag_has_it(release, run):
+    assert run(CASES["load_test refuses cpu-a"])[1] is Verdict.NO_GO
+    told = list(read(open_store(load_release(release.config).deployment.store)))
+    verdicts = [(event.title.partition(" of ")[0], event.severity) for event in told if event.kind == "verdict"]
+    assert ("Load test gate cpu-a", "warning") in verdicts
+    assert ("Load test gate cpu-b", "info") in verdicts
+    assert len(verdicts) == len(set(verdicts))
+    assert not [event for event in told if event.kind == "failure"]
+    assert [event.title for event in told if event.kind == "approval"], "somebody approved"
+    assert not [event for event in told if "Waiting" in event.title], "the answer was given ahead"
+
+
+def test_an_error_before_a_release_has_its_id_is_told_too(release, run):
+    assert isinstance(run(Case({"resolve": {"error": "terminal"}}))[1], PipelineError)
+    (told,) = read(open_store(load_release(release.config).deployment.store))
+    assert (told.kind, told.title) == ("failure", "Release tiny: failed")

@@ -8,6 +8,9 @@ import pytest
 from airflow.models.dagrun import DagRun
 from llm_pipeline_airflow.dag_factory import release_dag
 
+from llm_pipeline.notifications.stream import read
+from llm_pipeline.store import open_store
+
 pytestmark = pytest.mark.slow
 
 
@@ -22,6 +25,7 @@ def release(tmp_path_factory, make_project, airflow_database, in_process) -> Cal
             shutil.rmtree(project.root / "store", ignore_errors=True)
         return release_dag(project.config).test()
 
+    run.store = open_store(f"file://{project.root}/store")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(project.config.parent))
         environment.setattr("llm_pipeline_airflow.retries._FIRST_DELAY", timedelta(seconds=1))
@@ -68,6 +72,15 @@ def test_a_mapped_task_is_labelled_with_its_subject_and_verdict(promoted):
 def test_a_transient_error_is_tried_again(promoted):
     assert tries(promoted)["download"] == 2
     assert tries(promoted)["baseline"] == 1
+
+
+def test_what_happened_is_in_the_stream_of_events_once(release, promoted):
+    told = [(event.kind, event.title) for event in read(release.store)]
+    release_id = "tiny-01234567-00000000"
+    assert told.count(("retry", "Download of tiny-01234567-00000000: failed, and is tried again")) == 1
+    assert told.count(("verdict", f"Accuracy gate small of {release_id}: NO_GO")) == 1
+    assert told.count(("verdict", f"Load test gate cpu-b of {release_id}: GO")) == 1
+    assert "failure" not in dict(told[: told.index(("verdict", f"Load test gate cpu-b of {release_id}: GO"))])
 
 
 def test_a_reused_result_says_so_in_its_label(stopped):

@@ -14,6 +14,7 @@ from llm_pipeline_airflow import decision_trigger
 from llm_pipeline_airflow.approvals import DecisionOperator, QuestionOperator
 from llm_pipeline_airflow.dag_factory import release_dag
 from llm_pipeline_airflow.decision_trigger import DecisionTrigger
+from llm_pipeline_airflow.notifications import ReleaseNotifier
 
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.records import ArtifactRef
@@ -22,6 +23,7 @@ from llm_pipeline.canary.patience import Patience
 from llm_pipeline.cli import main
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.local_run import LocalRun
+from llm_pipeline.notifications.stream import read
 from llm_pipeline.operations.decisions import Decision, NotApproved, decide, decision_name, offered_targets, put
 from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote
 from llm_pipeline.questions import production_question
@@ -216,6 +218,9 @@ def test_what_was_answered_on_the_command_line_counts_for_airflows_form_too(task
 
 
 TI_ID = "01900000-0000-7000-8000-000000000000"
+AIRFLOW = "https://airflow.example"
+NAMED = {"dag_id": "tiny", "run_id": "r", "task_id": "approve", "map_index": -1, "try_number": 1}
+TI = SimpleNamespace(id=TI_ID, xcom_pull=CONTEXT["ti"].xcom_pull, **NAMED)
 
 
 @pytest.fixture
@@ -235,9 +240,9 @@ def trigger(task, closed_forms, monkeypatch) -> DecisionTrigger:
     monkeypatch.setattr(QuestionOperator, "ask", DecisionOperator.ask)
     monkeypatch.setattr(QuestionOperator, "parks", False)
     monkeypatch.setattr("airflow.providers.standard.operators.hitl.upsert_hitl_detail", lambda **_: None)
-    ti = SimpleNamespace(id=TI_ID, xcom_pull=CONTEXT["ti"].xcom_pull)
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", AIRFLOW)
     with pytest.raises(TaskDeferred) as deferred:
-        task.execute({"ti": ti, "task_instance": ti})
+        task.execute({"task": task, "ti": TI, "task_instance": TI})
     assert deferred.value.method_name == "execute_complete"
     assert deferred.value.timeout > task.response_timeout
     path, arguments = deferred.value.trigger.serialize()
@@ -250,6 +255,21 @@ def fired(trigger: DecisionTrigger, seconds: float = 30.0) -> dict:
         return (await anext(trigger.run())).payload
 
     return asyncio.run(asyncio.wait_for(first(), seconds))
+
+
+def test_a_question_that_waits_is_told_with_its_page_and_how_to_answer_and_so_is_its_answer(
+    task, flow, trigger, closed_forms
+) -> None:
+    *_, question = read(flow.store)
+    assert (question.kind, question.severity, question.release_id) == ("approval", "warning", RELEASE)
+    assert question.title == "Waiting for a person: Promote demo/tiny to production on cpu-a, cpu-b?"
+    assert f"`llm-pipeline approve {RELEASE} [--deny]`" in question.next_action
+    assert "UTC, or it is a rejection" in question.next_action
+    assert question.link == f"{AIRFLOW}/dags/tiny/runs/r/tasks/approve/required_actions?map_index=-1"
+    assert decide(flow, "approve", BOTH, approved=False, by="bob").counted
+    task.execute_complete(CONTEXT, fired(trigger))
+    ReleaseNotifier("done")({"task": task, "ti": TI})
+    assert [event.why for event in read(flow.store, after=question.number)] == ["denied by bob"]
 
 
 @pytest.mark.parametrize(("approved", "option"), [(True, "Approve"), (False, "Reject")])

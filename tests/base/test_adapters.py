@@ -32,7 +32,7 @@ from llm_pipeline.config.deployment import Deployment, TargetPlace
 from llm_pipeline.config.policy import CanaryPolicy, LoadTestPolicy, ServiceLevel
 from llm_pipeline.config.target import Target
 from llm_pipeline.notifications.channel import no_connections
-from llm_pipeline.notifications.outbox import notify
+from llm_pipeline.notifications.outbox import tell
 from llm_pipeline.operations.doctor import examine
 from llm_pipeline.operations.last_words import curl_line
 from llm_pipeline.planning.compatibility import Legal
@@ -208,10 +208,10 @@ def test_an_installed_store_holds_a_release_and_an_installed_channel_is_told_of_
     )  # fmt: skip
     CanaryJournal(store, "tiny-1", "cpu").save(record.with_event(EventKind.STARTED, "it began", by="a test"))
 
-    assert notify(store, where.notifications, no_connections, "tiny-1", "cpu") == 1
-    assert notify(store, where.notifications, no_connections, "tiny-1", "cpu") == 0
+    assert tell(store, where, no_connections, canaries={"cpu": "tiny-1"}) == 1
+    assert tell(store, where, no_connections, canaries={"cpu": "tiny-1"}) == 0
     assert (tmp_path / "pages.txt").read_text() == "Canary of tiny-1 on cpu: started\n"
-    assert store.read_document("releases/tiny-1/told/cpu.pager.json") is not None
+    assert store.read_document("told/here.pager.json") is not None
 
     path = tmp_path / "here.yaml"
     path.write_text(yaml.safe_dump(document(tmp_path)))

@@ -14,7 +14,9 @@ from llm_pipeline.canary import controller, moving
 from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.record import Phase, read_events
-from llm_pipeline.notifications.message import kind_of, message_of
+from llm_pipeline.notifications.event import Origin
+from llm_pipeline.notifications.happened import of_canary
+from llm_pipeline.notifications.message import message_of
 from llm_pipeline.operations.guarded_site import GuardedSite
 from llm_pipeline.operations.pausing import Asked, pause, resume
 from llm_pipeline.operations.rollback import roll_back
@@ -276,8 +278,9 @@ def test_people_are_told_of_a_pause_and_how_to_end_it(site, caplog) -> None:
     at_looks(site, {FIRST_LOOK: lambda: pause_it(site), 20: lambda: resume_it(site)})
     assert site.step(20).verdict == "GO"
     told = next(one for one in read_events(site.store, "r1", "cpu") if one.kind == "paused by a person")
-    message = message_of(told, release_id="r1", target="cpu")
-    assert kind_of(told) == "pause"
+    event = of_canary(Origin("here", "r1"), told, "cpu")
+    message = message_of(event)
+    assert event.kind == "pause"
     assert "alice paused it (the dashboard looks odd)" in told.summary
     assert "rolled back if nobody resumes it within 14400 s" in told.summary
     assert "llm-pipeline resume cpu" in message.action

@@ -5,6 +5,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
@@ -16,8 +17,10 @@ from llm_pipeline.canary.record import CanaryRecord, record_name
 from llm_pipeline.config.notifications import Notifications
 from llm_pipeline.notifications import outbox
 from llm_pipeline.notifications.channel import Connection, channels, no_connections
-from llm_pipeline.notifications.message import kind_of, message_of
-from llm_pipeline.notifications.outbox import notify
+from llm_pipeline.notifications.event import Origin
+from llm_pipeline.notifications.happened import of_canary
+from llm_pipeline.notifications.message import message_of
+from llm_pipeline.notifications.outbox import tell
 from llm_pipeline.store import open_store
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -59,7 +62,16 @@ def event(kind: EventKind, number: int = 1, *, summary: str = "it happened", ago
 def told(store, chat, config: Notifications = CONFIG) -> int:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("CHAT_WEBHOOK", chat.url)
-        return notify(store, config, no_connections, "tiny-1", "cpu-a")
+        return told_by(store, config, no_connections)
+
+
+def told_by(store, config: Notifications, connections, release_id: str = "tiny-1") -> int:
+    deployment = SimpleNamespace(name="here", notifications=config)
+    return tell(store, deployment, connections, canaries={"cpu-a": release_id})
+
+
+def message_about(kind: EventKind):
+    return message_of(of_canary(Origin("here", "tiny-1"), event(kind), "cpu-a"))
 
 
 def test_each_event_is_told_once_however_often_and_by_whom_it_is_asked(store, chat):
@@ -135,13 +147,13 @@ def test_nothing_that_goes_wrong_reaches_who_drives_the_canary_and_no_log_shows_
     for url in (f"http://127.0.0.1:{port}/services/top-secret", "ftp://top-secret", "https://top secret/\r\n"):
         held = {"chat": Connection(password=url), "smtp_default": nobody}
         with caplog.at_level(logging.DEBUG):
-            assert notify(store, BY_CONNECTION, held.get, f"tiny-{len(url)}", "cpu-a") == 0
-            assert notify(store, BY_CONNECTION, held.get, "tiny-1", "cpu-a") == 0
+            assert told_by(store, BY_CONNECTION, held.get, f"tiny-{len(url)}") == 0
+            assert told_by(store, BY_CONNECTION, held.get) == 0
         shown = repr(held) + repr(list(channels(BY_CONNECTION, held.get)))
         assert "secret" not in shown
         assert "hush" not in shown
     store.write_document("releases/tiny-2/canary-cpu-a.json", {"not": "a record"}, None)
-    assert notify(store, BY_CONNECTION, held.get, "tiny-2", "cpu-a") == 0
+    assert told_by(store, BY_CONNECTION, held.get, "tiny-2") == 0
     assert "notification not sent" in caplog.text
     assert "top" not in caplog.text
     assert "hush" not in caplog.text
@@ -158,13 +170,15 @@ def test_text_of_others_is_no_markup_in_slack_and_shows_no_credentials(store, ch
 
 def test_a_pause_says_what_a_person_must_do(store):
     for kind in (EventKind.APPROVAL_ASKED, EventKind.PAUSED):
-        text = message_of(event(kind), release_id="tiny-1", target="cpu-a").text()
+        text = message_about(kind).text()
         assert "`llm-pipeline approve-step tiny-1 cpu-a 5 [--deny]`" in text
-    assert not message_of(event(EventKind.SHIFTED), release_id="tiny-1", target="cpu-a").action
+    assert not message_about(EventKind.SHIFTED).action
 
 
 def test_every_kind_of_event_is_about_something():
-    assert {kind_of(event(kind)) for kind in EventKind} == set(Notifications().events)
+    kinds = {of_canary(Origin("here", "r"), event(kind), "cpu-a").kind for kind in EventKind}
+    assert kinds == {"start", "step", "pause", "verdict", "rollback", "promotion"}
+    assert kinds < set(Notifications().events)
 
 
 def test_an_email_says_the_same(store):
@@ -172,8 +186,8 @@ def test_an_email_says_the_same(store):
     with mail_server() as received:
         extra = {"from_email": "llm@example.org", "disable_ssl": True, "disable_tls": True}
         held = {"smtp_default": Connection(host="127.0.0.1", port=received.port, extra=extra)}
-        assert notify(store, CONFIG, held.get, "tiny-1", "cpu-a") == 1
-        assert notify(store, CONFIG, held.get, "tiny-1", "cpu-a") == 0
+        assert told_by(store, CONFIG, held.get) == 1
+        assert told_by(store, CONFIG, held.get) == 0
     (mail,) = received.messages
     assert "Subject: Canary of tiny-1 on cpu-a: promoted" in mail
     assert "To: ops@example.org" in mail
