@@ -8,6 +8,7 @@ import pytest
 from judging import TRITON_1_2_1, WITHOUT_PAGED_CONTEXT, gpu_target, judge, recipe, refusal
 from published import config_of, known_facts
 
+from llm_pipeline.adapters.tensorrt_llm.target_checks import compiled_weights, target_problem
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.catalog.tables import gpus
 from llm_pipeline.config.target import Target
@@ -16,7 +17,7 @@ from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
 from llm_pipeline.planning.compatibility import Legal
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.planning.release_checks import check_recipes
-from llm_pipeline.planning.target_checks import compiled_weights, target_problem, target_warnings
+from llm_pipeline.planning.target_checks import target_warnings
 from llm_pipeline.planning.target_memory import advise_split
 from llm_pipeline.release.loading import load_release
 

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from llm_pipeline.adapters.tensorrt_llm.target_checks import (
+    compiled_formats,
+    compiled_kv_cache,
+    compiled_kv_caches,
+    compiled_weights,
+    export_changes,
+    export_problems,
+    target_problem,
+)
 from llm_pipeline.catalog.runtime_versions import (
     container_problem,
     container_warning,
@@ -39,15 +48,6 @@ from llm_pipeline.planning.formats import (
     nearest_weights,
     weights_support,
     worse,
-)
-from llm_pipeline.planning.target_checks import (
-    compiled_formats,
-    compiled_kv_cache,
-    compiled_kv_caches,
-    compiled_weights,
-    export_changes,
-    export_problems,
-    target_problem,
 )
 from llm_pipeline.planning.weight_storage import bits_per_weight
 
