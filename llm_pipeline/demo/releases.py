@@ -19,7 +19,7 @@ from llm_pipeline.demo.layout import MODEL_ID, TARGET, DemoLayout
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.release.contract import StageResult
-from llm_pipeline.stages.report import report_name
+from llm_pipeline.release.record import report_name
 from llm_pipeline.store import open_store
 from llm_pipeline.store.pointers import Pointer, read_pointers
 

@@ -155,13 +155,19 @@ def release_rows(store: ArtifactStore) -> list[ReleaseRow | DamagedRow]:
     for name in release_ids(store):
         try:
             flow = ReleaseProgress(store, read_record(store, name))
-            rows.append(_release_row(flow, tuple(serves.get(name, ())), tuple(pauses.get(name, ()))))
+            now = {"serves": tuple(serves.get(name, ())), "pauses": tuple(pauses.get(name, ()))}
+            rows.append(release_row(flow).model_copy(update=now))
         except PipelineError as error:
             damaged.append(DamagedRow(document=f"releases/{name}", problem=str(error)))
     return [*sorted(rows, key=lambda row: row.resolved_at, reverse=True), *damaged]
 
 
-def _release_row(flow: ReleaseProgress, serves: tuple[str, ...], pauses: tuple[StandingPause, ...]) -> ReleaseRow:
+def release_row(flow: ReleaseProgress) -> ReleaseRow:
+    """A release as its own documents say: without what serves and what is paused.
+
+    Raises:
+        IntegrityError: A result is damaged.
+    """
     results = sorted(flow.results().values(), key=lambda result: result.timings.started_at)
     working = [result for result in results if not clears_up(result.stage)]
     return ReleaseRow(
@@ -172,8 +178,7 @@ def _release_row(flow: ReleaseProgress, serves: tuple[str, ...], pauses: tuple[S
         resolved_at=flow.resolved_at,
         verdict=_last_word(results),
         reached=f"{working[-1].stage} {working[-1].subject}".strip() if working else "",
-        serves=serves,
-        pauses=pauses,
+        serves=(),
     )
 
 

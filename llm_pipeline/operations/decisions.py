@@ -19,6 +19,7 @@ from llm_pipeline.base.errors import ConfigError, Terminal
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.flow import ReleaseProgress, passed
 from llm_pipeline.questions import Question, question_of
+from llm_pipeline.release.changes import changing
 from llm_pipeline.release.flow import production_question, release_flow, step_named
 from llm_pipeline.release.record import trusted_record
 from llm_pipeline.release.step import Effect, Scope
@@ -203,7 +204,8 @@ def _read(flow: ReleaseProgress, step: str, target: str) -> tuple[Decision | Non
 def _write(flow: ReleaseProgress, decision: Decision, target: str, revision: str | None) -> bool:
     name = decision_name(flow.record.release_id, decision.step, target)
     try:
-        flow.store.write_document(name, decision.model_dump(mode="json"), revision)
+        with changing(flow.store, flow.record.release_id):
+            flow.store.write_document(name, decision.model_dump(mode="json"), revision)
     except Conflict:
         return False
     return True

@@ -41,7 +41,8 @@ from llm_pipeline.planning.speed import Tokens, tokens_per_second
 from llm_pipeline.planning.task_pool import TaskItems
 from llm_pipeline.release.flow import step_named, steps_of
 from llm_pipeline.release.loading import LoadedRelease
-from llm_pipeline.release.step import Gpus, Place, Work
+from llm_pipeline.release.measured_cost import busy_gpus
+from llm_pipeline.release.step import Work
 from llm_pipeline.release.tasks import canary_subject, well_gone_steps
 
 _COMPUTED = ("computed", "always")
@@ -143,7 +144,7 @@ def total_cost(
 def _cost(loaded: LoadedRelease, step: Step, history: History | None, predicted: float | None) -> StepCost:
     measured = history.seconds(*step) if history else ()
     seconds = median(measured) if measured else predicted
-    accelerator, gpus = _gpus(loaded, step)
+    accelerator, gpus = busy_gpus(loaded.release, loaded.deployment, *step)
     hours = None if seconds is None else gpus * seconds / _HOUR
     price = loaded.deployment.gpu_hour_prices.get(accelerator)
     return StepCost(
@@ -155,20 +156,6 @@ def _cost(loaded: LoadedRelease, step: Step, history: History | None, predicted:
         gpu_hours=hours,
         price=None if price is None or hours is None else hours * price,
     )
-
-
-def _gpus(loaded: LoadedRelease, step: Step) -> tuple[str, int]:
-    """The GPUs that a step keeps busy."""
-    name, subject = step
-    found, host = step_named(name), loaded.deployment.quantization_host
-    if found is None or found.gpus is Gpus.NONE:
-        return "", 0
-    if found.place is Place.QUANTIZATION_HOST and host is not None:
-        return host.accelerator, host.count
-    if found.place is Place.TARGET_HOST:
-        target = loaded.release.target(subject.partition(":")[0])
-        return ("", 0) if target.accelerator == "cpu" else (target.accelerator, target.accelerator_count)
-    return "", 0
 
 
 def _waits_for_person(name: str) -> bool:

@@ -30,6 +30,7 @@ from llm_pipeline.base.errors import (
 )
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Frozen
+from llm_pipeline.release.changes import changing
 from llm_pipeline.release.contract import (
     Stage,
     StageContext,
@@ -237,7 +238,8 @@ def _execute(request: StageRequest) -> StageResult:
     release_id = request.release_id if stage.name != "resolve" else result.release_id
     result = result.model_copy(update={"release_id": release_id, "timings": timings})
     write = write_signed if stage.publishes else replace_document
-    write(store, results_name(release_id, stage.name, request.subject), result.model_dump(mode="json"))
+    with changing(store, release_id) if stage.changes_release else contextlib.nullcontext():
+        write(store, results_name(release_id, stage.name, request.subject), result.model_dump(mode="json"))
     return result
 
 

@@ -66,6 +66,11 @@ def record_name(release_id: str) -> str:
     return f"releases/{release_id}/release.json"
 
 
+def report_name(release_id: str, suffix: str = "html") -> str:
+    """Name of a release's report in the store."""
+    return f"releases/{release_id}/report.{suffix}"
+
+
 def read_record(store: ArtifactStore, release_id: str) -> ReleaseRecord:
     """The record of a release; whether it is signed is not checked.
 

@@ -14,7 +14,9 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.hub.kept_data_sets import KeptDataSet, remove_kept
+from llm_pipeline.inspection.release_index import index_release
 from llm_pipeline.quantization.calibration_store import calibration_document
+from llm_pipeline.release.changes import changed_releases, changing
 from llm_pipeline.release.execute import record_name
 from llm_pipeline.retention.plan import FORCE, RetentionPlan, TooMuchToRemove, plan_retention, refusal, taken
 from llm_pipeline.retention.report import Keeping, RetentionReport, going
@@ -56,7 +58,10 @@ def collect_garbage(
         refused = refusal(taken(plan, sizes), deployment.retention.max_deleted_share)
         return _report(deployment, store, plan, sizes, now).model_copy(update={"refused": refused})
     with Lease(store, RETENTION_LEASE) as lease:
-        return _Collector(store, deployment, lease, now, force=force).run()
+        report = _Collector(store, deployment, lease, now, force=force).run()
+    for release_id in changed_releases(store):
+        index_release(store, release_id)
+    return report
 
 
 class _Collector:
@@ -79,7 +84,8 @@ class _Collector:
             self._store.delete_document(name)
         for release in first.releases:
             self._lease.check()
-            self._remove_release(release)
+            with changing(self._store, release.release_id):
+                self._remove_release(release)
         for record in first.records:
             self._lease.check()
             self._remove_leased(record_name(record.key), record.document, f"stage key {record.key[:12]}")

@@ -6,20 +6,18 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
+from llm_pipeline.release.record import report_name
 
 if TYPE_CHECKING:
     from llm_pipeline.flow import ReleaseProgress
+    from llm_pipeline.store import ArtifactStore
 
 log = get_logger(__name__)
-
-
-def report_name(release_id: str, suffix: str = "html") -> str:
-    """Name of a release's report in the store."""
-    return f"releases/{release_id}/report.{suffix}"
 
 
 class ReportConfig(ConfigModel):
@@ -41,7 +39,18 @@ def run(context: StageContext[ReportConfig]) -> StageOutput:
     context.store.write_file(report_name(release_id, "json"), data.model_dump_json(indent=1).encode())
     where = f"{context.store.uri}/{report_name(release_id)}"
     log.info("report written", file=where, kilobytes=len(html) / 1e3)
+    _index(context.store, release_id)
     return StageOutput(metrics={"report": where, "bytes": len(html)}, tool_seconds=time.monotonic() - clock)
+
+
+def _index(store: ArtifactStore, release_id: str) -> None:
+    """Write the release into the index. Where that fails, its marks stay, and it is read from its records."""
+    from llm_pipeline.inspection.release_index import index_release
+
+    try:
+        index_release(store, release_id)
+    except PipelineError as error:
+        log.warning("the release is not in the index of releases", reason=str(error))
 
 
 def request(_flow: ReleaseProgress, _subject: str) -> tuple[ReportConfig, Mapping[str, ArtifactRef]]:
@@ -57,5 +66,6 @@ STAGE = Stage(
     run=run,
     environment="control",
     publishes=False,
+    changes_release=False,
     reusable=False,
 )

@@ -25,6 +25,7 @@ from llm_pipeline.hub.model_card import license_change, require_license
 from llm_pipeline.hub.sources import open_source
 from llm_pipeline.loadtest.workload_files import workload_files
 from llm_pipeline.planning.plan import plan_release
+from llm_pipeline.release.changes import changing
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 from llm_pipeline.release.execute import key_content, read_stage_record, replace_document
 from llm_pipeline.release.loading import LoadedRelease, load_release
@@ -109,8 +110,9 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
         places=loaded.places,
         created_at=datetime.now(UTC),
     )
-    write_signed(context.store, record_name(release_id), record.model_dump(mode="json"))
-    replace_document(context.store, f"releases/{release_id}/plan.json", plan.model_dump(mode="json"))
+    with changing(context.store, release_id):
+        write_signed(context.store, record_name(release_id), record.model_dump(mode="json"))
+        replace_document(context.store, f"releases/{release_id}/plan.json", plan.model_dump(mode="json"))
     log.info("release named", release=release_id, model=model.id, commit=model.commit)
     log.info("to download", files=len(model.files), megabytes=model.size / 1e6, license=model.license or "not stated")
     return StageOutput(

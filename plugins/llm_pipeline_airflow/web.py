@@ -24,11 +24,11 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.untrusted_text import html
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.inspection.listing import ReleaseRow, release_rows
-from llm_pipeline.inspection.release_artifacts import DamagedRow
+from llm_pipeline.inspection.listing import ReleaseRow
+from llm_pipeline.inspection.release_index import Releases, read_releases
 from llm_pipeline.release.loading import ConfiguredRelease, load_config
+from llm_pipeline.release.record import report_name
 from llm_pipeline.release.watch_record import read_status
-from llm_pipeline.stages.report import report_name
 from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.guarded_routes import guarded_route
 from llm_pipeline_airflow.html_page import SECURITY_HEADERS, failed, message, page, table, time
@@ -126,9 +126,10 @@ def releases(request: Request, user: GetUserDep) -> HTMLResponse:
     for uri, settings in stores.items():
         with contained(f"reading {uri}") as faults:
             found = releases_in(settings)
-            rows += [row for row in found if isinstance(row, ReleaseRow) and row.config in configs]
-            if damaged := sum(isinstance(row, DamagedRow) for row in found):
-                unread.append(f"{uri}: {damaged} documents cannot be read; `llm-pipeline ls releases` names them")
+            rows += [one.row for one in found.whole if one.row.config in configs]
+            if found.damaged:
+                which = "`llm-pipeline ls releases` names them"
+                unread.append(f"{uri}: {len(found.damaged)} documents cannot be read; {which}")
         unread += [f"{uri}: {fault}" for fault in faults]
     watches: list[WatchSummary] = []
     for name, loaded in configs.items():
@@ -146,17 +147,16 @@ _NONE_YET = "<p>No release yet: trigger a DAG whose name begins with <code>relea
 _NONE_READABLE = "<p>You may read no DAG whose name begins with <code>release__</code>.</p>"
 
 
-def releases_in(settings: StoreConfig) -> list[ReleaseRow | DamagedRow]:
+def releases_in(settings: StoreConfig) -> Releases:
     """The releases in a store, and what cannot be read, which the log names.
 
     Raises:
         Transient: The store cannot be read.
     """
-    rows = release_rows(store_to_read(settings))
-    for row in rows:
-        if isinstance(row, DamagedRow):
-            log.warning(str(row))
-    return rows
+    found = read_releases(store_to_read(settings))
+    for row in found.damaged:
+        log.warning(str(row))
+    return found
 
 
 def _readable_configs(user: Any) -> list[Path]:

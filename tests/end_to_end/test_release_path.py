@@ -17,7 +17,7 @@ from llm_pipeline.demo.airflow_services import read_access
 from llm_pipeline.demo.layout import MODEL_ID, TARGET
 from llm_pipeline.demo.services import generate, read_traffic, stop_traffic
 from llm_pipeline.planning.ladder import climbing_order
-from llm_pipeline.stages.report import report_name
+from llm_pipeline.release.record import report_name
 from llm_pipeline.store.pointers import Pointers, read_pointers
 
 from .gpu_site import gpu_site

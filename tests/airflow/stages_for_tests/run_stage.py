@@ -88,7 +88,7 @@ def output(context: StageContext, plan: dict) -> StageOutput:
         (directory / "file.txt").write_text(f"{request.stage} {request.subject}")
         artifacts[name] = Produced(kind=kind, directory=directory)
     if request.stage == "report":
-        from llm_pipeline.stages.report import report_name
+        from llm_pipeline.release.record import report_name
 
         context.store.write_file(report_name(request.release_id), b"<!doctype html><h1>the report</h1>")
     judgement = None

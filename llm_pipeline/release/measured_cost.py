@@ -1,0 +1,65 @@
+"""What a release cost: the seconds of its stages, the GPUs that they kept busy, and money where prices are named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from llm_pipeline.base.records import Frozen
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.release import ResolvedRelease
+from llm_pipeline.release.contract import StageResult
+from llm_pipeline.release.flow import step_named
+from llm_pipeline.release.record import ReleaseRecord
+from llm_pipeline.release.step import Gpus, Place
+
+_HOUR = 3600
+
+
+class MeasuredCost(Frozen):
+    """What one stage took, or several together.
+
+    Attributes:
+        seconds: One stage after another; 0 for a result that was reused.
+        gpu_hours: Of all GPUs that were kept busy.
+        price: In the deployment's currency; None where a GPU that was used has no price.
+    """
+
+    seconds: float = 0.0
+    gpu_hours: float = 0.0
+    price: float | None = 0.0
+
+    def __add__(self, other: MeasuredCost) -> MeasuredCost:
+        price = None if self.price is None or other.price is None else self.price + other.price
+        return MeasuredCost(
+            seconds=self.seconds + other.seconds, gpu_hours=self.gpu_hours + other.gpu_hours, price=price
+        )
+
+
+def busy_gpus(release: ResolvedRelease, deployment: Deployment, stage: str, subject: str) -> tuple[str, int]:
+    """The GPUs that a stage keeps busy, by their name in the catalog, and how many; an empty name for none."""
+    step, host = step_named(stage), deployment.quantization_host
+    if step is None or step.gpus is Gpus.NONE:
+        return "", 0
+    if step.place is Place.QUANTIZATION_HOST and host is not None:
+        return host.accelerator, host.count
+    if step.place is Place.TARGET_HOST:
+        target = release.target(subject.partition(":")[0])
+        return ("", 0) if target.accelerator == "cpu" else (target.accelerator, target.accelerator_count)
+    return "", 0
+
+
+def measured_cost(record: ReleaseRecord, result: StageResult) -> MeasuredCost:
+    """What a stage of a release took; a result that was reused cost its own release, not this one."""
+    if result.reused:
+        return MeasuredCost()
+    seconds = result.timings.total_seconds
+    accelerator, gpus = busy_gpus(record.release, record.deployment, result.stage, result.subject)
+    if not gpus:
+        return MeasuredCost(seconds=seconds)
+    hours, price = gpus * seconds / _HOUR, record.deployment.gpu_hour_prices.get(accelerator)
+    return MeasuredCost(seconds=seconds, gpu_hours=hours, price=None if price is None else hours * price)
+
+
+def release_cost(record: ReleaseRecord, results: Iterable[StageResult]) -> MeasuredCost:
+    """What all stages of a release took together."""
+    return sum((measured_cost(record, result) for result in results), MeasuredCost())

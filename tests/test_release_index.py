@@ -1,0 +1,158 @@
+"""The index of a store's releases: few reads, and never another answer than the records give."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from store_history import GO, NO_GO, History
+
+from llm_pipeline.base.errors import Transient
+from llm_pipeline.inspection import release_index
+from llm_pipeline.inspection.release_index import index_release, read_indexed, read_releases
+from llm_pipeline.release.changes import changed_releases, changing
+from llm_pipeline.release.record import record_name
+from llm_pipeline.retention.collection import collect_garbage
+
+
+class Counting:
+    """A store that counts what is asked of it."""
+
+    def __init__(self, store: Any) -> None:
+        self._store, self.asked = store, Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked[name] += 1
+        return getattr(self._store, name)
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> History:
+    history = History(tmp_path, keep_releases=1, keep_days=1)
+    for number in range(1, 4):
+        history.release(number)
+    read_releases(history.store)
+    return history
+
+
+def says_what_the_records_say(history: History) -> list[str]:
+    found = read_releases(history.store).whole
+    assert list(found) == sorted(
+        (read_indexed(history.store, one.row.release_id) for one in found),
+        key=lambda one: one.row.resolved_at,
+        reverse=True,
+    )
+    return [one.row.release_id for one in found]
+
+
+def fold(history: History, release_id: str) -> None:
+    index_release(history.store, release_id)
+    assert release_id not in changed_releases(history.store)
+
+
+def test_what_is_read_does_not_grow_with_the_releases(history):
+    counting = Counting(history.store)
+    assert len(read_releases(counting).whole) == 3
+    assert counting.asked == {"list_documents": 1, "read_document": 1}
+
+
+def test_a_change_is_seen_at_once_and_costs_nothing_once_it_is_in_the_index(history):
+    first = read_releases(history.store).whole[-1].row
+    with changing(history.store, first.release_id):
+        history.stage(first.release_id, "load_test", "cpu", judgement=NO_GO)
+    assert read_releases(history.store).whole[-1].row.verdict == "NO_GO"
+    fold(history, first.release_id)
+    counting = Counting(history.store)
+    assert read_releases(counting).whole[-1].row.verdict == "NO_GO"
+    assert counting.asked["read_document"] == 1
+
+
+def test_a_new_release_is_shown_before_any_of_its_stages_has_ended(history):
+    history.pass_days(1)
+    with changing(history.store, "tiny-00000004-00000064"):
+        release_id = history.resolve(4)
+        assert says_what_the_records_say(history)[0] == release_id
+
+
+@pytest.mark.parametrize("when", ["before the change", "after the change"])
+def test_a_process_that_dies_while_it_changes_a_release_makes_no_page_lie(history, when):
+    first = read_releases(history.store).whole[-1].row.release_id
+    change = changing(history.store, first)
+    change.__enter__()  # and no end: the process is gone
+    if when == "after the change":
+        history.stage(first, "load_test", "cpu", judgement=NO_GO)
+    index_release(history.store, first)
+    history.stage(first, "canary", "cpu:5", judgement=NO_GO)  # the request of the dead one arrives late
+    assert read_releases(history.store).whole[-1].verdicts["canary cpu:5"] == "NO_GO"
+    says_what_the_records_say(history)
+
+
+def test_a_change_while_the_index_is_written_stays_marked_or_is_in_it(history, monkeypatch):
+    first = read_releases(history.store).whole[-1].row.release_id
+    with changing(history.store, first):
+        history.stage(first, "load_test", "cpu", judgement=GO)
+    read, changes = read_indexed, iter(["canary cpu:5", "canary cpu:100"])
+
+    def slowly(store: Any, release_id: str) -> Any:
+        found = read(store, release_id)
+        for change in changes:  # between the reading and the writing: another process
+            stage, subject = change.split()
+            with changing(store, release_id):
+                history.stage(release_id, stage, subject, judgement=NO_GO)
+            if subject == "cpu:5":
+                index_release(store, release_id)
+        return found
+
+    monkeypatch.setattr(release_index, "read_indexed", slowly)
+    index_release(history.store, first)
+    monkeypatch.undo()
+    assert {"canary cpu:5", "canary cpu:100"} <= read_releases(history.store).whole[-1].verdicts.keys()
+    says_what_the_records_say(history)
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{"revision": "1", "value": {"format": 0, "releases": {}}}'])
+def test_an_index_that_is_missing_damaged_or_of_another_format_is_made_anew(history, content):
+    file = history.root / "store/index/releases.json"
+    file.unlink() if content is None else file.write_bytes(content)
+    assert len(says_what_the_records_say(history)) == 3
+    counting = Counting(history.store)
+    read_releases(counting)
+    assert counting.asked["read_document"] == 1
+
+
+def test_a_release_that_was_removed_is_not_shown(history):
+    history.pass_days(30)
+    with changing(history.store, "tiny-00000005-00000064"):
+        last = history.release(5)
+    collect_garbage(history.deployment, delete=True, now=history.now)
+    assert says_what_the_records_say(history) == [last]
+    assert not changed_releases(history.store)
+
+
+def test_a_damaged_release_is_told_each_time_and_shown_once_it_is_mended(history):
+    (history.root / "store/index/releases.json").unlink()
+    name = record_name("tiny-00000002-00000064")
+    file = history.root / "store" / name
+    whole = file.read_bytes()
+    file.write_bytes(b"{")
+    for _ in range(2):
+        found = read_releases(history.store)
+        assert (len(found.whole), len(found.damaged)) == (2, 1)
+    file.write_bytes(whole)
+    assert len(read_releases(history.store).whole) == 3
+
+
+def test_a_store_that_cannot_be_written_is_read_all_the_same(history, monkeypatch):
+    (history.root / "store/index/releases.json").unlink()
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise Transient("read only")
+
+    monkeypatch.setattr(type(history.store), "write_document", refuse)
+    assert len(read_releases(history.store).whole) == 3
