@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from llm_pipeline.adapters.tensorrt_llm.trtllm_build.command import render_build_command
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import EngineBuilderName, Target
 from llm_pipeline.engines.llm_args.checking import check_llm_args
 from llm_pipeline.engines.llm_args.rendering import render_llm_args
-from llm_pipeline.engines.trtllm_build.command import render_build_command
 from llm_pipeline.serving.kubernetes_manifests import (
     ServedRelease,
     ServingManifestOptions,

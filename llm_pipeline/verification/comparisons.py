@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from llm_pipeline.adapters.tensorrt_llm.trtllm_build.command import BuildFlag, build_flags, removed_flags
 from llm_pipeline.engines.llm_args.recorded_schema import Node
-from llm_pipeline.engines.trtllm_build.command import BuildFlag, build_flags, removed_flags
 
 _OPTION = re.compile(r"^ {2}(?=-)")
 _NAME = re.compile(r"--[\w-]+")

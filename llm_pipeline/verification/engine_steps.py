@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from llm_pipeline.adapters.tensorrt_llm.trtllm_build.command import PROGRAM
+from llm_pipeline.adapters.tensorrt_llm.trtllm_build.output_check import CONFIG_FILE
+from llm_pipeline.adapters.tensorrt_llm.trtllm_build.progress import blames_timing_cache
 from llm_pipeline.artifacts.engine_description import EngineFacts
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.catalog.runtime_versions import engine_problem
 from llm_pipeline.config.target import EngineBuilderName
 from llm_pipeline.engines import tool_process
 from llm_pipeline.engines.builder import engine_builder
-from llm_pipeline.engines.trtllm_build.command import PROGRAM
-from llm_pipeline.engines.trtllm_build.output_check import CONFIG_FILE
-from llm_pipeline.engines.trtllm_build.progress import blames_timing_cache
 from llm_pipeline.verification.bench import Bench, PreparedCheckpoint
 from llm_pipeline.verification.comparisons import flag_differences, read_help
 from llm_pipeline.verification.report import Seen, Skipped

@@ -13,11 +13,12 @@ import pytest
 from pydantic import ValidationError
 from trtllm_checkpoint import write_trtllm_checkpoint
 
-from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
-from llm_pipeline.config.target import Target
-from llm_pipeline.engines.failures import classify_failure
-from llm_pipeline.engines.trtllm_build.checkpoint import CheckpointConfig, read_build_checkpoint, refuse_other_ranks
-from llm_pipeline.engines.trtllm_build.command import (
+from llm_pipeline.adapters.tensorrt_llm.trtllm_build.checkpoint import (
+    CheckpointConfig,
+    read_build_checkpoint,
+    refuse_other_ranks,
+)
+from llm_pipeline.adapters.tensorrt_llm.trtllm_build.command import (
     build_flags,
     command_problems,
     flag_problems,
@@ -25,13 +26,16 @@ from llm_pipeline.engines.trtllm_build.command import (
     removed_flags,
     render_build_command,
 )
-from llm_pipeline.engines.trtllm_build.output_check import (
+from llm_pipeline.adapters.tensorrt_llm.trtllm_build.output_check import (
     check_engine,
     context_attention,
     predict_config,
     refuse_lost_features,
 )
-from llm_pipeline.engines.trtllm_build.progress import BuildProgress, TimingCache, blames_timing_cache
+from llm_pipeline.adapters.tensorrt_llm.trtllm_build.progress import BuildProgress, TimingCache, blames_timing_cache
+from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
+from llm_pipeline.config.target import Target
+from llm_pipeline.engines.failures import classify_failure
 
 DOUBLES = Path(__file__).parents[1] / "doubles"
 

@@ -14,10 +14,10 @@ pytest.importorskip("modelopt")
 import exports
 from safetensors.torch import load_file, save_file
 
+from llm_pipeline.adapters.tensorrt_llm.trtllm_build.checkpoint import read_build_checkpoint
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.config.quantization import CheckpointRanks
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.trtllm_build.checkpoint import read_build_checkpoint
 from llm_pipeline.quantization.divisibility import DecoderSizes, read_decoder_sizes, refuse_uneven_ranks
 from llm_pipeline.quantization.modelopt_configs import modelopt_config
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import check_tensorrt_llm_checkpoint, export_tensorrt_llm

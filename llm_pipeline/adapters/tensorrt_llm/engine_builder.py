@@ -16,6 +16,21 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+from llm_pipeline.adapters.tensorrt_llm.trtllm_build.checkpoint import BuildCheckpoint, read_build_checkpoint
+from llm_pipeline.adapters.tensorrt_llm.trtllm_build.command import (
+    PROGRAM,
+    architecture_problems,
+    build_settings,
+    refuse_illegal_flags,
+    render_build_command,
+)
+from llm_pipeline.adapters.tensorrt_llm.trtllm_build.output_check import (
+    check_engine,
+    engine_rank_bytes,
+    predict_config,
+    refuse_lost_features,
+)
+from llm_pipeline.adapters.tensorrt_llm.trtllm_build.progress import BuildProgress, TimingCache
 from llm_pipeline.artifacts.checkpoint_files import copy_companions
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
 from llm_pipeline.artifacts.host_facts import HostFacts, read_host_facts
@@ -28,21 +43,6 @@ from llm_pipeline.config.target import Parallelism, Target
 from llm_pipeline.engines.builder import BuildInputs
 from llm_pipeline.engines.failures import BuildFailed
 from llm_pipeline.engines.tool_process import run_tool
-from llm_pipeline.engines.trtllm_build.checkpoint import BuildCheckpoint, read_build_checkpoint
-from llm_pipeline.engines.trtllm_build.command import (
-    PROGRAM,
-    architecture_problems,
-    build_settings,
-    refuse_illegal_flags,
-    render_build_command,
-)
-from llm_pipeline.engines.trtllm_build.output_check import (
-    check_engine,
-    engine_rank_bytes,
-    predict_config,
-    refuse_lost_features,
-)
-from llm_pipeline.engines.trtllm_build.progress import BuildProgress, TimingCache
 
 log = get_logger(__name__)
 

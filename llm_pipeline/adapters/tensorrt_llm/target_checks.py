@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
+from llm_pipeline.adapters.tensorrt_llm.trtllm_build.checkpoint import refuse_other_ranks
+from llm_pipeline.adapters.tensorrt_llm.trtllm_build.command import PROGRAM, command_problems
+from llm_pipeline.adapters.tensorrt_llm.trtllm_build.output_check import refuse_lost_features
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.catalog.runtime_versions import Problem, known_versions, version_order
 from llm_pipeline.catalog.tables import containers, find_gpu
@@ -15,9 +18,6 @@ from llm_pipeline.config.quantization import CheckpointRanks, KvCacheFormat, Qua
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.llm_args.recorded_schema import dialect_of
 from llm_pipeline.engines.llm_args.rendering import render_llm_args
-from llm_pipeline.engines.trtllm_build.checkpoint import refuse_other_ranks
-from llm_pipeline.engines.trtllm_build.command import PROGRAM, command_problems
-from llm_pipeline.engines.trtllm_build.output_check import refuse_lost_features
 from llm_pipeline.planning.formats import Support
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import (
     refuse_unsupported_tensorrt_llm_checkpoint,

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llm_pipeline.adapters.tensorrt_llm.trtllm_build.checkpoint import BuildCheckpoint, CheckpointConfig
+from llm_pipeline.adapters.tensorrt_llm.trtllm_build.command import FlagValue, build_settings, find_flag, is_on
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.json_document import read_object
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.trtllm_build.checkpoint import BuildCheckpoint, CheckpointConfig
-from llm_pipeline.engines.trtllm_build.command import FlagValue, build_settings, find_flag, is_on
 
 Settings = Mapping[str, FlagValue]
 Legal = tuple[FlagValue | None, ...]

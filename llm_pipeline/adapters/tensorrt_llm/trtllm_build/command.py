@@ -148,7 +148,9 @@ def is_on(value: FlagValue | None) -> bool:
 @cache
 def _table() -> dict[str, Any]:
     text = (
-        files("llm_pipeline.engines.trtllm_build").joinpath("data/trtllm_build_flags.json").read_text(encoding="utf-8")
+        files("llm_pipeline.adapters.tensorrt_llm.trtllm_build")
+        .joinpath("data/trtllm_build_flags.json")
+        .read_text(encoding="utf-8")
     )
     table: dict[str, Any] = json.loads(text)
     return table
