@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -40,6 +42,17 @@ def end(site, number: signal.Signals) -> None:
     while process.alive and not detached.process_is_stopped(process.pid, process.start_ticks):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def listening(port: int) -> socket.socket:
+    """What holds a port, as soon as nothing else does."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return socket.create_server(("127.0.0.1", port))
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 def answered_by(site) -> str:
@@ -97,6 +110,14 @@ def test_two_who_notice_at_once_start_one(site) -> None:
         watchers = [router_as_it_is(site.place, site.slots, site.router_state) for _ in range(4)]
         done = list(threads.map(lambda watcher: watcher.revive(), watchers))
     assert sorted(done, key=str) == ["Envoy had ended and was restarted", None, None, None]
+    assert answered_by(site) == "blue"
+
+
+def test_a_router_that_was_killed_is_started_when_its_ports_are_free(site) -> None:
+    """The kernel takes its time with the last threads of a process that was killed."""
+    end(site, signal.SIGKILL)
+    threading.Timer(0.5, listening(site.place.admin_port).close).start()
+    site.start_router()
     assert answered_by(site) == "blue"
 
 

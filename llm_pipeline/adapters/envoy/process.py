@@ -33,7 +33,7 @@ log = get_logger(__name__)
 
 LARGEST_ACCESS_LOG_BYTES = 64 * 1024 * 1024
 _REVIVAL_SECONDS = 15.0
-_RELEASE_SECONDS = 5.0
+_RELEASE_SECONDS = 15.0
 _INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ")  # never a token: it faces the users
 
 
@@ -94,7 +94,10 @@ class StartedEnvoy(EnvoyRouter):
             RouterUnavailable: It does not become live in time, or refuses its routes.
         """
         place, files = cast("EnvoyPlace", self.place), self.files
-        self._require_free_ports()
+        if detached.load(files.record) is None:
+            self._require_free_ports()
+        else:  # it had ended, maybe this moment
+            self._await_free_ports()
         self.write_configuration(initial)
         self.note_place()
         _rotate(files.access_log)
@@ -152,7 +155,6 @@ class StartedEnvoy(EnvoyRouter):
                 os.kill(process.pid, signal.SIGKILL)
             detached.stop(process)
             log.error("the router is not running: restarting it", pid=process.pid, frozen=frozen)
-            self._await_free_ports()
             self.start(self.read()[0], _REVIVAL_SECONDS)
         return "Envoy was frozen and was replaced" if frozen else "Envoy had ended and was restarted"
 
