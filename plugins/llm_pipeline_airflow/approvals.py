@@ -21,7 +21,7 @@ from llm_pipeline.release.loading import load_config
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.decision_trigger import AwaitedAnswer, DecisionTrigger
 from llm_pipeline_airflow.logs import get_logger
-from llm_pipeline_airflow.notifications import ReleaseNotifier, attempt_of
+from llm_pipeline_airflow.notifications import ReleaseNotifier, attempt_of, reminder_of
 from llm_pipeline_airflow.operators import RELEASE_ID_TEMPLATE
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from llm_pipeline_airflow.notifications import Happened
 
 log = get_logger(__name__)
+
+_REMINDED_AFTER = 0.75
+"""The part of the time to answer after which people are told again."""
 
 _FOR_THE_TRIGGER = timedelta(minutes=10)
 """The trigger has so much longer than the human; without a triggerer Airflow fails the task then."""
@@ -79,13 +82,15 @@ class DecisionOperator(ApprovalOperator):
         try:
             return super().execute(context)
         except TaskAwaitingInput as wait:  # of Airflow's form alone: the answers in the store would not be seen
-            timeout = self.response_timeout or timedelta(0)
+            timeout, now = self.response_timeout or timedelta(0), datetime.now(UTC)
             trigger = DecisionTrigger(
                 ti_id=str(context["ti"].id),
                 awaited=awaited.model_dump_json(),
                 yes=self.APPROVE,
                 no=self.REJECT,
-                until=(datetime.now(UTC) + timeout).isoformat(),
+                until=(now + timeout).isoformat(),
+                reminder=reminder_of(context),
+                remind_at=(now + _REMINDED_AFTER * timeout).isoformat(),
             )
             self.defer(trigger=trigger, method_name=wait.method_name, timeout=timeout + _FOR_THE_TRIGGER)
 

@@ -20,6 +20,8 @@ from asgiref.sync import sync_to_async
 
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.store import Store
+from llm_pipeline.notifications.event import Event
+from llm_pipeline.notifications.stream import append
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.logs import get_logger
@@ -59,10 +61,15 @@ class DecisionTrigger(BaseTrigger):
         yes: The form's option for an approval.
         no: Its option for a denial, and for no answer in time.
         until: When the time is over, in ISO 8601.
+        reminder: The event as JSON that tells people of the question again; empty for none.
+        remind_at: When, in ISO 8601.
     """
 
-    def __init__(self, ti_id: str, awaited: str, yes: str, no: str, until: str) -> None:
+    def __init__(
+        self, *, ti_id: str, awaited: str, yes: str, no: str, until: str, reminder: str = "", remind_at: str = ""
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.reminder, self.remind_at = reminder, remind_at
         self.ti_id, self.yes, self.no, self.until = str(ti_id), yes, no, until
         self._json = awaited
         self.awaited = AwaitedAnswer.model_validate_json(awaited)
@@ -70,18 +77,23 @@ class DecisionTrigger(BaseTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The class and its arguments; see `BaseTrigger`."""
-        arguments = {"ti_id": self.ti_id, "awaited": self._json, "yes": self.yes, "no": self.no, "until": self.until}
+        names = ("ti_id", "yes", "no", "until", "reminder", "remind_at")
+        arguments = {"awaited": self._json, **{name: getattr(self, name) for name in names}}
         return "llm_pipeline_airflow.decision_trigger.DecisionTrigger", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look every few seconds; a store that cannot be read now is asked again."""
+        """Look every few seconds; a store that cannot be read now is asked again. People are reminded once."""
         approved, until = None, datetime.fromisoformat(self.until)
+        remind_at = datetime.fromisoformat(self.remind_at) if self.reminder else until
         while approved is None and datetime.now(UTC) < until:
             await asyncio.sleep(LOOK_SECONDS)
             with contained(f"reading {self.awaited.document}") as faults:
                 approved = await asyncio.to_thread(self._look)
             for fault in faults:
                 log.warning("cannot read whether the question was answered: %s", fault)
+            if approved is None and remind_at <= datetime.now(UTC) < until:
+                await asyncio.to_thread(self._remind)
+                remind_at = until
         chosen = [self.yes if approved else self.no]
         await self._close_form(chosen)
         yield TriggerEvent(  # type: ignore[no-untyped-call]
@@ -98,6 +110,14 @@ class DecisionTrigger(BaseTrigger):
         self._store = self._store or open_store(self.awaited.store)
         document = self._store.read_document(self.awaited.document)
         return self.awaited.found(document.value) if document is not None else None
+
+    def _remind(self) -> None:
+        """Write the reminder down; the guard sends it. A triggerer that starts again writes the same one."""
+        with contained("reminding people of the question") as faults:
+            event = Event.model_validate_json(self.reminder)
+            append(open_store(self.awaited.store), [event.model_copy(update={"at": datetime.now(UTC)})])
+        for fault in faults:
+            log.warning("nobody is reminded of the question: %s", fault)
 
     async def _close_form(self, chosen: list[str]) -> None:
         """Answer the form, so that nobody is asked any more."""

@@ -272,6 +272,20 @@ def test_a_question_that_waits_is_told_with_its_page_and_how_to_answer_and_so_is
     assert [event.why for event in read(flow.store, after=question.number)] == ["denied by bob"]
 
 
+def test_people_are_reminded_once_of_a_question_before_its_time_is_over(flow, trigger, closed_forms) -> None:
+    asked_at, until = (datetime.fromisoformat(text) for text in (trigger.remind_at, trigger.until))
+    assert asked_at < until
+    number = [event.number for event in read(flow.store)][-1]
+    for _ in range(2):  # the triggerer starts again
+        trigger.remind_at = datetime.now(UTC).isoformat()
+        with pytest.raises(TimeoutError):
+            fired(trigger, 0.5)
+    (told,) = read(flow.store, after=number)
+    assert (told.kind, told.severity) == ("deadline", "warning")
+    assert told.title == "Still waiting for a person: Promote demo/tiny to production on cpu-a, cpu-b?"
+    assert f"`llm-pipeline approve {RELEASE} [--deny]`" in told.next_action
+
+
 @pytest.mark.parametrize(("approved", "option"), [(True, "Approve"), (False, "Reject")])
 def test_an_answer_on_the_command_line_ends_a_form_that_already_waits(task, trigger, closed_forms, approved, option):
     flow = task.flow()
