@@ -114,6 +114,7 @@ _OURS: Mapping[Group, Mapping[str, str]] = {
     "notifications": {
         "webhook": "llm_pipeline.adapters.webhook.adapter:ADAPTER",
         "email": "llm_pipeline.adapters.email.adapter:ADAPTER",
+        "apprise": "llm_pipeline.adapters.apprise.adapter:ADAPTER",
     },
 }
 

@@ -43,6 +43,7 @@ EXTRAS: Mapping[str, frozenset[str]] = {
     "store-s3": frozenset({"boto3", "botocore"}),
     "docker": frozenset({"docker", "requests"}),
     "kubernetes": frozenset({"kubernetes"}),
+    "apprise": frozenset({"apprise"}),
     "signing": frozenset({"OpenSSL", "cryptography", "model_signing", "sigstore"}),
     "tensorrt-llm": frozenset({"tensorrt_llm"}),
 }

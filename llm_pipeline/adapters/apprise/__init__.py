@@ -1,0 +1,1 @@
+"""Notifications by Apprise: Teams, PagerDuty, Opsgenie, SMS and some hundred services more."""
