@@ -20,7 +20,7 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_deployment
 from llm_pipeline.config.target import Target
 from llm_pipeline.operations.airflow_pools import airflow_pools
-from llm_pipeline.operations.doctor import Check, examine
+from llm_pipeline.operations.doctor import Check, _runtimes, examine
 from llm_pipeline.store import open_store
 from llm_pipeline.store.places import hand_over, settle_place
 from llm_pipeline.store.pointer_writing import write_pointers
@@ -225,6 +225,26 @@ def test_a_router_that_is_not_ours_to_close_is_a_warning(deployment_file: Path, 
     _, checks = doctor(broken(deployment_file, places={"cpu": {**place, "router": router}}), capsys)
     assert checks["users' port of cpu"]["state"] == "warning"
     assert "gRPC" in checks["users' port of cpu"]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "state", "says"),
+    [
+        ("echo 2026.1", "ok", "openvino-genai 2026.1 in environment model"),
+        ("exit 1", "warning", "python has no openvino-genai"),
+    ],
+)
+def test_an_engine_that_is_a_package_is_looked_for_where_triton_runs_the_models_code(
+    deployment_file: Path, tmp_path: Path, answers: str, state: str, says: str
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{answers}\n")
+    python.chmod(0o755)
+    broken(deployment_file, environments={"control": sys.executable, "model": str(python)})
+    cpu = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu")
+    (found,) = _runtimes(load_deployment(deployment_file), [cpu, *targets()])
+    assert (found.subject, found.state) == ("runtime of cpu", state)
+    assert says in found.detail
 
 
 def test_modules_that_tasks_need_are_looked_for_where_models_are_evaluated(deployment_file: Path) -> None:

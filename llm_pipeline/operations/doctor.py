@@ -26,6 +26,7 @@ from llm_pipeline.canary.watchdog import RECENT_SECONDS, is_guarded
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.target import Target
+from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.operations.airflow_pools import airflow_pools, pool_problem, slots_needed
 from llm_pipeline.operations.place_status import Health
 from llm_pipeline.operations.status import deployment_status
@@ -43,6 +44,7 @@ _START_SECONDS = 60
 _FIND_MODULES = (
     "import sys; from importlib.util import find_spec; print(*[name for name in sys.argv[1:] if not find_spec(name)])"
 )
+_VERSION = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
 _LITTLE_DISK = 20e9
 
 
@@ -80,6 +82,7 @@ def examine(
             subject="deployment", state="ok", detail=f"{deployment.name}: {', '.join(deployment.places) or 'no place'}"
         ),
         *_adapters(deployment, targets),
+        *_runtimes(deployment, targets),
         *_task_modules(deployment, task_modules),
         _attempt("store", lambda: _store(deployment)),
         *_directories(deployment),
@@ -141,6 +144,33 @@ def _named(deployment: Deployment, targets: Sequence[Target]) -> Iterator[tuple[
         yield f"notifications by {name}", "notifications", channel.kind, channel
     for target in targets:
         yield f"engine of {target.name}", "engines", target.engine, target.engine_options
+
+
+def _runtimes(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Check]:
+    """Engines that are Python packages: their versions where the servers of this host run the models' code.
+
+    A warning at most: a target's servers may be on another host than this one.
+    """
+    for target in targets:
+        engine, place = engine_adapter(target.engine), deployment.places.get(target.name)
+        if engine.beside_triton and place is not None and place.servers_here():
+            look = partial(_runtime, deployment, place.environment, engine.runtime)
+            found = _attempt(f"runtime of {target.name}", look)
+            yield found if found.state == "ok" else found.model_copy(update={"state": "warning"})
+
+
+def _runtime(deployment: Deployment, environment: str, distribution: str) -> str:
+    python = deployment.interpreter(environment)
+    try:
+        found = subprocess.run(
+            [python, "-c", _VERSION, distribution], capture_output=True, text=True, timeout=_START_SECONDS, check=True
+        )
+    except subprocess.CalledProcessError as error:
+        hint = "install it there: the models' code in Triton imports it"
+        raise Unsupported(f"{python} has no {distribution}", where=f"environment {environment}", hint=hint) from error
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Unsupported(f"{python} does not start: {error}", where=f"environment {environment}") from error
+    return f"{distribution} {found.stdout.strip()} in environment {environment}"
 
 
 def _task_modules(deployment: Deployment, needed: Mapping[str, Sequence[str]]) -> Iterator[Check]:
