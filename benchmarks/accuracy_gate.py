@@ -39,8 +39,7 @@ from accuracy_gate_real import (
 )
 from goals import at_least, at_most
 
-from llm_pipeline.accuracy.looks import LookPlan
-from llm_pipeline.accuracy.power import expected_items, items_needed
+from llm_pipeline.accuracy.looks import LookPlan, expected_items, items_needed
 from llm_pipeline.accuracy.rehearsal import plan_looks
 
 ALPHA = 1 - CONFIDENCE

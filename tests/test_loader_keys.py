@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.artifacts.checkpoint_directory import check_directory, check_document
-from llm_pipeline.artifacts.loader_keys import followed_keys
+from llm_pipeline.artifacts.checkpoint_directory import check_directory, check_document, followed_keys
 from llm_pipeline.base.errors import IntegrityError
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -27,7 +27,7 @@ from benchmarks.goals import goal
 from benchmarks.gpu.held_memory import held
 from benchmarks.gpu.quantize_stage import Bench, prepare, recipe, run_stage
 from llm_pipeline.config.quantization import QuantizationRecipe
-from llm_pipeline.quantization.model_placement import place, weight_bytes
+from llm_pipeline.quantization.device_memory import place, weight_bytes
 from llm_pipeline.release.contract import StageFailure, StageResult
 
 BATCH, TOKENS = 128, 512

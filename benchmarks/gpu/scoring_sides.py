@@ -71,8 +71,7 @@ def _ours(place: Path) -> dict[str, Any]:
     import torch
 
     from benchmarks.whole_evaluation import evaluate_checkpoint
-    from llm_pipeline.accuracy.batch_size import BatchSize
-    from llm_pipeline.accuracy.shared_prefix import score_continuations
+    from llm_pipeline.accuracy.shared_prefix import BatchSize, score_continuations
     from llm_pipeline.config.release import Evaluation
     from llm_pipeline.quantization.readback import load_model
 

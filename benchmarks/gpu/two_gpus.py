@@ -18,7 +18,7 @@ import torch
 from benchmarks.goals import goal
 from benchmarks.gpu.held_memory import held
 from benchmarks.gpu.quantize_stage import prepare, recipe, run_stage
-from llm_pipeline.quantization.model_placement import weight_bytes
+from llm_pipeline.quantization.device_memory import weight_bytes
 from llm_pipeline.release.contract import StageFailure
 
 SAMPLES, TOKENS, BATCH = 128, 512, 16

@@ -27,8 +27,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from llm_pipeline.accuracy.evaluation import PLAIN, Scoring
 from llm_pipeline.accuracy.paired import TaskPairs, pair_items, pool
-from llm_pipeline.accuracy.score_scale import PLAIN, Scoring
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge

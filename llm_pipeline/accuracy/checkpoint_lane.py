@@ -13,16 +13,15 @@ from llm_pipeline.accuracy.chat_template import ChatTemplate
 from llm_pipeline.accuracy.evaluation import (
     EvaluationSummary,
     NoiseFloor,
+    Scoring,
     read_summary,
     refuse_other_harness,
     summarise,
     write_evaluation,
 )
-from llm_pipeline.accuracy.item_runner import Asking
+from llm_pipeline.accuracy.item_runner import Asking, SavedItems
 from llm_pipeline.accuracy.looks import LookPlan, evaluation_order
 from llm_pipeline.accuracy.rehearsal import plan_looks
-from llm_pipeline.accuracy.saved_items import SavedItems
-from llm_pipeline.accuracy.score_scale import Scoring
 from llm_pipeline.artifacts.items import ScoredItem, read_items
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError

@@ -15,6 +15,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from llm_pipeline.accuracy.evaluation import PLAIN, Scoring
+from llm_pipeline.accuracy.looks import TYPICAL_FLIPS, items_needed
 from llm_pipeline.accuracy.paired import (
     Comparison,
     Interval,
@@ -23,8 +25,6 @@ from llm_pipeline.accuracy.paired import (
     bound_losses,
     compare,
 )
-from llm_pipeline.accuracy.power import TYPICAL_FLIPS, items_needed
-from llm_pipeline.accuracy.score_scale import PLAIN, Scoring
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.policy import AccuracyPolicy

@@ -25,8 +25,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from llm_pipeline.accuracy.batch_size import BatchSize, sequences_that_fit
-from llm_pipeline.accuracy.shared_prefix import score_continuations, why_not_shared
+from llm_pipeline.accuracy.shared_prefix import BatchSize, score_continuations, sequences_that_fit, why_not_shared
 from llm_pipeline.artifacts.checkpoint_loading import load_tokenizer
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.base.logging import get_logger

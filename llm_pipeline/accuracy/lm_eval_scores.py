@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from llm_pipeline.accuracy.lm_eval_tasks import LoadedTasks, task_failure
-from llm_pipeline.accuracy.prompt_style import options_of
+from llm_pipeline.accuracy.lm_eval_tasks import LoadedTasks, options_of, task_failure
 from llm_pipeline.accuracy.task_metrics import Described, ItemScore, choose_filter, choose_metric
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.release import Evaluation, TaskOptions

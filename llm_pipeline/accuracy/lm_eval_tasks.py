@@ -1,4 +1,4 @@
-"""lm-eval's task manager over a directory of task files, wherever it lies, without a network and without a cache."""
+"""lm-eval's tasks from a directory of task files, without a network and without a cache, and how each is prompted."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_pipeline.accuracy.chat_template import ChatTemplate
 from llm_pipeline.accuracy.dataset_calls import SPLIT_FIELDS
 from llm_pipeline.accuracy.eval_data import read_from
 from llm_pipeline.accuracy.evaluation import DataRead, TaskGroup
 from llm_pipeline.accuracy.task_data import data_files, inside, read_documents
-from llm_pipeline.accuracy.task_files import TaskCode, TaskDirectory, TaskFile, read_task_directory
+from llm_pipeline.accuracy.task_files import (
+    TaskCode,
+    TaskDirectory,
+    TaskFile,
+    read_task_directory,
+    refuse_generated_code,
+)
 from llm_pipeline.accuracy.task_metrics import TaskMetric
 from llm_pipeline.base.errors import ConfigError, PipelineError, unless_io
-from llm_pipeline.config.release import Evaluation
+from llm_pipeline.config.release import Evaluation, TaskOptions
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
-
 
 _LONGEST_REASON = 300
 
@@ -159,11 +165,7 @@ def _permit_generated_code(configurations: Mapping[str, Mapping[str, Any]], eval
         os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # what the metric itself asks for
         return
     os.environ.pop("HF_ALLOW_CODE_EVAL", None)
-    if unsafe := [name for name, configuration in configurations.items() if configuration.get("unsafe_code")]:
-        raise ConfigError(
-            f"{', '.join(unsafe)} runs code that the model writes, on the machine that evaluates",
-            hint="set evaluation.allow_generated_code: true if that machine may, or leave the task out",
-        )
+    refuse_generated_code([name for name, configuration in configurations.items() if configuration.get("unsafe_code")])
 
 
 def task_failure(error: Exception, what: str, where: str) -> PipelineError:
@@ -244,3 +246,82 @@ def _with_code(root: Path, value: Any) -> Any:
         return _import_func_in_yml(value.reference, value.directory)
     except Exception as error:
         raise task_failure(error, "a task's own Python cannot be loaded", where) from error
+
+
+@dataclass(frozen=True)
+class PromptStyle:
+    """How the prompts of one task are made.
+
+    Attributes:
+        few_shots: Solved examples in each prompt.
+        chat: The chat format; None for plain text.
+        system_instruction: Before every prompt; None for none.
+        multiturn: In the chat format, examples are turns of their own.
+    """
+
+    few_shots: int
+    chat: ChatTemplate | None
+    system_instruction: str | None
+    multiturn: bool
+
+    @property
+    def request_options(self) -> dict[str, Any]:
+        """The same for lm-eval's `build_all_requests`."""
+        if self.chat is None:
+            return {"system_instruction": self.system_instruction}
+        return {
+            "system_instruction": self.system_instruction,
+            "apply_chat_template": True,
+            "fewshot_as_multiturn": self.multiturn,
+            "chat_template": self.chat.render,
+        }
+
+
+def prompt_style(
+    name: str, task: Any, loaded: LoadedTasks, evaluation: Evaluation, chat: ChatTemplate | None
+) -> PromptStyle:
+    """How a task is asked; the number of its examples is set in lm-eval's task.
+
+    Raises:
+        ConfigError: The task fixes its examples, or the model lacks the chat format that is asked for.
+    """
+    options = options_of(name, loaded, evaluation)
+    wanted = evaluation.chat_template if options.chat_template is None else options.chat_template
+    if wanted is True and chat is None:
+        raise ConfigError(
+            "the checkpoint's tokenizer has no chat template",
+            where=f"task {name}",
+            hint="set evaluation.chat_template to false, or to auto",
+        )
+    used = chat if wanted is True or (wanted == "auto" and task.OUTPUT_TYPE == "generate_until") else None
+    if used is not None and evaluation.system_instruction:
+        used.refuse_without_system_turn()
+    return PromptStyle(
+        few_shots=_few_shots(name, task, options.num_fewshot),
+        chat=used,
+        system_instruction=evaluation.system_instruction,
+        multiturn=evaluation.fewshot_as_multiturn,
+    )
+
+
+def options_of(task: str, loaded: LoadedTasks, evaluation: Evaluation) -> TaskOptions:
+    """What the release config says of a task, by its own name before that of a group or tag that it is in."""
+    outer = [group.name for group in reversed(loaded.groups_of(task))]
+    tags = [name for name, tasks in loaded.labels.items() if task in tasks]
+    stated: dict[str, Any] = {}
+    for name in (*tags, *outer, task):
+        if name in evaluation.task_options:
+            stated |= evaluation.task_options[name].model_dump(exclude_none=True)
+    return TaskOptions(**stated)
+
+
+def _few_shots(name: str, task: Any, wanted: int | None) -> int:
+    own = task.get_config("num_fewshot")
+    if own == 0 and wanted:
+        raise ConfigError(
+            f"task {name} takes no examples: its file says num_fewshot: 0",
+            hint=f"leave evaluation.task_options.{name}.num_fewshot out",
+        )
+    number = int(own or 0) if wanted is None else wanted
+    task.set_config(key="num_fewshot", value=number)
+    return number

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_pipeline.accuracy.score_scale import PLAIN, SHARES, ScoreScale, Scoring
+from llm_pipeline.accuracy.evaluation import PLAIN, SHARES, ScoreScale, Scoring
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import Frozen

@@ -30,9 +30,8 @@ os.environ.setdefault("TQDM_DISABLE", "1")  # a task log has lines, not bars
 from llm_pipeline.accuracy.chat_template import ChatTemplate
 from llm_pipeline.accuracy.document_clusters import EACH_BY_ITSELF, document_clusters
 from llm_pipeline.accuracy.lm_eval_scores import apply_filters, item_scores, scored_values
-from llm_pipeline.accuracy.lm_eval_tasks import LoadedTasks, load_tasks, task_failure
-from llm_pipeline.accuracy.prompt_style import PromptStyle, prompt_style
-from llm_pipeline.accuracy.saved_items import Place
+from llm_pipeline.accuracy.lm_eval_tasks import LoadedTasks, PromptStyle, load_tasks, prompt_style, task_failure
+from llm_pipeline.accuracy.looks import Place
 from llm_pipeline.accuracy.task_metrics import ItemScore
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.digest import sha256_json

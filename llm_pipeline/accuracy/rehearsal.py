@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from llm_pipeline.accuracy.evaluation import TaskGroup
 from llm_pipeline.accuracy.gate import is_only_for_harm
-from llm_pipeline.accuracy.looks import LookPlan
-from llm_pipeline.accuracy.power import TYPICAL_FLIPS
+from llm_pipeline.accuracy.looks import TYPICAL_FLIPS, LookPlan
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.statistics.evalue import log_mixture, wealth_needed
 from llm_pipeline.statistics.spending import IMPROBABLE, boundaries, late

@@ -22,10 +22,10 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from statistics import NormalDist
 
+from llm_pipeline.accuracy.evaluation import PLAIN, Scoring
 from llm_pipeline.accuracy.gate import AT_ONCE, DecisionRule, is_only_for_harm, judge_pairs
 from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.paired import TaskPairs, pair_items, pool
-from llm_pipeline.accuracy.score_scale import PLAIN, Scoring
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
 from llm_pipeline.config.policy import AccuracyPolicy

@@ -224,3 +224,16 @@ def _refuse_code(files: Sequence[TaskFile]) -> None:
                 where=str(file.path),
                 hint="set evaluation.allow_task_code: true if you trust all of its directory",
             )
+
+
+def refuse_generated_code(tasks: Sequence[str]) -> None:
+    """Refuse tasks whose scoring runs code that the model writes.
+
+    Raises:
+        ConfigError: There are such tasks.
+    """
+    if tasks:
+        raise ConfigError(
+            f"{', '.join(tasks)} runs code that the model writes, on the machine that evaluates",
+            hint="set evaluation.allow_generated_code: true if that machine may, or leave the task out",
+        )

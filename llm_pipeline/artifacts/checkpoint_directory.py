@@ -3,20 +3,144 @@
     check_directory(checkpoint)     # raises; then load
 
 It makes sure that what a loader reads is inside the directory: no link leads out of it, no JSON names other files
-(`loader_keys`), and the weight index names files beside itself.
+(`followed_keys`), and the weight index names files beside itself.
+
+Checked bytes are worth nothing if a loader then reads others. The keys by which JSON makes a loader read another file,
+a repository of the hub, or code were read in the sources of transformers 5.5.4, and are tried on the installed version
+by `tests/quantization/test_confined_loading.py`:
+
+- every key of `tokenizer_config.json`, and of `special_tokens_map.json` in older repositories, is an argument of the
+  tokenizer's class, which opens the file that `tokenizer_file`, `vocab_file` and the like name, wherever it is;
+- `config.json` can name the weights (`transformers_weights`), another configuration, or a kernel of the hub;
+- the descriptions of processors can name a second model.
+
+Keys that only tell where a model came from (`_name_or_path`, `name_or_path`, `special_tokens_map_file`) are in many
+good repositories. No loader follows them, and they are left alone.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from llm_pipeline.artifacts.loader_keys import followed_keys
 from llm_pipeline.artifacts.model_files import unsafe_reason
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.json_document import read, read_object
+
+_TOKENIZER_FILES = frozenset({"tokenizer_config.json", "special_tokens_map.json"})
+_TOKENS_ONLY = frozenset({"tokenizer.json", "vocab.json", "added_tokens.json"})
+"""Their keys are tokens, and the parsers of these files follow nothing."""
+_ADAPTER_FILE = "adapter_config.json"
+
+_FOLLOWED = {
+    "transformers_weights": "the weights are loaded from there",
+    "configuration_files": "another configuration is loaded in place of this one",
+    "fast_tokenizer_files": "another tokenizer is loaded in place of tokenizer.json",
+    "gguf_file": "weights or a tokenizer are loaded from there",
+    "audio_tokenizer_name_or_path": "a second model is loaded from there",
+    "speculators_config": "a second model is loaded from there",
+    "repo_or_path": "data are loaded from there",
+    "repo_path": "data are loaded from there",
+    "class_info_file": "data are loaded from there",
+    "index_path": "data are loaded from there",
+    "passages_path": "data are loaded from there",
+}
+"""In any file, at any depth: what a loader does with the value."""
+
+_KERNELS = frozenset(
+    {"attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation"}
+)
+_TOKENIZER_SOURCES = frozenset(
+    {"vocab", "merges", "source_spm", "target_spm", "init_inputs", "mecab_option", "sudachi_resource_dir"}
+)
+"""Arguments of tokenizers that can name files, beside all whose names end in `_TOKENIZER_ENDINGS`."""
+_TOKENIZER_ENDINGS = ("_file", "_files", "_path", "_dir")
+_TOKENIZER_HISTORY = frozenset({"special_tokens_map_file", "name_or_path", "_name_or_path"})
+
+
+@dataclass(frozen=True)
+class FollowedKey:
+    """A key that a loader follows.
+
+    Attributes:
+        key: With those above it, joined by dots.
+        value: As it is written; shortened.
+        effect: What the loader does with it.
+    """
+
+    key: str
+    value: str
+    effect: str
+
+    def __str__(self) -> str:
+        return f"{self.key!r} is {self.value}: {self.effect}"
+
+
+def followed_keys(path: str, document: Any) -> tuple[FollowedKey, ...]:
+    """The keys of a JSON document, at that path of its repository, that lead a loader away from the checked files."""
+    name = PurePosixPath(path).name
+    if name in _TOKENS_ONLY:
+        return ()
+    if name == _ADAPTER_FILE:
+        return (FollowedKey("base_model_name_or_path", _short(document), "an adapter is applied to the model"),)
+    effect = _tokenizer_effect if name in _TOKENIZER_FILES else _effect
+    return tuple(_search(document, effect))
+
+
+_Effect = Callable[[str, Any], str | None]
+
+
+def _search(document: Any, effect: _Effect) -> Iterator[FollowedKey]:
+    waiting: list[tuple[str, Any]] = [("", document)]
+    while waiting:
+        above, value = waiting.pop()
+        if isinstance(value, list):
+            waiting += [(above, item) for item in value]
+        elif isinstance(value, dict):
+            for key, below in value.items():
+                place = f"{above}.{key}" if above else key
+                if found := effect(key, below):
+                    yield FollowedKey(place[:200], _short(below), found)
+                else:
+                    waiting.append((place, below))
+            if value.get("use_pretrained_backbone") and value.get("backbone"):
+                place = f"{above}.backbone" if above else "backbone"
+                yield FollowedKey(place[:200], _short(value["backbone"]), "a second model is loaded from there")
+
+
+def _effect(key: str, value: Any) -> str | None:
+    if not value:
+        return None
+    if key in _KERNELS and any("/" in name for name in _texts(value)):
+        return "code is loaded from there"
+    return _FOLLOWED.get(key)
+
+
+def _tokenizer_effect(key: str, value: Any) -> str | None:
+    if found := _effect(key, value):
+        return found
+    if key in _TOKENIZER_HISTORY or not any(_texts(value)):
+        return None
+    if key in _TOKENIZER_SOURCES or key.endswith(_TOKENIZER_ENDINGS):
+        return "the tokenizer is loaded from there"
+    return None
+
+
+def _texts(value: Any) -> list[str]:
+    """The value, or what a list or mapping holds, where it is text."""
+    if isinstance(value, dict):
+        return [text for below in value.values() for text in _texts(below)]
+    if isinstance(value, list):
+        return [text for below in value for text in _texts(below)]
+    return [value] if isinstance(value, str) else []
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:120]
+
 
 INDEX_SUFFIX = ".safetensors.index.json"
 _LARGE = frozenset({"tokenizer.json", "vocab.json"})

@@ -1,12 +1,19 @@
-"""A checkpoint's files beside its weights: its descriptions in JSON, and what quantization leaves as it is."""
+"""A checkpoint's files beside its weights: what it says of its own quantization, and what that leaves as it is."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.json_document import read_object
+from llm_pipeline.catalog.modelopt_recipes import MIXED
+
+if TYPE_CHECKING:
+    from llm_pipeline.artifacts.tensor_formats import LayerFormat
 
 COMPANIONS = (
     "tokenizer.json",
@@ -41,3 +48,93 @@ def copy_companions(source: Path, destination: Path) -> list[str]:
     for name in names:
         shutil.copyfile(source / name, destination / name)
     return names
+
+
+QUANTIZATION_FILE = "hf_quant_config.json"
+
+
+@dataclass(frozen=True)
+class LayerScheme:
+    """What a checkpoint says about one layer.
+
+    Attributes:
+        algorithm: modelopt's name.
+        group_size: Input columns that share a scale; None where the format has no groups.
+    """
+
+    algorithm: str
+    group_size: int | None = None
+
+    def format(self, where: str) -> LayerFormat:
+        """How a layer of this scheme is stored.
+
+        Raises:
+            Unsupported: This package cannot read the algorithm.
+        """
+        from llm_pipeline.artifacts.tensor_formats import FORMATS
+
+        if self.algorithm not in FORMATS:
+            raise Unsupported(f"cannot read weights of {self.algorithm}", where=where)
+        return FORMATS[self.algorithm]
+
+
+@dataclass(frozen=True)
+class QuantizationMetadata:
+    """What an exported checkpoint says about its own quantization.
+
+    Attributes:
+        algorithm: modelopt's name (`FP8`, `W4A16_AWQ`, `MIXED_PRECISION`, ...); None for a plain checkpoint.
+        group_size: Input columns that share a scale; None where the format has no groups, or each layer its own.
+        kv_cache: modelopt's name of the KV cache format; None for the model's own precision.
+        excluded: Module name patterns left at the model's own precision.
+        producer: The tool and version that wrote it; empty for a plain checkpoint.
+        layers: Of a mixed checkpoint: each quantized layer's own scheme.
+    """
+
+    algorithm: str | None
+    group_size: int | None
+    kv_cache: str | None
+    excluded: tuple[str, ...]
+    producer: str
+    layers: Mapping[str, LayerScheme] = field(default_factory=dict)
+
+    def scheme(self, layer: str) -> LayerScheme:
+        """What it says about one quantized layer.
+
+        Raises:
+            IntegrityError: It does not say.
+        """
+        if self.algorithm not in (None, MIXED):
+            return LayerScheme(str(self.algorithm), self.group_size)
+        if layer not in self.layers:
+            raise IntegrityError(f"{QUANTIZATION_FILE} does not say how it is quantized", where=layer)
+        return self.layers[layer]
+
+
+def read_quantization(source: Path) -> QuantizationMetadata:
+    """How the checkpoint in `source` is quantized; `algorithm` is None for a plain one.
+
+    Raises:
+        IntegrityError: `hf_quant_config.json` is there but is not modelopt's, or config.json says modelopt without it.
+    """
+    path = source / QUANTIZATION_FILE
+    if not path.exists():
+        if "quantization_config" in read_json(source / "config.json"):
+            raise IntegrityError(f"config.json is quantized but {QUANTIZATION_FILE} is missing", where=str(source))
+        return QuantizationMetadata(None, None, None, (), "")
+    document = read_json(path)
+    try:
+        facts, producer = document["quantization"], document["producer"]
+        return QuantizationMetadata(
+            algorithm=facts["quant_algo"],
+            group_size=facts.get("group_size"),
+            kv_cache=facts.get("kv_cache_quant_algo"),
+            excluded=tuple(facts.get("exclude_modules") or ()),
+            producer=f"{producer['name']} {producer['version']}",
+            layers={
+                name: LayerScheme(scheme["quant_algo"], scheme.get("group_size"))
+                for name, scheme in (facts.get("quantized_layers") or {}).items()
+            },
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise IntegrityError(f"not modelopt's quantization file: {error!r}", where=str(path)) from error

@@ -1,9 +1,9 @@
-"""The door through which this package's processes load checkpoints: no library opens one on another way.
+"""How this package's processes load checkpoints; no library opens one in any other way.
 
     tokenizer = load_tokenizer(checkpoint)
     model, report = load_causal_model(checkpoint, dtype=torch.bfloat16)
 
-Behind it, the directory is checked (`check_directory`), nothing is fetched, no code of the checkpoint runs, only
+Before that, the directory is checked (`check_directory`), nothing is fetched, no code of the checkpoint runs, only
 safetensors are read, and the kernel keeps the loader to the checkpoint's directory (`confined`). Code that Triton runs
 cannot import this package: for it, the directory is checked when the server's view of a repository is laid out, and a
 server of this host is confined as a whole (`serving/triton_server`).
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from llm_pipeline.artifacts.checkpoint_directory import check_directory
 from llm_pipeline.base.confinement import confined
-from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError, Unsupported
 
 _Result = TypeVar("_Result")
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
@@ -95,3 +95,32 @@ def load_causal_model(directory: Path, *, offload: Path | None = None, **options
         return loaded
 
     return load_confined(directory, load, scratch=offload)
+
+
+def empty_model(directory: Path) -> Any:
+    """The causal language model of a checkpoint's config.json, on the meta device.
+
+    Raises:
+        Unsupported: Transformers makes none of it.
+    """
+    import torch
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoModelForCausalLM
+
+    try:
+        config = load_config(directory)
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+        text = config.get_text_config()
+        # as `from_pretrained` does: of a model of several parts, the text model alone where there is a class for it
+        kind = AutoModelForCausalLM._model_mapping.get(type(config), None)  # noqa: SLF001 - the loader's own choice
+        config = text if getattr(kind, "config_class", None) is type(text) else config
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, ImportError,
+            RuntimeError, StrictDataclassError) as error:  # fmt: skip
+        raise Unsupported(
+            f"Transformers cannot build a model from this configuration: {error}",
+            where=str(directory / "config.json"),
+            hint="choose a model that the installed Transformers knows",
+        ) from error

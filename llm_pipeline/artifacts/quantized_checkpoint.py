@@ -6,48 +6,97 @@ tensors are the only truth:
 
     checkpoint = Checkpoint(directory)               # opens the files, loads nothing
     checkpoint.metadata                              # formats, group size, excluded modules
-    layer = checkpoint.layer("model.layers.0.mlp.up_proj")
+    checkpoint.tensors                               # each is read from its file when it is used
+    checkpoint.weight("model.layers.0.mlp.up_proj")  # dequantized
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 
-from llm_pipeline.artifacts.checkpoint_metadata import read_quantization
-from llm_pipeline.artifacts.stored_tensors import StoredTensors
+from llm_pipeline.artifacts.checkpoint_files import read_json, read_quantization
 from llm_pipeline.artifacts.tensor_formats import ActivationFormat, LayerFormat, StoredWeight
-from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError, unless_io
+
+_KINDS = {
+    "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn,
+    "U8": torch.uint8, "I8": torch.int8, "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool,
+}  # fmt: skip
+_ROWS_COMPARED = 4096
+
+
+class StoredTensors(Mapping[str, torch.Tensor]):
+    """The tensors of a checkpoint by name, each read from its file to the device only when it is used.
+
+    Raises:
+        IntegrityError: No safetensors file, a damaged one, or one that the index lists and the directory lacks.
+    """
+
+    def __init__(self, source: Path, device: str = "cpu") -> None:
+        self.device = device
+        self._files: dict[str, Any] = {}
+        for file in _weight_files(source):
+            try:
+                opened = safe_open(source / file, framework="pt", device=device)
+            except (OSError, SafetensorError) as error:
+                raise unless_io(
+                    error, IntegrityError(f"unreadable weights: {error}", where=str(source / file))
+                ) from error
+            self._files |= dict.fromkeys(opened.keys(), opened)
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return self._files[key].get_tensor(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def unread(self, key: str) -> Any:
+        """A tensor that is not read yet: `[...]` reads it."""
+        return self._files[key].get_slice(key)
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """A tensor's shape, from the file's header."""
+        return tuple(self.unread(key).get_shape())
+
+    def same_values(self, one: str, other: str) -> bool:
+        """Whether two tensors of one shape hold the same numbers, whatever their types; compared piece by piece."""
+        left, right = self.unread(one), self.unread(other)
+        rows = self.shape(one)[0] if self.shape(one) else 0
+        if not rows:
+            return bool(torch.equal(left[...].float(), right[...].float()))
+        pieces = (slice(start, start + _ROWS_COMPARED) for start in range(0, rows, _ROWS_COMPARED))
+        return all(torch.equal(left[piece].float(), right[piece].float()) for piece in pieces)
+
+    def kind(self, key: str) -> torch.dtype:
+        """A tensor's type, from the file's header.
+
+        Raises:
+            IntegrityError: No tensor of a language model has this type.
+        """
+        name = self.unread(key).get_dtype()
+        if name not in _KINDS:
+            raise IntegrityError(f"a tensor of type {name}", where=key)
+        return _KINDS[name]
+
+
+def _weight_files(source: Path) -> list[str]:
+    index = source / "model.safetensors.index.json"
+    if not index.exists():
+        return ["model.safetensors"]
+    return sorted({str(file) for file in read_json(index).get("weight_map", {}).values()})
+
 
 LAYER_SUFFIXES = (".weight", ".weight_scale", ".weight_scale_2", ".input_scale", ".pre_quant_scale")
 """Ends of the names of a quantized layer's tensors."""
-
-
-@dataclass(frozen=True)
-class DequantizedLayer:
-    """One quantized linear layer as ordinary numbers.
-
-    Attributes:
-        name: Module name.
-        weight: fp32, [out, in], as stored (before `pre_quant_scale`).
-        pre_quant_scale: fp32, [in]: the input is multiplied by it first; None without.
-        input_scale: Static scale of the activation quantizer; None without one.
-        activation: The activation quantizer's format; None when activations are not quantized.
-    """
-
-    name: str
-    weight: torch.Tensor
-    pre_quant_scale: torch.Tensor | None
-    input_scale: float | None
-    activation: ActivationFormat | None
-
-    def folded_weight(self) -> torch.Tensor:
-        """The weight with `pre_quant_scale` multiplied into its columns."""
-        return self.weight if self.pre_quant_scale is None else self.weight * self.pre_quant_scale
 
 
 class Checkpoint:
@@ -122,16 +171,6 @@ class Checkpoint:
         if (scale is not None) != layer.static_activation:
             raise IntegrityError(f"{layer.algorithm} {'has no' if scale is None else 'has an'} input_scale", where=name)
         return layer.activation, None if scale is None else float(scale)
-
-    def layer(self, name: str) -> DequantizedLayer:
-        """All of a quantized layer.
-
-        Raises:
-            Unsupported: See `weight`.
-            IntegrityError: See `weight` and `activation`.
-        """
-        activation, scale = self.activation(name)
-        return DequantizedLayer(name, self.weight(name), self.smoothing(name), scale, activation)
 
 
 def is_kv_scale(key: str) -> bool:

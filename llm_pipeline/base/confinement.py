@@ -5,8 +5,9 @@
 
 The restriction holds for one new thread and the threads and processes that it starts, so the rest of the program goes
 on as before, and a server that is started inside stays confined for all its life. It binds code in C++ and Rust as
-well, of which Python's audit hooks see nothing, and needs no root (https://docs.kernel.org/userspace-api/landlock.html).
-What it does not cover: writing files, listing directories, UDP, and files that are open already.
+well, of which Python's audit hooks see nothing, and needs no root
+(https://docs.kernel.org/userspace-api/landlock.html). What it does not cover: writing files, listing directories, UDP,
+and files that are open already.
 
 Python's own installation and the system's directories stay readable, for libraries are imported late. A kernel without
 Landlock (before Linux 5.13, or where it is switched off) is told of once in the log, and the function runs unconfined;

@@ -1,12 +1,13 @@
-"""modelopt's own recipe files: what each of them makes of a model, known without modelopt being installed.
+"""What is known of modelopt without it being installed: its recipe files, its names of formats, limits of a batch.
 
-The table is package data (`data/modelopt_recipes.json`), written by `llm_pipeline.verification.modelopt_catalog` from
-an installed modelopt.
+The table of recipes is package data (`data/modelopt_recipes.json`), written by
+`llm_pipeline.verification.modelopt_catalog` from an installed modelopt.
 """
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from functools import cache
 
 from llm_pipeline.base.errors import ConfigError
@@ -133,3 +134,34 @@ def _nearest(name: str) -> str:
     usable = [known for known, recipe in modelopt_recipes().items() if not recipe.refused]
     close = difflib.get_close_matches(name, usable, n=3, cutoff=0.4)
     return f"the nearest are {', '.join(close)}" if close else f"there are {', '.join(usable[:3])} and others"
+
+
+SHARE_USED = 0.7
+"""What a calibration batch may take of the memory that the weights leave free: the allocator's fragments and the tools'
+own buffers take the rest."""
+
+LARGEST_BATCH_TOKENS = 32_768
+"""Tokens a forward pass. An H200 is as fast at a quarter of it: more gain nothing."""
+
+
+MIXED = "MIXED_PRECISION"
+"""Each layer has a format of its own."""
+
+ALGORITHMS: Mapping[WeightFormat, str] = {
+    "fp8": "FP8",
+    "fp8_per_channel_token": "FP8_PER_CHANNEL_PER_TOKEN",
+    "fp8_block": "fp8_pb_wo",
+    "int8_smoothquant": "W8A8_SQ_PER_CHANNEL",
+    "int8_weight_only": "W8A16",
+    "int4_blockwise": "W4A16_AWQ",
+    "int4_awq": "W4A16_AWQ",
+    "w4a8_awq": "W4A8_AWQ",
+    "nvfp4": "NVFP4",
+    "nvfp4_awq": "NVFP4_AWQ",
+    "mxfp4": "mxfp4",
+}
+"""Naive INT4 has the label of AWQ."""
+
+FUSED_PROJECTIONS = ("qkv_proj", "query_key_value", "c_attn", "Wqkv")
+"""What architectures call one projection to queries, keys and values; the scales of the KV cache are named as if there
+were a `k_proj` and a `v_proj` in its place."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
@@ -220,3 +221,22 @@ def _near(name: str, known: dict[str, Gpu]) -> list[str]:
     parts = [found for low, found in lowered.items() if asked in low or low.split("-")[0] in asked]
     alike = [lowered[low] for low in difflib.get_close_matches(asked, lowered, n=3, cutoff=0.4)]
     return parts or alike or list(known)
+
+
+TRACED_WITH: Mapping[str, str] = {"gemma": "5.5.4", "gemma2": "5.5.4", "gemma3_text": "5.5.4"}
+"""By architecture: the newest Transformers that the CPU engine's exporter traces it with.
+
+The exporter refuses anything newer than its authors tried. These are traced right all the same: the tests of the corpus
+compare what such engines answer with what Transformers itself does, token by token, over windows and up to the end of
+the context.
+"""
+
+
+def newest_transformers(model_type: str, stated: str | None) -> str | None:
+    """The newest Transformers for an architecture; None for any.
+
+    Args:
+        model_type: The architecture.
+        stated: What the exporter says.
+    """
+    return None if stated is None else TRACED_WITH.get(model_type, stated)

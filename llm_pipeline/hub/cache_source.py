@@ -20,11 +20,11 @@ from llm_pipeline.artifacts.model_files import Selection, select_files, unsafe_r
 from llm_pipeline.artifacts.pinned import DEFAULT_REVISION, HubFile, PinnedDataSet, PinnedModel
 from llm_pipeline.base.directory_listing import refuse_unreadable
 from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.hub.directory_source import license_of, open_body, read_part
 from llm_pipeline.hub.git_ids import blob_id, lfs_pointer
-from llm_pipeline.hub.local_files import license_of, open_body, read_part
 from llm_pipeline.hub.model_card import CARD_FILE
-from llm_pipeline.hub.partial_file import difference
 from llm_pipeline.hub.source import Body, ModelLook, SourceRefused, report_resolved
+from llm_pipeline.hub.transfer import difference
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ENTITY_TAG = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -64,7 +64,7 @@ class CacheSource:
         )
         return model, selection
 
-    def pin_data_set(self, name: str, revision: str) -> PinnedDataSet:
+    def pin(self, name: str, revision: str) -> PinnedDataSet:
         """Every file of a data set in the cache; what was never downloaded is not known here.
 
         Raises:

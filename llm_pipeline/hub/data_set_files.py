@@ -12,12 +12,11 @@ from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.hub.access import Hub, NotOnTheHub
-from llm_pipeline.hub.data_sets import HubDataSets
-from llm_pipeline.hub.disk_space import Place, require_space
 from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.hub.kept_data_sets import using
 from llm_pipeline.hub.source import FileBytes
-from llm_pipeline.hub.transfer import RateLimit, Transfer
+from llm_pipeline.hub.sources import HubDataSets
+from llm_pipeline.hub.transfer import Place, RateLimit, Transfer, require_space
 
 log = get_logger(__name__)
 

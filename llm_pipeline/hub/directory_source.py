@@ -4,19 +4,79 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from llm_pipeline.artifacts.model_files import Selection, select_files, unsafe_reason
 from llm_pipeline.artifacts.pinned import DEFAULT_REVISION, HubFile, PinnedDataSet, PinnedModel
 from llm_pipeline.base.directory_listing import refuse_unreadable
 from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.hub.git_ids import blob_hasher, blob_id, commit_id, lfs_pointer
-from llm_pipeline.hub.local_files import license_of, open_body, read_part
-from llm_pipeline.hub.model_card import CARD_FILE
+from llm_pipeline.hub.model_card import CARD_FILE, MAXIMUM_CARD_BYTES, card_fields, stated_license
 from llm_pipeline.hub.source import Body, ModelLook, SourceRefused, report_resolved
+
+_BLOCK = 1024 * 1024
+
+
+@contextmanager
+def open_body(path: Path, start: int, where: str) -> Iterator[Body]:
+    """A regular file's bytes from `start` on; a link in its place is not followed.
+
+    Raises:
+        SourceRefused: It is gone, may not be read, or is no regular file.
+    """
+    with _open_regular(path, where) as stream:
+        stream.seek(start)
+        yield Body(start=start, chunks=iter(lambda: stream.read(_BLOCK), b""))
+
+
+def read_part(path: Path, start: int, length: int) -> bytes:
+    """Some bytes of a regular file; fewer at its end.
+
+    Raises:
+        SourceRefused: As `open_body`.
+    """
+    with _open_regular(path, str(path)) as stream:
+        stream.seek(start)
+        parts = []
+        while length > 0 and (part := stream.read(length)):
+            parts.append(part)
+            length -= len(part)
+        return b"".join(parts)
+
+
+@contextmanager
+def _open_regular(path: Path, where: str) -> Iterator[BinaryIO]:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a named pipe would block for ever
+    except OSError as error:
+        raise SourceRefused(
+            f"cannot be read: {error.strerror}", where=where, hint="resolve the release again"
+        ) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise SourceRefused("not a regular file", where=where, hint="only regular files are read")
+    with os.fdopen(descriptor, "rb", buffering=0) as stream:
+        yield stream
+
+
+def license_of(card: Path) -> str | None:
+    """The licence that a card on disk states; None without a card.
+
+    Raises:
+        SourceRefused: The card cannot be read.
+    """
+    if not card.exists():
+        return None
+    with _open_regular(card, str(card)) as stream:
+        text = stream.read(MAXIMUM_CARD_BYTES).decode(errors="replace")
+    return stated_license(card_fields(text))
+
 
 _HASHED_AT_ONCE = 4
 _IGNORED_DIRECTORIES = {".git", ".cache"}
@@ -60,7 +120,7 @@ class DirectorySource:
         report_resolved(model, selection)
         return model
 
-    def pin_data_set(self, name: str, revision: str) -> PinnedDataSet:
+    def pin(self, name: str, revision: str) -> PinnedDataSet:
         """Every file, as a data set's. Reads every byte.
 
         Raises:

@@ -22,10 +22,8 @@ from llm_pipeline.base.file_lock import flocked_within
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.quantities import duration
 from llm_pipeline.hub.checkpoint import check_checkpoint
-from llm_pipeline.hub.disk_space import Place, require_space
-from llm_pipeline.hub.partial_file import difference
 from llm_pipeline.hub.source import Source
-from llm_pipeline.hub.transfer import RateLimit, Transfer, TransferStopped
+from llm_pipeline.hub.transfer import Place, RateLimit, Transfer, TransferStopped, difference, require_space
 
 log = get_logger(__name__)
 

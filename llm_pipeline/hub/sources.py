@@ -1,21 +1,37 @@
-"""From a release's `model.source` to the source that it names."""
+"""The sources that `model.source` and `evaluation.data_source` name: the hub, its cache, a directory, an S3 prefix.
+
+    source = open_source("hub", deployment.hub, deployment.store)
+    data_sets = open_data_sets("hub", deployment.hub)
+    pinned = data_sets.pin("openai/gsm8k", "main")
+
+No file of a data set is run, and none is chosen here: pinned, it lists every file of its repository with its hashes.
+"""
 
 from __future__ import annotations
 
+import re
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 from urllib.parse import unquote
 
+from huggingface_hub.errors import OfflineModeIsEnabled
 from pydantic import ValidationError
 
+from llm_pipeline.artifacts.model_files import unsafe_reason
+from llm_pipeline.artifacts.pinned import HubFile, PinnedDataSet, PinnedModel
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.hub.access import connect
+from llm_pipeline.hub.access import Hub, HubRefused, RepositoryDisabled, connect, listed_file, malformed_answer
 from llm_pipeline.hub.cache_source import CacheSource, default_cache
 from llm_pipeline.hub.directory_source import DirectorySource
 from llm_pipeline.hub.hub_source import HubSource
+from llm_pipeline.hub.model_card import CARD_FILE
 from llm_pipeline.hub.s3_source import S3Source
-from llm_pipeline.hub.source import Source
+from llm_pipeline.hub.source import Body, FileBytes, Source, SourceRefused
 
 
 def open_source(source: str, access: HubAccess, store: StoreConfig) -> Source:
@@ -44,3 +60,116 @@ def _s3_access(source: str, store: StoreConfig) -> StoreConfig:
         return StoreConfig.model_validate({**lent, "uri": source})
     except ValidationError as error:
         raise ConfigError(error.errors()[0]["msg"], where="model.source", hint="use s3://bucket/prefix") from error
+
+
+log = get_logger(__name__)
+
+
+class DataSets(FileBytes, Protocol):
+    """A place that data sets are read from."""
+
+    def pin(self, name: str, revision: str) -> PinnedDataSet:
+        """A data set's commit, and all of its files.
+
+        Args:
+            name: `organisation/name`, or a name alone for some of the oldest.
+            revision: Branch, tag or commit.
+
+        Raises:
+            SourceRefused: No such data set or revision, or no access to it.
+            SourceUnavailable: The source cannot be asked now.
+            IntegrityError: What the source says of it cannot be used.
+        """
+
+
+def open_data_sets(source: str, access: HubAccess) -> DataSets:
+    """The source of that name. Sends nothing yet.
+
+    Args:
+        source: `hub`, `cache` or `file:///directory`.
+        access: How this deployment reaches the hub, and where its cache is.
+
+    Raises:
+        ConfigError: The hub's endpoint or the token cannot be.
+    """
+    if source == "cache":
+        return CacheSource(Path(access.cache) if access.cache else default_cache(), "dataset")
+    if source.startswith("file://"):
+        return DirectoryOfDataSets(Path(unquote(source.removeprefix("file://"))))
+    return HubDataSets(connect(access.endpoint, access.token_variable))
+
+
+@dataclass(frozen=True)
+class HubDataSets:
+    """Data sets of a hub, read through its API.
+
+    Attributes:
+        hub: The connection, from `connect`.
+        offline_hint: What to do where the client is in offline mode.
+    """
+
+    hub: Hub
+    offline_hint: str = "unset HF_HUB_OFFLINE, or set evaluation.data_source: cache"
+
+    def pin(self, name: str, revision: str) -> PinnedDataSet:
+        """Pins a data set to a commit; one that the hub has renamed is taken from its new name."""
+        where = f"datasets/{name}@{revision}"
+        info = self._info(name, revision, where)
+        if info.disabled:
+            raise RepositoryDisabled("the data set was disabled", where=where, hint="choose another one")
+        if info.id != name:
+            log.warning("the hub has this data set under another name", data_set=name, now=info.id)
+        pinned = _pinned(info, where)
+        if re.fullmatch(r"[0-9a-f]{40}", revision) and pinned.commit != revision:
+            raise malformed_answer(where, f"it is of commit {pinned.commit}, which is not the one requested")
+        data = [file for file in pinned.files if not file.path.startswith(".") and file.path != CARD_FILE]
+        if pinned.gated and data:
+            self.hub.require_access(pinned, min(data, key=lambda file: file.size), where, "dataset")
+        return pinned
+
+    def open(self, model: PinnedModel, file: HubFile, start: int) -> AbstractContextManager[Body]:
+        return HubSource(self.hub, "dataset").open(model, file, start)
+
+    def _info(self, name: str, revision: str, where: str) -> Any:
+        try:
+            return self.hub.information(name, revision, where, kind="dataset", files_metadata=True)
+        except HubRefused as error:
+            if isinstance(error.__cause__, OfflineModeIsEnabled):
+                raise HubRefused(error.message, where=where, hint=self.offline_hint) from error
+            raise
+
+
+def _pinned(info: Any, where: str) -> PinnedDataSet:
+    """What the hub's answer says, without files that no file system should hold under their names."""
+    siblings = [sibling for sibling in info.siblings or [] if unsafe_reason(sibling.rfilename) is None]
+    try:
+        return PinnedDataSet(
+            id=info.id,
+            commit=info.sha,
+            files=tuple(sorted(map(listed_file, siblings), key=lambda file: file.path)),
+            gated=info.gated or None,
+        )
+    except ValidationError as error:
+        raise malformed_answer(where, str(error)) from error
+
+
+@dataclass(frozen=True)
+class DirectoryOfDataSets:
+    """Data sets in a directory, each in `organisation/name/`. It has no commits: an id over its files is its commit."""
+
+    root: Path
+
+    def pin(self, name: str, revision: str) -> PinnedDataSet:
+        """Pins the files by their hashes, which reads every byte of the data set."""
+        directory = self.root / name
+        if not directory.is_dir():
+            raise SourceRefused(
+                f"there is no data set {name}",
+                where=str(directory),
+                hint=f"put its files there (`hf download {name} --repo-type dataset --local-dir ..`), "
+                "or correct evaluation.data_source",
+            )
+        return DirectorySource(directory).pin(name, revision)
+
+    def open(self, model: PinnedModel, file: HubFile, start: int) -> AbstractContextManager[Body]:
+        return DirectorySource(self.root / model.id).open(model, file, start)

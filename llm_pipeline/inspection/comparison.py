@@ -15,6 +15,7 @@ from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.flow import ReleaseProgress
+from llm_pipeline.inspection.release_artifacts import SHOWN_DIGITS, stage_record
 from llm_pipeline.inspection.table import shortened
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import KeyContent, StageRecord, read_stage_record
@@ -94,9 +95,6 @@ def _shown(value: JsonValue) -> str:
     return shortened(json.dumps(value, ensure_ascii=False))
 
 
-_SHOWN_DIGITS = 12
-
-
 class Section(Frozen):
     """The changes of one part.
 
@@ -150,7 +148,7 @@ def compare(store: ArtifactStore, first: Reference, second: Reference) -> Compar
         case ReleaseReference(one), ReleaseReference(other):
             sections = _releases(_flow(store, one), _flow(store, other))
         case StageReference(one), StageReference(other):
-            sections = _stages(_record(store, one), _record(store, other))
+            sections = _stages(stage_record(store, one), stage_record(store, other))
         case _:
             raise ConfigError(f"{first} and {second} are of different kinds", hint="compare two of one kind")
     said = tuple(section for section in sections if section.note or section.changes)
@@ -169,13 +167,6 @@ def _flow(store: ArtifactStore, release_id: str) -> ReleaseProgress:
     return ReleaseProgress(store, read_record(store, release_id))
 
 
-def _record(store: ArtifactStore, key: str) -> StageRecord:
-    record = read_stage_record(store, key)
-    if record is None:
-        raise ConfigError(f"stage key {key[:_SHOWN_DIGITS]} has no result", hint="it is being computed, or was removed")
-    return record
-
-
 def _artifacts(store: ArtifactStore, one: ArtifactRef, other: ArtifactRef) -> Iterator[Section]:
     first, second = store.manifest(one), store.manifest(other)
     yield _section("files", _files(first), _files(second))
@@ -183,7 +174,7 @@ def _artifacts(store: ArtifactStore, one: ArtifactRef, other: ArtifactRef) -> It
 
 
 def _files(manifest: Manifest) -> dict[str, JsonValue]:
-    return {file.path: f"{byte_size(file.size)} {file.sha256[:_SHOWN_DIGITS]}" for file in manifest.files}
+    return {file.path: f"{byte_size(file.size)} {file.sha256[:SHOWN_DIGITS]}" for file in manifest.files}
 
 
 def _releases(first: ReleaseProgress, second: ReleaseProgress) -> Iterator[Section]:

@@ -18,7 +18,7 @@ from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.pause_request import StandingPause
 from llm_pipeline.flow import ReleaseProgress
-from llm_pipeline.inspection.release_artifacts import DamagedRow, standing_pauses
+from llm_pipeline.inspection.release_artifacts import SHOWN_DIGITS, DamagedRow, standing_pauses
 from llm_pipeline.inspection.table import aligned, readable_time
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import read_stage_record, record_name
@@ -30,7 +30,6 @@ from llm_pipeline.store.places import place_state
 from llm_pipeline.store.references import readable_pointers, release_ids, stage_keys
 
 _READERS = 8
-_SHOWN_DIGITS = 12
 
 
 class ReleaseRow(Frozen):
@@ -329,7 +328,7 @@ LISTINGS: Mapping[str, Listing] = {
     "stages": Listing(
         stage_rows,
         {
-            "key": lambda row: row.key[:_SHOWN_DIGITS],
+            "key": lambda row: row.key[:SHOWN_DIGITS],
             "stage": lambda row: f"{row.stage} {row.subject}".strip(),
             "state": lambda row: row.state,
             "artifacts": lambda row: ", ".join(str(ref) for ref in row.artifacts.values()),

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
 
-from llm_pipeline.base.errors import PipelineError
+from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.canary.pause_request import StandingPause
 from llm_pipeline.canary.record import current_canary, standing_pause
 from llm_pipeline.canary.record import read_record as read_canary
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.release.contract import StageResult
+from llm_pipeline.release.execute import StageRecord, read_stage_record
 from llm_pipeline.release.record import ReleaseRecord, read_record
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.documents import DamagedDocument
 from llm_pipeline.store.references import readable_pointers, release_ids
+
+SHOWN_DIGITS = 12
+"""Of a key or digest, in tables."""
 
 
 class DamagedRow(Frozen):
@@ -61,6 +65,19 @@ def readable_results(flow: ReleaseProgress) -> tuple[list[StageResult], list[Dam
         except PipelineError as error:
             damaged.append(DamagedRow(document=name, problem=str(error)))
     return _in_order(results), damaged
+
+
+def stage_record(store: ArtifactStore, key: str) -> StageRecord:
+    """What was concluded for a stage key.
+
+    Raises:
+        ConfigError: Nothing.
+        IntegrityError: The record is damaged.
+    """
+    record = read_stage_record(store, key)
+    if record is None:
+        raise ConfigError(f"stage key {key[:SHOWN_DIGITS]} has no result", hint="it is being computed, or was removed")
+    return record
 
 
 def users_of(store: ArtifactStore, ref: ArtifactRef) -> tuple[list[str], list[DamagedRow]]:

@@ -11,22 +11,23 @@ from typing import Any
 import yaml
 from pydantic import JsonValue
 
-from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.canary.pause_request import StandingPause
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.inspection.release_artifacts import (
+    SHOWN_DIGITS,
     DamagedRow,
     readable_results,
     release_artifacts,
+    stage_record,
     standing_pauses,
     users_of,
 )
 from llm_pipeline.inspection.table import aligned, labelled, readable_time, shortened
 from llm_pipeline.release.contract import StageResult
-from llm_pipeline.release.execute import KeyContent, read_stage_record
+from llm_pipeline.release.execute import KeyContent
 from llm_pipeline.release.record import read_record
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore
@@ -42,7 +43,6 @@ from llm_pipeline.store.references import (
     readable_pointers,
 )
 
-_SHOWN_DIGITS = 12
 _LONGEST_SUMMARY = 90
 
 
@@ -213,7 +213,8 @@ def show(config: StoreConfig, reference: Reference) -> View:
         case ArtifactReference(ref):
             return _artifact(store, config, ref)
         case StageReference(key):
-            return _stage(store, key)
+            record = stage_record(store, key)
+            return StageView(key=key, content=record.content, result=record.result)
         case PointerReference():
             return PointerView(pointer=str(reference), points_at=reference.pointer)
 
@@ -272,19 +273,12 @@ def _signature(store: ArtifactStore, config: StoreConfig, manifest: Manifest) ->
     return f"NOT VALID: {found[0].problem}" if found else "valid"
 
 
-def _stage(store: ArtifactStore, key: str) -> StageView:
-    record = read_stage_record(store, key)
-    if record is None:
-        raise ConfigError(f"stage key {key[:_SHOWN_DIGITS]} has no result", hint="it is being computed, or was removed")
-    return StageView(key=key, content=record.content, result=record.result)
-
-
 def _results_table(results: tuple[StageResult, ...]) -> list[str]:
     rows = [
         (
             f"{result.stage} {result.subject}".strip(),
             "reused" if result.reused else f"{result.timings.total_seconds:.1f} s",
-            result.key[:_SHOWN_DIGITS],
+            result.key[:SHOWN_DIGITS],
             result.judgement.verdict.value if result.judgement else "",
             shortened(result.judgement.summary if result.judgement else _facts(result.metrics), _LONGEST_SUMMARY),
         )

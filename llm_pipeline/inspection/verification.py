@@ -13,6 +13,7 @@ from llm_pipeline.release.record import read_record, trusted_record
 from llm_pipeline.release.record import record_name as release_name
 from llm_pipeline.release.trusted_pointers import pointer_problem
 from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.manifest import Difference
 from llm_pipeline.store.pointers import pointers_name
 from llm_pipeline.store.references import (
     ArtifactReference,
@@ -21,13 +22,6 @@ from llm_pipeline.store.references import (
     ReleaseReference,
     StageReference,
 )
-
-
-class Problem(Frozen):
-    """One way in which something is not what was published."""
-
-    path: str
-    problem: str
 
 
 class Verification(Frozen):
@@ -41,7 +35,7 @@ class Verification(Frozen):
 
     name: str
     artifact: ArtifactRef | None
-    problems: tuple[Problem, ...]
+    problems: tuple[Difference, ...]
 
     def lines(self) -> list[str]:
         """One line for the artifact or document, and one for each problem."""
@@ -62,10 +56,9 @@ def verify_reference(store: ArtifactStore, reference: Reference) -> Iterator[Ver
     for name, ref in _artifacts(store, reference):
         names.setdefault(ref, name)
     for ref, name in names.items():
-        found = tuple(Problem(path=item.path, problem=item.problem) for item in store.verify(ref))
-        yield Verification(name=name, artifact=ref, problems=found)
+        yield Verification(name=name, artifact=ref, problems=tuple(store.verify(ref)))
     for name, path, problem in _distrusted(store, reference):
-        yield Verification(name=name, artifact=None, problems=(Problem(path=path, problem=problem),))
+        yield Verification(name=name, artifact=None, problems=(Difference(path, problem),))
 
 
 def _artifacts(store: ArtifactStore, reference: Reference) -> Iterator[tuple[str, ArtifactRef]]:

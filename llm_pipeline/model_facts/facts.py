@@ -180,8 +180,3 @@ class ModelFacts(ConfigModel):
         for group in self.matrices:
             for layer in group.layers:
                 yield group.module(layer), group
-
-    def input_widths(self) -> Iterator[tuple[str, int]]:
-        """Module name and input columns of each of them."""
-        for name, group in self.linears():
-            yield name, group.columns

@@ -1,15 +1,178 @@
-"""The tensors that known architectures have, by config.json alone: for where the headers of the weights are not read.
+"""What config.json says of the layers: their tensors, and what each keeps of a sequence. Pure.
 
-Names and shapes are those of the published checkpoints. Headers, where they were read, count more than this.
+Tensors: for where the headers of the weights are not read, which count more than this. Names and shapes are those of
+the published checkpoints of known architectures.
+
+Caches: keys and values, a latent, a window of them, or a state of fixed size. Attention of L layers keeps 2 x KV heads
+x head size elements a token in each. Multi-head latent attention keeps one latent of kv_lora_rank and one rotary key
+for all heads (DeepSeek-V2, arXiv 2405.04434, section 2.1). A layer with a sliding window needs no more tokens than the
+window has. State-space layers keep a state and the last inputs of their convolution (Mamba-2, arXiv 2405.21060), linear
+attention one matrix a head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from llm_pipeline.model_facts.caches import head_size, kv_heads
+from llm_pipeline.model_facts.facts import CacheGroup
 from llm_pipeline.model_facts.words import ConfigWords
+
+_STATE_ELEMENT = 4
+"""Bytes of one element of a state: engines keep it in float32."""
+
+_ATTENTION = {"full_attention", "attention", "global", "*"}
+_SLIDING = {"sliding_attention", "chunked_attention", "local", "local_attention"}
+_STATE = {"mamba", "mamba2", "linear_attention", "M"}
+_BOTH = {"hybrid"}
+_NEITHER = {"mlp", "-", "moe", "E"}
+_SLIDES_EVERYWHERE = {"mistral", "mixtral", "phi3", "starcoder2", "phi"}
+"""Architectures with one window for all layers, where a window is set."""
+
+_ALTERNATING = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}
+"""Layers of which the last has no window, where config.json names neither layer types nor a pattern."""
+
+_PURE_STATE = {"mamba", "mamba2", "falcon_mamba"}
+
+
+def caches(words: ConfigWords) -> tuple[CacheGroup, ...]:
+    """What the layers keep, equal ones together.
+
+    Raises:
+        ConfigError: A kind of layer is not known, or a number that its cache follows from is missing.
+    """
+    layers = words.count("num_hidden_layers")
+    if (stated := words.sizes.kv_bytes_per_token) is not None:
+        return (_stated(words, layers, stated),)
+    kinds = layer_kinds(words, layers)
+    groups: dict[CacheGroup, list[int]] = {}
+    for number, kind in enumerate(kinds):
+        groups.setdefault(_of_kind(words, kind), []).append(number)
+    return tuple(group.model_copy(update={"layers": tuple(numbers)}) for group, numbers in groups.items())
+
+
+def layer_kinds(words: ConfigWords, layers: int) -> tuple[str, ...]:
+    """Kind of each layer, in the words of config.json.
+
+    Raises:
+        ConfigError: They are not as many as the layers.
+    """
+    named = words.get("layer_types") or words.get("layers_block_type") or words.get("hybrid_override_pattern")
+    if named is not None:
+        if not isinstance(named, Sequence) or len(named) != layers:
+            raise words.unknown("layer_types", f"names kinds of {len(named)} layers, but it has {layers}")
+        return tuple(map(str, named))
+    if words.model_type in _PURE_STATE:
+        return ("mamba",) * layers
+    return tuple(_kinds_by_period(words, layers))
+
+
+def _kinds_by_period(words: ConfigWords, layers: int) -> Iterator[str]:
+    if (indices := words.get("attn_layer_indices")) is not None:
+        yield from ("attention" if number in indices else "mamba" for number in range(layers))
+    elif (period := words.optional("attn_layer_period")) is not None:
+        offset = words.get("attn_layer_offset") or 0
+        yield from ("attention" if number % period == offset else "mamba" for number in range(layers))
+    elif (interval := words.optional("full_attention_interval")) is not None:
+        yield from ("linear_attention" if (number + 1) % interval else "attention" for number in range(layers))
+    elif words.model_type == "falcon_h1":
+        yield from ("hybrid",) * layers
+    else:
+        yield from _kinds_by_window(words, layers)
+
+
+def _kinds_by_window(words: ConfigWords, layers: int) -> Iterator[str]:
+    window, kind = words.get("sliding_window"), words.model_type
+    if window is None or words.get("use_sliding_window") is False:
+        yield from ("attention",) * layers
+        return
+    every = words.optional("sliding_window_pattern") or _ALTERNATING.get(kind)
+    first = words.get("max_window_layers") or 0
+    for number in range(layers):
+        if every is not None:
+            yield "sliding_attention" if (number + 1) % every else "attention"
+        elif words.get("use_sliding_window"):
+            yield "sliding_attention" if number >= first else "attention"
+        else:
+            yield "sliding_attention" if kind in _SLIDES_EVERYWHERE else "attention"
+
+
+def _of_kind(words: ConfigWords, kind: str) -> CacheGroup:
+    """The cache of one layer."""
+    if kind in _ATTENTION:
+        return _attention_cache(words, None)
+    if kind in _SLIDING:
+        chunk = kind == "chunked_attention"
+        return _attention_cache(words, words.count("attention_chunk_size" if chunk else "sliding_window"))
+    if kind in _STATE:
+        return CacheGroup(layers=(), heads=1, state_bytes=_state_bytes(words, kind))
+    if kind in _BOTH:
+        return _attention_cache(words, None).model_copy(update={"state_bytes": _state_bytes(words, kind)})
+    if kind in _NEITHER:
+        return CacheGroup(layers=())
+    raise words.unknown("layer_types", f"has layers of kind {kind[:40]!r}, whose cache plan does not know")
+
+
+def _attention_cache(words: ConfigWords, window: int | None) -> CacheGroup:
+    if (latent := words.optional("kv_lora_rank")) is not None:
+        return CacheGroup(layers=(), heads=1, elements=latent + words.count("qk_rope_head_dim"), window=window)
+    return CacheGroup(layers=(), heads=kv_heads(words), elements=2 * head_size(words), window=window)
+
+
+def kv_heads(words: ConfigWords) -> int:
+    """Heads of the KV cache."""
+    if words.get("multi_query") is True and words.get("new_decoder_architecture") is not True:
+        return 1
+    return words.optional("num_key_value_heads") or words.count("num_attention_heads")
+
+
+def head_size(words: ConfigWords) -> int:
+    """Width of one head."""
+    stated = words.optional("head_dim")
+    return stated if stated is not None else words.count("hidden_size") // words.count("num_attention_heads")
+
+
+def _state_bytes(words: ConfigWords, kind: str) -> int:
+    if kind == "linear_attention":
+        return _linear_attention_state(words)
+    if (heads := words.optional("mamba_num_heads") or words.optional("mamba_n_heads")) is not None:
+        return _mamba2_state(words, heads)
+    inner = words.optional("mamba_expand") or words.optional("expand")
+    state = words.optional("mamba_d_state") or words.optional("state_size")
+    if inner is None or state is None:
+        raise words.unknown("layer_types", f"does not say how large the state of its {kind} layers is")
+    kernel = words.optional("mamba_d_conv") or words.optional("conv_kernel") or 4
+    return inner * words.count("hidden_size") * (state + kernel) * _STATE_ELEMENT
+
+
+def _mamba2_state(words: ConfigWords, heads: int) -> int:
+    width = words.optional("mamba_head_dim") or words.optional("mamba_d_head")
+    state = words.optional("ssm_state_size") or words.optional("mamba_d_state") or words.optional("mamba_state_dim")
+    groups = words.optional("n_groups") or words.optional("mamba_n_groups") or 1
+    kernel = words.optional("conv_kernel") or words.optional("mamba_d_conv") or 4
+    if width is None or state is None:
+        raise words.unknown("layer_types", "does not say how large the state of its mamba layers is")
+    convolution = (heads * width + 2 * groups * state) * kernel
+    return (heads * width * state + convolution) * _STATE_ELEMENT
+
+
+def _linear_attention_state(words: ConfigWords) -> int:
+    keys, key_width = words.count("linear_num_key_heads"), words.count("linear_key_head_dim")
+    values, value_width = words.count("linear_num_value_heads"), words.count("linear_value_head_dim")
+    kernel = words.optional("linear_conv_kernel_dim") or 4
+    convolution = (2 * keys * key_width + values * value_width) * kernel
+    return (values * key_width * value_width + convolution) * _STATE_ELEMENT
+
+
+def _stated(words: ConfigWords, layers: int, kv_bytes: int) -> CacheGroup:
+    """The release config's own figures, spread evenly over the layers."""
+    state = words.sizes.state_bytes_per_sequence or 0
+    return CacheGroup(
+        layers=tuple(range(layers)),
+        heads=1,
+        elements=-(-kv_bytes // (2 * layers)),
+        state_bytes=-(-state // layers),
+    )
 
 
 class Shaped(NamedTuple):

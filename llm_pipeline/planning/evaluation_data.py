@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llm_pipeline.accuracy.data_choice import data_paths, refuse_script
 from llm_pipeline.accuracy.dataset_calls import DatasetCall, RepositoryName
+from llm_pipeline.accuracy.eval_data import data_paths, refuse_script
 from llm_pipeline.accuracy.task_definitions import TaskDefinition, own_definitions
 from llm_pipeline.accuracy.task_files import read_task_directory
 from llm_pipeline.artifacts.pinned import DEFAULT_REVISION
@@ -26,7 +26,7 @@ from llm_pipeline.planning.task_pool import known_facts
 from llm_pipeline.release.loading import LoadedRelease
 
 if TYPE_CHECKING:
-    from llm_pipeline.hub.data_set_card import DataSetCard
+    from llm_pipeline.hub.model_card import DataSetCard
 
 _SECONDS = 20.0
 """How long a hub may take at a terminal."""
@@ -160,8 +160,8 @@ def _look(
     evaluation, hub = loaded.release.evaluation, loaded.deployment.hub
     if evaluation.data_source == "hub":
         require_listening(hub.endpoint)
-    from llm_pipeline.hub.data_set_card import read_card  # the hub's client is slow to import
-    from llm_pipeline.hub.data_sets import open_data_sets
+    from llm_pipeline.hub.model_card import read_card  # the hub's client is slow to import
+    from llm_pipeline.hub.sources import open_data_sets
 
     source = open_data_sets(evaluation.data_source, hub)
 

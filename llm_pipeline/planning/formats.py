@@ -11,34 +11,12 @@ from collections.abc import Collection, Mapping
 from functools import reduce
 from typing import Literal, NamedTuple
 
-from llm_pipeline.catalog.exported_names import ALGORITHMS, MIXED
-from llm_pipeline.catalog.modelopt_recipes import known_modelopt_recipe
+from llm_pipeline.catalog.modelopt_recipes import ALGORITHMS, MIXED, known_modelopt_recipe
 from llm_pipeline.catalog.tables import Column, SupportCell, find_reader_support, find_support, lists_format
 from llm_pipeline.config.quantization import NEEDS_CUDA, KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.planning.weight_storage import format_bits
 
 BaselinePrecision = Literal["float16", "bfloat16"]
-
-CPU_FORMATS: tuple[WeightFormat, ...] = (
-    "fp8",
-    "int8_smoothquant",
-    "fp8_per_channel_token",
-    "fp8_block",
-    "int8_weight_only",
-    "int4_awq",
-    "w4a8_awq",
-    "int4_blockwise",
-    "none",
-)
-"""Formats whose packed weights the CPU engine builder can put into its graph: all but those of FP4."""
-
-CPU_KV_FORMATS: tuple[KvCacheFormat, ...] = ("fp8", "none")
-"""KV cache formats whose rounding the CPU engine's graph can reproduce."""
-
-VLLM_FORMATS: tuple[WeightFormat, ...] = ("fp8", "fp8_per_channel_token", "fp8_block", "nvfp4", "none")
-VLLM_KV_FORMATS: tuple[KvCacheFormat, ...] = ("fp8", "none")
-"""What vLLM's reader of modelopt's checkpoints takes: `QUANT_ALGOS` and `KV_CACHE_QUANT_ALGOS` in its
-`model_executor/layers/quantization/modelopt.py`."""
 
 _OFFERED: tuple[WeightFormat, ...] = (
     "fp8",
@@ -55,6 +33,19 @@ _OFFERED: tuple[WeightFormat, ...] = (
     "none",
 )
 """Formats of the same size in the order in which we would offer them."""
+
+_FP4: frozenset[WeightFormat] = frozenset({"nvfp4", "nvfp4_awq", "mxfp4"})
+CPU_FORMATS = tuple(name for name in _OFFERED if name not in _FP4)
+"""Formats whose packed weights the CPU engine builder can put into its graph: all but those of FP4."""
+
+CPU_KV_FORMATS: tuple[KvCacheFormat, ...] = ("fp8", "none")
+"""KV cache formats whose rounding the CPU engine's graph can reproduce."""
+
+VLLM_FORMATS: tuple[WeightFormat, ...] = ("fp8", "fp8_per_channel_token", "fp8_block", "nvfp4", "none")
+VLLM_KV_FORMATS: tuple[KvCacheFormat, ...] = ("fp8", "none")
+"""What vLLM's reader of modelopt's checkpoints takes: `QUANT_ALGOS` and `KV_CACHE_QUANT_ALGOS` in its
+`model_executor/layers/quantization/modelopt.py`."""
+
 
 _KV_BITS: Mapping[KvCacheFormat, int] = {"fp8": 8, "int8": 8, "nvfp4": 4, "none": 16}
 _MATRIX_ROWS: Mapping[WeightFormat, str] = {

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from llm_pipeline.accuracy.error_budget import ladder_error, policy_at, share_of_error
 from llm_pipeline.accuracy.gate import is_only_for_harm
-from llm_pipeline.accuracy.looks import LookPlan
-from llm_pipeline.accuracy.power import TYPICAL_FLIPS, expected_items, items_needed
+from llm_pipeline.accuracy.looks import TYPICAL_FLIPS, LookPlan, expected_items, items_needed
 from llm_pipeline.accuracy.rehearsal import Rehearsal, parts_of, plan_looks, rehearse
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.policy import AccuracyPolicy

@@ -3,7 +3,7 @@
 Weights: the linear modules inside the layers take the recipe's format; embeddings, norms, biases, the head where the
 recipe excludes it, and every module that an exclude pattern names stay at the baseline's precision, as modelopt
 exports them. A checkpoint that is quantized already stays as it is. What layers keep of a sequence is in
-`model_facts/caches.py`. A layer with a sliding window holds no more tokens than the window has only where the target
+`model_facts/layout.py`. A layer with a sliding window holds no more tokens than the window has only where the target
 tells its engine so (`attention_windows`): engines keep all of them otherwise.
 
 Experts are shared evenly by all ranks of a stage, whichever parallelism spreads them. Not counted: a draft model of

@@ -20,7 +20,6 @@ from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.loadtest.sample_size import require_enough, sample_size
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host
-from llm_pipeline.planning.adapter_checks import adapter_warnings, check_adapters
 from llm_pipeline.planning.background import BackgroundCall
 from llm_pipeline.planning.canary_power import canary_power
 from llm_pipeline.planning.cost_table import expected_warnings
@@ -31,6 +30,8 @@ from llm_pipeline.planning.model import DiskPlan, Plan, TargetPlan, disk_need
 from llm_pipeline.planning.model_source import look_at_model, stated_facts
 from llm_pipeline.planning.quantization_plan import GpuCost, gpu_cost
 from llm_pipeline.planning.release_checks import (
+    adapter_warnings,
+    check_adapters,
     check_data_files,
     check_model,
     check_recipes,

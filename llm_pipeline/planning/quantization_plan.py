@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.catalog.batch_limits import LARGEST_BATCH_TOKENS, SHARE_USED
+from llm_pipeline.catalog.modelopt_recipes import LARGEST_BATCH_TOKENS, SHARE_USED
 from llm_pipeline.catalog.tables import Gpu, find_gpu
 from llm_pipeline.config.deployment import QuantizationHost
 from llm_pipeline.config.quantization import QuantizationRecipe, Search, WeightFormat

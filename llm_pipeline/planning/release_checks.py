@@ -1,8 +1,12 @@
-"""What is wrong with a release whatever the target: its recipes, its model, its data files and its routers."""
+"""What is wrong with a release whatever the target: its recipes, model, data files, routers and adapters.
+
+Adapters are asked about their own settings (`check_adapters`). Routers and metric sources are judged together
+(`check_routers`), and engines in `compatibility`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import ceil
 
 from llm_pipeline.base.errors import ConfigError, Unsupported
@@ -42,7 +46,7 @@ def check_recipes(loaded: LoadedRelease, facts: ModelFacts | None) -> None:
 
 def _check_sizes(recipe: QuantizationRecipe, facts: ModelFacts) -> None:
     if _is_blockwise(recipe):
-        widths = {name: width for name, width in facts.input_widths() if not is_excluded(name, recipe.exclude)}
+        widths = {name: group.columns for name, group in facts.linears() if not is_excluded(name, recipe.exclude)}
         refuse_partial_widths(widths, recipe)
     if recipe.tensorrt_llm_checkpoint:
         sizes = DecoderSizes(
@@ -318,3 +322,40 @@ def problems_of(place: TargetPlace, policy: CanaryPolicy) -> Iterator[str]:
     if metrics is not None:
         yield from metrics.problems(router)
     yield from router.problems(policy)
+
+
+def check_adapters(loaded: LoadedRelease) -> None:
+    """Refuse settings of the deployment that an adapter cannot work with.
+
+    Raises:
+        ConfigError: Naming every one.
+    """
+    if problems := [f"{name}: {problem}" for name, problems, _ in _asked(loaded) for problem in problems]:
+        raise ConfigError(
+            "\n".join(problems),
+            where=f"{loaded.path}: deployment {loaded.deployment.name}",
+            hint="correct them in the deployment file",
+        )
+
+
+def adapter_warnings(loaded: LoadedRelease) -> Iterator[str]:
+    """What adapters have to say besides."""
+    yield from (f"{name}: {warning}" for name, _, warnings in _asked(loaded) for warning in warnings)
+
+
+def _asked(loaded: LoadedRelease) -> Iterator[tuple[str, Iterable[str], Iterable[str]]]:
+    """Where each of the settings stands, its problems and its warnings."""
+    deployment, canary = loaded.deployment, loaded.release.policy.canary
+    yield "store", deployment.store.problems(), deployment.store.warnings()
+    for name in sorted({"control", "model", *(target.environment for target in loaded.release.targets)}):
+        if environment := deployment.environments.get(name):
+            yield f"environments.{name}", environment.problems(), environment.warnings()
+    for name, channel in deployment.notifications.by_name().items():
+        yield f"notifications.{name}", channel.problems(), channel.warnings()
+    for target in loaded.release.targets:
+        name = loaded.config.place_of(target.name)
+        if place := deployment.places.get(name):
+            yield f"places.{name}.staging", place.staging.problems(target), place.staging.warnings(target)
+            yield f"places.{name}.router", (), place.router.warnings(canary)
+            if place.metrics is not None:
+                yield f"places.{name}.metrics", (), place.metrics.warnings(place.router)

@@ -74,23 +74,20 @@ class Tokens(NamedTuple):
 PUBLISHED = Tokens()
 
 
-def relative_speed(
-    facts: ModelFacts, target: Target, recipe: QuantizationRecipe, requests: int, tokens: Tokens = PUBLISHED
-) -> float | None:
+def relative_speed(facts: ModelFacts, target: Target, recipe: QuantizationRecipe, requests: int) -> float | None:
     """Output tokens a second under a recipe, by those of the unquantized model; None on a CPU.
 
     Args:
         facts: The model.
         target: Where it is served.
         recipe: How it is quantized.
-        requests: Requests decoded together.
-        tokens: Length of each of them.
+        requests: Requests decoded together, as long as `PUBLISHED`.
 
     Raises:
         ConfigError: The target's accelerator is not in the GPU catalog.
     """
-    quantized = tokens_per_second(facts, target, recipe, requests, tokens)
-    plain = tokens_per_second(facts, target, QuantizationRecipe(name="none", weights="none"), requests, tokens)
+    quantized = tokens_per_second(facts, target, recipe, requests)
+    plain = tokens_per_second(facts, target, QuantizationRecipe(name="none", weights="none"), requests)
     return quantized / plain if quantized and plain else None
 
 

@@ -15,7 +15,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from llm_pipeline.accuracy.task_files import TaskCode, TaskDirectory, read_task_directory, task_code
+from llm_pipeline.accuracy.task_files import (
+    TaskCode,
+    TaskDirectory,
+    read_task_directory,
+    refuse_generated_code,
+    task_code,
+)
 from llm_pipeline.accuracy.task_metrics import refuse_by_file
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.plain_files import read_plain_file
@@ -165,7 +171,8 @@ def check_tasks(evaluation: Evaluation, configs_root: Path) -> tuple[str, ...]:
     if defined is not None:
         _check_local(defined, evaluation)
     unknown = defined.reached(evaluation.tasks)[1] if defined else set(evaluation.tasks)
-    _refuse_generated_code(evaluation, [name for name in sorted(unknown) if _matches(name, "generated_code")])
+    if not evaluation.allow_generated_code:
+        refuse_generated_code([name for name in sorted(unknown) if _matches(name, "generated_code")])
     needed = task_modules(evaluation, configs_root)
     return tuple(
         f"{name} needs the Python modules {', '.join(modules)} where models are evaluated: `llm-pipeline doctor` with "
@@ -210,8 +217,8 @@ def _check_local(defined: TaskDirectory, evaluation: Evaluation) -> None:
         # With Python of its own a task may give other values than its metrics' names say.
         if isinstance(listed, list) and next(task_code(configuration), None) is None:
             refuse_by_file(name, list(_metrics(listed)), options.metric if options else None)
-    unsafe = [name for name in tasks if defined.tasks[name].configuration.get("unsafe_code")]
-    _refuse_generated_code(evaluation, unsafe)
+    if not evaluation.allow_generated_code:
+        refuse_generated_code([name for name in tasks if defined.tasks[name].configuration.get("unsafe_code")])
 
 
 def _metrics(listed: list[Any]) -> Iterator[tuple[str, str | None]]:
@@ -219,14 +226,6 @@ def _metrics(listed: list[Any]) -> Iterator[tuple[str, str | None]]:
         if isinstance(entry, dict) and isinstance(entry.get("metric"), str):
             aggregation = entry.get("aggregation")
             yield entry["metric"], aggregation if isinstance(aggregation, str) else None
-
-
-def _refuse_generated_code(evaluation: Evaluation, tasks: list[str]) -> None:
-    if tasks and not evaluation.allow_generated_code:
-        raise ConfigError(
-            f"{', '.join(tasks)} runs code that the model writes, on the machine that evaluates",
-            hint="set evaluation.allow_generated_code: true if that machine may, or leave the task out",
-        )
 
 
 def _matches(name: str, fact: str) -> bool:
@@ -244,7 +243,7 @@ def _imported(path: Path) -> set[str]:
     try:
         tree = ast.parse(read_plain_file(path, _MODULE_BYTES))
     except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"no Python: {error}", where=str(path)) from error
+        raise ConfigError(f"not valid Python: {error}", where=str(path)) from error
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

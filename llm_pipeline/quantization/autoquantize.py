@@ -12,7 +12,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import modelopt.torch.quantization as mtq
@@ -21,23 +21,23 @@ from modelopt.torch.quantization.algorithms import (
     AutoQuantizeKLDivSearcher,
     QuantRecipe,
 )
-from pydantic import JsonValue
 from torch import nn
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.progress import Progress
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.quantization import QuantizationRecipe, Search
 from llm_pipeline.quantization.calibration import Tokens
 from llm_pipeline.quantization.calibration_passes import CalibrationPasses, input_ids
-from llm_pipeline.quantization.modelopt_configs import disabled_layers, search_formats
-from llm_pipeline.quantization.quantizer_state import (
+from llm_pipeline.quantization.calibration_state import (
     QuantizerState,
     as_state,
     capture,
     restore,
     without_quantization,
 )
+from llm_pipeline.quantization.modelopt_configs import disabled_layers, search_formats
 
 log = get_logger(__name__)
 
@@ -48,8 +48,7 @@ _SEARCHERS = {"gradient": AutoQuantizeGradientSearcher, "kl_div": AutoQuantizeKL
 _UNQUANTIZED_BITS = 16.0
 
 
-@dataclass(frozen=True)
-class LayerGroup:
+class LayerGroup(Frozen):
     """Layers that take one format together, because engines fuse them.
 
     Attributes:
@@ -85,8 +84,7 @@ class Solution:
         return dict(sorted(Counter(self.formats.values()).items()))
 
 
-@dataclass(frozen=True)
-class SearchScores:
+class SearchScores(Frozen):
     """What a search found out."""
 
     method: str
@@ -125,29 +123,6 @@ class SearchScores:
         cost = sum(choice["costs"] for choice in chosen.values())
         formats = {layer: chosen[str(n)]["format"] for n, group in enumerate(self.groups) for layer in group.layers}
         return Solution(formats, cost / self._uncompressed * _UNQUANTIZED_BITS)
-
-    def to_json(self) -> dict[str, JsonValue]:
-        """The scores as plain JSON, for `from_json`."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> SearchScores:
-        """Scores that `to_json` wrote.
-
-        Raises:
-            KeyError, TypeError: They are not.
-        """
-        groups = tuple(
-            LayerGroup(
-                layers=tuple(group["layers"]),
-                formats=tuple(group["formats"]),
-                scores=tuple(group["scores"]),
-                costs=tuple(group["costs"]),
-                uncompressed=group["uncompressed"],
-            )
-            for group in value["groups"]
-        )
-        return cls(value["method"], groups)
 
 
 def search(
@@ -188,7 +163,8 @@ def search(
     )
     names = {QuantRecipe(config, name=name): name for name, config in formats.items()}
     names[QuantRecipe(None)] = UNQUANTIZED
-    scores = SearchScores(wanted.method, tuple(_group(found, names) for found in state["candidate_stats"].values()))
+    groups = tuple(_group(found, names) for found in state["candidate_stats"].values())
+    scores = SearchScores(method=wanted.method, groups=groups)
     states = state["quantizer_states"].items()
     return scores, {names[choice]: as_state(held["metadata"], held["state_dict"]) for choice, held in states}
 

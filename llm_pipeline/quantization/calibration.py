@@ -1,20 +1,92 @@
-"""Calibration sets: which texts modelopt sees, as exactly reproducible sequences of tokens."""
+"""Calibration sets: which texts modelopt sees, as exactly reproducible sequences of tokens.
+
+A chat template is a program, so it runs in a child process with limits of time and memory: Jinja's sandbox
+keeps it from files and from Python's insides, but not from loops and strings without an end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import multiprocessing
+import resource
+import signal
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 from llm_pipeline.artifacts.checkpoint_loading import load_tokenizer
 from llm_pipeline.base.digest import sha256_bytes, sha256_json
-from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError, Terminal
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.quantization import Calibration, QuantizationRecipe, apportion
-from llm_pipeline.quantization.bounded_child import TookTooMuch, run_in_child
 from llm_pipeline.quantization.calibration_samples import Sample, read_sources
+
+T = TypeVar("T")
+
+
+class TookTooMuch(Terminal):
+    """The function used more time or memory than it was given."""
+
+
+class RaisedInChild(Terminal):
+    """The function raised an exception; the message has its type and its text."""
+
+
+def run_in_child(function: Callable[[], T], *, seconds: float, memory_bytes: int) -> T:
+    """The result of a function that runs in a fork of this process, whose state it cannot change.
+
+    Args:
+        function: What it returns must be picklable.
+        seconds: Longest time.
+        memory_bytes: Most address space beyond what this process has now.
+
+    Raises:
+        TookTooMuch: It ran longer, or needed more.
+        RaisedInChild: It raised an exception.
+    """
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_run, args=(function, theirs, _limits(seconds, memory_bytes)), daemon=True)
+    child.start()
+    theirs.close()
+    try:
+        if not ours.poll(seconds):
+            raise TookTooMuch(f"not done after {seconds:g} s")
+        kind, value = ours.recv()
+    except EOFError as error:
+        raise TookTooMuch("its process was killed for its time or memory") from error
+    finally:
+        child.kill()
+        child.join()
+        ours.close()
+    if kind == "memory":
+        raise TookTooMuch(f"it needs more than {memory_bytes / 2**20:.0f} MiB")
+    if kind == "raised":
+        raise RaisedInChild(str(value))
+    result: T = value
+    return result
+
+
+def _limits(seconds: float, memory_bytes: int) -> dict[int, int]:
+    address_space = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    return {resource.RLIMIT_AS: address_space + memory_bytes, resource.RLIMIT_CPU: int(seconds) + 1}
+
+
+def _run(function: Callable[[], Any], answer: Connection, limits: dict[int, int]) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the stage's own handler ends leases that are the parent's
+    for what, most in limits.items():
+        _, hard = resource.getrlimit(what)
+        resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    try:
+        outcome: tuple[str, Any] = ("result", function())
+    except MemoryError:
+        outcome = ("memory", None)
+    except Exception as error:  # noqa: BLE001 - it crosses the process: the parent raises it as one of ours
+        outcome = ("raised", f"{type(error).__name__}: {error}"[:2000])
+    answer.send(outcome)
+
 
 log = get_logger(__name__)
 
@@ -22,20 +94,6 @@ Tokens = tuple[int, ...]
 
 _SECONDS_TO_RENDER, _SECONDS_A_CHAT = 60.0, 0.1
 _RENDERING_BYTES = 2**31
-
-
-class Tokenizer(Protocol):
-    """What is used of a tokenizer of transformers."""
-
-    chat_template: Any
-    eos_token_id: int | None
-    all_special_ids: list[int]
-
-    def __call__(self, text: list[str], **options: Any) -> Any:
-        """Token ids under the key `input_ids`."""
-
-    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
-        """A chat as text."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +140,13 @@ def read_calibration(source: Path, recipe: QuantizationRecipe, data: Path | None
     return draw_calibration(samples, recipe.calibration, load_tokenizer(source))
 
 
-def draw_calibration(
-    sources: Sequence[Sequence[Sample]], calibration: Calibration, tokenizer: Tokenizer
-) -> CalibrationSet:
+def draw_calibration(sources: Sequence[Sequence[Sample]], calibration: Calibration, tokenizer: Any) -> CalibrationSet:
     """Choose samples, tokenize them, and cut or pack them.
 
     Args:
         sources: Samples of every source, in the order of `calibration.sources`, from `read_sources`.
         calibration: How many to draw, by which seed, cut at which length.
-        tokenizer: The model's tokenizer.
+        tokenizer: The model's tokenizer, of Transformers.
 
     Raises:
         ConfigError: Too few samples, the model has no chat template, or a text has no tokens.
@@ -137,7 +193,7 @@ def _rank(content: str, seed: int) -> str:
     return sha256_bytes(f"{seed}\0{content}".encode(errors="surrogatepass"))
 
 
-def _encode(samples: Sequence[Sample], calibration: Calibration, tokenizer: Tokenizer) -> list[Tokens]:
+def _encode(samples: Sequence[Sample], calibration: Calibration, tokenizer: Any) -> list[Tokens]:
     texts = [sample.content for sample in samples]
     if calibration.chat_template:
         if not tokenizer.chat_template:
@@ -152,7 +208,7 @@ def _encode(samples: Sequence[Sample], calibration: Calibration, tokenizer: Toke
     return [tuple(ids) for ids in encoded["input_ids"]]
 
 
-def _rendered(samples: Sequence[Sample], tokenizer: Tokenizer) -> list[str]:
+def _rendered(samples: Sequence[Sample], tokenizer: Any) -> list[str]:
     """The chats as texts. The template is a program of the model's repository, so it runs with limits."""
     seconds = _SECONDS_TO_RENDER + _SECONDS_A_CHAT * len(samples)
     try:
@@ -177,7 +233,7 @@ class _RenderedChat:
     problem: str = ""
 
 
-def _render(sample: Sample, tokenizer: Tokenizer) -> _RenderedChat:
+def _render(sample: Sample, tokenizer: Any) -> _RenderedChat:
     try:
         return _RenderedChat(str(tokenizer.apply_chat_template(sample.messages, tokenize=False)))
     except MemoryError:
@@ -190,7 +246,7 @@ def _cut(encoded: Iterable[Tokens], calibration: Calibration) -> list[Tokens]:
     return [tokens[: calibration.maximum_tokens] for tokens in encoded]
 
 
-def _packed(encoded: Sequence[Tokens], calibration: Calibration, tokenizer: Tokenizer) -> list[Tokens]:
+def _packed(encoded: Sequence[Tokens], calibration: Calibration, tokenizer: Any) -> list[Tokens]:
     """All texts after each other, each closed by the end token, in pieces of one length; the rest is left out."""
     end, length = tokenizer.eos_token_id, calibration.maximum_tokens
     if end is None:

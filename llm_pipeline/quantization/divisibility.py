@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from llm_pipeline.artifacts.checkpoint_loading import load_config
 from llm_pipeline.base.errors import Unsupported
-from llm_pipeline.catalog.exported_names import ALGORITHMS
-from llm_pipeline.catalog.modelopt_recipes import formats_of
+from llm_pipeline.catalog.modelopt_recipes import ALGORITHMS, formats_of
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 
 BLOCK = 128

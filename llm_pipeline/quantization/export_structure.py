@@ -16,13 +16,12 @@ from typing import Any
 
 import torch
 
-from llm_pipeline.artifacts.quantized_checkpoint import LAYER_SUFFIXES, Checkpoint, is_kv_scale
-from llm_pipeline.artifacts.stored_tensors import StoredTensors
+from llm_pipeline.artifacts.checkpoint_loading import empty_model
+from llm_pipeline.artifacts.quantized_checkpoint import LAYER_SUFFIXES, Checkpoint, StoredTensors, is_kv_scale
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.catalog.exported_names import ALGORITHMS, FUSED_PROJECTIONS
+from llm_pipeline.catalog.modelopt_recipes import ALGORITHMS, FUSED_PROJECTIONS
 from llm_pipeline.catalog.output_head import with_head_kept
 from llm_pipeline.config.quantization import QuantizationRecipe
-from llm_pipeline.quantization.empty_model import empty_model
 from llm_pipeline.quantization.modelopt_configs import modelopt_config
 
 SIZE_TOLERANCE = 0.001

@@ -21,8 +21,7 @@ from math import prod
 
 import torch
 
-from llm_pipeline.artifacts.quantized_checkpoint import LAYER_SUFFIXES, Checkpoint
-from llm_pipeline.artifacts.stored_tensors import StoredTensors
+from llm_pipeline.artifacts.quantized_checkpoint import LAYER_SUFFIXES, Checkpoint, StoredTensors
 from llm_pipeline.base.errors import IntegrityError
 
 TOLERATED_FRACTION = 0.01

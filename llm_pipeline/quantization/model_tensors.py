@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llm_pipeline.artifacts.checkpoint_metadata import read_quantization
+from llm_pipeline.artifacts.checkpoint_files import read_quantization
+from llm_pipeline.artifacts.checkpoint_loading import empty_model
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.hub.checkpoint import read_tensors
-from llm_pipeline.quantization.empty_model import empty_model
 
 if TYPE_CHECKING:
     from llm_pipeline.artifacts.safetensors_header import TensorEntry
@@ -148,7 +148,7 @@ def _type_problems(model: Any, placement: Placement, plain: Mapping[str, TensorE
 
 def _tie_problems(directory: Path, placement: Placement) -> Iterator[str]:
     """Where both are stored and differ, Transformers uses both, and engines use one of them for the other."""
-    from llm_pipeline.artifacts.stored_tensors import StoredTensors
+    from llm_pipeline.artifacts.quantized_checkpoint import StoredTensors
 
     if not placement.stored_ties:
         return

@@ -23,28 +23,38 @@ import torch
 from modelopt.torch.export import export_hf_checkpoint
 
 from llm_pipeline.artifacts.checkpoint_files import copy_companions
+from llm_pipeline.artifacts.checkpoint_loading import empty_model
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.catalog.exported_names import ALGORITHMS
+from llm_pipeline.catalog.modelopt_recipes import ALGORITHMS
 from llm_pipeline.catalog.output_head import with_head_kept
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.quantization import autoquantize
 from llm_pipeline.quantization.calibration import CalibrationSet
 from llm_pipeline.quantization.calibration_passes import CalibrationPasses, forward
-from llm_pipeline.quantization.calibration_state import CalibrationState
+from llm_pipeline.quantization.calibration_state import (
+    CalibrationState,
+    capture,
+    quantized_weights,
+    recorded_rescaling,
+    to_json,
+)
 from llm_pipeline.quantization.device_memory import (
+    Placement,
     Shortage,
     choose_batch,
+    devices,
     free_bytes,
+    is_offloaded,
     is_out_of_memory,
+    load_plain_model,
     out_of_memory_in,
+    place_here,
     release_cached,
     sequence_bytes,
     shortage,
 )
 from llm_pipeline.quantization.divisibility import read_decoder_sizes, refuse_partial_blocks, refuse_uneven_ranks
-from llm_pipeline.quantization.empty_model import empty_model
-from llm_pipeline.quantization.model_placement import Placement, devices, is_offloaded, load_plain_model, place_here
 from llm_pipeline.quantization.model_tensors import require_model_tensors
 from llm_pipeline.quantization.modelopt_configs import (
     kv_cache_config,
@@ -54,8 +64,6 @@ from llm_pipeline.quantization.modelopt_configs import (
     refuse_unsupported,
     search_formats,
 )
-from llm_pipeline.quantization.plain_data import to_json
-from llm_pipeline.quantization.quantizer_state import capture, quantized_weights, recorded_rescaling
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import (
     export_tensorrt_llm,
     refuse_unsupported_tensorrt_llm_checkpoint,
@@ -188,7 +196,7 @@ class Quantizer:
             self._model = self._loaded(self._placement())
             quantizers[autoquantize.KV_CACHE] = autoquantize.calibrate_kv_cache(self._model, cache, passes)
             self._release()
-        return CalibrationState(quantizers, search=scores.to_json())
+        return CalibrationState(quantizers, search=scores.model_dump(mode="json"))
 
     def export(self, destination: Path, state: Path | None) -> None:
         """Write the quantized checkpoint with all that belongs to it; `destination` is there only when it is whole.
@@ -254,7 +262,9 @@ class Quantizer:
         if self._recipe.search is None or state.search is None:
             return None
         with _quiet():
-            solution = autoquantize.SearchScores.from_json(state.search).solve(self._recipe.search.effective_bits[0])
+            solution = autoquantize.SearchScores.model_validate(state.search).solve(
+                self._recipe.search.effective_bits[0]
+            )
         self.facts["effective_bits"] = round(solution.effective_bits, 4)
         self.facts |= {f"layers_{name}": count for name, count in solution.layers_by_format.items()}
         layers = ", ".join(f"{count} {name}" for name, count in solution.layers_by_format.items())

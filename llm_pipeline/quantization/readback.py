@@ -20,18 +20,18 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
-from llm_pipeline.artifacts.activations import (
+from llm_pipeline.artifacts.checkpoint_files import read_quantization
+from llm_pipeline.artifacts.checkpoint_loading import load_causal_model, load_config, load_confined
+from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
+from llm_pipeline.artifacts.tensor_formats import (
     FP4_MAXIMUM,
+    ActivationFormat,
     quantize_fp8,
     quantize_fp8_per_token,
     quantize_int8,
     quantize_mxfp4,
     quantize_nvfp4,
 )
-from llm_pipeline.artifacts.checkpoint_loading import load_causal_model, load_config, load_confined
-from llm_pipeline.artifacts.checkpoint_metadata import read_quantization
-from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
-from llm_pipeline.artifacts.tensor_formats import ActivationFormat
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.quantization.model_tensors import refuse_initialised, require_model_tensors
 

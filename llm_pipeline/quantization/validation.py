@@ -16,14 +16,12 @@ from typing import Any
 
 import torch
 
-from llm_pipeline.artifacts.checkpoint_files import COMPANIONS, TOKENIZERS, read_json
+from llm_pipeline.artifacts.checkpoint_files import COMPANIONS, QUANTIZATION_FILE, TOKENIZERS, read_json
 from llm_pipeline.artifacts.checkpoint_loading import load_config
-from llm_pipeline.artifacts.checkpoint_metadata import QUANTIZATION_FILE
-from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
-from llm_pipeline.artifacts.stored_tensors import StoredTensors
+from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint, StoredTensors
 from llm_pipeline.base.digest import sha256_file
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.catalog.exported_names import MIXED
+from llm_pipeline.catalog.modelopt_recipes import MIXED
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.quantization.export_structure import (
     BITS_TOLERANCE,

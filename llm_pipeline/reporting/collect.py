@@ -6,40 +6,175 @@ what could not be read is named in the report's gaps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llm_pipeline.accuracy.evaluation import EvaluationSummary, read_summary
+import numpy as np
+from numpy.typing import NDArray
+
+from llm_pipeline.accuracy.evaluation import PLAIN, EvaluationSummary, Scoring, read_summary
 from llm_pipeline.accuracy.gate import compare_as_judged
-from llm_pipeline.accuracy.score_scale import PLAIN, Scoring
 from llm_pipeline.artifacts.items import ScoredItem, read_items
 from llm_pipeline.base.errors import PipelineError
-from llm_pipeline.config.policy import AccuracyPolicy
+from llm_pipeline.canary.events import CanaryEvent
+from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
+from llm_pipeline.canary.timeline import read_summary as read_step_summary
+from llm_pipeline.canary.timeline import read_timeline
+from llm_pipeline.config.policy import AccuracyPolicy, LoadTestPolicy
 from llm_pipeline.flow import ReleaseProgress
+from llm_pipeline.loadtest.outcome import LoadTestOutcome, deciding_windows, read_outcome
+from llm_pipeline.loadtest.records import Records, join, read_records
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.model import TargetPlan
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.record import ReleaseRecord, read_record
-from llm_pipeline.reporting.canary import read_canary
 from llm_pipeline.reporting.failures import flow_order, read_failures
 from llm_pipeline.reporting.headline import decides, recipe_in_words, release_headline, released_facts
 from llm_pipeline.reporting.highlights import highlights
-from llm_pipeline.reporting.load import read_load
 from llm_pipeline.reporting.model import (
     AccuracyStudy,
+    ArmSample,
+    CanaryMark,
+    CanaryMoment,
+    CanarySample,
     CanaryStudy,
     Gate,
+    LatencyCurve,
     LoadStudy,
     ReportData,
     StageRun,
     stage_label,
 )
-from llm_pipeline.reporting.production import Results
+from llm_pipeline.reporting.production import Results, find_rollback
 from llm_pipeline.reporting.variants import TrialReader, VariantReader
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.pointers import read_pointers
+
+MOST_SAMPLES = 240
+"""Intervals of a canary that the report keeps; more cannot be told apart in a plot."""
+
+
+def read_canary(directories: Sequence[Path], target: str) -> CanaryStudy:
+    """The canary of one target: each step's artifact holds the canary so far, and that step's own summary.
+
+    Args:
+        directories: Of the steps' artifacts, the latest last.
+        target: The target's name.
+
+    Raises:
+        IntegrityError: A timeline is missing or damaged.
+    """
+    summary, points = read_timeline(directories[-1])
+    summaries = [*map(read_step_summary, directories[:-1]), summary]
+    steps = {one.step.percent: one.step for one in summaries if one.step and one.began_at == summary.began_at}
+    marks = [CanaryMark(seconds=mark.at_seconds, label=mark.label) for mark in summary.marks]
+    short = tuple(mark.model_copy(update={"label": mark.label.partition(":")[0]}) for mark in marks)
+    return CanaryStudy(
+        target=target,
+        samples=tuple(_thinned(points)),
+        marks=short,
+        rollback=find_rollback(marks),
+        evidence=summary.evidence,
+        moments=tuple(_moment(event, summary.began_at) for event in summary.events),
+        steps=tuple(steps[percent] for percent in sorted(steps)),
+        shadow=summary.shadow,
+    )
+
+
+def _moment(event: CanaryEvent, began_at: float) -> CanaryMoment:
+    return CanaryMoment(
+        seconds=event.at - began_at,
+        at=datetime.fromtimestamp(event.at, UTC),
+        kind=event.kind.value,
+        percent=event.percent,
+        summary=event.summary,
+        by=event.by,
+        verdict=event.verdict,
+    )
+
+
+def _thinned(points: Sequence[TimelinePoint]) -> Iterator[CanarySample]:
+    """At most `MOST_SAMPLES` intervals: counts add up, latencies are averaged by requests."""
+    step = max(1, math.ceil(len(points) / MOST_SAMPLES))
+    length = points[1].at_seconds - points[0].at_seconds if len(points) > 1 else 1.0
+    for first in range(0, len(points), step):
+        group = points[first : first + step]
+        yield CanarySample(
+            seconds=group[0].at_seconds,
+            length_seconds=len(group) * length,
+            percent=100 * group[-1].intended_share,
+            stable=_arm([point.stable for point in group]),
+            canary=_arm([point.candidate for point in group]),
+        )
+
+
+def _arm(points: Sequence[ArmPoint]) -> ArmSample:
+    return ArmSample(
+        requests=sum(point.requests for point in points),
+        errors=sum(point.errors for point in points),
+        lost=sum(point.lost for point in points),
+        first_token_p50=_average((point.first_token_p50, point.requests) for point in points),
+        first_token_p95=_average((point.first_token_p95, point.requests) for point in points),
+        end_to_end_p50=_average((point.end_to_end_p50, point.requests) for point in points),
+        end_to_end_p95=_average((point.end_to_end_p95, point.requests) for point in points),
+    )
+
+
+def _average(weighted: Iterable[tuple[float | None, int]]) -> float | None:
+    known = [(value, weight) for value, weight in weighted if value is not None and weight]
+    total = sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / total if total else None
+
+
+_STEPS = 240
+"""Points of a curve; more cannot be told apart in a plot."""
+
+
+def read_load(directory: Path, target: str, policy: LoadTestPolicy) -> LoadStudy:
+    """The load test of one target.
+
+    Raises:
+        IntegrityError: The outcome is missing, or it or the records are damaged.
+    """
+    outcome = read_outcome(directory)
+    records = _deciding_records(directory, outcome)
+    return LoadStudy(
+        target=target, policy=policy, outcome=outcome, curves=tuple(_curves(records.judged)) if records else ()
+    )
+
+
+def _deciding_records(directory: Path, outcome: LoadTestOutcome) -> Records | None:
+    """The requests behind the verdict, all windows together; None when they were not kept."""
+    paths = [directory / f"{window.name}.csv.gz" for window in deciding_windows(outcome)]
+    kept = [read_records(path) for path in paths if path.exists()]
+    return join(kept) if kept else None
+
+
+def _curves(records: Records) -> Iterator[LatencyCurve]:
+    answered, streamed = records.answered, records["streamed"]
+    several = streamed & (records["output_tokens"] > 1)
+    for name, seconds, asked in (
+        ("first token", records["first_token_seconds"], streamed),
+        ("end to end", records["total_seconds"], np.ones_like(answered)),
+        ("time per output token", records.time_per_output_token_seconds, several),
+        ("longest stall", records["longest_gap_seconds"], several),
+    ):
+        yield from _curve(name, seconds[answered & asked], int(asked.sum()))
+
+
+def _curve(name: str, seconds: NDArray[np.float64], asked: int) -> Iterator[LatencyCurve]:
+    """The empirical distribution; requests without an answer keep it below one."""
+    values = 1e3 * np.sort(seconds[seconds > 0.0])
+    if not values.size:
+        return
+    picks = np.unique(np.linspace(0, values.size - 1, _STEPS).astype(int))
+    yield LatencyCurve(
+        name=name, milliseconds=tuple(values[picks].tolist()), shares=tuple(((picks + 1) / asked).tolist())
+    )
+
 
 PartT = TypeVar("PartT")
 

@@ -78,12 +78,10 @@ def label_bar(axes: Any, end: float, row: float, text: str, *, role: str = "ink"
     )
 
 
-def legend_below(figure: Any, axes: Any, columns: int) -> None:
-    """The legend outside the axes: it can cover no curve."""
+def legend_below(figure: Any, axes: Any) -> None:
+    """The legend outside the axes, where it can cover no curve."""
     handles, names = axes.get_legend_handles_labels()
-    figure.legend(
-        handles, names, loc="outside lower center", ncols=columns, fontsize=9, handlelength=1.8, columnspacing=1.4
-    )
+    figure.legend(handles, names, loc="outside lower center", ncols=3, fontsize=9, handlelength=1.8, columnspacing=1.4)
 
 
 def milliseconds_axis(axis: Any) -> None:

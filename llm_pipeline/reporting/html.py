@@ -10,13 +10,12 @@ from llm_pipeline.base.quantities import byte_size, duration
 from llm_pipeline.base.untrusted_text import several_lines
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.loadtest.findings import Table, findings, rates_in_words
-from llm_pipeline.reporting.accuracy_plot import plot_accuracy
+from llm_pipeline.reporting.accuracy_plot import pareto_points, plot_accuracy, plot_pareto
 from llm_pipeline.reporting.canary_plot import e_value, plot_canary, plot_evidence
 from llm_pipeline.reporting.failures import advice, failure_in_words
 from llm_pipeline.reporting.figure import Plot
 from llm_pipeline.reporting.load_plots import draw_load
 from llm_pipeline.reporting.model import LoadStudy, ReportData, verdict_in_words
-from llm_pipeline.reporting.pareto_plot import pareto_points, plot_pareto
 from llm_pipeline.reporting.quantities import measure, points
 from llm_pipeline.reporting.timeline_plot import plot_timeline
 from llm_pipeline.reporting.variants_plot import origins, plot_variants

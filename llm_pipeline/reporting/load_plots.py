@@ -141,7 +141,7 @@ def plot_latency_by_rate(load: LoadStudy) -> Plot:
         milliseconds_axis(axes.yaxis)
         axes.set_ylabel("milliseconds")
         _rate_axis(axes, load)
-        legend_below(figure, axes, 3)
+        legend_below(figure, axes)
 
     return draw_plot(
         f"latency-by-rate-{load.target}",
@@ -185,7 +185,7 @@ def plot_goodput(load: LoadStudy) -> Plot:
         axes.set_ylim(bottom=0.0)
         axes.set_ylabel("good requests per second")
         _rate_axis(axes, load)
-        legend_below(figure, axes, 3)
+        legend_below(figure, axes)
 
     best = max(outcome.rates, key=lambda point: point.good_per_second)
     reached = "no rate is confirmed"
@@ -305,7 +305,7 @@ def _distributions(load: LoadStudy, names: Sequence[str], key: str, title: str, 
         axes.set_ylabel("share of requests answered")
         axes.yaxis.set_major_formatter(_percent)
         axes.set_xlabel(axis)
-        legend_below(figure, axes, 3)
+        legend_below(figure, axes)
 
     words = "; ".join(f"{curve.name} {_percentiles(curve)}" for curve in curves)
     words = f"{words[:1].upper()}{words[1:]}"

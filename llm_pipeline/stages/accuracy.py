@@ -41,9 +41,8 @@ def run(context: StageContext[AccuracyConfig]) -> StageOutput:
     # here: numpy loads slowly, and a result that is reused does not need it
     from llm_pipeline.accuracy.checkpoint_lane import evaluate_candidate
     from llm_pipeline.accuracy.error_budget import GateLedger, policy_at, share_of_error, with_error
-    from llm_pipeline.accuracy.evaluation import read_summary
+    from llm_pipeline.accuracy.evaluation import Scoring, read_summary
     from llm_pipeline.accuracy.gate import compare_as_judged
-    from llm_pipeline.accuracy.score_scale import Scoring
     from llm_pipeline.accuracy.table import format_comparison, format_evaluation
     from llm_pipeline.artifacts.items import read_items
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from llm_pipeline.accuracy.evaluation import EvaluationSummary, read_summary
-from llm_pipeline.accuracy.score_scale import Scoring
+from llm_pipeline.accuracy.evaluation import EvaluationSummary, Scoring, read_summary
 from llm_pipeline.artifacts.items import ScoredItem, read_items
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.logging import get_logger

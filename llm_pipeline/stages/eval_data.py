@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from llm_pipeline.accuracy.data_choice import card_files, data_paths, files_read, refuse_script, require_files
 from llm_pipeline.accuracy.dataset_calls import DatasetCall, RepositoryName
 from llm_pipeline.accuracy.eval_data import (
     RECORD_FILE,
@@ -25,8 +24,13 @@ from llm_pipeline.accuracy.eval_data import (
     EvalDataRecord,
     HeldCall,
     HeldDataSet,
+    card_files,
+    data_paths,
+    files_read,
     load_offline,
     place_of,
+    refuse_script,
+    require_files,
 )
 from llm_pipeline.accuracy.task_definitions import TaskDefinition, own_definitions, package_definitions
 from llm_pipeline.accuracy.task_files import read_task_directory
@@ -45,7 +49,7 @@ from llm_pipeline.stages.request_parts import task_data
 if TYPE_CHECKING:
     from llm_pipeline.flow import ReleaseProgress
     from llm_pipeline.hub.data_set_files import DataSetFiles
-    from llm_pipeline.hub.data_sets import DataSets
+    from llm_pipeline.hub.sources import DataSets
 
 log = get_logger(__name__)
 
@@ -111,7 +115,7 @@ def run(context: StageContext[EvalDataConfig]) -> StageOutput:
     """
     # here: the hub's client loads slowly, and a result that is reused asks no hub
     from llm_pipeline.hub.data_set_files import DataSetFiles
-    from llm_pipeline.hub.data_sets import open_data_sets
+    from llm_pipeline.hub.sources import open_data_sets
     from llm_pipeline.hub.transfer import RateLimit
 
     started, config = time.monotonic(), context.config

@@ -20,9 +20,9 @@ from llm_pipeline.config.model import ConfigModel, Revision
 from llm_pipeline.config.quantization import NAMED_SET, Calibration
 from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.data_set_files import fetch_dataset_file
-from llm_pipeline.hub.disk_space import Place, require_space
 from llm_pipeline.hub.model_card import license_change, require_license
 from llm_pipeline.hub.sources import open_source
+from llm_pipeline.hub.transfer import Place, require_space
 from llm_pipeline.loadtest.workload_files import workload_files
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.release.changes import changing

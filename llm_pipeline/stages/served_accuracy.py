@@ -53,13 +53,17 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
 
     from llm_pipeline.accuracy.chat_template import ChatTemplate
     from llm_pipeline.accuracy.error_budget import GateLedger, policy_at, share_of_error, with_error
-    from llm_pipeline.accuracy.evaluation import read_summary, refuse_other_harness, summarise, write_evaluation
+    from llm_pipeline.accuracy.evaluation import (
+        Scoring,
+        read_summary,
+        refuse_other_harness,
+        summarise,
+        write_evaluation,
+    )
     from llm_pipeline.accuracy.gate import compare_as_judged
-    from llm_pipeline.accuracy.item_runner import Asking
+    from llm_pipeline.accuracy.item_runner import Asking, SavedItems
     from llm_pipeline.accuracy.looks import evaluation_order
     from llm_pipeline.accuracy.rehearsal import plan_looks
-    from llm_pipeline.accuracy.saved_items import SavedItems
-    from llm_pipeline.accuracy.score_scale import Scoring
     from llm_pipeline.accuracy.table import format_comparison
     from llm_pipeline.artifacts.items import read_items
     from llm_pipeline.base.progress import Progress

@@ -23,7 +23,7 @@ from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.runtime_options import KvCacheOptions, RuntimeOptions
 from llm_pipeline.config.target import EngineBuilderName, EngineLimits, Target
 from llm_pipeline.engines.builder import BaselinePrecision, BuildInputs
-from llm_pipeline.model_facts.context import context_length
+from llm_pipeline.model_facts.reader import context_length
 from llm_pipeline.model_facts.words import ConfigWords
 from llm_pipeline.verification.installed import InstalledRuntime
 from llm_pipeline.verification.report import Seen

@@ -16,8 +16,7 @@ from llm_pipeline.accuracy.baseline_gate import (
     guessing_p_value,
     judge_baseline,
 )
-from llm_pipeline.accuracy.evaluation import TaskGroup
-from llm_pipeline.accuracy.score_scale import Scoring
+from llm_pipeline.accuracy.evaluation import Scoring, TaskGroup
 from llm_pipeline.accuracy.table import format_baseline
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.verdict import Judgement, Verdict

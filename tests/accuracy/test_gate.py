@@ -8,11 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from llm_pipeline.accuracy.evaluation import TaskGroup
+from llm_pipeline.accuracy.evaluation import Scoring, TaskGroup
 from llm_pipeline.accuracy.gate import judge_pairs
 from llm_pipeline.accuracy.paired import Interval, TaskPairs, bound_losses, compare, pair_items
 from llm_pipeline.accuracy.rehearsal import plan_looks
-from llm_pipeline.accuracy.score_scale import Scoring
 from llm_pipeline.accuracy.sequential import judge_look
 from llm_pipeline.accuracy.table import format_comparison
 from llm_pipeline.accuracy.task_metrics import TaskMetric

@@ -5,9 +5,8 @@ import logging
 import pytest
 
 from llm_pipeline.accuracy import item_runner as module
-from llm_pipeline.accuracy.item_runner import Asking
+from llm_pipeline.accuracy.item_runner import Asking, SavedItems
 from llm_pipeline.accuracy.looks import LookPlan
-from llm_pipeline.accuracy.saved_items import SavedItems
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.progress import Progress
 from llm_pipeline.base.verdict import Verdict

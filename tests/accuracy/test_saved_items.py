@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from llm_pipeline.accuracy.saved_items import SavedItems
+from llm_pipeline.accuracy.item_runner import SavedItems
 from llm_pipeline.artifacts.items import ScoredItem
 
 ORDER = [("a", 2), ("b", 0), ("a", 0), ("a", 1)]

@@ -12,9 +12,14 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
-from llm_pipeline.accuracy.batch_size import BatchSize, out_of_memory_halves, sequences_that_fit
 from llm_pipeline.accuracy.lm_eval_checkpoint import HarnessModel
-from llm_pipeline.accuracy.shared_prefix import score_continuations, why_not_shared
+from llm_pipeline.accuracy.shared_prefix import (
+    BatchSize,
+    out_of_memory_halves,
+    score_continuations,
+    sequences_that_fit,
+    why_not_shared,
+)
 from llm_pipeline.accuracy.token_rows import pack_rows
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.config.release import Evaluation

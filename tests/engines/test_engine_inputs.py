@@ -18,7 +18,7 @@ from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.engines.builder import BuildInputs, engine_builder
-from llm_pipeline.quantization.model_placement import Placement, load_plain_model
+from llm_pipeline.quantization.device_memory import Placement, load_plain_model
 from llm_pipeline.quantization.modelopt_quantizer import Quantizer
 from llm_pipeline.quantization.readback import load_model
 from llm_pipeline.release.execute import execute

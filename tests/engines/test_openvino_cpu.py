@@ -14,9 +14,9 @@ import tiny_llama
 import torch
 
 from llm_pipeline.adapters.openvino.builder import PARITY_PROPERTIES, SERVING_FILES
-from llm_pipeline.artifacts.activations import quantize_fp8, quantize_int8
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
-from llm_pipeline.artifacts.stored_tensors import StoredTensors
+from llm_pipeline.artifacts.quantized_checkpoint import StoredTensors
+from llm_pipeline.artifacts.tensor_formats import quantize_fp8, quantize_int8
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.engines.builder import BuildInputs, engine_builder
 

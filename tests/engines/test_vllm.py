@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("modelopt")
 
 from llm_pipeline.adapters.vllm.builder import runtime_properties
-from llm_pipeline.artifacts.checkpoint_metadata import QuantizationMetadata
+from llm_pipeline.artifacts.checkpoint_files import QuantizationMetadata
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.base.records import ArtifactRef

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from llm_pipeline.hub.disk_space import SPARE_BYTES, Place, require_space
-from llm_pipeline.hub.partial_file import DiskTooSmall
+from llm_pipeline.hub.transfer import SPARE_BYTES, DiskTooSmall, Place, require_space
 
 FREE = 1_000_000_000
 MOST = FREE - SPARE_BYTES

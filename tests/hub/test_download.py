@@ -20,9 +20,8 @@ from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.hub.access import HubRefused, HubUnavailable, connect
 from llm_pipeline.hub.download import download_model
 from llm_pipeline.hub.hub_source import HubSource
-from llm_pipeline.hub.partial_file import DiskTooSmall
 from llm_pipeline.hub.source import SourceUnavailable
-from llm_pipeline.hub.transfer import RateLimit, Transfer
+from llm_pipeline.hub.transfer import DiskTooSmall, RateLimit, Transfer
 
 from .conftest import CONFIG, TOKEN_VARIABLE, WEIGHTS_BYTES, LocalHub, safetensors_bytes
 

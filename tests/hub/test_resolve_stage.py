@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from llm_pipeline.flow import ReleaseProgress, resolve_request
-from llm_pipeline.hub import disk_space
-from llm_pipeline.hub.partial_file import DiskTooSmall
+from llm_pipeline.hub import transfer
+from llm_pipeline.hub.transfer import DiskTooSmall
 from llm_pipeline.planning import host
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import execute
@@ -87,7 +87,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Sets the bytes that are free on every disk, for this stage's own check."""
 
     def set_free(count: int) -> None:
-        monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda _: Usage(10**12, 0, count))
+        monkeypatch.setattr(transfer.shutil, "disk_usage", lambda _: Usage(10**12, 0, count))
         monkeypatch.setattr(host, "free_bytes", lambda _: 10**12)
 
     return set_free
@@ -135,13 +135,13 @@ def test_a_release_of_another_config_is_no_release_before(release: Release, loca
 def test_a_disk_that_cannot_hold_work_and_store_is_named_with_the_numbers(
     release: Release, local_hub: LocalHub, free: Callable[[int], None]
 ) -> None:
-    free(disk_space.SPARE_BYTES + 5_999_000)
+    free(transfer.SPARE_BYTES + 5_999_000)
     error = release.refusal().error
     assert error.type == DiskTooSmall.__name__
     assert error.message == "6 MB are still to be fetched and only 70 MB are free"
     assert error.where.startswith("work_root and store")
     assert only_looked_at(local_hub)
-    free(disk_space.SPARE_BYTES + 6_001_000)
+    free(transfer.SPARE_BYTES + 6_001_000)
     release.resolve()
 
 

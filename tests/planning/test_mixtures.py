@@ -11,7 +11,7 @@ from published import config_of, facts_of
 from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.runtime_options import KvCacheOptions
 from llm_pipeline.config.target import Parallelism
-from llm_pipeline.model_facts.caches import caches
+from llm_pipeline.model_facts.layout import caches
 from llm_pipeline.model_facts.words import ConfigWords
 from llm_pipeline.planning.memory import rank_kv_bytes_per_request, rank_kv_bytes_per_token, rank_weight_bytes
 from llm_pipeline.planning.roofline import RooflineEngine, decode_step_seconds

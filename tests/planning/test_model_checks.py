@@ -12,11 +12,10 @@ from judging import cpu_target, gpu_target, recipe
 from published import config_of, facts_of
 
 from llm_pipeline.base.errors import ConfigError, ExitCode, PipelineError, Unsupported
-from llm_pipeline.catalog.openvino_exporter import TRACED_WITH
-from llm_pipeline.model_facts.context import stated_context
+from llm_pipeline.catalog.tables import TRACED_WITH
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.layout import expected_tensors
-from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
+from llm_pipeline.model_facts.reader import ModelDocuments, read_facts, stated_context
 from llm_pipeline.model_facts.words import ConfigWords
 from llm_pipeline.planning.compatibility import Legal, Refused
 from llm_pipeline.planning.plan import Plan, plan_release

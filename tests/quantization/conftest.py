@@ -62,7 +62,7 @@ def damaged(tmp_path):
 
     from safetensors.torch import save_file
 
-    from llm_pipeline.artifacts.stored_tensors import StoredTensors
+    from llm_pipeline.artifacts.quantized_checkpoint import StoredTensors
 
     def make(directory, change):
         copy = tmp_path / "damaged"

@@ -98,7 +98,7 @@ def test_bits_that_cannot_be_reached_are_refused_with_the_fewest_that_can(source
     recipe = make_recipe(bits=(4.5,)).rungs()[0]
     with pytest.raises(ConfigError, match=r"4\.5 cannot be reached.*mean is (\d+\.?\d*) bits") as refused:
         make_quantizer(source, recipe, tmp_path).export(tmp_path / "export", searched)
-    scores = SearchScores.from_json(CalibrationState.load(searched).search)
+    scores = SearchScores.model_validate(CalibrationState.load(searched).search)
     assert f"{scores.smallest_bits:.4g} bits" in refused.value.message
     assert refused.value.family == "terminal"
     least = float(refused.value.hint.split()[2])
@@ -115,12 +115,22 @@ def test_the_kv_cache_is_quantized_beside_a_search_by_divergence(source, tmp_pat
     assert contents(tmp_path / "again") == contents(tmp_path / "export")
 
 
+def group(layers, scores):
+    return LayerGroup(
+        layers=layers,
+        formats=("int4", "fp8", "none"),
+        scores=scores,
+        costs=(25.0, 50.0, 100.0),
+        uncompressed=100.0,
+    )
+
+
 def test_scores_survive_as_json_and_the_least_harmful_choice_within_the_bits_wins():
     groups = (
-        LayerGroup(("a", "b"), ("int4", "fp8", "none"), (9.0, 1.0, 0.0), (25.0, 50.0, 100.0), 100.0),
-        LayerGroup(("c",), ("int4", "fp8", "none"), (2.0, 1.0, 0.0), (25.0, 50.0, 100.0), 100.0),
+        group(("a", "b"), (9.0, 1.0, 0.0)),
+        group(("c",), (2.0, 1.0, 0.0)),
     )
-    scores = SearchScores.from_json(SearchScores("gradient", groups).to_json())
+    scores = SearchScores.model_validate_json(SearchScores(method="gradient", groups=groups).model_dump_json())
     solution = scores.solve(6.0)
     assert solution.formats == {"a": "fp8", "b": "fp8", "c": "int4"}
     assert solution.effective_bits == 6.0

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from llm_pipeline.quantization.bounded_child import RaisedInChild, TookTooMuch, run_in_child
+from llm_pipeline.quantization.calibration import RaisedInChild, TookTooMuch, run_in_child
 
 MIB = 2**20
 

@@ -17,13 +17,11 @@ from llm_pipeline.config.quantization import Calibration, QuantizationRecipe
 from llm_pipeline.quantization import modelopt_quantizer
 from llm_pipeline.quantization.calibration import read_calibration
 from llm_pipeline.quantization.calibration_passes import CalibrationPasses
-from llm_pipeline.quantization.calibration_state import CalibrationState
+from llm_pipeline.quantization.calibration_state import CalibrationState, QuantizerState, from_json, to_json
 from llm_pipeline.quantization.calibration_store import calibration_key
-from llm_pipeline.quantization.model_placement import Placement, is_offloaded
+from llm_pipeline.quantization.device_memory import Placement, is_offloaded
 from llm_pipeline.quantization.modelopt_configs import modelopt_config
 from llm_pipeline.quantization.modelopt_quantizer import Quantizer
-from llm_pipeline.quantization.plain_data import from_json, to_json
-from llm_pipeline.quantization.quantizer_state import QuantizerState
 
 torch.set_num_threads(1)
 

@@ -12,12 +12,11 @@ import exports
 from safetensors.torch import save_file
 
 from llm_pipeline.adapters.openvino.dequantized_checkpoint import write_dequantized
-from llm_pipeline.artifacts.checkpoint_metadata import LayerScheme, read_quantization
-from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
-from llm_pipeline.artifacts.stored_tensors import StoredTensors
+from llm_pipeline.artifacts.checkpoint_files import LayerScheme, read_quantization
+from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint, StoredTensors
 from llm_pipeline.artifacts.tensor_formats import FORMATS, StoredWeight
 from llm_pipeline.base.errors import IntegrityError, Unsupported
-from llm_pipeline.catalog.exported_names import ALGORITHMS
+from llm_pipeline.catalog.modelopt_recipes import ALGORITHMS
 from llm_pipeline.quantization.readback import load_model
 
 

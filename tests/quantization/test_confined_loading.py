@@ -19,12 +19,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llm_pipeline.accuracy.lm_eval_checkpoint import load_harness_model
 from llm_pipeline.artifacts import checkpoint_loading
+from llm_pipeline.artifacts.checkpoint_directory import followed_keys
 from llm_pipeline.artifacts.checkpoint_loading import load_causal_model, load_config, load_tokenizer
-from llm_pipeline.artifacts.loader_keys import followed_keys
 from llm_pipeline.base.confinement import landlock_version
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.quantization.model_placement import Placement, load_plain_model
+from llm_pipeline.quantization.device_memory import Placement, load_plain_model
 from llm_pipeline.quantization.readback import load_model
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -16,15 +16,17 @@ from llm_pipeline.quantization.calibration import read_calibration
 from llm_pipeline.quantization.device_memory import (
     CPU_BATCH,
     OutOfMemory,
+    Placement,
     Shortage,
     choose_batch,
     fitting_batch,
     is_out_of_memory,
     peak_bytes,
+    place,
     sequence_bytes,
     shortage,
+    weight_bytes,
 )
-from llm_pipeline.quantization.model_placement import Placement, place, weight_bytes
 from llm_pipeline.quantization.modelopt_quantizer import Quantizer
 
 torch.set_num_threads(1)

@@ -11,15 +11,17 @@ from modelopt.torch.quantization.qtensor import FP8QTensor, MXFP4QTensor, NVFP4Q
 from transformers import AutoModelForCausalLM
 
 from llm_pipeline.adapters.openvino.dequantized_checkpoint import write_dequantized
-from llm_pipeline.artifacts.activations import (
+from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
+from llm_pipeline.artifacts.tensor_formats import (
+    FORMATS,
+    StoredWeight,
     quantize_fp8,
     quantize_fp8_per_token,
     quantize_mxfp4,
     quantize_nvfp4,
     round_to_fp4,
+    unpack_int4,
 )
-from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
-from llm_pipeline.artifacts.tensor_formats import FORMATS, StoredWeight, unpack_int4
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.quantization.readback import load_model
 

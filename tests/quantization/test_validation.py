@@ -16,7 +16,7 @@ from llm_pipeline.artifacts.checkpoint_files import copy_companions
 from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
 from llm_pipeline.artifacts.tensor_formats import unpack_int4
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.catalog.exported_names import ALGORITHMS
+from llm_pipeline.catalog.modelopt_recipes import ALGORITHMS
 from llm_pipeline.quantization import export_weights
 from llm_pipeline.quantization.validation import validate_export
 

@@ -13,8 +13,7 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
-from llm_pipeline.reporting.canary import MOST_SAMPLES, _thinned
-from llm_pipeline.reporting.collect import collect
+from llm_pipeline.reporting.collect import MOST_SAMPLES, _thinned, collect
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointers, read_pointers
 

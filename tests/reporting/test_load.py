@@ -9,11 +9,10 @@ import pytest
 from load_sample import CONFIRMED_RATE, POLICY, sample_load_test
 
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, write_outcome
-from llm_pipeline.reporting.collect import collect
+from llm_pipeline.reporting.collect import collect, read_load
 from llm_pipeline.reporting.figure import Plot
 from llm_pipeline.reporting.highlights import highlights
 from llm_pipeline.reporting.html import render_report
-from llm_pipeline.reporting.load import read_load
 from llm_pipeline.reporting.load_plots import draw_load, plot_goodput, plot_latency_by_rate, plot_over_time
 from llm_pipeline.reporting.model import LoadStudy
 

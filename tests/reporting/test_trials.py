@@ -12,11 +12,11 @@ from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.planning.model import RecipePlan, TargetPlan
 from llm_pipeline.planning.target_speed import SpeedFigures
 from llm_pipeline.release.execute import KeyContent, StageRecord, record_name, results_name
+from llm_pipeline.reporting.accuracy_plot import plot_pareto
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.html import render_report
 from llm_pipeline.reporting.markdown import render_markdown
 from llm_pipeline.reporting.model import ReportData, Trial
-from llm_pipeline.reporting.pareto_plot import plot_pareto
 from llm_pipeline.statistics.intervals import score_upper
 from llm_pipeline.store.lease import Lease
 

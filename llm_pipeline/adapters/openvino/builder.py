@@ -28,18 +28,17 @@ from transformers.utils import logging as transformers_logging
 from llm_pipeline.adapters.openvino.dequantized_checkpoint import write_dequantized
 from llm_pipeline.adapters.openvino.graph import NativeWeights, count_quantized_weights
 from llm_pipeline.adapters.openvino.throughput import measure_throughput
-from llm_pipeline.artifacts.checkpoint_files import read_json
+from llm_pipeline.artifacts.checkpoint_files import QuantizationMetadata, read_json, read_quantization
 from llm_pipeline.artifacts.checkpoint_loading import load_confined
-from llm_pipeline.artifacts.checkpoint_metadata import QuantizationMetadata, read_quantization
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
 from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
 from llm_pipeline.artifacts.repository_layout import TOKENIZER_FILE
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.catalog.openvino_exporter import newest_transformers
+from llm_pipeline.catalog.tables import newest_transformers
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BaselinePrecision, BuildInputs
-from llm_pipeline.model_facts.context import stated_context
+from llm_pipeline.model_facts.reader import stated_context
 from llm_pipeline.quantization.model_tensors import require_model_tensors
 
 log = get_logger(__name__)

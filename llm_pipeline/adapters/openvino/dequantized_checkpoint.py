@@ -12,8 +12,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from llm_pipeline.artifacts.checkpoint_files import copy_companions, read_json
-from llm_pipeline.artifacts.checkpoint_metadata import QuantizationMetadata
+from llm_pipeline.artifacts.checkpoint_files import QuantizationMetadata, copy_companions, read_json
 from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
 
 
@@ -47,9 +46,12 @@ def write_dequantized(source: Path, destination: Path) -> DequantizedFacts:
         Unsupported: The source's format cannot be read.
     """
     checkpoint = Checkpoint(source)
-    layers = [checkpoint.layer(name) for name in checkpoint.layers]
+    smoothing = {name: checkpoint.smoothing(name) for name in checkpoint.layers}
+    scales = {name: checkpoint.activation(name)[1] for name in checkpoint.layers}
     weights = {key: checkpoint.tensors[key].float() for key in checkpoint.plain}
-    weights |= {f"{layer.name}.weight": layer.folded_weight() for layer in layers}
+    for name, factors in smoothing.items():
+        weight = checkpoint.weight(name)
+        weights[f"{name}.weight"] = weight if factors is None else weight * factors
     destination.mkdir(parents=True, exist_ok=True)
     contiguous = {key: value.contiguous() for key, value in weights.items()}
     save_file(contiguous, destination / "model.safetensors", {"format": "pt"})
@@ -60,8 +62,8 @@ def write_dequantized(source: Path, destination: Path) -> DequantizedFacts:
     copy_companions(source, destination)
     return DequantizedFacts(
         metadata=checkpoint.metadata,
-        layers=tuple(layer.name for layer in layers),
-        folded=tuple(layer.name for layer in layers if layer.pre_quant_scale is not None),
-        activation_scales={layer.name: layer.input_scale for layer in layers if layer.input_scale is not None},
+        layers=checkpoint.layers,
+        folded=tuple(name for name, factors in smoothing.items() if factors is not None),
+        activation_scales={name: scale for name, scale in scales.items() if scale is not None},
         kv_scales=checkpoint.kv_scales,
     )

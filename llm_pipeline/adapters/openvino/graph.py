@@ -21,9 +21,8 @@ import openvino as ov
 import torch
 from openvino import opset15 as op
 
-from llm_pipeline.artifacts.activations import FP8_MAXIMUM
 from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
-from llm_pipeline.artifacts.tensor_formats import SQUARE, ActivationFormat, unpack_int4
+from llm_pipeline.artifacts.tensor_formats import FP8_MAXIMUM, SQUARE, ActivationFormat, unpack_int4
 from llm_pipeline.base.errors import Unsupported
 
 _TRACE_PREFIX = "self."

@@ -21,9 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from llm_pipeline.artifacts.checkpoint_files import read_json
+from llm_pipeline.artifacts.checkpoint_files import read_json, read_quantization
 from llm_pipeline.artifacts.checkpoint_loading import load_confined
-from llm_pipeline.artifacts.checkpoint_metadata import read_quantization
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
 from llm_pipeline.artifacts.host_facts import HostFacts
 from llm_pipeline.artifacts.host_match import require_target_host
@@ -32,7 +31,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.batcher_smoke import Rates, Smoke
 from llm_pipeline.engines.builder import BuildInputs
-from llm_pipeline.model_facts.context import stated_context
+from llm_pipeline.model_facts.reader import stated_context
 from llm_pipeline.quantization.model_tensors import require_model_tensors
 from llm_pipeline.serving.models.transformers_batcher import VARLEN_ATTENTION, Batcher, Settings
 

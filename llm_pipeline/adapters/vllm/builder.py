@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_pipeline.artifacts.checkpoint_directory import check_directory
-from llm_pipeline.artifacts.checkpoint_files import read_json
-from llm_pipeline.artifacts.checkpoint_metadata import QuantizationMetadata, read_quantization
+from llm_pipeline.artifacts.checkpoint_files import QuantizationMetadata, read_json, read_quantization
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
 from llm_pipeline.artifacts.host_facts import HostFacts
 from llm_pipeline.artifacts.host_match import require_target_host
@@ -34,7 +33,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.batcher_smoke import Rates, Smoke
 from llm_pipeline.engines.builder import BuildInputs
-from llm_pipeline.model_facts.context import context_length
+from llm_pipeline.model_facts.reader import context_length
 from llm_pipeline.model_facts.words import ConfigWords
 from llm_pipeline.serving.models.vllm_batcher import COMPILED_DIRECTORY, Batcher, Settings
 

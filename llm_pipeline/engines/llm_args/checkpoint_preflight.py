@@ -10,13 +10,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_pipeline.artifacts.checkpoint_files import TOKENIZERS, read_json
-from llm_pipeline.artifacts.checkpoint_metadata import QUANTIZATION_FILE, QuantizationMetadata, read_quantization
+from llm_pipeline.artifacts.checkpoint_files import (
+    QUANTIZATION_FILE,
+    TOKENIZERS,
+    QuantizationMetadata,
+    read_json,
+    read_quantization,
+)
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.catalog.tables import SupportCell, find_reader_support
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.llm_args.recorded_schema import dialect_of
-from llm_pipeline.model_facts.context import stated_context
+from llm_pipeline.model_facts.reader import stated_context
 
 _CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 

@@ -12,7 +12,7 @@ from typing import Literal
 import yaml
 from pydantic import JsonValue
 
-from llm_pipeline.artifacts.checkpoint_metadata import read_quantization
+from llm_pipeline.artifacts.checkpoint_files import read_quantization
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.runtime_options import CudaGraphOptions, RuntimeOptions, SpeculativeDecoding

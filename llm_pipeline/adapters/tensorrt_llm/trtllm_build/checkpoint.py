@@ -19,7 +19,7 @@ from llm_pipeline.artifacts.safetensors_header import read_header
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.json_document import read_object
 from llm_pipeline.config.target import Target
-from llm_pipeline.quantization.tensorrt_llm_tensors import tensor_problems
+from llm_pipeline.quantization.tensorrt_llm_checkpoint import tensor_problems
 
 QuantAlgorithm = Literal[
     "W8A16", "W4A16", "W4A16_AWQ", "W4A8_AWQ", "W8A16_GPTQ", "W4A16_GPTQ", "W8A8_SQ_PER_CHANNEL",
