@@ -8,30 +8,38 @@ page never takes a store that does not answer for an empty one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_dag
-from fastapi import Depends, FastAPI, Request
+from fastapi import Depends, FastAPI, Query
 from fastapi.responses import HTMLResponse
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.base.logging import get_logger
-from llm_pipeline.base.untrusted_text import html
-from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.inspection.listing import ReleaseRow
-from llm_pipeline.inspection.release_index import Releases, read_releases
+from llm_pipeline.base.logging import Lines, get_logger
+from llm_pipeline.inspection.comparison import compare
+from llm_pipeline.inspection.release_artifacts import DamagedRow
+from llm_pipeline.inspection.release_index import IndexedRelease, read_releases
 from llm_pipeline.release.loading import ConfiguredRelease, load_config
-from llm_pipeline.release.record import report_name
+from llm_pipeline.release.record import read_record, report_name
 from llm_pipeline.release.watch_record import read_status
+from llm_pipeline.store import ArtifactStore
+from llm_pipeline.store.references import PointerReference, ReleaseReference, readable_pointers
 from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.guarded_routes import guarded_route
-from llm_pipeline_airflow.html_page import SECURITY_HEADERS, failed, message, page, table, time
+from llm_pipeline_airflow.html_page import SECURITY_HEADERS, failed, message, page
+from llm_pipeline_airflow.releases_page import (
+    Asked,
+    WatchSummary,
+    filter_form,
+    problem_list,
+    releases_table,
+    serving_table,
+    side_by_side,
+    watches_table,
+)
 from llm_pipeline_airflow.runs import config_path_of, dag_id_of, release_of_run, store_to_read
 from llm_pipeline_airflow.settings import release_configs
 from llm_pipeline_airflow.webhook import router as webhooks
@@ -39,26 +47,6 @@ from llm_pipeline_airflow.webhook import router as webhooks
 log = get_logger(__name__)
 
 _NOT_LOOKED = "the watch has not looked yet: it starts once the DAG is unpaused and a triggerer runs"
-
-
-@dataclass(frozen=True)
-class WatchSummary:
-    """One release config with a watch.
-
-    Attributes:
-        commit: What the revision named last; empty before the first look.
-        words: The last decision.
-        since: When it was decided.
-        checked_at: A time at which it still held; the triggerer writes it every quarter of an hour.
-    """
-
-    config: str
-    model: str
-    revision: str
-    commit: str
-    words: str
-    since: datetime | None
-    checked_at: datetime | None
 
 
 def watch_of(loaded: ConfiguredRelease) -> WatchSummary | None:
@@ -101,6 +89,27 @@ def run_report(dag_id: str, run_id: str) -> HTMLResponse:
     release_id = release_of_run(store, dag_id, run_id)
     if release_id is None:
         return message(404, "No report yet", "The run's first stage has not named its release yet.")
+    return _report(store, release_id)
+
+
+@app.get(
+    "/dags/{dag_id}/releases/{release_id}/report",
+    dependencies=[Depends(requires_access_dag("GET", DagAccessEntity.RUN))],
+)
+def release_report(dag_id: str, release_id: str) -> HTMLResponse:
+    """The report of a release of a DAG's release config."""
+    try:
+        loaded = load_config(config_path_of(dag_id))
+        store = store_to_read(loaded.deployment.store)
+        config = read_record(store, release_id).release.name
+    except ConfigError as error:
+        return message(404, "No report", str(error))
+    if config != loaded.config.name:
+        return message(404, "No report", f"{release_id} is no release of {dag_id}")
+    return _report(store, release_id)
+
+
+def _report(store: ArtifactStore, release_id: str) -> HTMLResponse:
     try:
         report = store.read_file(report_name(release_id))
     except FileNotFoundError:
@@ -109,54 +118,93 @@ def run_report(dag_id: str, run_id: str) -> HTMLResponse:
 
 
 @app.get("/releases")
-def releases(request: Request, user: GetUserDep) -> HTMLResponse:
-    """What is watched, and all releases, of the DAGs that the user may read; 503 if a store cannot be read."""
-    del request
-    readable = _readable_configs(user)
-    configs: dict[str, ConfiguredRelease] = {}
-    wrong: list[str] = []
-    for path in readable:
-        with contained(path.name) as faults:
-            loaded = load_config(path)
-            configs[loaded.config.name] = loaded
-        wrong += [f"{path.name}: {fault}" for fault in faults]
-    stores = {loaded.deployment.store.uri: loaded.deployment.store for loaded in configs.values()}
-    rows: list[ReleaseRow] = []
-    unread: list[str] = []
-    for uri, settings in stores.items():
-        with contained(f"reading {uri}") as faults:
-            found = releases_in(settings)
-            rows += [one.row for one in found.whole if one.row.config in configs]
-            if found.damaged:
-                which = "`llm-pipeline ls releases` names them"
-                unread.append(f"{uri}: {len(found.damaged)} documents cannot be read; {which}")
-        unread += [f"{uri}: {fault}" for fault in faults]
-    watches: list[WatchSummary] = []
-    for name, loaded in configs.items():
-        with contained(f"the watch of {name}") as faults:
-            watches += [watch] if (watch := watch_of(loaded)) else []
-        unread += [str(fault) for fault in faults]
-    rows.sort(key=lambda one: one.resolved_at, reverse=True)
-    body = _problem_list("Stores that cannot be read", unread) + _releases_table(rows) + _watches_table(watches)
-    if not rows and not unread:
-        body += _NONE_YET if readable else _NONE_READABLE
-    return page(503 if unread else 200, "Releases", body + _problem_list("Release configs with a mistake", wrong))
+def releases(user: GetUserDep, text: str = "", state: str = "") -> HTMLResponse:
+    """What serves, what is watched, and all releases, of the DAGs that the user may read.
+
+    Status 503 if a store cannot be read.
+    """
+    shown = _Shown(_readable_configs(user))
+    serving = {one.pointer.release_id for one in shown.placed if one.name == "production"}
+    asked = Asked(text, state)
+    listed = asked.of(shown.releases, serving)
+    watches = watches_table(shown.watches())
+    body = problem_list("Stores that cannot be read", shown.unread) + serving_table(shown.placed) + filter_form(asked)
+    body += releases_table(listed) + watches
+    if shown.releases and not listed:
+        body += "<p>No release is like that.</p>"
+    if not shown.releases and not shown.unread:
+        body += _NONE_YET if shown.paths else _NONE_READABLE
+    body += problem_list("Release configs with a mistake", shown.wrong)
+    return page(503 if shown.unread else 200, "Releases", body)
+
+
+@app.get("/compare")
+def compared(user: GetUserDep, release: Annotated[list[str], Query()] = []) -> HTMLResponse:  # noqa: B006
+    """Two releases side by side."""
+    shown = _Shown(_readable_configs(user))
+    if shown.unread:
+        return page(503, "Not available", problem_list("Stores that cannot be read", shown.unread))
+    chosen = [one for one in shown.releases if one.row.release_id in release]
+    if len(chosen) != 2:  # noqa: PLR2004
+        return message(400, "Choose two releases", "Tick two releases of the list; both must be yours to read.")
+    second, first = chosen  # the newest is listed first
+    stores = [shown.configs[one.row.config].deployment.store for one in (first, second)]
+    comparison = None
+    if stores[0].uri == stores[1].uri:
+        references = (ReleaseReference(one.row.release_id) for one in (first, second))
+        comparison = compare(store_to_read(stores[0]), *references)
+    return page(200, "Two releases", side_by_side(first, second, comparison))
 
 
 _NONE_YET = "<p>No release yet: trigger a DAG whose name begins with <code>release__</code>.</p>"
 _NONE_READABLE = "<p>You may read no DAG whose name begins with <code>release__</code>.</p>"
 
 
-def releases_in(settings: StoreConfig) -> Releases:
-    """The releases in a store, and what cannot be read, which the log names.
+class _Shown:
+    """What there is to show of some release configs: each store is read once.
 
-    Raises:
-        Transient: The store cannot be read.
+    Attributes:
+        releases: The newest first.
+        placed: What serves, and what served before.
+        unread: What cannot be read, with the reason.
+        wrong: Release configs with a mistake.
     """
-    found = read_releases(store_to_read(settings))
-    for row in found.damaged:
-        log.warning(str(row))
-    return found
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+        self.configs: dict[str, ConfiguredRelease] = {}
+        self.unread: list[str] = []
+        self.wrong: list[str] = []
+        for path in paths:
+            with contained(path.name) as faults:
+                loaded = load_config(path)
+                self.configs[loaded.config.name] = loaded
+            self.wrong += [f"{path.name}: {fault}" for fault in faults]
+        releases: list[IndexedRelease] = []
+        placed: list[PointerReference] = []
+        for uri, settings in {one.deployment.store.uri: one.deployment.store for one in self.configs.values()}.items():
+            with contained(f"reading {uri}") as faults:
+                store = store_to_read(settings)
+                found, (pointers, lost) = read_releases(store), readable_pointers(store)
+                releases += [one for one in found.whole if one.row.config in self.configs]
+                placed += [reference for one in pointers for reference in one.references()]
+                if damaged := [*found.damaged, *map(DamagedRow.of, lost)]:
+                    log.warning("%s", Lines("\n".join(map(str, damaged))))
+                    which = "`llm-pipeline ls releases` names them"
+                    self.unread.append(f"{uri}: {len(damaged)} documents cannot be read; {which}")
+            self.unread += [f"{uri}: {fault}" for fault in faults]
+        self.releases = sorted(releases, key=lambda one: one.row.resolved_at, reverse=True)
+        ours = {one.row.release_id for one in self.releases}
+        self.placed = [one for one in placed if one.pointer.release_id in ours]
+
+    def watches(self) -> list[WatchSummary]:
+        """What is watched on the hub; what cannot be read of it is added to the problems."""
+        found: list[WatchSummary] = []
+        for name, loaded in self.configs.items():
+            with contained(f"the watch of {name}") as faults:
+                found += [watch] if (watch := watch_of(loaded)) else []
+            self.unread += [str(fault) for fault in faults]
+        return found
 
 
 def _readable_configs(user: Any) -> list[Path]:
@@ -168,29 +216,3 @@ def _readable_configs(user: Any) -> list[Path]:
             method="GET", access_entity=DagAccessEntity.RUN, details=DagDetails(id=dag_id_of(path)), user=user
         )
     ]
-
-
-def _releases_table(summaries: Iterable[ReleaseRow]) -> str:
-    rows = (
-        f"<tr><td><code>{html(one.release_id)}</code></td><td>{html(one.model)}</td>"
-        f"<td><code>{html(one.commit[:12])}</code></td><td>{time(one.resolved_at)}</td>"
-        f'<td class="{html(one.verdict)}">{html(one.verdict)}</td><td>{html(one.reached)}</td></tr>'
-        for one in summaries
-    )
-    return table("All releases", ("release", "model", "commit", "created", "verdict", "last stage"), rows)
-
-
-def _watches_table(watches: Iterable[WatchSummary]) -> str:
-    rows = (
-        f"<tr><td>{html(one.config)}</td><td>{html(one.model)}</td><td><code>{html(one.revision)}</code></td>"
-        f"<td><code>{html(one.commit[:12])}</code></td><td>{html(one.words)}</td>"
-        f"<td>{time(one.since)}</td><td>{time(one.checked_at)}</td></tr>"
-        for one in watches
-    )
-    heads = ("release config", "model", "revision", "commit seen", "decision", "since", "checked")
-    return table("Watched on the hub", heads, rows)
-
-
-def _problem_list(title: str, problems: Iterable[str]) -> str:
-    items = "".join(f"<li>{html(problem)}</li>" for problem in dict.fromkeys(problems))
-    return f'<h2>{title}</h2><ul class="problem">{items}</ul>' if items else ""

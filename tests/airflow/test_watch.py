@@ -308,11 +308,11 @@ def test_what_the_watch_decided_is_written_when_it_changes_and_shown_on_the_page
 
 
 def test_the_page_shows_what_people_wrote_as_text(watching, monkeypatch):
-    from llm_pipeline_airflow.web import _watches_table
+    from llm_pipeline_airflow.releases_page import watches_table
 
     watching.hub.publish(**{"<script>.md": b"x"})
     watching.events(2)
-    table = _watches_table([watch_of(load_release(watching.project.config))])
+    table = watches_table([watch_of(load_release(watching.project.config))])
     assert "&lt;script&gt;" in table
     assert "<script" not in table
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
 from urllib.parse import urljoin
 
 import pytest
@@ -10,6 +14,10 @@ from fastapi.testclient import TestClient
 from llm_pipeline_airflow import web
 from llm_pipeline_airflow.links import ReleaseReportLink
 from llm_pipeline_airflow.plugin import LlmPipelinePlugin
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from store_history import GO, NO_GO, History
 
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 
@@ -109,3 +117,72 @@ def test_views_and_links_are_found_below_the_path_of_airflow_s_user_interface(ba
     addresses = [view["href"] for view in LlmPipelinePlugin.external_views]
     addresses.append(ReleaseReportLink().get_link(None, ti_key=Key()))
     assert all(urljoin(base, address).startswith(base) for address in addresses)
+
+
+@pytest.fixture
+def two_releases(project) -> tuple[str, str]:
+    """A release that was rejected, and a newer one of the same config that serves."""
+    history = History(project.root)
+    first = history.resolve(1)
+    history.stage(first, "accuracy", "fp8", judgement=GO)
+    history.stage(first, "load_test", "cpu", judgement=NO_GO)
+    history.pass_days(1)
+    second = history.release(2)
+    history.settle(second)
+    report = {
+        "collected_at": (history.now + timedelta(minutes=1)).isoformat(),
+        "highlights": [{"label": "Size, fp8", "value": "1.2 GB", "note": "51 % of the baseline"}],
+    }
+    history.store.write_file(f"releases/{second}/report.json", json.dumps(report).encode())
+    return first, second
+
+
+def test_the_list_says_what_serves_and_what_each_release_is(client, two_releases):
+    first, second = two_releases
+    text = client.get("/releases").text
+    serving, listed = text.split("All releases", 1)
+    assert f"<code>{second}</code></td><td>fp8</td><td>blue</td>" in serving
+    assert first not in serving
+    assert listed.index(second) < listed.index(first)
+    assert '<td class="NO_GO">NO_GO</td><td>load_test cpu</td>' in listed
+    assert "<td>1.2 GB (Size, fp8)</td>" in listed
+
+
+@pytest.mark.parametrize(
+    ("query", "shown"),
+    [
+        ("", {0, 1}), ("text=00000002", {1}), ("text=DEMO/", {0, 1}), ("state=NO_GO", {0}), ("state=serves", {1}),
+        ("text=other", set()), ("state=GO", set()),
+    ],
+)  # fmt: skip
+def test_the_list_is_narrowed_by_text_and_state(client, two_releases, query, shown):
+    answer = client.get(f"/releases?{query}")
+    assert answer.status_code == 200
+    assert {number for number, one in enumerate(two_releases) if f'value="{one}"' in answer.text} == shown
+    assert "No release yet" not in answer.text
+
+
+def test_what_is_typed_into_the_filter_is_shown_as_text(client, two_releases):
+    answer = client.get("/releases", params={"text": two_releases[0] + '"><script>'})
+    assert "<script" not in answer.text
+
+
+def test_two_releases_are_compared_by_gates_figures_and_configs(client, two_releases):
+    text = client.get("/compare", params={"release": list(two_releases)}).text
+    assert '<th scope="row">load_test cpu</th><td class="NO_GO">NO_GO</td><td class=""></td>' in text
+    assert "1.2 GB: 51 % of the baseline" in text
+    assert '<th scope="row">commit</th><td class="0000' in text
+
+
+@pytest.mark.parametrize("releases", [[], ["one"], ["tiny-00000001-00000064", "no-such-release"]])
+def test_a_comparison_needs_two_releases_that_there_are(client, two_releases, releases):
+    assert two_releases
+    assert client.get("/compare", params={"release": releases}).status_code == 400
+
+
+def test_a_release_s_report_is_found_below_the_dag_of_its_config_only(client, two_releases, project):
+    _, second = two_releases
+    assert "<html>" in client.get(f"/dags/release__tiny/releases/{second}/report").text
+    project.config.with_name("other.yaml").write_text(project.config.read_text())
+    assert client.get(f"/dags/release__other/releases/{second}/report").status_code == 404
+    assert client.get("/dags/release__tiny/releases/no-such/report").status_code == 404

@@ -1,0 +1,199 @@
+"""The HTML of the releases page and of the comparison of two releases: no script, forms that need none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from urllib.parse import quote, urlencode
+
+from llm_pipeline.base.quantities import duration
+from llm_pipeline.base.untrusted_text import html
+from llm_pipeline.base.verdict import Verdict
+from llm_pipeline.inspection.comparison import Comparison
+from llm_pipeline.inspection.release_index import IndexedRelease
+from llm_pipeline.store.references import PointerReference
+from llm_pipeline_airflow.html_page import table, time
+
+_OPEN = "open"
+_SERVES = "serves"
+_STATES = ("", *(verdict.value for verdict in Verdict), _OPEN, _SERVES)
+_FIGURES = {"size": ("Size",), "speed": ("Engine alone", "Requests under load"), "accuracy": ("Accuracy lost",)}
+
+
+@dataclass(frozen=True)
+class WatchSummary:
+    """One release config with a watch.
+
+    Attributes:
+        commit: What the revision named last; empty before the first look.
+        words: The last decision.
+        since: When it was decided.
+        checked_at: A time at which it still held; the triggerer writes it every quarter of an hour.
+    """
+
+    config: str
+    model: str
+    revision: str
+    commit: str
+    words: str
+    since: datetime | None
+    checked_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the list is narrowed to.
+
+    Attributes:
+        text: Part of a release's id or of its model's.
+        state: A verdict, `open`, `serves`; empty for all.
+    """
+
+    text: str = ""
+    state: str = ""
+
+    def of(self, releases: Iterable[IndexedRelease], serving: set[str]) -> list[IndexedRelease]:
+        """Those that are asked for."""
+        return [one for one in releases if self._fits(one, serving)]
+
+    def _fits(self, one: IndexedRelease, serving: set[str]) -> bool:
+        row = one.row
+        if self.text.lower() not in f"{row.release_id} {row.model}".lower():
+            return False
+        if self.state == _SERVES:
+            return row.release_id in serving
+        return self.state in ("", row.verdict or _OPEN)
+
+
+def filter_form(asked: Asked) -> str:
+    """The form that narrows the list."""
+    options = "".join(
+        f'<option value="{html(state)}"{" selected" if state == asked.state else ""}>{html(state or "all")}</option>'
+        for state in _STATES
+    )
+    return (
+        '<form method="get" action="releases" role="search">'
+        f'<label>Release or model<input type="search" name="text" value="{html(asked.text)}"></label>'
+        f'<label>State<select name="state">{options}</select></label><button>Show</button></form>'
+    )
+
+
+def serving_table(placed: Iterable[PointerReference]) -> str:
+    """What serves where, since when: read from the pointers themselves."""
+    rows = (
+        f"<tr><td>{html(one.target)}</td><td>{_model(one.model_id)}</td><td>{html(one.name)}</td>"
+        f"<td><code>{html(one.pointer.release_id)}</code></td><td>{html(one.pointer.recipe)}</td>"
+        f"<td>{html(one.pointer.slot)}</td><td>{time(one.pointer.promoted_at)}</td></tr>"
+        for one in sorted(placed, key=lambda one: (one.target, one.model_id, one.name != "production"))
+    )
+    heads = ("place", "model", "pointer", "release", "recipe", "slot", "since")
+    return table("What serves where", heads, rows)
+
+
+def releases_table(releases: Sequence[IndexedRelease]) -> str:
+    """The list, with a box at each release to compare two of them."""
+    heads = ("compare", "release", "model", "commit", "created", "verdict", "last stage", "recipe", *_FIGURES)
+    listed = table("All releases", (*heads, "cost", "decided"), map(_row, releases))
+    if not listed:
+        return ""
+    return f'<form method="get" action="compare">{listed}<button>Compare the two that are ticked</button></form>'
+
+
+def _row(one: IndexedRelease) -> str:
+    row, release_id = one.row, html(one.row.release_id)
+    box = f'<input type="checkbox" name="release" value="{release_id}" aria-label="Compare {release_id}">'
+    report = f"dags/release__{quote(row.config)}/releases/{quote(row.release_id)}/report"
+    figures = "".join(f"<td>{_figures(one, labels)}</td>" for labels in _FIGURES.values())
+    return (
+        f'<tr><td>{box}</td><td><a href="{html(report)}"><code>{release_id}</code></a></td><td>{_model(row.model)}</td>'
+        f"<td><code>{html(row.commit[:12])}</code></td><td>{time(row.resolved_at)}</td>"
+        f'<td class="{html(row.verdict)}">{html(row.verdict or _OPEN)}</td><td>{html(row.reached)}</td>'
+        f"<td>{_lines(f'{recipe} on {target}' for target, recipe in one.recipes.items())}</td>{figures}"
+        f"<td>{html(_cost(one))}</td><td>{_lines(one.decided)}</td></tr>"
+    )
+
+
+def _model(model: str) -> str:
+    """A link to all releases of the model: its history."""
+    return f'<a href="releases?{html(urlencode({"text": model}))}">{html(model)}</a>'
+
+
+def _figures(one: IndexedRelease, labels: tuple[str, ...]) -> str:
+    return _lines(f"{figure.value} ({figure.label})" for figure in one.figures if figure.label.startswith(labels))
+
+
+def _lines(texts: Iterable[str]) -> str:
+    return "<br>".join(html(text) for text in texts)
+
+
+def _cost(one: IndexedRelease) -> str:
+    """What was measured: time, GPU-hours and money."""
+    cost = one.cost
+    gpus = f", {cost.gpu_hours:.2f} GPU h" if cost.gpu_hours else ""
+    price = f", {cost.price:.2f} {one.currency}" if cost.gpu_hours and cost.price is not None else ""
+    return duration(cost.seconds) + gpus + price
+
+
+def watches_table(watches: Iterable[WatchSummary]) -> str:
+    """What is watched on the hub, and what each watch decided last."""
+    rows = (
+        f"<tr><td>{html(one.config)}</td><td>{html(one.model)}</td><td><code>{html(one.revision)}</code></td>"
+        f"<td><code>{html(one.commit[:12])}</code></td><td>{html(one.words)}</td>"
+        f"<td>{time(one.since)}</td><td>{time(one.checked_at)}</td></tr>"
+        for one in watches
+    )
+    heads = ("release config", "model", "revision", "commit seen", "decision", "since", "checked")
+    return table("Watched on the hub", heads, rows)
+
+
+def problem_list(title: str, problems: Iterable[str]) -> str:
+    """What is wrong, each once; nothing without problems."""
+    items = "".join(f"<li>{html(problem)}</li>" for problem in dict.fromkeys(problems))
+    return f'<h2>{title}</h2><ul class="problem">{items}</ul>' if items else ""
+
+
+def side_by_side(first: IndexedRelease, second: IndexedRelease, comparison: Comparison | None) -> str:
+    """Two releases: what they are, their gates and figures in rows, then what differs in all that they read and made.
+
+    Args:
+        first: On the left.
+        second: On the right.
+        comparison: None for releases in two stores, which only their figures can be compared of.
+    """
+    both = (first, second)
+    facts: dict[str, Callable[[IndexedRelease], str]] = {
+        "model": lambda one: one.row.model,
+        "commit": lambda one: one.row.commit,
+        "created": lambda one: time(one.row.resolved_at),
+        "verdict": lambda one: one.row.verdict or _OPEN,
+        "recipe": lambda one: ", ".join(f"{recipe} on {target}" for target, recipe in one.recipes.items()),
+        "cost": _cost,
+        "decided": lambda one: "; ".join(one.decided),
+    }
+    heads = ("", html(first.row.release_id), html(second.row.release_id))
+    gates = dict.fromkeys(gate for one in both for gate in one.verdicts)
+    labels = dict.fromkeys(figure.label for one in both for figure in one.figures)
+    body = table("The releases", heads, (_both(name, *map(fact, both)) for name, fact in facts.items()))
+    body += table("Gates", heads, (_both(gate, *(one.verdicts.get(gate, "") for one in both)) for gate in gates))
+    body += table("Figures", heads, (_both(label, *(_figure(one, label) for one in both)) for label in labels))
+    if comparison is None:
+        return f"{body}<p>They are in two stores: their configs are not compared.</p>"
+    for section in comparison.sections:
+        rows = (_both(one.path, _shown(one.before), _shown(one.after)) for one in section.changes)
+        body += table(section.title, heads, rows) or f"<p>{html(section.title)}: {html(section.note)}</p>"
+    return body
+
+
+def _both(name: str, first: str, second: str) -> str:
+    values = "".join(f'<td class="{html(value)}">{html(value)}</td>' for value in (first, second))
+    return f'<tr><th scope="row">{html(name)}</th>{values}</tr>'
+
+
+def _figure(one: IndexedRelease, label: str) -> str:
+    return "; ".join(f"{figure.value}: {figure.note}" for figure in one.figures if figure.label == label)
+
+
+def _shown(value: object) -> str:
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
