@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from llm_pipeline.accuracy.evaluation import PLAIN, EvaluationSummary, Scoring, read_summary
 from llm_pipeline.accuracy.gate import compare_as_judged
@@ -29,6 +30,7 @@ from llm_pipeline.loadtest.outcome import LoadTestOutcome, deciding_windows, rea
 from llm_pipeline.loadtest.records import Records, join, read_records
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.model import TargetPlan
+from llm_pipeline.planning.stage_cost import PlannedStage
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.record import ReleaseRecord, read_record
 from llm_pipeline.reporting.failures import flow_order, read_failures
@@ -49,6 +51,7 @@ from llm_pipeline.reporting.model import (
     stage_label,
 )
 from llm_pipeline.reporting.production import Results, find_rollback
+from llm_pipeline.reporting.spending import read_spending
 from llm_pipeline.reporting.variants import TrialReader, VariantReader
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.pointers import read_pointers
@@ -177,6 +180,7 @@ def _curve(name: str, seconds: NDArray[np.float64], asked: int) -> Iterator[Late
 
 
 PartT = TypeVar("PartT")
+PlanT = TypeVar("PlanT", bound=BaseModel)
 
 
 def collect(store: ArtifactStore, release_id: str) -> ReportData:
@@ -208,7 +212,7 @@ class _Collector:
         variants = VariantReader(self._store, record, results, self._try).variants(pointers)
         failures = read_failures(self._store, record.release_id, results, self._gaps)
         before = self._summary("baseline", "")
-        reader = TrialReader(results, before, self._summary, self._passed_over, self._planned())
+        reader = TrialReader(results, before, self._summary, self._passed_over, self._planned("targets", TargetPlan))
         ladder = [record.release.recipe(name) for name in climbing_order(record.release, record.facts)]
         return ReportData(
             release_id=record.release_id,
@@ -230,6 +234,7 @@ class _Collector:
             loads=loads,
             canaries=canaries,
             stages=tuple(_stage_run(result) for result in _by_start(results)),
+            spending=read_spending(record, _by_start(results), self._planned("stages", PlannedStage)),
             datasets=record.datasets,
             evaluation_data=before.data if before else (),
             gaps=tuple(self._gaps),
@@ -277,13 +282,13 @@ class _Collector:
     def _passed_over(self, recipe: str) -> str | None:
         return self._try(f"the ladder of {recipe}", lambda: self._flow.passed_over(recipe))
 
-    def _planned(self) -> tuple[TargetPlan, ...]:
-        """What the plan said of each target; nothing without a plan."""
+    def _planned(self, part: str, model: type[PlanT]) -> tuple[PlanT, ...]:
+        """What the plan said of each target, or each stage; nothing without a plan."""
         document = self._store.read_document(f"releases/{self._record.release_id}/plan.json")
         if document is None:
             return ()
-        targets: Any = document.value.get("targets")
-        return self._try("the plan", lambda: tuple(map(TargetPlan.model_validate, targets))) or ()
+        found: Any = document.value.get(part) or ()
+        return self._try(f"the plan's {part}", lambda: tuple(map(model.model_validate, found))) or ()
 
     def _by_flow(self) -> list[StageResult]:
         """In the order of the flow; recipes as on the ladder, canary steps as they were taken."""

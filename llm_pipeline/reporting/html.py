@@ -17,6 +17,7 @@ from llm_pipeline.reporting.figure import Plot
 from llm_pipeline.reporting.load_plots import draw_load
 from llm_pipeline.reporting.model import LoadStudy, ReportData, verdict_in_words
 from llm_pipeline.reporting.quantities import measure, points
+from llm_pipeline.reporting.spending import spending_rows
 from llm_pipeline.reporting.timeline_plot import plot_timeline
 from llm_pipeline.reporting.variants_plot import origins, plot_variants
 
@@ -56,6 +57,7 @@ def render_report(data: ReportData) -> str:
         failed_in_words=failure_in_words,
         load_tables=_load_tables,
         load_in_words=_load_in_words,
+        spending_rows=spending_rows,
         drawn=Markup,  # our own SVG: matplotlib escapes its texts
     )
 

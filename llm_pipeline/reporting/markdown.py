@@ -39,6 +39,10 @@ def render_markdown(data: ReportData) -> str:
         busy = sum(run.total_seconds for run in data.stages)
         reused = sum(run.reused for run in data.stages)
         lines += ["", f"{len(data.stages)} stages, {reused} reused, {markdown(duration(busy))} of work."]
+        total = data.spending.total
+        if total.gpu_hours:
+            price = "" if total.price is None else f", {total.price:.2f} {data.spending.currency}"
+            lines[-1] += f" Measured: {total.gpu_hours:.2f} GPU-hours{markdown(price)}."
     return "\n".join(lines) + "\n"
 
 

@@ -16,6 +16,7 @@ from llm_pipeline.canary.step_summary import StepSummary
 from llm_pipeline.canary.timeline import EvidenceSeries
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.loadtest.outcome import LoadTestOutcome
+from llm_pipeline.reporting.spending import Spending
 
 State = Literal["in production", "replaced", "rolled back", "stopped", "failed", "on its way"]
 
@@ -353,6 +354,7 @@ class ReportData(Frozen):
     loads: tuple[LoadStudy, ...] = ()
     canaries: tuple[CanaryStudy, ...] = ()
     stages: tuple[StageRun, ...] = ()
+    spending: Spending = Spending()
     datasets: dict[str, ArtifactRef] = Field(default={})
     evaluation_data: tuple[DataRead, ...] = ()
     gaps: tuple[str, ...] = ()

@@ -1,0 +1,63 @@
+"""What a release cost, by what was measured, beside the plan's figures."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from store_history import History
+
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.planning.stage_cost import PlannedStage, StepCost
+from llm_pipeline.release.contract import StageResult, Timings
+from llm_pipeline.release.measured_cost import release_cost
+from llm_pipeline.release.record import ReleaseRecord, read_record
+from llm_pipeline.reporting.spending import read_spending, spending_rows
+
+HOST = {"quantization_host": {"accelerator": "h100-80gb", "count": 2}}
+NONE = "\N{EN DASH}"
+PRICES = {"gpu_hour_prices": {"h100-80gb": 3.0}, "currency": "EUR"}
+
+
+def record_with(tmp_path, **deployment) -> ReleaseRecord:
+    history = History(tmp_path)
+    record = read_record(history.store, history.resolve(1))
+    changed = Deployment.model_validate(record.deployment.model_dump() | deployment)
+    return record.model_copy(update={"deployment": changed})
+
+
+def result(stage: str, subject: str = "", *, seconds: float = 1800.0, reused: bool = False) -> StageResult:
+    timings = Timings(started_at=datetime.now(UTC), total_seconds=seconds)
+    return StageResult(release_id="r", stage=stage, subject=subject, key="0" * 64, reused=reused, timings=timings)
+
+
+def test_a_stage_costs_its_seconds_by_its_gpus_by_their_price(tmp_path):
+    cost = release_cost(record_with(tmp_path, **HOST, **PRICES), [result("quantize", "fp8"), result("download")])
+    assert (cost.seconds, cost.gpu_hours, cost.price) == (3600.0, 1.0, 3.0)
+
+
+def test_what_was_reused_cost_its_own_release(tmp_path):
+    cost = release_cost(record_with(tmp_path, **HOST, **PRICES), [result("quantize", "fp8", reused=True)])
+    assert (cost.seconds, cost.gpu_hours, cost.price) == (0.0, 0.0, 0.0)
+
+
+def test_without_a_price_of_the_gpu_there_is_no_sum_of_money(tmp_path):
+    cost = release_cost(record_with(tmp_path, **HOST), [result("quantize", "fp8"), result("download")])
+    assert (cost.gpu_hours, cost.price) == (1.0, None)
+
+
+def test_without_gpus_nothing_is_paid_for(tmp_path):
+    cost = release_cost(record_with(tmp_path, **PRICES), [result("quantize", "fp8")])
+    assert (cost.seconds, cost.gpu_hours, cost.price) == (1800.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_the_report_s_rows_hold_what_was_planned_beside_it(tmp_path, planned):
+    record = record_with(tmp_path, **HOST, **PRICES)
+    plan = [PlannedStage(stage="quantize", subject="fp8", cost=StepCost(seconds=600.0, price=1.0))] if planned else []
+    results = [result("quantize", "fp8"), result("baseline", reused=True)]
+    assert spending_rows(read_spending(record, results, plan)) == [
+        ("quantize fp8", "30 min", "10 min" if planned else NONE, "1.000", "3.00", "1.00" if planned else NONE),
+        ("baseline", "reused", NONE, NONE, NONE, NONE),
+        ("all", "30 min", "", "1.000", "3.00", ""),
+    ]
