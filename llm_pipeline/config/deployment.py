@@ -11,6 +11,7 @@ from llm_pipeline.config.environment import Environment, VariableNames
 from llm_pipeline.config.metric_source import MetricSource
 from llm_pipeline.config.model import (
     ConfigModel,
+    ConnectionId,
     HostPath,
     Items,
     Name,
@@ -202,6 +203,9 @@ class Deployment(ConfigModel):
         retention: What the retention keeps.
         guard: When the guard runs.
         notifications: Who is notified about canaries.
+        airflow_connections: Airflow connections that hold secrets, by the environment variable that hands each on to
+            what Airflow runs: the connection's password, but for `AWS_ACCESS_KEY_ID`, which is its login. Such a
+            variable must not be set for Airflow's processes as well.
         variables: Names of further environment variables that stages and commands on this host are handed on. They get
             those of the system, of Python, GPUs and proxies, and the secrets that each of them needs; nothing else.
     """
@@ -222,6 +226,7 @@ class Deployment(ConfigModel):
     retention: Retention = Retention()
     guard: GuardSchedule = GuardSchedule()
     notifications: Notifications = Notifications()
+    airflow_connections: Annotated[dict[VariableName, ConnectionId], Field(max_length=256)] = Field(default={})
     variables: VariableNames = ()
     _path_variables: frozenset[str] = PrivateAttr(default=frozenset())
 

@@ -24,7 +24,7 @@ class Endpoint(ConfigModel):
         api_key_variable: Environment variable with an API key, sent as `Authorization: Bearer ...`; None for none. The
             key is written nowhere.
         api_key_connection: Airflow connection whose password is that key, for what Airflow runs: it is put into the
-            variable of the processes that need it, unless the variable is set for the workers.
+            variable of the processes that need it, which must not be set for the workers as well.
         openai_model: Name of the model at a server with OpenAI's API (`vllm serve --served-model-name`), whose
             completions are asked for at `/v1/completions`; None for a Triton.
         ca_file: Certificates that its TLS certificate is checked against; None for the system's.

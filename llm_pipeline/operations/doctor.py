@@ -29,8 +29,10 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.operations.airflow_pools import airflow_pools, pool_problem, slots_needed
 from llm_pipeline.operations.place_status import Health
+from llm_pipeline.operations.secret_sources import secret_sources
 from llm_pipeline.operations.status import deployment_status
 from llm_pipeline.planning import host
+from llm_pipeline.runners.stage_environment import secret_connections
 from llm_pipeline.serving.openai_models import require_model
 from llm_pipeline.serving.repository_links import refuse_other_host
 from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home
@@ -87,6 +89,7 @@ def examine(
         _attempt("store", lambda: _store(deployment)),
         *_directories(deployment),
         _attempt("triton", lambda: _triton(deployment)),
+        *_secrets(deployment),
         *(Check(subject="credentials", state="warning", detail=line) for line in _credentials(deployment)),
         *_ports(deployment),
         *_pools(deployment, targets),
@@ -230,8 +233,17 @@ def _triton(deployment: Deployment) -> str:
     return f"{home.program}, for its models Python {versions}"
 
 
+def _secrets(deployment: Deployment) -> Iterator[Check]:
+    for source in secret_sources(deployment):
+        state: State = "failed" if source.twice else "ok"
+        fix = "keep one of them: what Airflow runs refuses both" if source.twice else ""
+        yield Check(subject=f"secret {source.variable}", state=state, detail=source.words, fix=fix)
+
+
 def _credentials(deployment: Deployment) -> tuple[str, ...]:
-    return (*host.missing_credentials(deployment, "hub"), *host.missing_signing_keys(deployment))
+    missing = (*host.missing_credentials(deployment, "hub"), *host.missing_signing_keys(deployment))
+    given = tuple(f"{variable} " for variable in secret_connections(deployment))
+    return tuple(line for line in missing if not line.startswith(given))
 
 
 def _ports(deployment: Deployment) -> Iterator[Check]:

@@ -57,18 +57,25 @@ def withheld_secrets(request: StageRequest, deployment: Deployment) -> frozenset
     Raises:
         ConfigError: The stage is unknown, or a file that it reads is wrong.
     """
-    everything = deployment.model_dump(mode="json", exclude={"variables", "environments"})
-    known = {*_names_in(everything), *_AWS_SECRETS, deployment.hub.webhook_secret_variable}
-    known |= {*filter(None, [deployment.notifications.webhook_variable])}
     needed = _needed_by_stage(request, deployment)
+    known = named_secrets(deployment) | _AWS_SECRETS
     return frozenset(name for name in known if not needed.has(name))
 
 
-def key_connections(document: Any) -> dict[str, str]:
-    """The Airflow connections that a configuration names for API keys, by the variable that hands the key on."""
-    sections = [document, *(value for _, value in _entries(document))]
+def named_secrets(deployment: Deployment) -> frozenset[str]:
+    """The variables that a deployment names for secrets, whoever needs them."""
+    everything = deployment.model_dump(mode="json", exclude={"variables", "environments"})
+    known = {*_names_in(everything), *secret_connections(deployment), deployment.hub.webhook_secret_variable}
+    return frozenset(known | {*filter(None, [deployment.notifications.webhook_variable])})
+
+
+def secret_connections(deployment: Deployment) -> dict[str, str]:
+    """The Airflow connections that hold a deployment's secrets, by the variable that hands each on."""
+    document = deployment.model_dump(mode="json")
+    sections = [value for _, value in _entries(document)]
     found = [section for section in sections if isinstance(section, Mapping) and section.get("api_key_connection")]
-    return {str(section["api_key_variable"]): str(section["api_key_connection"]) for section in found}
+    keys = {str(section["api_key_variable"]): str(section["api_key_connection"]) for section in found}
+    return {**keys, **deployment.airflow_connections}
 
 
 class _Needed:

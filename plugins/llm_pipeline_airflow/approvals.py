@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
@@ -17,9 +16,9 @@ from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.notifications.happened import answered, asked
 from llm_pipeline.questions import question_of
 from llm_pipeline.release.flow import production_question, step_named
-from llm_pipeline.release.loading import load_config
 from llm_pipeline_airflow.claim import claim_of
-from llm_pipeline_airflow.decision_trigger import AwaitedAnswer, DecisionTrigger
+from llm_pipeline_airflow.connections import config_with_secrets
+from llm_pipeline_airflow.decision_trigger import AwaitedAnswer, DecisionTrigger, awaited_answer
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.notifications import ReleaseNotifier, attempt_of, reminder_of
 from llm_pipeline_airflow.operators import RELEASE_ID_TEMPLATE
@@ -67,13 +66,13 @@ class DecisionOperator(ApprovalOperator):
 
     def flow(self) -> ReleaseProgress:
         """The release that is decided about."""
-        return ReleaseProgress.open(load_config(Path(self.config_path)).deployment, self.release_id)
+        return ReleaseProgress.open(config_with_secrets(self.config_path).deployment, self.release_id)
 
     def ask(self, context: Context, awaited: AwaitedAnswer) -> Any:
         """Write the request, then wait for an answer in Airflow's form or in the store."""
         if self.parks:
             try:
-                claim_of(load_config(Path(self.config_path)), context).park()
+                claim_of(config_with_secrets(self.config_path), context).park()
             except Terminal as error:
                 raise AirflowFailException(str(error)) from error
         else:
@@ -122,7 +121,7 @@ class DecisionOperator(ApprovalOperator):
             AirflowFailException: It may not.
         """
         try:
-            claim_of(load_config(Path(self.config_path)), context).check()
+            claim_of(config_with_secrets(self.config_path), context).check()
         except Terminal as error:
             raise AirflowFailException(str(error)) from error
 
@@ -178,7 +177,7 @@ class QuestionOperator(DecisionOperator):
         self.subject, self.body = question.title, question.body
         name = decision_name(flow.record.release_id, self.step, self.target)
         same = {"run": decision.run, "evidence": decision.evidence}
-        return self.ask(context, AwaitedAnswer(store=flow.deployment.store, document=name, question=same))
+        return self.ask(context, awaited_answer(flow.deployment, name, same))
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Write the answer down, and act on the one that counts; no answer in time is a rejection."""

@@ -15,9 +15,10 @@ from airflow.sdk.exceptions import AirflowFailException
 from llm_pipeline.base.errors import Terminal
 from llm_pipeline.release.claim import ReleaseClaim
 from llm_pipeline.release.claim_state import AirflowRun, Claimant
-from llm_pipeline.release.loading import ConfiguredRelease, load_config, load_release
+from llm_pipeline.release.loading import ConfiguredRelease, load_release
 from llm_pipeline.store import open_store
 from llm_pipeline_airflow.commit_of_run import revision_of_run
+from llm_pipeline_airflow.connections import config_with_secrets
 from llm_pipeline_airflow.logs import get_logger
 
 if TYPE_CHECKING:
@@ -51,10 +52,11 @@ class ClaimSensor(BaseSensorOperator):
             AirflowFailException: The release cannot work, so it must not wait for its turn to find that out.
             AirflowSkipException: The run has nothing to release, so it must not take another's turn.
         """
+        loaded = config_with_secrets(self.config_path)
         if not context.get("task_reschedule_count", 0):
             _refuse_impossible(self.config_path)
             revision_of_run(load_release(Path(self.config_path)), context)
-        claim = claim_of(load_config(Path(self.config_path)), context)
+        claim = claim_of(loaded, context)
         try:
             other = claim.ask()
         except Terminal as error:
@@ -78,7 +80,7 @@ class GiveBackOperator(BaseOperator):
 
     def execute(self, context: Context) -> None:
         """Give the claim back; one that was taken over is left alone."""
-        held = claim_of(load_config(Path(self.config_path)), context).give_back()
+        held = claim_of(config_with_secrets(self.config_path), context).give_back()
         log.info("the next release of the model may begin" if held else "this run no longer held the claim")
 
 

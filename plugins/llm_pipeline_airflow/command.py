@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
@@ -16,9 +15,8 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from llm_pipeline.base.errors import ExitCode, StageCrashed
 from llm_pipeline.base.logging import LogRelay
-from llm_pipeline.config.loading import load_deployment
 from llm_pipeline.runners.stage_environment import command_environment
-from llm_pipeline_airflow.api_keys import fetch_api_keys
+from llm_pipeline_airflow.connections import deployment_with_secrets
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.notifications import tell
 
@@ -64,8 +62,7 @@ class CommandOperator(BaseOperator):
             StageCrashed: It failed, and may work when it is tried again.
         """
         command = self.command(context)
-        deployment = load_deployment(Path(self.deployment_file))
-        fetch_api_keys(deployment.model_dump(mode="json"))
+        deployment = deployment_with_secrets(self.deployment_file)
         arguments = ("-m", "llm_pipeline", *command, "--deployment", self.deployment_file)
         code = self._run([_python(deployment), *arguments], command_environment(deployment))
         tell(deployment, self.subject)

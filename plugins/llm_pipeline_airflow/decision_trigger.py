@@ -17,12 +17,16 @@ from airflow.sdk.exceptions import AirflowRuntimeError
 from airflow.sdk.execution_time.hitl import update_hitl_detail_response
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 from asgiref.sync import sync_to_async
+from pydantic import Field
 
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.store import Store
 from llm_pipeline.notifications.event import Event
 from llm_pipeline.notifications.stream import append
+from llm_pipeline.runners.stage_environment import secret_connections
 from llm_pipeline.store import ArtifactStore, open_store
+from llm_pipeline_airflow.connections import fetch_secrets
 from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.logs import get_logger
 
@@ -39,17 +43,25 @@ class AwaitedAnswer(Frozen):
         store: The store; the triggerer may have no other file of the release.
         document: Its name there.
         question: Fields of the document that tell this question from others of the same name.
+        connections: Airflow connections that hold what the store asks for, by variable.
     """
 
     store: Store
     document: str
     question: dict[str, str]
+    connections: dict[str, str] = Field(default={})
 
     def found(self, value: object) -> bool | None:
         """Whether a document approves; None while it answers nothing, or another question."""
         if not isinstance(value, dict) or any(value.get(name) != wanted for name, wanted in self.question.items()):
             return None
         return None if value.get("answer") in (None, "waiting") else value["answer"] == "approved"
+
+
+def awaited_answer(deployment: Deployment, document: str, question: dict[str, str]) -> AwaitedAnswer:
+    """What a trigger needs to know of an answer in a deployment's store."""
+    connections = secret_connections(deployment)
+    return AwaitedAnswer(store=deployment.store, document=document, question=question, connections=connections)
 
 
 class DecisionTrigger(BaseTrigger):
@@ -88,6 +100,8 @@ class DecisionTrigger(BaseTrigger):
         while approved is None and datetime.now(UTC) < until:
             await asyncio.sleep(LOOK_SECONDS)
             with contained(f"reading {self.awaited.document}") as faults:
+                if self.awaited.connections:
+                    await sync_to_async(fetch_secrets)(self.awaited.connections)
                 approved = await asyncio.to_thread(self._look)
             for fault in faults:
                 log.warning("cannot read whether the question was answered: %s", fault)

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Collection
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, ResumableJobMixin
@@ -18,11 +17,11 @@ from llm_pipeline.flow import ReleaseProgress, passed, placement
 from llm_pipeline.notifications.happened import judged
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.evidence_text import log_table, metric_lines
-from llm_pipeline.release.loading import ConfiguredRelease, load_config
+from llm_pipeline.release.loading import ConfiguredRelease
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners
-from llm_pipeline_airflow.api_keys import fetch_api_keys
 from llm_pipeline_airflow.claim import claim_of
+from llm_pipeline_airflow.connections import config_with_secrets
 from llm_pipeline_airflow.links import ReleaseReportLink
 from llm_pipeline_airflow.logs import get_logger
 
@@ -116,7 +115,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
     @cached_property
     def configured(self) -> ConfiguredRelease:
         """The release config and its deployment, read once a try; what else it names is in the release's record."""
-        return load_config(Path(self.config_path))
+        return config_with_secrets(self.config_path)
 
     def conclude(self, context: Context, result: StageResult) -> dict[str, Any]:  # noqa: ARG002 - for subclasses
         """Turn a stage's result into the task's: what is returned crosses XCom."""
@@ -148,7 +147,6 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         """Start the stage's process; see `ResumableJobMixin`."""
         request = self.request(context)
         self._check_claim(context, request)
-        fetch_api_keys(request.config)
         job = self._runner_here().submit(request, placement(request))
         log.info("the stage's log: %s", job.log_place)
         return job.model_dump(mode="json")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from llm_pipeline.release.contract import StageRequest
-from llm_pipeline.release.loading import load_config
 from llm_pipeline_airflow.approvals import passed_targets
+from llm_pipeline_airflow.connections import config_with_secrets
 from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.ladder import task_states, unsuccessful
 from llm_pipeline_airflow.logs import get_logger
@@ -97,7 +96,7 @@ class NotifyingOperator(StageOperator):
 
     def _tell(self) -> None:
         with contained("reading whom to notify") as faults:  # the config may have changed: no reason to end a canary
-            loaded = load_config(Path(self.config_path))
+            loaded = config_with_secrets(self.config_path)
             tell(loaded.deployment, loaded.config.place_of(self.subject), self.release_id, link=self._page)
         for fault in faults:
             log.warning("no notification is sent: %s", fault)

@@ -10,8 +10,10 @@ from llm_pipeline.flow import resolve_request
 from llm_pipeline.operations.replacement import replace
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.loading import load_release
+from llm_pipeline.runners.stage_environment import secret_connections
 from llm_pipeline.store import open_store
 from llm_pipeline_airflow.commit_of_run import remember_commit, revision_of_run, run_name
+from llm_pipeline_airflow.connections import fetch_secrets
 from llm_pipeline_airflow.operators import StageOperator
 from llm_pipeline_airflow.runs import remember_run
 
@@ -39,6 +41,7 @@ class ResolveOperator(StageOperator):
             AirflowSkipException: The run has nothing to release.
         """
         loaded = load_release(Path(self.config_path))
+        fetch_secrets(secret_connections(loaded.deployment))
         revision = revision_of_run(loaded, context)
         if context["params"].get("replace"):
             store = open_store(loaded.deployment.store)

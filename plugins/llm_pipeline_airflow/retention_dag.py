@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import DAG, BaseOperator, Param
 
 from llm_pipeline.base.logging import Lines
-from llm_pipeline.config.loading import load_deployment
+from llm_pipeline_airflow.connections import deployment_with_secrets
 from llm_pipeline_airflow.deployments import UsedDeployment, deployment_dags
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.retries import task_defaults
@@ -48,7 +48,7 @@ class RetentionOperator(BaseOperator):
         """Collect; returns the bytes that were, or would be, removed now and later."""
         from llm_pipeline.retention.collection import collect_garbage
 
-        deployment = load_deployment(Path(self.deployment_file))
+        deployment = deployment_with_secrets(self.deployment_file)
         report = collect_garbage(deployment, delete=bool(context["params"]["delete"]))
         log.info("%s", Lines("\n".join(["", *report.lines()])))  # one record: the table's lines stay together
         return {"bytes_removed": report.bytes_removed, "bytes_condemned": report.bytes_condemned}

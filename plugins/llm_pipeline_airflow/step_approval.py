@@ -13,7 +13,7 @@ from llm_pipeline.questions import replaces_nothing
 from llm_pipeline.release.evidence_text import facts_table
 from llm_pipeline.release.tasks import canary_subject
 from llm_pipeline_airflow.approvals import DecisionOperator, was_found_in_store, who_answered
-from llm_pipeline_airflow.decision_trigger import AwaitedAnswer
+from llm_pipeline_airflow.decision_trigger import awaited_answer
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.notifications import page_of, tell
 from llm_pipeline_airflow.promotion import PromotionOrder
@@ -71,7 +71,7 @@ class StepApprovalOperator(DecisionOperator):
         self.body = self._body(flow)
         name = approval_name(flow.record.release_id, self._place(flow), self.step)
         question = {"run": approval.run, "question": approval.question}
-        return self.ask(context, AwaitedAnswer(store=flow.deployment.store, document=name, question=question))
+        return self.ask(context, awaited_answer(flow.deployment, name, question))
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Write the answer down, and act on the one that counts."""

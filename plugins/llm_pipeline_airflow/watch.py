@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Asset, AssetOrTimeSchedule, AssetWatcher, CronTriggerTimetable
 from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError, AirflowTimetableInvalid
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
-from pydantic import ValidationError
+from asgiref.sync import sync_to_async
+from pydantic import Field, ValidationError
 
 from llm_pipeline.base.errors import ConfigError, PipelineError, as_pipeline_error
 from llm_pipeline.config.model import ConfigModel
@@ -34,7 +35,9 @@ from llm_pipeline.release.watch_record import (
     webhook_revision,
     write_status,
 )
+from llm_pipeline.runners.stage_environment import secret_connections
 from llm_pipeline.store import ArtifactStore, open_store
+from llm_pipeline_airflow.connections import fetch_secrets
 from llm_pipeline_airflow.faults import known_fault
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.runs import dag_id_of
@@ -64,6 +67,7 @@ class Watched(ConfigModel):
     endpoint: str | None
     token_variable: str
     store: Store
+    connections: dict[str, str] = Field(default={})
 
 
 def release_schedule(loaded: LoadedRelease) -> Asset | AssetOrTimeSchedule | CronTriggerTimetable | None:
@@ -114,6 +118,7 @@ def watched_asset(loaded: LoadedRelease, watch: Watch) -> Asset:
         endpoint=access.endpoint,
         token_variable=access.token_variable,
         store=loaded.deployment.store,
+        connections=secret_connections(loaded.deployment),
     )
     return Asset(
         name=f"{config.model.id}@{config.model.revision} for {config.name}",
@@ -153,6 +158,8 @@ class HubRevisionTrigger(BaseEventTrigger):
         while True:
             decision = _NO_MEMORY
             try:
+                if self.watched.connections:
+                    await sync_to_async(fetch_secrets)(self.watched.connections)
                 if state is None:
                     state = await self._recall()
                 decided, decision = await self._look(state)

@@ -22,11 +22,12 @@ from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.inspection.comparison import compare
 from llm_pipeline.inspection.release_artifacts import DamagedRow
 from llm_pipeline.inspection.release_index import IndexedRelease, read_releases
-from llm_pipeline.release.loading import ConfiguredRelease, load_config
+from llm_pipeline.release.loading import ConfiguredRelease
 from llm_pipeline.release.record import read_record, report_name
 from llm_pipeline.release.watch_record import read_status
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.references import PointerReference, ReleaseReference, readable_pointers
+from llm_pipeline_airflow.connections import config_with_secrets
 from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.guarded_routes import guarded_route
 from llm_pipeline_airflow.html_page import SECURITY_HEADERS, failed, message, page
@@ -85,7 +86,7 @@ def run_report(dag_id: str, run_id: str) -> HTMLResponse:
         config = config_path_of(dag_id)
     except ConfigError as error:
         return message(404, "No report", str(error))
-    store = store_to_read(load_config(config).deployment.store)
+    store = store_to_read(config_with_secrets(config).deployment.store)
     release_id = release_of_run(store, dag_id, run_id)
     if release_id is None:
         return message(404, "No report yet", "The run's first stage has not named its release yet.")
@@ -99,7 +100,7 @@ def run_report(dag_id: str, run_id: str) -> HTMLResponse:
 def release_report(dag_id: str, release_id: str) -> HTMLResponse:
     """The report of a release of a DAG's release config."""
     try:
-        loaded = load_config(config_path_of(dag_id))
+        loaded = config_with_secrets(config_path_of(dag_id))
         store = store_to_read(loaded.deployment.store)
         config = read_record(store, release_id).release.name
     except ConfigError as error:
@@ -177,7 +178,7 @@ class _Shown:
         self.wrong: list[str] = []
         for path in paths:
             with contained(path.name) as faults:
-                loaded = load_config(path)
+                loaded = config_with_secrets(path)
                 self.configs[loaded.config.name] = loaded
             self.wrong += [f"{path.name}: {fault}" for fault in faults]
         releases: list[IndexedRelease] = []

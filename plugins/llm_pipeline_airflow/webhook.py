@@ -20,9 +20,10 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from llm_pipeline.release.loading import ConfiguredRelease, load_config
+from llm_pipeline.release.loading import ConfiguredRelease
 from llm_pipeline.release.watch_record import call_webhook
 from llm_pipeline.store import open_store
+from llm_pipeline_airflow.connections import config_with_secrets
 from llm_pipeline_airflow.faults import contained, known_fault
 from llm_pipeline_airflow.guarded_routes import guarded_route
 from llm_pipeline_airflow.logs import get_logger
@@ -78,7 +79,7 @@ def _read_configs(folders: tuple[Path, ...], _period: int) -> tuple[ConfiguredRe
     found = []
     for path in release_configs(folders):
         with contained(path.name):  # a broken one is an import error
-            loaded = load_config(path)
+            loaded = config_with_secrets(path)
             if loaded.config.watch is not None:
                 found.append(loaded)
     return tuple(found)

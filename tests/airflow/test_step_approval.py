@@ -35,7 +35,9 @@ class Released:
 
     store: object
     resolved_at = RUN
-    deployment = SimpleNamespace(store=StoreConfig(uri="file:///nowhere"))
+    deployment = SimpleNamespace(
+        store=StoreConfig(uri="file:///nowhere"), airflow_connections={}, model_dump=lambda **_: {}
+    )
     record = SimpleNamespace(release_id="r2", model=SimpleNamespace(id="demo/tiny"), place_of=str)
 
     def artifact(self, *_name) -> ArtifactRef:

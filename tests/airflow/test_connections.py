@@ -1,0 +1,168 @@
+"""Secrets that Airflow's connections hold: they reach the processes that need them, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from airflow.sdk.configuration import clear_secrets_backends_cache
+from llm_pipeline_airflow import connections
+from llm_pipeline_airflow.command import CommandOperator
+from llm_pipeline_airflow.connections import config_with_secrets, fetch_secrets
+from llm_pipeline_airflow.decision_trigger import awaited_answer
+from llm_pipeline_airflow.operators import StageOperator
+from pydantic import ValidationError
+
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.config.loading import load_deployment
+from llm_pipeline.operations.secret_sources import secret_sources
+from llm_pipeline.runners.stage_environment import secret_connections
+
+KEY = "k3y-that-nobody-sees"
+ENDPOINT = Endpoint(
+    url="http://10.0.0.1:8000", openai_model="llm", api_key_variable="VLLM_TEST_KEY", api_key_connection="vllm"
+)
+KEYS = {"VLLM_TEST_KEY": "vllm"}
+
+
+@pytest.fixture(autouse=True)
+def vllm_connection(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(connections, "_given", {})
+    clear_secrets_backends_cache()
+    monkeypatch.setenv("VLLM_TEST_KEY", "")
+    monkeypatch.setenv("AIRFLOW_CONN_VLLM", json.dumps({"conn_type": "http", "password": KEY}))
+    yield
+    clear_secrets_backends_cache()
+
+
+def test_a_connections_password_is_the_servers_key(caplog: pytest.LogCaptureFixture) -> None:
+    fetch_secrets(KEYS)
+    assert ENDPOINT.headers() == {"Authorization": f"Bearer {KEY}"}
+    assert KEY not in caplog.text
+
+
+def test_a_secret_in_the_environment_and_in_a_connection_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_TEST_KEY", "theirs")
+    with pytest.raises(ConfigError, match="VLLM_TEST_KEY is in the environment, and the connection vllm") as refused:
+        fetch_secrets(KEYS)
+    assert os.environ["VLLM_TEST_KEY"] == "theirs"
+    assert not {"theirs", KEY} & set(str(refused.value).split())
+
+
+def test_a_secret_is_fetched_again_and_a_new_one_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch_secrets(KEYS)
+    monkeypatch.setenv("AIRFLOW_CONN_VLLM", json.dumps({"conn_type": "http", "password": "the-next-one"}))
+    fetch_secrets(KEYS)
+    assert os.environ["VLLM_TEST_KEY"] == "the-next-one"
+
+
+def test_one_connection_holds_both_keys_of_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(variable, "")
+    bucket = {"conn_type": "aws", "login": "AKIAIOSFODNN7EXAMPLE", "password": KEY}
+    monkeypatch.setenv("AIRFLOW_CONN_BUCKET", json.dumps(bucket))
+    fetch_secrets({"AWS_ACCESS_KEY_ID": "bucket", "AWS_SECRET_ACCESS_KEY": "bucket"})
+    assert (os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]) == (bucket["login"], KEY)
+
+
+def test_a_secrets_backend_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("AIRFLOW_CONN_VLLM")
+    (tmp_path / "connections.json").write_text(json.dumps({"vllm": {"conn_type": "http", "password": KEY}}))
+    backend = "airflow.secrets.local_filesystem.LocalFilesystemBackend"
+    monkeypatch.setenv("AIRFLOW__SECRETS__BACKEND", backend)
+    given = json.dumps({"connections_file_path": str(tmp_path / "connections.json")})
+    monkeypatch.setenv("AIRFLOW__SECRETS__BACKEND_KWARGS", given)
+    fetch_secrets(KEYS)
+    assert os.environ["VLLM_TEST_KEY"] == KEY
+
+
+@pytest.mark.parametrize("given", ["{ no connection " + KEY, json.dumps({"conn_type": "http", "host": KEY}), None])
+def test_a_connection_without_a_key_is_told_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, given: str | None
+) -> None:
+    monkeypatch.delenv("AIRFLOW_CONN_VLLM")
+    if given is not None:
+        monkeypatch.setenv("AIRFLOW_CONN_VLLM", given)
+    fetch_secrets(KEYS)
+    assert os.environ["VLLM_TEST_KEY"] == ""
+    assert "the connection vllm" in caplog.text
+    assert KEY not in caplog.text
+
+
+class Asking(CommandOperator):
+    """Runs no command."""
+
+    environment: Mapping[str, str]
+
+    def command(self, context: object) -> Sequence[str]:  # noqa: ARG002
+        return ("guard",)
+
+    def _run(self, command: list[str], environment: dict[str, str]) -> int:
+        assert KEY not in " ".join(command)
+        self.environment = environment
+        return 0
+
+
+@pytest.fixture
+def deployment_file(tmp_path: Path) -> Path:
+    slots = {
+        slot: {"kind": "openai", "endpoint": {**ENDPOINT.model_dump(mode="json"), "url": f"http://10.0.0.{last}:8000"}}
+        for slot, last in (("blue", 1), ("green", 2))
+    }
+    place = {"staging": {"http": 20001, "grpc": 20002, "metrics": 20003}, **slots}
+    place["router"] = {"port": 20004, "admin_port": 20005}
+    roots = {"store": "store", "work_root": "work", "state_root": "state", "triton_home": "triton"}
+    document = {**roots, "environments": {"control": "/usr/bin/python3"}, "places": {"gpu": place}}
+    document["airflow_connections"] = {"HF_TEST_TOKEN": "hub"}
+    (path := tmp_path / "here.yaml").write_text(json.dumps(document))
+    return path
+
+
+def test_a_deployment_names_the_connections_of_its_servers_and_its_own(deployment_file: Path) -> None:
+    assert secret_connections(load_deployment(deployment_file)) == {"VLLM_TEST_KEY": "vllm", "HF_TEST_TOKEN": "hub"}
+
+
+def test_commands_of_a_deployment_get_the_key_of_its_slots(deployment_file: Path) -> None:
+    operator = Asking(task_id="guard", deployment_file=str(deployment_file), subject="gpu")
+    operator.execute({})  # type: ignore[typeddict-item] - it reads nothing of the run
+    assert operator.environment["VLLM_TEST_KEY"] == KEY
+
+
+def test_a_stage_begins_with_the_secrets_of_its_deployment(project, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment = project.config.parents[1] / "deployments" / "here.yaml"
+    deployment.write_text(deployment.read_text() + "airflow_connections: { VLLM_TEST_KEY: vllm }\n")
+    operator = StageOperator(task_id="download", config_path=str(project.config), stage="download", release_id="r1")
+    assert operator.configured.deployment.airflow_connections == KEYS
+    assert os.environ["VLLM_TEST_KEY"] == KEY
+
+
+def test_pages_and_the_watch_name_the_same_connections(project, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment = project.config.parents[1] / "deployments" / "here.yaml"
+    deployment.write_text(deployment.read_text() + "airflow_connections: { VLLM_TEST_KEY: vllm }\n")
+    answer = awaited_answer(load_deployment(deployment), "answers/1", {})
+    assert answer.connections == KEYS
+    config_with_secrets(project.config)
+    assert os.environ["VLLM_TEST_KEY"] == KEY
+
+
+def test_the_doctor_says_where_each_secret_comes_from(deployment_file, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setenv("HF_TEST_TOKEN", KEY)
+    monkeypatch.setenv("LLM_PIPELINE_WEBHOOK_SECRET", KEY)
+    found = {source.variable: source for source in secret_sources(load_deployment(deployment_file))}
+    assert {name: source.words for name, source in found.items()} == {
+        "HF_TEST_TOKEN": "the environment, and Airflow's connection hub",
+        "HF_TOKEN": "nowhere: it is not set",
+        "LLM_PIPELINE_WEBHOOK_SECRET": "the environment",
+        "VLLM_TEST_KEY": "Airflow's connection vllm, for what Airflow runs",
+    }
+    assert [name for name, source in found.items() if source.twice] == ["HF_TEST_TOKEN"]
+
+
+def test_a_connection_needs_the_variable_that_hands_its_password_on() -> None:
+    with pytest.raises(ValidationError, match="api_key_connection needs api_key_variable"):
+        Endpoint(url="http://10.0.0.1:8000", api_key_connection="vllm")
