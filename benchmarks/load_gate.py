@@ -36,7 +36,7 @@ from llm_pipeline.loadtest.attainment import SERVICE_LEVEL_MET
 from llm_pipeline.loadtest.gate import judge_windows
 from llm_pipeline.loadtest.records import Records
 from llm_pipeline.loadtest.sample_size import needed_requests
-from llm_pipeline.loadtest.summary import QUANTILES, latency
+from llm_pipeline.loadtest.windows import QUANTILES, latency
 
 _MLPERF = {0.99: (459, 662, 1307, 2010), 0.9: (44, 64, 127, 197)}
 

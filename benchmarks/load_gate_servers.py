@@ -8,8 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_pipeline.loadtest.faults import Fault
-from llm_pipeline.loadtest.records import COLUMNS, Answered, Records, column_type
+from llm_pipeline.loadtest.records import COLUMNS, Answered, Fault, Records, column_type
 
 Seconds = NDArray[np.float64]
 _LONG_RUNS, _LONG_REQUESTS = 400, 8000

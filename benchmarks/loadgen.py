@@ -39,7 +39,7 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.loadtest.client.answer import Answer
 from llm_pipeline.loadtest.client.rows import RowReader, RowWriter
 from llm_pipeline.loadtest.measure import LoadClient, client_lag_seconds
-from llm_pipeline.loadtest.second_opinion.aiperf import AIPERF_RECORDS, run_aiperf
+from llm_pipeline.loadtest.second_opinion import AIPERF_RECORDS, run_aiperf
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server
 

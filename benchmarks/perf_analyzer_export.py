@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.loadtest.second_opinion.aiperf import ToolRun
+from llm_pipeline.loadtest.second_opinion import ToolRun
 
 _NANOSECONDS = 1e-9
 

@@ -40,11 +40,11 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import LoadTestPolicy, RateSearch, ServiceLevel
 from llm_pipeline.config.workload import UniformLengths, Workload
 from llm_pipeline.loadtest.attainment import good
-from llm_pipeline.loadtest.faults import Fault
 from llm_pipeline.loadtest.gate import void_reason
 from llm_pipeline.loadtest.measure import LoadClient
 from llm_pipeline.loadtest.outcome import RatePoint
-from llm_pipeline.loadtest.search import highest_passed, search_highest_rate
+from llm_pipeline.loadtest.records import Fault
+from llm_pipeline.loadtest.session import highest_passed, search_highest_rate
 from llm_pipeline.loadtest.token_counter import open_counter
 from llm_pipeline.loadtest.workload import TrafficSource
 from llm_pipeline.serving.model_repository import write_repository

@@ -8,7 +8,6 @@ import numpy as np
 
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.policy import LoadTestPolicy, RateSearch, ServiceLevel
-from llm_pipeline.loadtest.faults import Fault
 from llm_pipeline.loadtest.measure import MeasuredWindow
 from llm_pipeline.loadtest.outcome import (
     LoadTestOutcome,
@@ -21,10 +20,10 @@ from llm_pipeline.loadtest.outcome import (
     WindowSummary,
     write_outcome,
 )
-from llm_pipeline.loadtest.records import GAP_EDGES, Records, write_records
-from llm_pipeline.loadtest.search import highest_passed
-from llm_pipeline.loadtest.summary import summarize_window
+from llm_pipeline.loadtest.records import GAP_EDGES, Fault, Records, write_records
+from llm_pipeline.loadtest.session import highest_passed
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
+from llm_pipeline.loadtest.windows import summarize_window
 
 LEVEL = ServiceLevel(
     first_token_milliseconds=250.0,

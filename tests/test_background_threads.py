@@ -18,7 +18,7 @@ from llm_pipeline.base.entry import entry_point
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.engines.tool_process import run_tool
 from llm_pipeline.loadtest.client.connection import Answer, Connections
-from llm_pipeline.loadtest.client.target import Target
+from llm_pipeline.loadtest.client.messages import Target
 from llm_pipeline.loadtest.server_metrics import ServerSampler
 from llm_pipeline.store import open_store
 from llm_pipeline.store.lease import Lease

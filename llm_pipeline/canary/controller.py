@@ -32,17 +32,9 @@ from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.moving import epoch_above
 from llm_pipeline.canary.pause_request import PauseRequest, read_pause
 from llm_pipeline.canary.plan import first_attempt, is_over, next_attempt
-from llm_pipeline.canary.record import (
-    CanaryRecord,
-    Pause,
-    PauseReason,
-    Phase,
-    set_current_canary,
-)
+from llm_pipeline.canary.record import CanaryRecord, Pause, PauseReason, Phase, set_current_canary
 from llm_pipeline.canary.rollback import LEFT_UNRECORDED, UNRECORDED, end_older_release
-from llm_pipeline.canary.router import (
-    RouterUnavailable,
-)
+from llm_pipeline.canary.router import RouterUnavailable
 
 log = get_logger(__name__)
 

@@ -24,13 +24,7 @@ from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.moving import NoWayBack
 from llm_pipeline.canary.pause_request import PauseRequest
 from llm_pipeline.canary.plan import CanaryPlan
-from llm_pipeline.canary.record import (
-    CanaryJournal,
-    CanaryRecord,
-    Pause,
-    PauseReason,
-    Phase,
-)
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Pause, PauseReason, Phase
 from llm_pipeline.canary.rollback import UNRECORDED, give_back, move_unrecorded
 from llm_pipeline.canary.router import (
     ALL,

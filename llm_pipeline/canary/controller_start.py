@@ -13,16 +13,8 @@ from llm_pipeline.canary.controller_core import ControllerCore
 from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.moving import stand_down, traffic_to, wait_converged, wait_usable
 from llm_pipeline.canary.open_router import name_release
-from llm_pipeline.canary.record import (
-    CanaryRecord,
-    Phase,
-)
-from llm_pipeline.canary.router import (
-    ALL,
-    Mirror,
-    RouteState,
-    other_slot,
-)
+from llm_pipeline.canary.record import CanaryRecord, Phase
+from llm_pipeline.canary.router import ALL, Mirror, RouteState, other_slot
 from llm_pipeline.canary.shadow import shadow_judgement
 from llm_pipeline.canary.slots import WarmUp
 

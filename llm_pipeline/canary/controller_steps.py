@@ -14,11 +14,7 @@ from llm_pipeline.canary.controller_core import ControllerCore, tests_of
 from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.evidence import Decision, Outcome, decide
 from llm_pipeline.canary.moving import wait_converged
-from llm_pipeline.canary.record import (
-    CanaryRecord,
-    PauseReason,
-    Phase,
-)
+from llm_pipeline.canary.record import CanaryRecord, PauseReason, Phase
 from llm_pipeline.canary.router import other_slot
 from llm_pipeline.canary.step_summary import format_step, step_in_numbers
 

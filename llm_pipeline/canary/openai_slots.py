@@ -25,8 +25,7 @@ from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.slots import WARM_UP_PROMPTS, WarmUp, slot_state
 from llm_pipeline.config.slot_server import OpenAiSlot
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
-from llm_pipeline.serving.endpoint_access import active_requests
-from llm_pipeline.serving.openai_models import model_root
+from llm_pipeline.serving.endpoint_access import active_requests, model_root
 from llm_pipeline.serving.slot_fence import FencingToken, admit, exclusive, newest_token
 from llm_pipeline.store.artifact_store import ArtifactStore
 

@@ -24,13 +24,7 @@ from llm_pipeline.canary.moving import (
 )
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, current_canary
-from llm_pipeline.canary.router import (
-    RouterUnavailable,
-    RouteState,
-    TrafficRouter,
-    all_to,
-    other_slot,
-)
+from llm_pipeline.canary.router import RouterUnavailable, RouteState, TrafficRouter, all_to, other_slot
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.artifact_store import ArtifactStore

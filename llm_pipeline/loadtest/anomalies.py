@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy
-from llm_pipeline.loadtest.faults import Fault
 from llm_pipeline.loadtest.outcome import ServerUse
 from llm_pipeline.loadtest.physics import TOLERANCE, FloorTimes, PhysicalLimits, seconds_from_send
-from llm_pipeline.loadtest.records import Records
+from llm_pipeline.loadtest.records import Fault, Records
 from llm_pipeline.loadtest.sample_size import shown_above
 
 FASTER_THAN_ALONE = 1.0 / 3.0

@@ -7,7 +7,7 @@ requests get exact binomial one-sided bounds, as in MLPerf Inference's early sto
 allowed, NO_GO if even the better one is not. Requests in one queue are correlated, so they are down-weighted, and a GO
 must also hold for spells of waiting; windows that differ are judged as slow as a further one may be
 (`design_effect.py`); the error is split over all looks at extended data. The summary names the stalls that were too
-rare to be seen (`stalls.py`).
+rare to be seen (`sample_size.py`).
 
 Impossible results are ANOMALOUS and a client that fell behind is INCONCLUSIVE, whatever the other figures say.
 """
@@ -23,13 +23,7 @@ import numpy as np
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.loadtest import anomalies
-from llm_pipeline.loadtest.attainment import (
-    SERVICE_LEVEL_MET,
-    Severity,
-    level_in_words,
-    severities,
-    worst_severity,
-)
+from llm_pipeline.loadtest.attainment import SERVICE_LEVEL_MET, Severity, level_in_words, severities, worst_severity
 from llm_pipeline.loadtest.design_effect import (
     autocorrelation_time,
     design_effect,
@@ -38,20 +32,20 @@ from llm_pipeline.loadtest.design_effect import (
     upper_share,
     waiting_effect,
 )
-from llm_pipeline.loadtest.faults import Fault
 from llm_pipeline.loadtest.measure import client_lag_seconds, rate_share
 from llm_pipeline.loadtest.outcome import ServerUse
 from llm_pipeline.loadtest.physics import FloorTimes, PhysicalLimits
-from llm_pipeline.loadtest.records import Records
+from llm_pipeline.loadtest.records import Fault, Records
 from llm_pipeline.loadtest.sample_size import (
     ShareBounds,
     confidence_of_a_look,
     needed_requests,
+    not_excluded,
+    rare_stalls,
     share_bounds,
     shown_above,
     worth_of,
 )
-from llm_pipeline.loadtest.stalls import not_excluded, rare_stalls
 
 _TOLD_FACTOR = 1.005
 

@@ -24,11 +24,9 @@ from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.loadtest.client.children import Children
-from llm_pipeline.loadtest.client.share import shares
-from llm_pipeline.loadtest.client.target import Target
-from llm_pipeline.loadtest.faults import Fault
+from llm_pipeline.loadtest.client.messages import Target, shares
 from llm_pipeline.loadtest.outcome import ServerUse
-from llm_pipeline.loadtest.records import Records
+from llm_pipeline.loadtest.records import Fault, Records
 from llm_pipeline.loadtest.server_metrics import ServerSampler
 from llm_pipeline.loadtest.traffic import Traffic
 from llm_pipeline.serving.endpoint_access import request_headers

@@ -6,6 +6,10 @@ A round is two windows of the same traffic, one per server, in alternating order
 neighbour, heat, a lower clock) cancel in their ratio, and a slow drift cancels in the mean over rounds; a figure stored
 last month would contain both. Requests of one window share a queue, rounds are independent: the interval of a ratio is
 Student's t of the rounds' log ratios.
+
+All windows force a number of tokens, so they cannot show a model that rambles or stops early: a quantized model that
+misses its end token costs users time and owners tokens, at any latency. So the lengths of answers that may end by
+themselves are compared, too.
 """
 
 from __future__ import annotations
@@ -23,17 +27,16 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, Regression
-from llm_pipeline.loadtest.answer_lengths import compare_lengths
 from llm_pipeline.loadtest.gate import void_reason
 from llm_pipeline.loadtest.outcome import Ratio, RegressionOutcome
-from llm_pipeline.loadtest.records import Records, same_requests
+from llm_pipeline.loadtest.records import Fault, Records, same_requests
 from llm_pipeline.loadtest.sample_size import share_bounds, shown_above
+from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 from llm_pipeline.statistics.intervals import critical_value
 from llm_pipeline.statistics.spending import early, nominal_level
 
 if TYPE_CHECKING:
     from llm_pipeline.loadtest.measure import LoadClient, MeasuredWindow
-    from llm_pipeline.loadtest.traffic import Traffic
     from llm_pipeline.loadtest.workload import TrafficSource
 
 ALPHA = 0.025
@@ -41,7 +44,7 @@ ALPHA = 0.025
 
 _MOST_VOID_ROUNDS = 3
 _FEWEST_REQUESTS = 10
-_NAME = "comparison with production"
+_COMPARISON_NAME = "comparison with production"
 _log = get_logger(__name__)
 
 Numbers = NDArray[np.float64]
@@ -286,11 +289,97 @@ def _failures(rounds: Sequence[Round], policy: LoadTestPolicy) -> Evidence:
 
 def _too_few(counted: int, void: Sequence[str], regression: Regression) -> Evidence:
     return Evidence(
-        name=_NAME,
+        name=_COMPARISON_NAME,
         verdict=Verdict.INCONCLUSIVE,
         measured=float(counted),
         limit=float(regression.rounds),
         unit="rounds",
         samples=counted,
         detail=f"{len(void)} rounds were not counted. The last one: {void[-1]}",
+    )
+
+
+_USERS = 8
+_LONGEST_SECONDS = 600.0
+_FEWEST_ANSWERS = 10
+_LENGTH_NAME = "length of answers, by production's"
+
+
+def compare_lengths(
+    candidate: LoadClient, production: LoadClient, prompts: Sequence[LoadRequest], regression: Regression
+) -> tuple[tuple[Ratio, ...], Evidence]:
+    """Send prompts whose answers may end by themselves to both versions, and compare the mean lengths.
+
+    Returns:
+        The ratio, none with too few answers, and what it says: NO_GO when it is shown to be off by more than
+        `maximum_length_drift` either way, GO when it is shown not to be.
+
+    Raises:
+        Transient: Nobody answers.
+    """
+    traffic = Traffic.closed_loop(prompts, min(_USERS, len(prompts)), _LONGEST_SECONDS)
+    return judge_lengths(candidate.send(traffic).records, production.send(traffic).records, regression)
+
+
+def judge_lengths(
+    candidate: Records, production: Records, regression: Regression
+) -> tuple[tuple[Ratio, ...], Evidence]:
+    """The ratio of the mean lengths over the prompts that both answered, empty answers included.
+
+    The interval is that of a ratio of paired means, linearised (W. G. Cochran, Sampling Techniques (1977), chapter 6).
+    """
+    drift = regression.maximum_length_drift
+    ours, theirs = same_requests(candidate, production, (_ended(candidate), _ended(production)))
+    lengths, reference = (records["output_tokens"].astype(float) for records in (ours, theirs))
+    count = len(lengths)
+    if count < _FEWEST_ANSWERS or not reference.any():
+        return (), _too_few_answers(count, drift)
+    ratio = float(lengths.sum() / reference.sum())
+    error = float((lengths - ratio * reference).std(ddof=1)) / math.sqrt(count) / float(reference.mean())
+    reach = critical_value(1.0 - ALPHA, count - 1) * error
+    found = Ratio(
+        measure="length of answers",
+        ratio=ratio,
+        lower=max(0.0, ratio - reach),
+        upper=ratio + reach,
+        candidate=float(lengths.mean()),
+        production=float(reference.mean()),
+        unit="tokens",
+        rounds=1,
+    )
+    return (found,), _length_evidence(found, drift, count)
+
+
+def _ended(records: Records) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    return np.isin(records["fault"], (Fault.NONE, Fault.EMPTY))
+
+
+def _length_evidence(found: Ratio, drift: float, count: int) -> Evidence:
+    lower, upper = found.lower or 0.0, found.upper or 0.0
+    verdict = Verdict.INCONCLUSIVE
+    if lower > 1.0 + drift or upper < 1.0 - drift:
+        verdict = Verdict.NO_GO
+    elif lower >= 1.0 - drift and upper <= 1.0 + drift:
+        verdict = Verdict.GO
+    return Evidence(
+        name=_LENGTH_NAME,
+        verdict=verdict,
+        measured=found.ratio,
+        lower=found.lower,
+        upper=found.upper,
+        limit=1.0 + drift if found.ratio >= 1.0 else 1.0 - drift,
+        unit="ratio",
+        samples=count,
+        detail=f"{found.candidate:.4g} tokens on the same prompts, and {found.production:.4g} of production's version.",
+    )
+
+
+def _too_few_answers(count: int, drift: float) -> Evidence:
+    return Evidence(
+        name=_LENGTH_NAME,
+        verdict=Verdict.INCONCLUSIVE,
+        limit=1.0 + drift,
+        unit="ratio",
+        samples=count,
+        detail=f"Both answered only {count} prompts with at least a token between them.",
     )

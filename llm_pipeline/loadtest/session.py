@@ -11,13 +11,15 @@
     soak            long, if the policy asks for it, and judged like any other window
 
 The verdict comes from the confirmation, unless the comparison or the soak vetoes it. If the target window alone shows a
-missed service level or impossible results, that is the verdict.
+missed service level or impossible results, that is the verdict. Short probes are unreliable: they find the rate to
+confirm, never a verdict.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
@@ -27,14 +29,13 @@ from numpy.typing import NDArray
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
-from llm_pipeline.config.policy import LoadTestPolicy, Soak
+from llm_pipeline.config.policy import LoadTestPolicy, RateSearch, Soak
 from llm_pipeline.loadtest.duration import alone_seconds
 from llm_pipeline.loadtest.gate import judge_windows, probe_verdict
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, RatePoint, ServerUse, WindowSummary
 from llm_pipeline.loadtest.physics import FloorTimes, PhysicalLimits
 from llm_pipeline.loadtest.records import Records
 from llm_pipeline.loadtest.sample_size import MOST_RATES, looks_at_most
-from llm_pipeline.loadtest.search import highest_passed, search_highest_rate
 from llm_pipeline.loadtest.windows import Windows
 
 _log = get_logger(__name__)
@@ -294,3 +295,52 @@ def steady_from(values: NDArray[np.float64]) -> int | None:
     most = len(batches) // 2  # in the second half too few values are left: a minimum there is chance
     cut = int(np.argmin(errors[: most + 1]))
     return cut * _STEADY_BATCH if cut < most else None
+
+
+_STEP = 2.0
+_LOWEST_SHARE = 1 / 16
+
+Probe = Callable[[float], RatePoint]
+
+
+def search_highest_rate(first: RatePoint, most: float, search: RateSearch, probe: Probe) -> tuple[RatePoint, ...]:
+    """Double or halve the rate from the first point until the limit is bracketed, then bisect geometrically.
+
+    Args:
+        first: What was measured at the first rate.
+        most: No rate above it is tried.
+        search: When to stop.
+        probe: Measures one rate.
+
+    Returns:
+        All points, the first one included, by rising rate.
+    """
+    points, lowest = [first], first.rate_per_second * _LOWEST_SHARE
+    low, high = (first.rate_per_second, None) if _passed(first) else (None, first.rate_per_second)
+    while (rate := _next_rate(low, high, most, search.resolution)) is not None and rate >= lowest:
+        point = probe(rate)
+        points.append(point)
+        low, high = (rate, high) if _passed(point) else (low, rate)
+    return tuple(sorted(points, key=lambda point: point.rate_per_second))
+
+
+def highest_passed(points: tuple[RatePoint, ...]) -> float | None:
+    """The highest rate below which nothing failed; None when the lowest one already did."""
+    highest = None
+    for point in points:
+        if not _passed(point):
+            break
+        highest = point.rate_per_second
+    return highest
+
+
+def _next_rate(low: float | None, high: float | None, most: float, resolution: float) -> float | None:
+    if low is None:
+        return None if high is None else high / _STEP
+    if high is None:
+        return None if low >= most else min(most, low * _STEP)
+    return math.sqrt(low * high) if (high - low) / high > resolution else None
+
+
+def _passed(point: RatePoint) -> bool:
+    return point.verdict is Verdict.GO

@@ -1,18 +1,28 @@
-"""Measures windows one after another, each with fresh traffic, and keeps their summaries."""
+"""Measures windows one after another, each with fresh traffic, and keeps their summaries.
+
+A summary has quantiles with bounds, rates, faults by kind and a time series. Everything is computed over the columns of
+`Records`: a million requests take about a second.
+"""
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.config.workload import Workload
+from llm_pipeline.loadtest.attainment import good
+from llm_pipeline.loadtest.design_effect import autocorrelation_time
 from llm_pipeline.loadtest.gate import void_reason
-from llm_pipeline.loadtest.measure import LoadClient
-from llm_pipeline.loadtest.outcome import Phase, WindowSummary
-from llm_pipeline.loadtest.records import Records, write_records
-from llm_pipeline.loadtest.summary import summarize_window
+from llm_pipeline.loadtest.measure import LoadClient, MeasuredWindow, client_lag_seconds, rate_share
+from llm_pipeline.loadtest.outcome import Histogram, Latency, Phase, Quantile, SecondOfTraffic, WindowSummary
+from llm_pipeline.loadtest.records import GAP_EDGES, Fault, Records, write_records
 from llm_pipeline.loadtest.traffic import Traffic
 from llm_pipeline.loadtest.workload import TrafficSource
 
@@ -97,3 +107,238 @@ def _figures(summary: WindowSummary) -> dict[str, Any]:
 
 def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
+
+
+QUANTILES = (0.5, 0.9, 0.95, 0.99)
+_BINS_A_DECADE = 10
+_SHORTEST_MILLISECONDS = 1e-3
+_CONFIDENCE = 0.95
+_WIDER_TAIL = 5.0
+
+Values = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+def summarize_window(  # noqa: PLR0917 - its name, its traffic and its result
+    name: str,
+    phase: Phase,
+    seed: int,
+    traffic: Traffic,
+    measured: MeasuredWindow,
+    policy: LoadTestPolicy,
+    *,
+    void: str = "",
+) -> WindowSummary:
+    """Summarize one window; requests whose user left as planned are left out.
+
+    Args:
+        name: Unique in the load test.
+        phase: What the window was for.
+        seed: What its traffic was drawn with.
+        traffic: What was sent.
+        measured: What came of it.
+        policy: Says what a good request is.
+        void: Why the window says nothing about the server, if it does not.
+
+    Raises:
+        ValueError: There are no requests.
+    """
+    judged, seconds = measured.records.judged, measured.window_seconds
+    if not len(judged):
+        raise ValueError(f"window {name}: without requests there is no summary")
+    answered, is_good = judged.answered, good(judged, policy.service_level)
+    faults = _faults(judged)
+    return WindowSummary(
+        name=name,
+        phase=phase,
+        seed=seed,
+        traffic_digest=traffic.digest,
+        requests=len(judged),
+        failed=int(np.sum(~answered)),
+        faults={fault.words: count for fault, count in faults.items()},
+        fault_detail=next((judged.details.get(fault, "") for fault in faults), ""),
+        offered_per_second=traffic.offered_per_second,
+        concurrency=traffic.concurrency,
+        window_seconds=seconds,
+        answered_per_second=float(np.sum(answered)) / seconds,
+        good_per_second=float(np.sum(is_good)) / seconds,
+        good_fraction=float(np.mean(is_good)),
+        input_tokens_per_second=_input_tokens(judged, measured) / seconds,
+        output_tokens_per_second=float(np.sum(judged["output_tokens"][answered])) / seconds,
+        client_lag_p99_milliseconds=1e3 * client_lag_seconds(measured.records),
+        rate_share=rate_share(measured.records),
+        first_token=latency(judged["first_token_seconds"][answered & judged["streamed"]]),
+        time_per_output_token=latency(judged.time_per_output_token_seconds[answered]),
+        inter_token=silences(measured.records),
+        longest_stall=latency(judged["longest_gap_seconds"][answered & judged["streamed"]]),
+        end_to_end=latency(judged["total_seconds"][answered]),
+        seconds=_by_second(judged, is_good),
+        server=measured.server,
+        void=void,
+    )
+
+
+def latency(seconds: Values) -> Latency | None:
+    """A latency of several requests, in order of arrival; NaN is left out, and None is returned when nothing remains.
+
+    Queueing requests are slow together, so the bounds are those of the effective number of requests.
+    """
+    known = seconds[~np.isnan(seconds)]
+    values = np.sort(known)
+    if not values.size:
+        return None
+    return Latency(
+        mean_milliseconds=1e3 * float(np.mean(values)),
+        maximum_milliseconds=1e3 * float(values[-1]),
+        quantiles=tuple(_bounded(known, values, quantile) for quantile in QUANTILES),
+        histogram=_histogram(1e3 * values, np.ones_like(values)),
+    )
+
+
+def quantile_with_bounds(ordered: Values, quantile: float, design_effect: float = 1.0) -> Quantile:
+    """An order statistic of rising `ordered` seconds, and the two that bound it; no shape is assumed.
+
+    Source: H. A. David and H. N. Nagaraja, Order Statistics (2003), 7.1: the rank is binomial.
+
+    Args:
+        ordered: Latencies, rising.
+        quantile: A share.
+        design_effect: How many of the requests count as one independent request.
+    """
+    rank, low, high = _ranks(ordered.size, quantile, design_effect)
+    return Quantile(
+        quantile=quantile,
+        milliseconds=1e3 * float(ordered[rank - 1]),
+        lower=1e3 * float(ordered[low - 1]) if low >= 1 else None,
+        upper=1e3 * float(ordered[high - 1]) if high <= ordered.size else None,
+    )
+
+
+def silences(records: Records) -> Latency | None:
+    """Inter-token latency of all answers from the histogram of their silences; None when there are none.
+
+    A quantile is the middle of its bin, which is 2 % wide; its bounds are the outer edges of theirs.
+    """
+    counts = records.gap_counts
+    total = int(counts.sum())
+    if not total:
+        return None
+    cumulative = np.cumsum(counts)
+    low_edges, high_edges = 1e3 * GAP_EDGES[:-1], 1e3 * GAP_EDGES[1:]
+    middles = np.sqrt(low_edges * high_edges)
+    longest = 1e3 * float(np.max(records["longest_gap_seconds"]))
+
+    def bin_of(rank: int) -> int:
+        return int(np.searchsorted(cumulative, rank))
+
+    def quantile(share: float) -> Quantile:
+        rank, low, high = _ranks(total, share)
+        return Quantile(
+            quantile=share,
+            milliseconds=float(middles[bin_of(rank)]),
+            lower=float(low_edges[bin_of(low)]) if low >= 1 else None,
+            upper=float(high_edges[bin_of(high)]) if high <= total else None,
+        )
+
+    return Latency(
+        mean_milliseconds=float(np.average(middles, weights=counts)),
+        maximum_milliseconds=longest or float(high_edges[bin_of(total)]),
+        quantiles=tuple(map(quantile, QUANTILES)),
+        histogram=_histogram(middles[counts > 0], counts[counts > 0]),
+    )
+
+
+def _bounded(arrived: Values, ordered: Values, quantile: float) -> Quantile:
+    """A quantile with its bounds.
+
+    Too few requests lie beyond a high quantile to show their clustering, so a wider tail is used as well.
+    """
+    wider = max(0.5, 1.0 - _WIDER_TAIL * (1.0 - quantile))
+    values = [ordered[max(1, math.ceil(share * ordered.size)) - 1] for share in {quantile, min(quantile, wider)}]
+    effect = max(autocorrelation_time([arrived > value]) for value in values)
+    return quantile_with_bounds(ordered, quantile, effect)
+
+
+def _ranks(count: int, quantile: float, design_effect: float = 1.0) -> tuple[int, int, int]:
+    """Rank of a quantile, and the ranks that bound it: below 1 or above `count` when there is no such bound."""
+    tail = (1.0 - _CONFIDENCE) / 2.0
+    worth = max(1, math.floor(count / design_effect))
+    low, high = _binomial_quantile(tail, worth, quantile), _binomial_quantile(1.0 - tail, worth, quantile) + 1
+    rank = max(1, math.ceil(quantile * count))
+    return rank, low * count // worth, count + 1 if high > worth else -(-high * count // worth)
+
+
+def _binomial_quantile(probability: float, trials: int, share: float) -> int:
+    """The smallest count whose cumulative binomial probability reaches `probability`, for any number of trials."""
+    from scipy import special
+
+    return math.ceil(float(special.bdtrik(probability, trials, share)))
+
+
+def _histogram(milliseconds: Values, weights: NDArray[Any]) -> Histogram:
+    """Ten bins a decade, the same edges for every window, so that two histograms can be laid over one another."""
+    values = np.maximum(milliseconds, _SHORTEST_MILLISECONDS)
+    places = np.floor(np.log10(values) * _BINS_A_DECADE + 1e-9).astype(np.int64)
+    first, last = int(places.min()), int(places.max())
+    edges = 10.0 ** (np.arange(first, last + 2) / _BINS_A_DECADE)
+    counts = np.bincount(places - first, weights=weights)
+    return Histogram(edges_milliseconds=tuple(edges.tolist()), counts=tuple(map(int, counts)))
+
+
+def _faults(judged: Records) -> dict[Fault, int]:
+    """How many requests failed, by kind, the most frequent first."""
+    kinds, counts = np.unique(judged["fault"][~judged.answered], return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    return {Fault(int(kinds[place])): int(counts[place]) for place in order}
+
+
+def _input_tokens(judged: Records, measured: MeasuredWindow) -> float:
+    """Input tokens by the answers, or by the server's metrics if no answer states them."""
+    told = float(np.sum(judged["input_tokens"], dtype=np.int64))
+    return told or float(measured.server.input_tokens or 0)
+
+
+def _by_second(judged: Records, is_good: Mask) -> tuple[SecondOfTraffic, ...]:
+    """The requests by the second of their scheduled arrival, including seconds without any."""
+    seconds = judged["arrives_at"].astype(np.int64)
+    length = int(seconds.max()) + 1
+    answered = judged.answered
+
+    def counted(mask: Mask, weights: NDArray[Any] | None = None) -> list[int]:
+        chosen = None if weights is None else weights[mask]
+        counts: list[int] = np.bincount(seconds[mask], chosen, minlength=length).astype(np.int64).tolist()
+        return counts
+
+    everything = np.ones(len(judged), np.bool_)
+    edges = np.searchsorted(seconds, np.arange(length + 1))
+    first = _medians(np.where(answered & judged["streamed"], judged["first_token_seconds"], np.nan), edges)
+    total = _medians(np.where(answered, judged["total_seconds"], np.nan), edges)
+    stalls = np.zeros(length)
+    np.maximum.at(stalls, seconds, judged["longest_gap_seconds"])
+    columns = zip(
+        counted(everything), counted(~answered), counted(is_good), counted(answered, judged["output_tokens"]),
+        first, total, stalls.tolist(), strict=True,
+    )  # fmt: skip
+    return tuple(
+        SecondOfTraffic(
+            second=second,
+            arrived=arrived,
+            failed=failed,
+            good=kept,
+            output_tokens=tokens,
+            first_token_milliseconds=first_token,
+            end_to_end_milliseconds=end_to_end,
+            longest_stall_milliseconds=1e3 * stall if arrived and stall > 0.0 else None,
+        )
+        for second, (arrived, failed, kept, tokens, first_token, end_to_end, stall) in enumerate(columns)
+    )
+
+
+def _medians(values: Values, edges: NDArray[np.int64]) -> list[float | None]:
+    """Median in milliseconds between neighbouring edges; None where there is no value."""
+    return [_median(values[start:end]) for start, end in pairwise(edges.tolist())]
+
+
+def _median(seconds: Values) -> float | None:
+    known = seconds[~np.isnan(seconds)]
+    return 1e3 * float(np.median(known)) if known.size else None

@@ -33,7 +33,7 @@ from llm_pipeline.operations.secret_sources import secret_sources
 from llm_pipeline.operations.status import deployment_status
 from llm_pipeline.planning import host
 from llm_pipeline.runners.stage_environment import secret_connections
-from llm_pipeline.serving.openai_models import require_model
+from llm_pipeline.serving.endpoint_access import require_model
 from llm_pipeline.serving.repository_links import refuse_other_host
 from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home
 from llm_pipeline.store import open_store

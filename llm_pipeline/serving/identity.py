@@ -16,8 +16,7 @@ import aiohttp
 
 from llm_pipeline.base.errors import IntegrityError, Transient
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.serving.endpoint_access import request_headers, tls_context
-from llm_pipeline.serving.openai_models import require_model
+from llm_pipeline.serving.endpoint_access import request_headers, require_model, tls_context
 from llm_pipeline.serving.protocols import MODEL_PATH
 
 DIGEST_PARAMETER = "llm_pipeline_repository"

@@ -8,21 +8,37 @@ The rest is the engine builder's (`serving/repositories`). A repository is read-
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llm_pipeline.artifacts import golden as golden_prompts
-from llm_pipeline.artifacts.engine_description import EngineDescription
+from llm_pipeline.artifacts.engine_description import ENGINE_FILE, EngineDescription
 from llm_pipeline.artifacts.golden import GoldenPrompt
-from llm_pipeline.artifacts.repository_layout import FACTS_FILE, MODEL_NAME, MODEL_VERSION
+from llm_pipeline.artifacts.repository_layout import (
+    BASE_FILES,
+    CONFIG_FILE,
+    ENGINE_DIRECTORY,
+    FACTS_FILE,
+    INPUTS,
+    LIMIT_PARAMETERS,
+    MODEL_FILE,
+    MODEL_NAME,
+    MODEL_VERSION,
+    OUTPUTS,
+)
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import engine_adapter
+from llm_pipeline.serving.lint import lint_repository_directory
+from llm_pipeline.serving.lint.repository import ModelSource, read_repository
 from llm_pipeline.serving.repositories.packaged import Fact, PackagedEngine
-from llm_pipeline.serving.repository_links import write_links
-from llm_pipeline.serving.repository_lint import lint_repository
+from llm_pipeline.serving.repository_links import read_links, write_links
+
+if TYPE_CHECKING:
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 __all__ = ["Fact", "RepositoryFacts", "lint_repository", "write_repository"]
 
@@ -87,3 +103,88 @@ def write_repository(
         golden_prompts=len(golden),
         maximum_tokens_per_request=packaged.limits.maximum_tokens_per_request,
     )
+
+
+_NEVER_OURS = ("symbolic_link", "tensor_twice")
+"""Rules that only warn in other people's repositories."""
+
+
+def lint_repository(directory: Path) -> list[str]:
+    """Every rule that the model repository in `directory` breaks; empty for a sound one."""
+    if not (directory / MODEL_NAME / CONFIG_FILE).is_file():
+        return [f"{MODEL_NAME}/{CONFIG_FILE} is missing"]
+    general = [*_general_problems(directory)]
+    model = read_repository(directory).models[MODEL_NAME]
+    if not model.is_readable:
+        return general
+    return [*general, *_config_problems(model.config), *_file_problems(model), *_link_problems(directory)]
+
+
+def _general_problems(directory: Path) -> Iterator[str]:
+    """Broken rules of any repository; some that only warn there are errors in a repository of ours."""
+    for finding in lint_repository_directory(directory):
+        if finding.severity == "error" or finding.rule in _NEVER_OURS:
+            yield f"{finding.place} {finding.rule}: {finding.message}"
+
+
+def _config_problems(config: ModelConfig) -> Iterator[str]:
+    if config.backend != "python":
+        yield f"backend is {config.backend!r}; {MODEL_FILE} needs python"
+    if not config.model_transaction_policy.decoupled:
+        yield "the transaction policy is not decoupled: streaming would abort"
+    if config.max_batch_size != 0:
+        yield f"max_batch_size is {config.max_batch_size}: the engine batches by itself, so it must be 0"
+    sets = [one for one in config.parameters["gpu_device_ids"].string_value.split(";") if one]
+    if any(group.kind != group.KIND_CPU or group.count != (len(sets) or 1) for group in config.instance_group):
+        yield (
+            f"the instance group must be {len(sets) or 'one'} of KIND_CPU, one for each set of gpu_device_ids: "
+            "every instance loads an engine of its own"
+        )
+    for name in LIMIT_PARAMETERS:
+        if not config.parameters[name].string_value.isdecimal():
+            yield f"parameter {name} is missing or not a whole number"
+    yield from _tensor_problems(config)
+
+
+def _tensor_problems(config: ModelConfig) -> Iterator[str]:
+    from tritonclient.grpc import model_config_pb2 as messages
+
+    for kind, want, have in (("input", INPUTS, config.input), ("output", OUTPUTS, config.output)):
+        tensors = {tensor.name: tensor for tensor in have}
+        for tensor in want:
+            found = tensors.pop(tensor.name, None)
+            if found is None:
+                yield f"{kind} {tensor.name} is missing"
+            elif (messages.DataType.Name(found.data_type), tuple(found.dims)) != (tensor.data_type, tensor.dimensions):
+                yield f"{kind} {tensor.name} is not {tensor.data_type} {list(tensor.dimensions)}"
+            elif kind == "input" and found.optional != tensor.optional:
+                yield f"input {tensor.name} must be {'optional' if tensor.optional else 'required'}"
+        yield from (f"{kind} {name} is not one that {MODEL_FILE} knows" for name in tensors)
+
+
+def _file_problems(model: ModelSource) -> Iterator[str]:
+    for version in model.versions:
+        for name in _needed(version):
+            path = version / name
+            if not path.is_file() or path.stat().st_size == 0:
+                yield f"{version.name}/{name} is missing or empty"
+
+
+def _needed(version: Path) -> tuple[str, ...]:
+    """What must lie beside `model.py`, which says itself what it reads."""
+    try:
+        builder = EngineDescription.read(version / ENGINE_DIRECTORY).facts.builder
+    except IntegrityError:
+        return (*BASE_FILES, f"{ENGINE_DIRECTORY}/{ENGINE_FILE}")
+    return (*BASE_FILES, *engine_adapter(builder).files)
+
+
+def _link_problems(directory: Path) -> Iterator[str]:
+    try:
+        links = read_links(directory)
+    except IntegrityError as error:
+        yield error.message
+        return
+    yield from (f"{name} is linked, but it is there already" for name in links if (directory / name).exists())
+    yield from (f"{name} is linked, but its directory is missing" for name in links
+                if not (directory / name).parent.is_dir())  # fmt: skip

@@ -9,25 +9,22 @@ and at the end the server still answers.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
+from http import HTTPStatus
+
+import aiohttp
 
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
-from llm_pipeline.serving.client import GenerationClient, GenerationRequest
-from llm_pipeline.serving.probing.answers import (
-    bad_requests_are_refused,
-    golden_outputs,
-    length_is_kept,
-    still_answers,
-    stop_words_end,
-    streams_equal,
-)
+from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest, read_body
 from llm_pipeline.serving.probing.departures import departures_free
 from llm_pipeline.serving.probing.repeats import repeats_are_generated
-from llm_pipeline.serving.probing.served import Served, context_length
+from llm_pipeline.serving.probing.served import Served, all_right, context_length
+from llm_pipeline.serving.protocols import reason_in
 
 
 async def probe(
@@ -89,3 +86,175 @@ async def _first_generation(served: Served, timeout_seconds: float) -> Evidence:
         samples=1,
         detail=answer.error,
     )
+
+
+GOLDEN_OUTPUTS = "golden outputs reproduced"
+_FEW_PROMPTS = 8
+_EXACT_TOKENS = 5
+_SHOWN_CHARACTERS = 40
+_JSON = {"Content-Type": "application/json"}
+_CHARACTERS_A_TOKEN = 16
+
+
+async def golden_outputs(served: Served, policy: StagingPolicy, version: int | None) -> tuple[Evidence, Evidence]:
+    """Whether greedy outputs equal those that the gate judged, and come from one version of the model."""
+    answers = await served.ask_golden(served.golden)
+    return _parity(served.golden, answers, policy), _one_version(answers, version)
+
+
+def _parity(golden: Sequence[GoldenPrompt], answers: Sequence[Generation], policy: StagingPolicy) -> Evidence:
+    limit = policy.golden_match_fraction
+    if not golden:
+        return Evidence(
+            name=GOLDEN_OUTPUTS, verdict=Verdict.INCONCLUSIVE, limit=limit, detail="There are no golden prompts."
+        )
+    pairs = list(zip(golden, answers, strict=True))
+    different = [(prompt, answer) for prompt, answer in pairs if _common(prompt, answer) < 1.0]
+    share, few = 1.0 - len(different) / len(pairs), len(pairs) < policy.minimum_golden_prompts
+    detail = f"{len(pairs)} prompts, {policy.minimum_golden_prompts} are needed. " if few else ""
+    if different:
+        common = sum(_common(prompt, answer) for prompt, answer in pairs) / len(pairs)
+        detail += f"{len(different)} differ, with {100 * common:.1f} % of all text equal up to the first difference; "
+        detail += f"the first: {_difference(*different[0])}."
+    return Evidence(
+        name=GOLDEN_OUTPUTS,
+        verdict=Verdict.NO_GO if share < limit else Verdict.INCONCLUSIVE if few else Verdict.GO,
+        measured=share,
+        limit=limit,
+        unit="fraction",
+        samples=len(pairs),
+        detail=detail,
+    )
+
+
+def _common(prompt: GoldenPrompt, answer: Generation) -> float:
+    """Share of the longer text that is equal from its start; 0 without an answer."""
+    if not answer.ok:
+        return 0.0
+    wanted, got = _compared(prompt, answer)
+    return _first_difference(wanted, got) / max(len(wanted), len(got), 1) if wanted != got else 1.0
+
+
+def _compared(prompt: GoldenPrompt, answer: Generation) -> tuple[str, str]:
+    return prompt.compared(answer.text, was_cut=answer.finish_reason == "length")
+
+
+def _difference(prompt: GoldenPrompt, answer: Generation) -> str:
+    """How an answer differs, from just before the place where it does."""
+    if not answer.ok:
+        return f"{_cut(prompt.prompt)!r} gave {answer.error!r}"
+    wanted, got = _compared(prompt, answer)
+    place = _first_difference(wanted, got)
+    where = f" from character {place} on" if place else ""
+    return f"{_cut(prompt.prompt)!r} gave {_cut(got[place:])!r} instead of {_cut(wanted[place:])!r}{where}"
+
+
+def _first_difference(one: str, other: str) -> int:
+    """How many characters are equal from the start."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
+def _one_version(answers: Sequence[Generation], version: int | None) -> Evidence:
+    name = "one version answers"
+    seen = sorted({answer.served_version for answer in answers if answer.ok})
+    if not seen:
+        return Evidence(name=name, verdict=Verdict.INCONCLUSIVE, unit="version", detail="No request was answered.")
+    right = len(seen) == 1 and seen[0] > 0 and version in (None, seen[0])
+    versions = ", ".join(str(number) if number else "one without a name" for number in seen)
+    return Evidence(
+        name=name,
+        verdict=Verdict.GO if right else Verdict.NO_GO,
+        measured=float(seen[0]),
+        limit=None if version is None else float(version),
+        unit="version",
+        samples=len(answers),
+        detail="" if right else f"Versions that answered: {versions}.",
+    )
+
+
+async def streams_equal(served: Served) -> Evidence:
+    """Whether a stream, joined, equals the whole answer."""
+    prompts = served.golden[:_FEW_PROMPTS]
+    whole, streamed = await served.ask_golden(prompts), await served.ask_golden(prompts, stream=True)
+    wrong = [
+        answer.error or f"streamed {_cut(answer.text)!r}, whole {_cut(other.text)!r}"
+        for answer, other in zip(streamed, whole, strict=True)
+        if not answer.ok or (answer.text, answer.output_tokens) != (other.text, other.output_tokens)
+    ]
+    return all_right("streams equal whole answers", len(prompts), wrong)
+
+
+async def length_is_kept(served: Served) -> Evidence:
+    """Whether exactly `max_tokens` tokens come with `ignore_eos`."""
+    prompts = served.golden[:_FEW_PROMPTS]
+    requests = [
+        GenerationRequest(prompt.prompt, _EXACT_TOKENS, ignore_eos=True, allow_empty=True) for prompt in prompts
+    ]
+    answers = [await served.client.stream(request) for request in requests]
+    return all_right("generation stops at max_tokens", len(prompts), [a.error for a in answers if not a.ok])
+
+
+async def stop_words_end(served: Served) -> Evidence:
+    """Whether an answer ends before a stop word, taken from the middle of the same prompt's earlier answer."""
+    prompts = served.golden[:_FEW_PROMPTS]
+    whole = await served.ask_golden(prompts)
+    asked = [
+        (prompt, answer.text, words[len(words) // 2])
+        for prompt, answer in zip(prompts, whole, strict=True)
+        if (words := answer.text.split())
+    ]
+    requests = [
+        GenerationRequest(prompt.prompt, prompt.maximum_tokens, stop=(word,), allow_empty=True)
+        for prompt, _, word in asked
+    ]
+    wrong: list[str] = []
+    for stream in (False, True):
+        answers = await served.ask(requests, stream=stream)
+        wrong += [
+            fault for case, answer in zip(asked, answers, strict=True) if (fault := _stop_fault(*case[1:], answer))
+        ]
+    return all_right("generation stops at stop words", 2 * len(asked), wrong)
+
+
+def _stop_fault(text: str, word: str, answer: Generation) -> str:
+    wanted = text[: text.index(word)].strip()
+    if answer.ok and answer.finish_reason == "stop" and answer.text.strip() == wanted:
+        return ""
+    return answer.error or (
+        f"stop word {word!r} gave {_cut(answer.text)!r} ({answer.finish_reason}) instead of {_cut(wanted)!r} (stop)"
+    )
+
+
+async def still_answers(served: Served) -> Evidence:
+    """Whether the server still answers after all other probes."""
+    answers = await served.ask_golden(served.golden[:1])
+    return all_right("the server still answers afterwards", len(answers), [a.error for a in answers if not a.ok])
+
+
+async def bad_requests_are_refused(served: Served) -> Evidence:
+    """Whether malformed and over-long requests are refused, each with an error text."""
+    prompt = "1 " * (served.context * _CHARACTERS_A_TOKEN // 2)
+    bodies = served.client.protocol.bad_bodies(prompt)
+    wrong = [f"{what}: {fault}" for what, body in bodies.items() if (fault := await _refusal_fault(served, body))]
+    return all_right("bad requests are refused with a reason", len(bodies), wrong)
+
+
+async def _refusal_fault(served: Served, body: bytes) -> str:
+    """What is wrong with the refusal of a bad request; empty when it is a clear one."""
+    try:
+        async with served.client.session.post(served.whole_url, data=body, headers=_JSON) as answer:
+            text = await read_body(answer)
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        return f"no answer at all ({type(error).__name__})"
+    if answer.status < HTTPStatus.BAD_REQUEST:
+        return f"HTTP {answer.status}"  # Triton itself answers 500 to a body that is not JSON
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return f"HTTP {answer.status} without a reason"
+    return "" if reason_in(document) else f"HTTP {answer.status} without a reason"

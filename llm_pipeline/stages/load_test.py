@@ -105,7 +105,7 @@ def run(context: StageContext[LoadTestConfig]) -> StageOutput:
     from llm_pipeline.loadtest.findings import format_load_test
     from llm_pipeline.loadtest.measure import LoadClient
     from llm_pipeline.loadtest.sample_size import require_enough
-    from llm_pipeline.loadtest.second_opinion.aiperf import require_tool
+    from llm_pipeline.loadtest.second_opinion import require_tool
     from llm_pipeline.loadtest.session import run_session
     from llm_pipeline.loadtest.token_counter import open_counter
     from llm_pipeline.loadtest.windows import Windows
@@ -225,7 +225,7 @@ def _with_second_opinion(
     config, place = context.config, context.workdir / "second_opinion"
     if config.policy.second_opinion is None:
         return outcome
-    from llm_pipeline.loadtest.second_opinion.opinion import second_opinion
+    from llm_pipeline.loadtest.second_opinion import second_opinion
     from llm_pipeline.loadtest.token_counter import find_tokenizer
     from llm_pipeline.serving.repository_links import fetch_links
 

@@ -24,7 +24,7 @@ ratios are multiplied for each alternative. Arms with different mixes of strata 
 
 Blocks and clients. Where events come in bursts or waver with time (latencies do), requests of one moment are no
 independent witnesses, and neither are those of one client. So no block of time adds more than `most_a_block` to a
-logarithm, and no client decides (see `sums`). What remains, servers that waver for longer than a block, `tempered`
+logarithm, and no client decides (see `Sums`). What remains, servers that waver for longer than a block, `tempered`
 allows for: it multiplies the logarithms by what a request's evidence counts (see `spread`), by their `information`.
 
 Shares (`RareTest`). A ratio cannot be proven where nothing ever happens. That the candidate's share of events is below
@@ -46,13 +46,13 @@ requests must not be counted one by one.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.statistics.sums import Sums, mean_of_exponentials
 
 Side = Literal["hi", "lo"]
 Law = Literal["rates", "odds"]
@@ -65,6 +65,76 @@ _FACTORS: dict[Side, tuple[float, ...]] = {
 }
 _RARER = (0.03, 0.1, 0.3)
 _LARGEST_EXPONENT = 700.0  # exp() of more overflows a double; 1e304 is certain enough
+
+
+Logs = tuple[float, ...]
+
+
+class Sums(Frozen):
+    """Sums of log likelihood ratios, one for each alternative, in which no moment and no client decides.
+
+    A block of time adds no more than so much: a smaller likelihood ratio keeps a supermartingale. And where clients are
+    told apart, each belongs to one of a few groups by its fingerprint, and the e-value is the smallest of those without
+    one of the groups. Each of these is an e-process of the other groups' traffic, so their smallest is below one; and
+    whatever a client does, there is one in which it has no part.
+
+    Attributes:
+        total: Of all blocks that ended.
+        without: The same without each group of clients that was seen.
+        block: What the block that has begun adds, by group, before any limit.
+    """
+
+    total: Logs
+    without: dict[str, Logs] = Field(default_factory=dict)
+    block: dict[str, Logs] = Field(default_factory=dict)
+
+    def add(self, gained: Sequence[float], group: str = "") -> Sums:
+        """The sums after a group's traffic in the block that has begun."""
+        before = self.block.get(group) or (0.0,) * len(self.total)
+        return self.model_copy(update={"block": {**self.block, group: _plus(before, gained)}})
+
+    def seen(self, group: str) -> Sums:
+        """The sums after traffic of a group that adds nothing."""
+        known = not group or group in self.without or group in self.block
+        return self if known else self.add((0.0,) * len(self.total), group)
+
+    def block_ends(self, most: float) -> Sums:
+        """The sums after the block, which adds so much at most."""
+        if not self.block:
+            return self
+        return Sums(total=self._with_block(None, most), without=self._without(most))
+
+    def tempered(self, independence: float, most: float) -> float:
+        """The e-value with a request's evidence raised to a power between 0 and 1.
+
+        Requests of unknown clients form one group among the others.
+        """
+        without = self._without(most) if self.block else self.without
+        sums = list(without.values()) if any(without) else [self._with_block(None, most)]
+        return min(mean_of_exponentials([independence * log for log in logs]) for logs in sums)
+
+    def _without(self, most: float) -> dict[str, Logs]:
+        return {group: self._with_block(group, most) for group in {**self.without, **self.block}}
+
+    def _with_block(self, left_out: str | None, most: float) -> Logs:
+        """A group that was not seen before has no part in the total."""
+        before = self.total if left_out is None else self.without.get(left_out, self.total)
+        gained = np.zeros(len(before))
+        for group, logs in self.block.items():
+            if group != left_out:
+                gained += logs
+        return _plus(before, np.minimum(gained, most).tolist())
+
+
+def mean_of_exponentials(logs: Sequence[float]) -> float:
+    """Of natural logarithms; so large at most that a double holds it."""
+    values = np.asarray(logs)
+    top = float(values.max())
+    return float(math.exp(min(top, _LARGEST_EXPONENT)) * np.exp(values - top).mean())
+
+
+def _plus(one: Sequence[float], other: Sequence[float]) -> Logs:
+    return tuple(float(a + b) for a, b in zip(one, other, strict=True))
 
 
 class RateTest(Frozen):

@@ -20,8 +20,7 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.flow import ReleaseProgress, placement
 from llm_pipeline.loadtest.measure import LoadClient
 from llm_pipeline.loadtest.outcome import WindowSummary
-from llm_pipeline.loadtest.search import highest_passed
-from llm_pipeline.loadtest.session import search, warm_up
+from llm_pipeline.loadtest.session import highest_passed, search, warm_up
 from llm_pipeline.loadtest.token_counter import open_counter
 from llm_pipeline.loadtest.windows import Windows
 from llm_pipeline.loadtest.workload import TrafficSource

@@ -17,8 +17,16 @@ from pydantic import TypeAdapter, ValidationError
 
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.verdict import Evidence, Verdict
-from llm_pipeline.canary.shadow import MOST_AT_ONCE, sample, shadow_compare, shadow_judgement, shadow_of
-from llm_pipeline.canary.shadow_evidence import Pair, agreement, compare_answers
+from llm_pipeline.canary.shadow import (
+    MOST_AT_ONCE,
+    Pair,
+    agreement,
+    compare_answers,
+    sample,
+    shadow_compare,
+    shadow_judgement,
+    shadow_of,
+)
 from llm_pipeline.config.deployment import ServerPorts, TargetPlace
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import CanaryPolicy

@@ -11,11 +11,10 @@ from load_windows import answered, window
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
-from llm_pipeline.loadtest.faults import Fault
 from llm_pipeline.loadtest.gate import judge_windows
 from llm_pipeline.loadtest.outcome import ServerUse
 from llm_pipeline.loadtest.physics import FloorTimes, PhysicalLimits
-from llm_pipeline.loadtest.records import Answered, Records
+from llm_pipeline.loadtest.records import Answered, Fault, Records
 
 POLICY = LoadTestPolicy(service_level=ServiceLevel(first_token_milliseconds=500, end_to_end_milliseconds=2000))
 PHYSICS = PhysicalLimits(

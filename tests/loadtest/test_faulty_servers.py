@@ -13,9 +13,9 @@ import pytest
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel, StagingPolicy
 from llm_pipeline.config.workload import UniformLengths, Workload
-from llm_pipeline.loadtest.faults import Fault
 from llm_pipeline.loadtest.measure import LoadClient
 from llm_pipeline.loadtest.outcome import LoadTestOutcome
+from llm_pipeline.loadtest.records import Fault
 from llm_pipeline.loadtest.session import run_session, warm_up
 from llm_pipeline.loadtest.windows import Windows
 from llm_pipeline.loadtest.workload import TrafficSource

@@ -8,9 +8,8 @@ from load_windows import answered, bulk, window
 
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
-from llm_pipeline.loadtest.faults import Fault
 from llm_pipeline.loadtest.gate import judge_windows, probe_verdict, void_reason
-from llm_pipeline.loadtest.records import Records
+from llm_pipeline.loadtest.records import Fault, Records
 
 POLICY = LoadTestPolicy(
     service_level=ServiceLevel(first_token_milliseconds=100, end_to_end_milliseconds=500),

@@ -16,9 +16,8 @@ from scripted_server import ScriptedServer, wait_until
 
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.loadtest.faults import Fault
 from llm_pipeline.loadtest.measure import LoadClient, client_lag_seconds, processes_for, rate_share
-from llm_pipeline.loadtest.records import Answered, Records
+from llm_pipeline.loadtest.records import Answered, Fault, Records
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 
 

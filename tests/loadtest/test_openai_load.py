@@ -9,9 +9,9 @@ import pytest
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.loadtest.faults import Fault
 from llm_pipeline.loadtest.measure import LoadClient
-from llm_pipeline.loadtest.second_opinion.aiperf import require_tool
+from llm_pipeline.loadtest.records import Fault
+from llm_pipeline.loadtest.second_opinion import require_tool
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

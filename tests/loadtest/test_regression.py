@@ -8,8 +8,7 @@ import pytest
 
 from llm_pipeline.base.verdict import Verdict, worst
 from llm_pipeline.config.policy import LoadTestPolicy, Regression, ServiceLevel
-from llm_pipeline.loadtest.faults import Fault
-from llm_pipeline.loadtest.records import Answered, Records
+from llm_pipeline.loadtest.records import Answered, Fault, Records
 from llm_pipeline.loadtest.regression import MEASURES, Round, compare, judge_rounds
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 

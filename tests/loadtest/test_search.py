@@ -5,8 +5,7 @@ import pytest
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import RateSearch
 from llm_pipeline.loadtest.outcome import RatePoint
-from llm_pipeline.loadtest.search import highest_passed, search_highest_rate
-from llm_pipeline.loadtest.session import rates_to_confirm
+from llm_pipeline.loadtest.session import highest_passed, rates_to_confirm, search_highest_rate
 
 SEARCH = RateSearch(resolution=0.1)
 

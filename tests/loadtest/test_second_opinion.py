@@ -16,16 +16,18 @@ from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
 from llm_pipeline.config.workload import SharedPrefixes, UniformLengths, Workload
+from llm_pipeline.loadtest import second_opinion as aiperf
 from llm_pipeline.loadtest.records import Records
-from llm_pipeline.loadtest.second_opinion import aiperf
-from llm_pipeline.loadtest.second_opinion.aiperf import (
+from llm_pipeline.loadtest.second_opinion import (
     AIPERF_SUMMARY,
     PROGRAM_VARIABLE,
+    compare_runs,
+    paired_traffic,
     read_aiperf,
     require_tool,
     run_aiperf,
+    second_opinion,
 )
-from llm_pipeline.loadtest.second_opinion.opinion import compare_runs, paired_traffic, second_opinion
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 from llm_pipeline.loadtest.workload import TrafficSource
 

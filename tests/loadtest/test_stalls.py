@@ -15,9 +15,14 @@ from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.gate import judge_windows
 from llm_pipeline.loadtest.outcome import ServerUse, WindowSummary
 from llm_pipeline.loadtest.records import Records
-from llm_pipeline.loadtest.sample_size import require_enough, sample_size
+from llm_pipeline.loadtest.sample_size import (
+    excluded_period,
+    require_enough,
+    sample_size,
+    seconds_to_exclude,
+    watched_seconds,
+)
 from llm_pipeline.loadtest.session import judge_soak
-from llm_pipeline.loadtest.stalls import excluded_period, seconds_to_exclude, watched_seconds
 
 POLICY = LoadTestPolicy(
     service_level=ServiceLevel(first_token_milliseconds=100), attainment=0.95, confidence=0.95, minimum_requests=50,

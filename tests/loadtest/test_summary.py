@@ -12,12 +12,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from load_sample import POLICY, measured_window
 
-from llm_pipeline.loadtest.faults import Fault
 from llm_pipeline.loadtest.measure import MeasuredWindow
 from llm_pipeline.loadtest.outcome import ServerUse, WindowSummary
-from llm_pipeline.loadtest.records import GAP_EDGES, Answered, Records
-from llm_pipeline.loadtest.summary import latency, quantile_with_bounds, silences, summarize_window
+from llm_pipeline.loadtest.records import GAP_EDGES, Answered, Fault, Records
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
+from llm_pipeline.loadtest.windows import latency, quantile_with_bounds, silences, summarize_window
 
 
 def summary(*, rate: float = 20.0, seconds: float = 15.0, broken: int = 6, seed: int = 1) -> WindowSummary:

@@ -10,8 +10,8 @@ import pytest
 from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Transient
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
+from llm_pipeline.serving.endpoint_access import require_model
 from llm_pipeline.serving.identity import require_served
-from llm_pipeline.serving.openai_models import require_model
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -142,7 +142,7 @@ def test_what_is_no_list_of_models_is_refused(monkeypatch, body, status, expecte
     from llm_pipeline.base.bounded_http import HttpAnswer
 
     monkeypatch.setattr(
-        "llm_pipeline.serving.openai_models.call", lambda *_, **__: HttpAnswer(status=status, body=body.encode())
+        "llm_pipeline.serving.endpoint_access.call", lambda *_, **__: HttpAnswer(status=status, body=body.encode())
     )
     with pytest.raises(PipelineError) as refused:
         require_model(Endpoint(url="http://127.0.0.1:9", openai_model="llm"))

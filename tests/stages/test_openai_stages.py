@@ -25,7 +25,7 @@ from llm_pipeline.loadtest.outcome import read_outcome
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import execute
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
-from llm_pipeline.serving.openai_models import require_model
+from llm_pipeline.serving.endpoint_access import require_model
 from llm_pipeline.store import open_store
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

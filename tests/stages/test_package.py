@@ -12,7 +12,7 @@ from llm_pipeline.artifacts.repository_layout import OPENVINO_FILES
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import execute
-from llm_pipeline.serving.repository_lint import lint_repository
+from llm_pipeline.serving.model_repository import lint_repository
 from llm_pipeline.store import open_store
 
 TARGET = {

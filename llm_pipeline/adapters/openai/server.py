@@ -16,7 +16,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
 from llm_pipeline.serving.control.waiting import await_no_requests
-from llm_pipeline.serving.openai_models import require_model
+from llm_pipeline.serving.endpoint_access import require_model
 from llm_pipeline.serving.slot_fence import exclusive
 from llm_pipeline.serving.triton_server import SlotBusy
 

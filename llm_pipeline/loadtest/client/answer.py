@@ -11,7 +11,7 @@ import json
 from http import HTTPStatus
 from math import isnan, nan
 
-from llm_pipeline.loadtest.faults import Fault
+from llm_pipeline.loadtest.records import Fault
 from llm_pipeline.loadtest.traffic import LoadRequest
 from llm_pipeline.serving.protocols import AnswerReader, ErrorInAnswer, NotAnAnswer, TritonProtocol, refusal_text
 

@@ -18,11 +18,9 @@ import numpy as np
 
 from llm_pipeline.base.errors import ConfigError, ExitCode, PipelineError, Transient
 from llm_pipeline.base.plain_environment import plain_environment
-from llm_pipeline.loadtest.client.frames import Kind, read_frame, write_frame
+from llm_pipeline.loadtest.client.messages import Kind, Share, Target, read_frame, write_frame
 from llm_pipeline.loadtest.client.rows import RowReader
-from llm_pipeline.loadtest.client.share import Share
-from llm_pipeline.loadtest.client.target import Target
-from llm_pipeline.loadtest.faults import Fault
+from llm_pipeline.loadtest.records import Fault
 
 _LEAD_SECONDS = 0.05  # from the word to all processes to the start of the window
 _PREPARE_SECONDS = 60.0

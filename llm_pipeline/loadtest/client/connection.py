@@ -21,8 +21,8 @@ from typing import cast
 import httptools
 
 from llm_pipeline.loadtest.client.answer import Answer
-from llm_pipeline.loadtest.client.target import Target, request_body
-from llm_pipeline.loadtest.faults import Fault
+from llm_pipeline.loadtest.client.messages import Target, request_body
+from llm_pipeline.loadtest.records import Fault
 from llm_pipeline.loadtest.traffic import LoadRequest
 from llm_pipeline.serving.protocols import AnswerReader
 

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llm_pipeline.loadtest.client.answer import Answer
-from llm_pipeline.loadtest.faults import Fault
-from llm_pipeline.loadtest.records import COLUMNS, GAP_EDGES, Records, column_type, gap_bin
+from llm_pipeline.loadtest.records import COLUMNS, GAP_EDGES, Fault, Records, column_type, gap_bin
 
 ROW = np.dtype([(name, np.dtype(column_type(name)).newbyteorder("<")) for name in COLUMNS])
 """A packed row: the columns of `Records` in their order, 74 bytes."""

@@ -12,7 +12,7 @@ from typing import Any
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.yaml_document import parse_yaml
 from llm_pipeline.serving.lint.engine_rules import device_set_rules
-from llm_pipeline.serving.lint.pbtxt import find_leftovers, line_of
+from llm_pipeline.serving.lint.parsing import find_leftovers, line_of
 from llm_pipeline.serving.lint.repository import Finding, ModelSource, Repository, Severity
 
 ARGUMENTS_FILE = "model.yaml"

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from llm_pipeline.artifacts.repository_layout import CONFIG_FILE, MODEL_FILE
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.serving.lint.parsing import Mistake, parse_config
-from llm_pipeline.serving.lint.pbtxt import line_of, without_comments, without_leftovers
+from llm_pipeline.serving.lint.parsing import Mistake, line_of, parse_config, without_comments, without_leftovers
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig

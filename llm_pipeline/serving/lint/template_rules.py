@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from llm_pipeline.artifacts.repository_layout import CONFIG_FILE, FACT_PREFIX
 from llm_pipeline.config.triton_names import ModelName
 from llm_pipeline.serving.lint.known_mistakes import PARAMETER_PREFIXES, PARAMETERS, TEMPLATE_VALUES
-from llm_pipeline.serving.lint.pbtxt import Leftover, find_leftovers
+from llm_pipeline.serving.lint.parsing import Leftover, find_leftovers
 from llm_pipeline.serving.lint.repository import Finding, ModelSource, Repository
 from llm_pipeline.serving.triton_config.recorded import MODEL_NAMES, RecordedParameter, recorded_model
 

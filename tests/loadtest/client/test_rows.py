@@ -3,8 +3,7 @@ import pytest
 
 from llm_pipeline.loadtest.client.answer import Answer
 from llm_pipeline.loadtest.client.rows import ROW, RowReader, RowWriter
-from llm_pipeline.loadtest.faults import Fault
-from llm_pipeline.loadtest.records import COLUMNS, Records, gap_bin
+from llm_pipeline.loadtest.records import COLUMNS, Fault, Records, gap_bin
 from llm_pipeline.loadtest.traffic import LoadRequest
 
 ROWS = 10_000

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from llm_pipeline.loadtest.client.sender import MonotonicTimer
+from llm_pipeline.loadtest.client.serving import MonotonicTimer
 
 
 @pytest.fixture

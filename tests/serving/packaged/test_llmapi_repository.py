@@ -15,9 +15,8 @@ pytest.importorskip("tritonclient")
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.serving.model_repository import write_repository
+from llm_pipeline.serving.model_repository import lint_repository, write_repository
 from llm_pipeline.serving.repository_links import read_links
-from llm_pipeline.serving.repository_lint import lint_repository
 
 GOLDEN_FILES = Path(__file__).parent / "golden" / "llmapi"
 ARGUMENTS = {"backend": "pytorch", "tensor_parallel_size": 2, "kv_cache_config": {"free_gpu_memory_fraction": 0.9}}

@@ -14,8 +14,7 @@ from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import Target
-from llm_pipeline.serving.model_repository import write_repository
-from llm_pipeline.serving.repository_lint import lint_repository
+from llm_pipeline.serving.model_repository import lint_repository, write_repository
 
 GOLDEN = [GoldenPrompt(prompt="2+2=", completion=" 4", maximum_tokens=4)]
 FACTS = {"weight_format": "native", "quantization": None}

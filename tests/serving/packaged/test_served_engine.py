@@ -28,10 +28,9 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
-from llm_pipeline.serving.model_repository import write_repository
+from llm_pipeline.serving.model_repository import lint_repository, write_repository
 from llm_pipeline.serving.probes import probe
 from llm_pipeline.serving.repository_links import read_links
-from llm_pipeline.serving.repository_lint import lint_repository
 from llm_pipeline.serving.triton_server import start_server, stop_server
 
 pytestmark = pytest.mark.slow

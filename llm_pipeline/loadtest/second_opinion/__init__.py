@@ -1,1 +1,0 @@
-"""A second opinion: another load generator sends the same traffic, and its figures stand beside ours."""
