@@ -58,16 +58,12 @@ class LimitState(Frozen):
     @property
     def held_value(self) -> float:
         """The e-value that it is worse than its level; 1 where there is none."""
-        return self.held.tempered(self.held_independence, self._most(1)) if self.held else 1.0
+        return self.held.tempered(self.held_independence, self.regressed.most(1)) if self.held else 1.0
 
     def block_ends(self, blocks: int) -> LimitState:
         """The test after so many blocks of time ended."""
-        held = self.held and self.held.block_ends(self._most(blocks))
+        held = self.held and self.held.block_ends(self.regressed.most(blocks))
         return self.model_copy(update={"regressed": self.regressed.block_ends(blocks), "held": held})
-
-    def _most(self, blocks: int) -> float:
-        most = self.regressed.most_a_block
-        return math.inf if most is None else most * blocks
 
     def tempered(self, spread: Spread, blocks: float, at: int, *, cautious: bool) -> LimitState:
         """The test with the current weights of evidence."""

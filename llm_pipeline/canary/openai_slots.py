@@ -22,9 +22,9 @@ from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError,
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.canary.router import SlotName
-from llm_pipeline.canary.slots import WARM_UP_PROMPTS, WarmUp, slot_state
+from llm_pipeline.canary.slots import WARM_UP_PROMPTS, WarmUp, generates, replay, slot_state
 from llm_pipeline.config.slot_server import OpenAiSlot
-from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
+from llm_pipeline.serving.client import Generation
 from llm_pipeline.serving.endpoint_access import active_requests, model_root
 from llm_pipeline.serving.slot_fence import FencingToken, admit, exclusive, newest_token
 from llm_pipeline.store.artifact_store import ArtifactStore
@@ -39,7 +39,6 @@ _RECORD = "openai.json"
 _POLL_SECONDS = 1.0
 _CONNECT_SECONDS = 2.0
 _REQUEST_TIMEOUT_SECONDS = 60.0
-_PROBE, _PROBE_TIMEOUT_SECONDS = "Hello", 15.0
 
 
 class Taken(Frozen):
@@ -135,7 +134,7 @@ class OpenAiSlots:
         return taken is not None and taken.digest == repository.digest and self.alive(slot)
 
     def answers(self, slot: SlotName) -> bool:
-        return self.alive(slot) and asyncio.run(self._answers(slot))
+        return self.alive(slot) and self._generates(slot)
 
     def in_flight(self, slot: SlotName) -> int | None:
         return active_requests(self._servers[slot].endpoint)
@@ -206,21 +205,12 @@ class OpenAiSlots:
         return read_golden(self._store.fetch(repository))[:WARM_UP_PROMPTS]
 
     def _ask(self, slot: SlotName, golden: list[GoldenPrompt]) -> list[Generation]:
-        return asyncio.run(self._replay(slot, golden))
-
-    async def _replay(self, slot: SlotName, golden: list[GoldenPrompt]) -> list[Generation]:
-        """The first request alone, the others as one batch."""
         endpoint = self._servers[slot].endpoint
-        asked = [GenerationRequest(one.prompt, one.maximum_tokens, allow_empty=True) for one in golden]
-        async with GenerationClient.of(endpoint, timeout_seconds=_REQUEST_TIMEOUT_SECONDS) as client:
-            first = [await client.generate(request) for request in asked[:1]]
-            return first + list(await asyncio.gather(*(client.generate(request) for request in asked[1:])))
+        return asyncio.run(replay(endpoint, golden, timeout_seconds=_REQUEST_TIMEOUT_SECONDS))
 
-    async def _answers(self, slot: SlotName) -> bool:
+    def _generates(self, slot: SlotName) -> bool:
         try:
-            client = GenerationClient.of(self._servers[slot].endpoint, timeout_seconds=_PROBE_TIMEOUT_SECONDS)
-            async with client:
-                return (await client.generate(GenerationRequest(_PROBE, 1, allow_empty=True))).ok
+            return asyncio.run(generates(self._servers[slot].endpoint))
         except PipelineError as error:  # its key is not set here: whether it answers cannot be known
             log.warning("the server cannot be asked", slot=slot, reason=str(error))
             return False

@@ -21,6 +21,7 @@ from llm_pipeline.canary.events import CanaryEvent, EventKind, with_event
 from llm_pipeline.canary.pause_request import PauseRequest, StandingPause, read_pause, waited
 from llm_pipeline.canary.router import RouteState, SlotName
 from llm_pipeline.canary.sources.arm_metrics import MetricsCursor
+from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood
 from llm_pipeline.store.lease import lease_of
@@ -117,6 +118,11 @@ class GuardRules(Frozen):
     consecutive_failures: int = 5
     rollback_window_hours: float = 24.0
     drain_seconds: float = 300.0
+
+    @classmethod
+    def of(cls, policy: CanaryPolicy) -> GuardRules:
+        """That part of a policy."""
+        return cls(**{name: getattr(policy, name) for name in cls.model_fields})
 
 
 class CanaryRecord(Frozen):

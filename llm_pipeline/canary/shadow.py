@@ -58,9 +58,28 @@ class Shadow:
     def compare(
         self, stable: SlotName, candidate: SlotName, keep_going: Callable[[], None] = lambda: None
     ) -> tuple[Evidence, ...]:
-        """Send the same prompts to both versions and compare their answers; `keep_going` is called between prompts."""
+        """Send the same prompts to both versions and compare their answers.
+
+        It takes about `prompts / requests_per_second` seconds, and `timeout_seconds` longer at most: prompts that a
+        slow arm leaves no time for are not asked.
+
+        Args:
+            stable: The slot that serves users.
+            candidate: The slot on trial.
+            keep_going: Called before every prompt; what it raises ends the comparison (a lost lease).
+
+        Returns:
+            One fact for each measure: NO_GO where a difference beyond the policy is shown, INCONCLUSIVE with too few
+            answers.
+
+        Raises:
+            ConfigError: A header's variable is not set, or the certificates cannot be read.
+        """
+        asked = sample(self.prompts, self.policy.prompts)
         arms = self.endpoints[stable], self.endpoints[candidate]
-        return shadow_compare(*arms, self.prompts, self.policy, keep_going=keep_going)
+        pairs = asyncio.run(_ask_both(*arms, asked, self.policy, keep_going))
+        log.info("both versions were asked", prompts=len(asked), finished=len(pairs))
+        return compare_answers(pairs, self.policy)
 
 
 def shadow_of(policy: CanaryPolicy, place: TargetPlace, prompts: Path) -> Shadow | None:
@@ -78,39 +97,6 @@ def shadow_of(policy: CanaryPolicy, place: TargetPlace, prompts: Path) -> Shadow
         return None
     endpoints = {slot: slot_endpoint(server) for slot, server in slot_servers(place).items()}
     return Shadow(endpoints, tuple(prompt.text for prompt in read_prompts(prompts)), policy.shadow)
-
-
-def shadow_compare(
-    stable: Endpoint,
-    candidate: Endpoint,
-    prompts: Sequence[str],
-    policy: ShadowPolicy,
-    *,
-    keep_going: Callable[[], None] = lambda: None,
-) -> tuple[Evidence, ...]:
-    """Send the prompts to both versions and compare the answers.
-
-    It takes about `prompts / requests_per_second` seconds, and `timeout_seconds` longer at most: prompts that a slow
-    arm leaves no time for are not asked.
-
-    Args:
-        stable: The slot that serves users, not the router.
-        candidate: The slot on trial.
-        prompts: What users may ask; a sample of them is.
-        policy: How much is asked, and what must hold.
-        keep_going: Called before every prompt; what it raises ends the comparison (a lost lease).
-
-    Returns:
-        One fact for each measure: NO_GO where a difference beyond the policy is shown, INCONCLUSIVE with too few
-        answers.
-
-    Raises:
-        ConfigError: A header's variable is not set, or the certificates cannot be read.
-    """
-    asked = sample(prompts, policy.prompts)
-    pairs = asyncio.run(_ask_both(stable, candidate, asked, policy, keep_going))
-    log.info("both versions were asked", prompts=len(asked), finished=len(pairs))
-    return compare_answers(pairs, policy)
 
 
 def shadow_judgement(facts: Iterable[Evidence]) -> Judgement:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Frozen
@@ -16,12 +17,15 @@ from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.release import Drill
 from llm_pipeline.config.slot_server import OpenAiSlot, SlotServer
-from llm_pipeline.serving.ports import LOOPBACK, loopback_endpoint
+from llm_pipeline.serving.endpoint_access import active_requests
+from llm_pipeline.serving.ports import loopback_endpoint
+from llm_pipeline.serving.repository_links import fetch_links, refuse_other_host
 from llm_pipeline.serving.slot_fence import FencingToken, admit, newest_token
+from llm_pipeline.serving.triton_server import SlotBusy, find_server, has_ended, start_server, stop_server
 from llm_pipeline.store.artifact_store import ArtifactStore
 
 if TYPE_CHECKING:
-    from llm_pipeline.artifacts.golden import GoldenPrompt
+    from llm_pipeline.serving.client import Generation
 
 log = get_logger(__name__)
 
@@ -158,8 +162,6 @@ class TritonSlots:
         return newest_token(self._place_state)
 
     def ensure(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> None:
-        from llm_pipeline.serving.triton_server import find_server
-
         admit(self._place_state, token)
         server = find_server(self._state(slot))
         if server is None:
@@ -172,8 +174,6 @@ class TritonSlots:
             )
 
     def replace(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> None:
-        from llm_pipeline.serving.triton_server import SlotBusy, stop_server
-
         environment = {DRILL_VARIABLE: self._drill.model_dump_json()} if self._drill else {}
         try:
             self._start(slot, repository, environment, token)
@@ -183,11 +183,11 @@ class TritonSlots:
             self._start(slot, repository, environment, token)
 
     def warm_up(self, slot: SlotName, repository: ArtifactRef) -> WarmUp:
-        from llm_pipeline.artifacts.golden import read_golden
-
         started = time.monotonic()
         golden = read_golden(self._store.fetch(repository))[:WARM_UP_PROMPTS]
-        texts = asyncio.run(_replay(self._ports[slot].http, golden))
+        endpoint = loopback_endpoint(self._ports[slot])
+        answers = asyncio.run(replay(endpoint, golden, timeout_seconds=_REQUEST_TIMEOUT_SECONDS))
+        texts = [answer.text if answer.ok else None for answer in answers]
         return WarmUp(
             prompts=len(golden),
             answered=sum(text is not None for text in texts),
@@ -196,34 +196,23 @@ class TritonSlots:
         )
 
     def alive(self, slot: SlotName) -> bool:
-        from llm_pipeline.serving.triton_server import find_server
-
         return find_server(self._state(slot)) is not None
 
     def ended(self, slot: SlotName) -> bool:
-        from llm_pipeline.serving.triton_server import has_ended
-
         return has_ended(self._state(slot))
 
     def serves(self, slot: SlotName, repository: ArtifactRef) -> bool:
-        from llm_pipeline.serving.triton_server import find_server
-
         server = find_server(self._state(slot))
         return server is not None and server.digest == repository.digest
 
     def answers(self, slot: SlotName) -> bool:
-        return self.alive(slot) and asyncio.run(_answers(self._ports[slot].http))
+        return self.alive(slot) and asyncio.run(generates(loopback_endpoint(self._ports[slot])))
 
     def in_flight(self, slot: SlotName) -> int | None:
-        from llm_pipeline.serving.endpoint_access import active_requests
-        from llm_pipeline.serving.triton_server import find_server
-
         server = find_server(self._state(slot))
         return active_requests(server.endpoint) if server is not None else None
 
     def stop(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> bool:
-        from llm_pipeline.serving.triton_server import stop_server
-
         return stop_server(self._state(slot), digest=repository.digest, token=token)
 
     @property
@@ -236,9 +225,6 @@ class TritonSlots:
     def _start(
         self, slot: SlotName, repository: ArtifactRef, environment: Mapping[str, str], token: FencingToken
     ) -> None:
-        from llm_pipeline.serving.repository_links import fetch_links, refuse_other_host
-        from llm_pipeline.serving.triton_server import start_server
-
         if self._triton_home is None or self._python is None:
             hint = "name an interpreter of this host as the deployment's environment `model`"
             raise ConfigError("servers can only be stopped from here, not started", where=slot, hint=hint)
@@ -258,20 +244,19 @@ class TritonSlots:
         )
 
 
-async def _answers(port: int) -> bool:
+async def generates(endpoint: Endpoint) -> bool:
     """Whether a server generates a token."""
     from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 
-    async with GenerationClient(f"http://{LOOPBACK}:{port}", timeout_seconds=_PROBE_TIMEOUT_SECONDS) as client:
+    async with GenerationClient.of(endpoint, timeout_seconds=_PROBE_TIMEOUT_SECONDS) as client:
         return (await client.generate(GenerationRequest(_PROBE, 1, allow_empty=True))).ok
 
 
-async def _replay(port: int, golden: Sequence[GoldenPrompt]) -> list[str | None]:
-    """The answers: the first request alone, the others as one batch; None for those that the server failed."""
+async def replay(endpoint: Endpoint, golden: Sequence[GoldenPrompt], *, timeout_seconds: float) -> list[Generation]:
+    """The answers to golden prompts: the first request alone, the others as one batch."""
     from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 
-    async with GenerationClient(f"http://{LOOPBACK}:{port}", timeout_seconds=_REQUEST_TIMEOUT_SECONDS) as client:
-        asked = [GenerationRequest(one.prompt, one.maximum_tokens, allow_empty=True) for one in golden]
+    asked = [GenerationRequest(one.prompt, one.maximum_tokens, allow_empty=True) for one in golden]
+    async with GenerationClient.of(endpoint, timeout_seconds=timeout_seconds) as client:
         first = [await client.generate(request) for request in asked[:1]]
-        answers = first + list(await asyncio.gather(*(client.generate(request) for request in asked[1:])))
-    return [answer.text if answer.ok else None for answer in answers]
+        return first + list(await asyncio.gather(*(client.generate(request) for request in asked[1:])))

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import aiohttp
 
@@ -26,6 +26,7 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.endpoint_access import request_headers, tls_context
 from llm_pipeline.serving.protocols import (
     AnswerReader,
+    Asked,
     ErrorInAnswer,
     NotAnAnswer,
     ServingProtocol,
@@ -42,35 +43,14 @@ LONGEST_ANSWER_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class GenerationRequest:
+class GenerationRequest(Asked):
     """One generation request.
 
     Attributes:
-        prompt: Sent as text; the model tokenizes it.
-        maximum_tokens: `max_tokens`.
-        temperature: 0 is greedy.
-        ignore_eos: Generate exactly `maximum_tokens`.
-        stop: The answer ends before the first of these words.
         allow_empty: Accept an answer without text: an evaluation scores it as wrong, and it is no fault of the server.
     """
 
-    prompt: str
-    maximum_tokens: int
-    temperature: float = 0.0
-    ignore_eos: bool = False
-    stop: tuple[str, ...] = ()
     allow_empty: bool = False
-
-    def body(self, protocol: ServingProtocol, *, stream: bool) -> dict[str, Any]:
-        """The JSON body."""
-        return protocol.body(
-            self.prompt,
-            self.maximum_tokens,
-            stream=stream,
-            ignore_eos=self.ignore_eos,
-            temperature=self.temperature,
-            stop=self.stop,
-        )
 
 
 @dataclass(frozen=True)
@@ -237,7 +217,7 @@ class GenerationClient:
 
     async def _post(self, request: GenerationRequest, *, stream: bool) -> aiohttp.ClientResponse:
         path = self.protocol.stream_path if stream else self.protocol.whole_path
-        body = request.body(self.protocol, stream=stream)
+        body = self.protocol.body(request, stream=stream)
         return await self.session.post(self._url + path, json=body, allow_redirects=False)  # headers may hold keys
 
     async def _ask(self, request: GenerationRequest, *, stream: bool) -> Generation:
@@ -246,7 +226,7 @@ class GenerationClient:
             async with await self._post(request, stream=stream) as answer:
                 reading.status = answer.status
                 if answer.status != HTTPStatus.OK:
-                    reading.error = _refusal(answer.status, await read_body(answer))
+                    reading.error = f"HTTP {answer.status}: {refusal_text(await read_body(answer))}"
                 elif stream:
                     await _read_events(answer, reading)
                 else:
@@ -286,10 +266,6 @@ def _require_bounded(answer: aiohttp.ClientResponse, taken: int) -> None:
     if taken > LONGEST_ANSWER_BYTES:
         answer.close()
         raise ValueError(f"the answer has more than {LONGEST_ANSWER_BYTES} bytes")
-
-
-def _refusal(status: int, body: bytes) -> str:
-    return f"HTTP {status}: {refusal_text(body)}"  # generate_stream refuses with an event
 
 
 def _fault(request: GenerationRequest, text: str, tokens: int, finish_reason: str) -> str:

@@ -8,12 +8,11 @@ whether that is the release's model.
 
 from __future__ import annotations
 
-import asyncio
+import json
 from http import HTTPStatus
 from typing import Any
 
-import aiohttp
-
+from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import IntegrityError, Transient
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.endpoint_access import request_headers, require_model, tls_context
@@ -31,7 +30,7 @@ def served_name(digest: str) -> str:
     return f"{_PREFIX}{digest}"
 
 
-async def require_served(endpoint: Endpoint, digest: str) -> None:
+def require_served(endpoint: Endpoint, digest: str) -> None:
     """Check that an endpoint serves the repository of this digest, before anything is measured on it.
 
     Raises:
@@ -40,22 +39,18 @@ async def require_served(endpoint: Endpoint, digest: str) -> None:
         ConfigError: A header's variable is not set, or the certificates cannot be read.
     """
     if endpoint.openai_model is not None:
-        await asyncio.to_thread(require_model, endpoint)
+        require_model(endpoint)
         return
-    url = f"{endpoint.url.rstrip('/')}/v2"
+    base = endpoint.url.rstrip("/")
+    url = f"{base}/v2"
     headers, tls = request_headers(endpoint), tls_context(endpoint)
     try:
-        async with aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS),
-            connector=aiohttp.TCPConnector(ssl=tls or True),
-            headers=headers,
-        ) as session:
-            _, server = await _json(session, url)
-            name = str(server["name"])
-            status, config = await _json(session, f"{endpoint.url.rstrip('/')}{MODEL_PATH}/config")
-            if status == HTTPStatus.OK and (loaded := _digest_of(config)):
-                name = served_name(loaded)
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        server = call(url, seconds=_TIMEOUT_SECONDS, headers=headers, tls=tls)
+        name = str(json.loads(server.body)["name"])
+        model = call(f"{base}{MODEL_PATH}/config", seconds=_TIMEOUT_SECONDS, headers=headers, tls=tls)
+        if model.status == HTTPStatus.OK and (loaded := _digest_of(json.loads(model.body))):
+            name = served_name(loaded)
+    except OSError as error:
         raise Transient(f"no server answers: {error}", where=url, hint="run the staging stage first") from error
     except (ValueError, KeyError, TypeError) as error:
         raise IntegrityError("this is not a Triton server", where=url) from error
@@ -65,11 +60,6 @@ async def require_served(endpoint: Endpoint, digest: str) -> None:
             where=url,
             hint="run the staging stage of this release again",
         )
-
-
-async def _json(session: aiohttp.ClientSession, url: str) -> tuple[int, Any]:
-    async with session.get(url) as answer:
-        return answer.status, await answer.json(content_type=None)
 
 
 def _digest_of(config: dict[str, Any]) -> str:

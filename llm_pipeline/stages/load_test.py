@@ -100,8 +100,6 @@ def run(context: StageContext[LoadTestConfig]) -> StageOutput:
         ConfigError: The prompts or the workload are no good, or no window of it could ever decide.
         Transient: Nobody answers at the endpoint.
     """
-    import asyncio  # here and below: numpy and aiohttp load slowly, and a result that is reused needs neither
-
     from llm_pipeline.loadtest.findings import format_load_test
     from llm_pipeline.loadtest.measure import LoadClient
     from llm_pipeline.loadtest.sample_size import require_enough
@@ -124,7 +122,7 @@ def run(context: StageContext[LoadTestConfig]) -> StageOutput:
     directory = context.workdir / "load_test"
     directory.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    asyncio.run(require_served(config.endpoint, config.repository_digest))
+    require_served(config.endpoint, config.repository_digest)
     with LoadClient(
         config.endpoint, processes=config.policy.client_processes, server_pids=_server_pids(config)
     ) as client:
@@ -133,7 +131,7 @@ def run(context: StageContext[LoadTestConfig]) -> StageOutput:
         outcome = _compared(context, client, source, outcome)
     outcome = _with_second_opinion(context, source, outcome)
     outcome = _probed_again(context, outcome)
-    asyncio.run(require_served(config.endpoint, config.repository_digest))
+    require_served(config.endpoint, config.repository_digest)
     log.info(Lines(format_load_test(outcome, config.policy)))
     write_outcome(directory, outcome)
     seconds = time.monotonic() - started

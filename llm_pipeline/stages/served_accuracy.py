@@ -49,8 +49,7 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
         Unsupported: A served task is not a generative one.
         Transient: The endpoint does not answer.
     """
-    import asyncio  # a result that is reused needs neither numpy nor aiohttp, which load slowly
-
+    # imported here: a result that is reused needs no numpy, which loads slowly
     from llm_pipeline.accuracy.chat_template import ChatTemplate
     from llm_pipeline.accuracy.error_budget import GateLedger, policy_at, share_of_error, with_error
     from llm_pipeline.accuracy.evaluation import (
@@ -70,7 +69,7 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     from llm_pipeline.serving.identity import require_served
 
     config = context.config
-    asyncio.run(require_served(config.endpoint, config.repository_digest))
+    require_served(config.endpoint, config.repository_digest)
     started = time.monotonic()
     # importing the harness is the harness's time
     from llm_pipeline.accuracy.lm_eval_served import ServedModel, served_questions, served_versions
@@ -97,7 +96,7 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     judgement, look = asking.ask_until_decided(baseline, plan, policy, tasks, scoring)
     judgement = with_error(judgement, config.policy, number, share)
     scored = time.monotonic()
-    asyncio.run(require_served(config.endpoint, config.repository_digest))
+    require_served(config.endpoint, config.repository_digest)
     comparison = compare_as_judged(baseline, asking.items, policy, judgement, tasks, scoring=scoring)
     log.info(Lines(format_comparison(comparison, policy)))
     summary = summarise(asking.items, {"scoring": round(scored - built, 3)}, served_versions()).model_copy(

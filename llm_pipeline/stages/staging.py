@@ -131,7 +131,7 @@ def _start(context: StageContext[StagingConfig], control: ServerControl) -> Stag
 def _probe(context: StageContext[StagingConfig], server: StagedServer) -> tuple[Judgement, float]:
     golden = read_golden(context.inputs["repository"])
     started = time.monotonic()
-    asyncio.run(require_served(server.endpoint, server.digest))
+    require_served(server.endpoint, server.digest)
     judgement = asyncio.run(probe(server.endpoint, golden, context.config.policy, version=server.version))
     return judgement, time.monotonic() - started
 

@@ -179,11 +179,11 @@ class RateTest(Frozen):
 
     def tempered(self, independence: float) -> float:
         """The current e-value where a request's evidence counts for so much, between 0 and 1."""
-        return self.sums.tempered(independence, self._most(1))
+        return self.sums.tempered(independence, self.most(1))
 
     def block_ends(self, blocks: int = 1) -> RateTest:
         """The test after the end of a block of time, or of several that cannot be told apart."""
-        return self.model_copy(update={"sums": self.sums.block_ends(self._most(blocks))})
+        return self.model_copy(update={"sums": self.sums.block_ends(self.most(blocks))})
 
     def observe(
         self,
@@ -224,7 +224,8 @@ class RateTest(Frozen):
         grown = self.model_copy(update=update)
         return grown.model_copy(update={"largest": max(self.largest, grown.value)})
 
-    def _most(self, blocks: int) -> float:
+    def most(self, blocks: int) -> float:
+        """The most that so many blocks of time may add to a logarithm."""
         return math.inf if self.most_a_block is None else self.most_a_block * blocks
 
     def rejects(self, alpha: float) -> bool:

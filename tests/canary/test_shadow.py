@@ -20,10 +20,10 @@ from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.canary.shadow import (
     MOST_AT_ONCE,
     Pair,
+    Shadow,
     agreement,
     compare_answers,
     sample,
-    shadow_compare,
     shadow_judgement,
     shadow_of,
 )
@@ -96,11 +96,15 @@ def serving(*arms: Arm) -> Iterator[None]:
             arm.server.server_close()
 
 
+def shadow(arms: tuple[Arm, Arm], policy: ShadowPolicy) -> Shadow:
+    return Shadow({"blue": arms[0].endpoint, "green": arms[1].endpoint}, tuple(PROMPTS), policy)
+
+
 def asked(stable: Answer, candidate: Answer, policy: ShadowPolicy = FAST) -> dict[str, Evidence]:
     """The facts by name, as two servers answer."""
     arms = Arm(stable), Arm(candidate)
     with serving(*arms):
-        facts = shadow_compare(arms[0].endpoint, arms[1].endpoint, PROMPTS, policy)
+        facts = shadow(arms, policy).compare("blue", "green")
     return {fact.name.removeprefix("shadow: "): fact for fact in facts}
 
 
@@ -195,7 +199,7 @@ def test_both_arms_are_asked_greedily_at_a_bounded_rate() -> None:
     arms = Arm(essay), Arm(essay)
     policy = FAST.model_copy(update={"prompts": 20, "requests_per_second": 40.0})
     with serving(*arms):
-        shadow_compare(arms[0].endpoint, arms[1].endpoint, PROMPTS, policy)
+        shadow(arms, policy).compare("blue", "green")
     for arm in arms:
         assert len(arm.asked) == 20
         assert {(body["temperature"], body["max_tokens"], body["stream"]) for _, body in arm.asked} == {
@@ -210,7 +214,7 @@ def test_a_slow_arm_is_asked_less_not_more_at_once_and_time_is_bounded() -> None
     patient = FAST.model_copy(update={"timeout_seconds": 10.0})
     began = time.monotonic()
     with serving(*arms):
-        facts = shadow_compare(arms[0].endpoint, arms[1].endpoint, PROMPTS, patient)
+        facts = shadow(arms, patient).compare("blue", "green")
     assert time.monotonic() - began < 8.0  # all prompts would take ten seconds
     assert arms[1].most_at_once <= MOST_AT_ONCE
     assert MOST_AT_ONCE <= facts[0].samples < 20
@@ -225,7 +229,7 @@ def test_a_controller_that_lost_its_lease_stops_asking() -> None:
             raise Transient("taken over")
 
     with serving(*arms), pytest.raises(Transient, match="taken over"):
-        shadow_compare(arms[0].endpoint, arms[1].endpoint, PROMPTS, FAST, keep_going=lost)
+        shadow(arms, FAST).compare("blue", "green", lost)
     assert len(arms[0].asked) < 10
 
 

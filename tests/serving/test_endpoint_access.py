@@ -93,7 +93,7 @@ def test_a_certificate_that_nobody_vouches_for_is_an_error_of_the_request(certif
 def test_identity_and_model_control_are_let_in_the_same_way(certificate):
     async def both() -> bool:
         async with gateway(certificate) as endpoint:
-            await require_served(endpoint, "c" * 64)
+            await asyncio.to_thread(require_served, endpoint, "c" * 64)
             control = open_model_control(endpoint, timeout_seconds=5)
             ready = await asyncio.to_thread(control.is_ready, "llm", 1)
             distrustful = open_model_control(endpoint.model_copy(update={"ca_file": None}), timeout_seconds=5)

@@ -125,9 +125,9 @@ def test_the_api_key_is_sent_as_a_bearer_and_shown_nowhere(monkeypatch):
 
 
 def test_an_endpoint_serves_a_release_only_under_its_model_name(server):
-    asyncio.run(require_served(endpoint_of(server), "d" * 64))
+    require_served(endpoint_of(server), "d" * 64)
     with pytest.raises(IntegrityError, match="the server has the models llm, not gpt"):
-        asyncio.run(require_served(endpoint_of(server, openai_model="gpt"), "d" * 64))
+        require_served(endpoint_of(server, openai_model="gpt"), "d" * 64)
 
 
 @pytest.mark.parametrize(

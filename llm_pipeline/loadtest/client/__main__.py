@@ -1,4 +1,4 @@
-"""One client process: `python -m llm_pipeline.loadtest.client`, started by `children.py`, spoken to through pipes.
+"""One client process: `python -m llm_pipeline.loadtest.client`, started by `measure.py`, spoken to through pipes.
 
 It ends with its parent, also when that is killed: the pipe that it reads is then closed.
 """

@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Any
 
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
-from llm_pipeline.serving.protocols import ServingProtocol, protocol_named
+from llm_pipeline.serving.protocols import Asked, ServingProtocol, protocol_named
 
 _HEAD = struct.Struct("<BQ")
 _PIECE = 1 << 20
@@ -112,14 +112,8 @@ class Target:
 
 def request_body(request: LoadRequest, protocol: ServingProtocol) -> bytes:
     """The JSON body of a request."""
-    body = protocol.body(
-        request.prompt,
-        request.maximum_tokens,
-        stream=request.stream,
-        ignore_eos=request.ignore_eos,
-        priority=request.priority,
-    )
-    return json.dumps(body).encode()
+    asked = Asked(request.prompt, request.maximum_tokens, ignore_eos=request.ignore_eos, priority=request.priority)
+    return json.dumps(protocol.body(asked, stream=request.stream)).encode()
 
 
 _FIELDS = ("prompt", "maximum_tokens", "stream", "ignore_eos", "priority", "cancel_after_tokens")

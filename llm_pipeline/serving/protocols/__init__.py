@@ -1,7 +1,7 @@
 """The protocols that served models are asked by: Triton's generate extension, and OpenAI's completions.
 
     protocol = protocol_of(endpoint)
-    body = protocol.body("2+2=", 4, stream=True)
+    body = protocol.body(Asked("2+2=", 4), stream=True)
     reader = protocol.reader(stream=True)
     pieces = [reader.read(data) for data in events]     # text, tokens, why the answer ended
     reader.lacks()                                      # what an answer that has ended still needs to be whole
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from llm_pipeline.serving.protocols.answers import (
     AnswerReader,
+    Asked,
     ErrorInAnswer,
     Metrics,
     NotAnAnswer,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MODEL_PATH",
     "AnswerReader",
+    "Asked",
     "ErrorInAnswer",
     "Metrics",
     "NotAnAnswer",

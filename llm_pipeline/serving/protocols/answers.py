@@ -41,6 +41,27 @@ class Piece(NamedTuple):
     served_version: int = 0
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a request asks for, whichever protocol it is sent by.
+
+    Attributes:
+        prompt: Sent as text; the model tokenizes it.
+        maximum_tokens: `max_tokens`.
+        temperature: 0 is greedy.
+        ignore_eos: Generate exactly `maximum_tokens`.
+        stop: The answer ends before the first of these words.
+        priority: Level; 0 for none.
+    """
+
+    prompt: str
+    maximum_tokens: int
+    temperature: float = 0.0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    priority: int = 0
+
+
 class AnswerReader(Protocol):
     """Reads one answer, chunk by chunk."""
 
@@ -95,18 +116,8 @@ class ServingProtocol(Protocol):
         """Path of requests for streamed answers."""
         ...
 
-    def body(
-        self,
-        prompt: str,
-        maximum_tokens: int,
-        *,
-        stream: bool,
-        ignore_eos: bool = False,
-        temperature: float = 0.0,
-        stop: Sequence[str] = (),
-        priority: int = 0,
-    ) -> dict[str, Any]:
-        """The JSON body of a request; greedy at temperature 0."""
+    def body(self, asked: Asked, *, stream: bool) -> dict[str, Any]:
+        """The JSON body of a request."""
         ...
 
     def reader(self, *, stream: bool) -> AnswerReader:

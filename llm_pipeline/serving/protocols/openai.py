@@ -8,12 +8,13 @@ three servers know both.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from llm_pipeline.serving.protocols.answers import (
     SHOWN_CHARACTERS,
+    Asked,
     ErrorInAnswer,
     Metrics,
     Piece,
@@ -48,31 +49,21 @@ class OpenAiProtocol:
     context_path: ClassVar[str] = MODELS_PATH
     model: str
 
-    def body(
-        self,
-        prompt: str,
-        maximum_tokens: int,
-        *,
-        stream: bool,
-        ignore_eos: bool = False,
-        temperature: float = 0.0,
-        stop: Sequence[str] = (),
-        priority: int = 0,
-    ) -> dict[str, Any]:
+    def body(self, asked: Asked, *, stream: bool) -> dict[str, Any]:
         """The JSON body."""
         body: dict[str, Any] = {
             "model": self.model,
-            "prompt": prompt,
-            "max_tokens": maximum_tokens,
-            "temperature": temperature,
+            "prompt": asked.prompt,
+            "max_tokens": asked.maximum_tokens,
+            "temperature": asked.temperature,
             "stream": stream,
         }
-        if ignore_eos:
+        if asked.ignore_eos:
             body["ignore_eos"] = True
-        if stop:
-            body["stop"] = list(stop)
-        if priority:
-            body["priority"] = priority
+        if asked.stop:
+            body["stop"] = list(asked.stop)
+        if asked.priority:
+            body["priority"] = asked.priority
         if stream:
             body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
         return body

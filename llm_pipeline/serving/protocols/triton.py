@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from llm_pipeline.serving.protocols.answers import Metrics, Piece, count, decoded, not_an_answer
+from llm_pipeline.serving.protocols.answers import Asked, Metrics, Piece, count, decoded, not_an_answer
 
 MODEL_PATH = "/v2/models/llm"
 ACTIVE_REQUESTS = "llm_active_requests"
@@ -41,17 +41,7 @@ class TritonProtocol:
     def stream_path(self) -> str:
         return f"{self.model_path}/generate_stream"
 
-    def body(
-        self,
-        prompt: str,
-        maximum_tokens: int,
-        *,
-        stream: bool,
-        ignore_eos: bool = False,
-        temperature: float = 0.0,
-        stop: Sequence[str] = (),
-        priority: int = 0,
-    ) -> dict[str, Any]:
+    def body(self, asked: Asked, *, stream: bool) -> dict[str, Any]:
         """The JSON body.
 
         A priority goes into `parameters`, Triton's place for it in `infer`. Its generate extension hands that to the
@@ -59,16 +49,16 @@ class TritonProtocol:
         HandleGenerate, unlike HandleInfer, never calls TRITONSERVER_InferenceRequestSetPriorityUInt64).
         """
         body: dict[str, Any] = {
-            "text_input": prompt,
-            "max_tokens": maximum_tokens,
-            "temperature": temperature,
-            "ignore_eos": ignore_eos,
+            "text_input": asked.prompt,
+            "max_tokens": asked.maximum_tokens,
+            "temperature": asked.temperature,
+            "ignore_eos": asked.ignore_eos,
             "stream": stream,
         }
-        if stop:
-            body["stop"] = list(stop)
-        if priority:
-            body["parameters"] = {"priority": priority}
+        if asked.stop:
+            body["stop"] = list(asked.stop)
+        if asked.priority:
+            body["parameters"] = {"priority": asked.priority}
         return body
 
     def reader(self, *, stream: bool) -> TritonReader:  # noqa: ARG002 - both have the same chunks

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.loadtest.client.children import Children
 from llm_pipeline.loadtest.client.messages import Target
+from llm_pipeline.loadtest.measure import Children
 
 
 def test_a_client_without_its_packages_is_bad_input_and_the_extra_is_named(

@@ -110,9 +110,9 @@ def test_a_candidate_is_loaded_tells_its_digest_and_is_gone_after_the_stop(
     server = first.start(candidate, wait_seconds=30)
     place = ExistingServer(kind="existing", endpoint=somebodys.endpoint, repository="/r")
     assert server.endpoint == somebodys.endpoint == endpoint_of(place, release_name="demo", target_name="cpu")
-    asyncio.run(require_served(server.endpoint, "c" * 64))
+    require_served(server.endpoint, "c" * 64)
     with pytest.raises(IntegrityError):
-        asyncio.run(require_served(server.endpoint, "e" * 64))
+        require_served(server.endpoint, "e" * 64)
     assert answer(server.endpoint) == 7
     files = somebodys.repository / "llm" / str(server.version)
     assert (files / "model.py").is_symlink() == link

@@ -108,11 +108,11 @@ def test_a_version_that_does_not_load_leaves_the_others_serving_and_nothing_of_i
 @pytest.mark.parametrize("served", ["grpc"], indirect=True)
 def test_the_endpoint_tells_the_digest_of_the_version_that_answers(served, make_repository):
     before = served.control.config("llm")["parameters"].get(DIGEST_PARAMETER, {}).get("string_value", "1" * 64)
-    asyncio.run(require_served(served.endpoint, before))
+    require_served(served.endpoint, before)
     served.versions.add(make_repository(), digest="3" * 64)
-    asyncio.run(require_served(served.endpoint, "3" * 64))
+    require_served(served.endpoint, "3" * 64)
     with pytest.raises(IntegrityError, match="llm_pipeline:3333"):
-        asyncio.run(require_served(served.endpoint, before))
+        require_served(served.endpoint, before)
 
 
 @pytest.mark.parametrize("served", ["http"], indirect=True)
