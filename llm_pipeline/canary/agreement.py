@@ -30,7 +30,7 @@ def disagreements(
     if way_back is not None and not way_back.done:
         yield f"the rollback from {way_back.left} to {way_back.to} was begun and is not finished"
     if record is not None and record.phase is Phase.ROLLING_BACK:
-        yield f"the canary of {record.release_id} is being rolled back, and that is not finished"
+        yield f"the rollback of the canary of {record.release_id} was begun and is not finished"
     if production is None:
         return
     if serves.get(production.slot) != production.repository.digest:

@@ -257,7 +257,7 @@ class ControllerCore:
         time.sleep(self._policy.look_seconds)
         fails = self._fails_meanwhile(record)
         if fails is not None or record.phase is Phase.ROLLING_BACK:
-            log.warning("rolling back, unrecorded", reason=fails.summary if fails else "its rollback was begun")
+            log.warning("rolling back without a record", reason=fails.summary if fails else "its rollback was begun")
             if move_unrecorded(self._router, self._slots, record.release_id, self._plan.patience, record):
                 raise refused
         return record

@@ -67,7 +67,7 @@ def split_ratio(step: StepState) -> Evidence:
     if split.rejects(SPLIT_ALPHA):
         verdict, detail = Verdict.ANOMALOUS, "the router, a label or session stickiness is wrong"
     elif split.total:
-        verdict, detail = Verdict.GO, "the measured split differs from the intended one by no more than chance"
+        verdict, detail = Verdict.GO, "the measured split agrees with the intended one"
     else:
         verdict, detail = Verdict.INCONCLUSIVE, "no traffic"
     return Evidence(
@@ -135,7 +135,7 @@ def _held(limit: LimitState) -> str:
     """The level from stable's earlier steps, in words, if that comparison is the stronger evidence."""
     if limit.held is None or limit.held_value <= limit.regressed.tempered(limit.independence):
         return ""
-    return f", held to {100.0 * limit.held.limit:.2g} % since the last step began"
+    return f", limit from stable's earlier steps {100.0 * limit.held.limit:.2g} %"
 
 
 def _tolerated(stable: float, test: RateTest) -> float:
@@ -148,13 +148,13 @@ def _tolerated(stable: float, test: RateTest) -> float:
 def stable_fails(step: StepState) -> Evidence:
     """The evidence that stable fails, which postpones every decision."""
     return Evidence(
-        name="stable itself",
+        name="stable's own failures",
         verdict=Verdict.INCONCLUSIVE,
         measured=step.stable.faults / step.stable.requests,
         limit=STABLE_BAD_FRACTION,
         unit="fraction",
         samples=step.stable.requests,
-        detail="stable fails too: waiting, because a failure of both is not the candidate's",
+        detail="stable fails too: no verdict while both versions fail",
     )
 
 
@@ -182,7 +182,7 @@ def data_arrive(step: StepState) -> Evidence:
         measured=float(step.silent_looks),
         unit="looks in a row without data",
         samples=step.looks,
-        detail=f"about {step.missed:.0f} requests should have been seen in them" if silent else "",
+        detail=f"about {step.missed:.0f} requests were expected in that time" if silent else "",
     )
 
 

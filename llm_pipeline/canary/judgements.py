@@ -51,15 +51,15 @@ def more_traffic(policy: CanaryPolicy, *, can_replay: bool) -> str:
     """
     if not can_replay:
         return (
-            "release while users ask, or send requests to the users' address yourself while the canary runs: this "
-            "router's users' address is not known here, so nothing is replayed"
+            "release while there is user traffic, or send requests to the users' address yourself while the canary "
+            "runs: the pipeline does not know this router's users' address, so it replays nothing"
         )
     rate = policy.replay_requests_per_second
     if rate:
         return f"raise replay_requests_per_second ({rate:g} now) or maximum_bake_seconds under canary: of the policy"
     return (
         "have the canary replay prompts of the workload (replay_requests_per_second under canary: of the policy), or "
-        "release while users ask"
+        "release while there is user traffic"
     )
 
 
@@ -69,7 +69,7 @@ def too_little_traffic(seen: int, policy: CanaryPolicy, *, can_replay: bool) -> 
     detail = f"production has too little traffic to compare a candidate with: {advice}"
     name = "stable's requests before the first step"
     fact = _fact(name, Verdict.INCONCLUSIVE, float(seen), samples=seen, detail=detail, limit=float(minimum))
-    return judge("no traffic to judge by", [fact])
+    return judge("too little traffic to compare with", [fact])
 
 
 def not_acknowledged() -> Judgement:
@@ -100,7 +100,7 @@ def does_not_answer(step: StepState, *, candidate_waits: int, stable_waits: int)
     if not candidate_waits or sent_too_few:
         return None
     waiting = f"{candidate_waits} requests are waiting at the candidate, {stable_waits} at stable"
-    detail = f"{waiting}: the router did send its share"
+    detail = f"{waiting}, so the router did send the intended share"
     fact = _fact("candidate's requests in flight", Verdict.NO_GO, float(candidate_waits), samples=1, detail=detail)
     return judge(f"the candidate does not answer at {step.percent}", [fact])
 
@@ -119,7 +119,7 @@ def server_ended(percent: str) -> Judgement:
 def another_model(percent: str, differs: str) -> Judgement:
     """The server in the candidate's slot does not serve this release."""
     fact = _fact("candidate's golden answers", Verdict.NO_GO, 0.0, samples=1, detail=differs)
-    return judge(f"the server on trial is not the release's at {percent}: {differs}", [fact])
+    return judge(f"the candidate's server does not serve this release at {percent}: {differs}", [fact])
 
 
 def source_down(reason: str) -> Judgement:
@@ -178,7 +178,7 @@ def undecided_and_clean(step: StepState) -> Judgement | None:
     detail = f"candidate {mine.errors}/{mine.requests}, stable {theirs.errors}/{theirs.requests}"
     rate = mine.errors / mine.requests
     fact = _fact("errors beyond stable's", Verdict.GO, rate, samples=mine.requests, detail=detail)
-    return judge(f"undecided at {step.percent}, and nothing speaks against the candidate: the policy advances", [fact])
+    return judge(f"undecided at {step.percent}, with no evidence against the candidate: the policy advances", [fact])
 
 
 def superseded(by_release: str) -> Judgement:

@@ -194,10 +194,10 @@ def have_answering(
     if running and _answers(slots, slot, seconds):
         return False
     if running and not slots.answers(other_slot(slot)):
-        log.warning("neither server answers; the one to go back to is left running", slot=slot)
+        log.warning("neither server answers; the one to roll back to is left running", slot=slot)
         return False
     state = "is running but gives no answer" if running else "has ended"
-    log.warning(f"the server to go back to {state}: restarting it", slot=slot)
+    log.warning(f"the server to roll back to {state}: restarting it", slot=slot)
     if repository is None:
         raise NoWayBack(f"the server in {slot} {state}, and what it served is unknown", hint="start it by hand")
     if running:
@@ -260,7 +260,7 @@ def stand_down(router: TrafficRouter, patience: Patience, *, owner: str, epoch: 
         return
     want = state.model_copy(update={"standby": None, "owner": owner, "epoch": epoch})
     if not wait_converged(router, router.write(want, revision), patience.confirm):
-        raise RouterUnavailable(f"it does not act on routes without the standby in {state.standby}")
+        raise RouterUnavailable(f"it did not remove the standby in {state.standby} from its routes")
     log.info("production has no standby now", slot=state.standby)
 
 

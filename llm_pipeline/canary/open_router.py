@@ -69,7 +69,9 @@ def access_log_of(router: TrafficRouter) -> AccessLog:
         Unsupported: It keeps none.
     """
     if not isinstance(router, LogsRequests):
-        raise Unsupported("this router keeps no record of single requests", hint="its analysis needs a metric source")
+        raise Unsupported(
+            "this router keeps no record of single requests", hint="name a metric source for its analysis"
+        )
     return router.access_log()
 
 

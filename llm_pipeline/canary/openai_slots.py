@@ -89,9 +89,9 @@ class OpenAiSlots:
             taken = self._taken(slot)
             if taken is not None and not taken.released and taken.digest != repository.digest:
                 raise ConfigError(
-                    f"slot {slot} should serve {repository} but was taken for {taken.digest[:12]}",
+                    f"slot {slot} should serve {repository} but was accepted for {taken.digest[:12]}",
                     where=self._servers[slot].endpoint.url,
-                    hint="serve that release there, and end what goes on in this slot",
+                    hint="serve that release there, or first finish or roll back the release in this slot",
                 )
             self._take(slot, repository, wait_seconds=0.0)
 
@@ -171,7 +171,7 @@ class OpenAiSlots:
             return
         if (unlike := self._unlike(slot, repository)) is not None:
             raise ConfigError(
-                f"the server in {slot} is not this release's: {unlike}",
+                f"the server in {slot} does not serve this release: {unlike}",
                 where=self._servers[slot].endpoint.url,
                 hint="serve the release's checkpoint there under that model's name, then run this again",
             )
@@ -195,7 +195,7 @@ class OpenAiSlots:
         """How its golden answers are unlike the release's; None if they are alike."""
         golden = self._golden(repository)
         if not golden:
-            return "the release has no golden answers that it could be known by"
+            return "the release has no golden answers to recognise its server by"
         matched = _matched(golden, self._ask(slot, golden))
         if matched >= self._recognised * len(golden):
             return None
@@ -212,7 +212,7 @@ class OpenAiSlots:
         try:
             return asyncio.run(generates(self._servers[slot].endpoint))
         except PipelineError as error:  # its key is not set here: whether it answers cannot be known
-            log.warning("the server cannot be asked", slot=slot, reason=str(error))
+            log.warning("cannot ask the server", slot=slot, reason=str(error))
             return False
 
     def _listens(self, slot: SlotName) -> bool:
@@ -238,7 +238,7 @@ class OpenAiSlots:
         except FileNotFoundError:
             return None
         except ValidationError as error:
-            raise IntegrityError("not a record of what a slot was taken for", where=str(file)) from error
+            raise IntegrityError("not a record of the release that a slot was accepted for", where=str(file)) from error
 
     def _note(self, slot: SlotName, taken: Taken) -> None:
         replace_durably(self._file(slot), taken.model_dump_json(indent=1).encode())

@@ -60,7 +60,7 @@ class Replay:
 
     def __enter__(self) -> Self:
         """Begin."""
-        log.info("replaying prompts of the workload while users send too little", rate_per_second=self._rate)
+        log.info("replaying prompts of the workload while user traffic is low", rate_per_second=self._rate)
         self._thread.start()
         return self
 

@@ -78,7 +78,7 @@ class Shadow:
         asked = sample(self.prompts, self.policy.prompts)
         arms = self.endpoints[stable], self.endpoints[candidate]
         pairs = asyncio.run(_ask_both(*arms, asked, self.policy, keep_going))
-        log.info("both versions were asked", prompts=len(asked), finished=len(pairs))
+        log.info("sent the shadow prompts to both versions", prompts=len(asked), finished=len(pairs))
         return compare_answers(pairs, self.policy)
 
 

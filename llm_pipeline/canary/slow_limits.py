@@ -52,9 +52,7 @@ CONTENT_SLACK = 0.2
 
 _NEARLY_ALL = 0.9
 _OTHERS: tuple[MetricName, ...] = tuple(name for name in get_args(MetricName) if name != "errors")
-_ONE = (
-    "not tested without each client in turn: the router does not identify clients, or one of them sends most requests"
-)
+_ONE = "the arms without any one client: the router does not identify clients, or one of them sends most requests"
 _MOSTLY = 0.5  # an event of most of stable's answers says nothing, e.g. from a server without finish reasons
 
 

@@ -149,7 +149,7 @@ class LoggedTraffic:
         try:
             requests = self._log.recent(record.step_began_at)
         except Transient as error:
-            log.warning("the decision is shown without its numbers", reason=str(error))
+            log.warning("the decision is logged without request statistics", reason=str(error))
             requests = []
         return StepArms.of(requests, record.candidate, record.step_began_at)
 

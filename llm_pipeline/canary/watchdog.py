@@ -104,7 +104,7 @@ def overdue(
     if record.phase is Phase.PASSED and approval is not None and _may_wait(approval, now):
         return False, "its next step waits for a person"
     over = silent_seconds > record.rules.unwatched_seconds
-    return over, f"no controller gave a sign of life for {silent_seconds:.0f} s while it was {record.phase}"
+    return over, f"no controller heartbeat for {silent_seconds:.0f} s while it was {record.phase}"
 
 
 def _may_wait(approval: StepApproval, now: HostTime) -> bool:

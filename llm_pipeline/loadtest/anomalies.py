@@ -60,7 +60,7 @@ def against_physics(windows: Sequence[Records], physics: PhysicalLimits | None) 
     name = physics.accelerator
     return [
         Evidence(
-            name=f"fastest answer, by the least time that {name} allows",
+            name=f"fastest answer, relative to the least time that {name} allows",
             verdict=Verdict.ANOMALOUS if faster else Verdict.GO,
             measured=least,
             limit=TOLERANCE,
@@ -69,7 +69,7 @@ def against_physics(windows: Sequence[Records], physics: PhysicalLimits | None) 
             detail=f"{faster} answers were faster than memory and tensor cores allow." if faster else "",
         ),
         Evidence(
-            name=f"throughput, by the most that {name} allows",
+            name=f"throughput, relative to the most that {name} allows",
             verdict=Verdict.ANOMALOUS if busiest > 1.0 / TOLERANCE else Verdict.GO,
             measured=busiest,
             limit=1.0 / TOLERANCE,
@@ -90,7 +90,7 @@ def against_floor(windows: Sequence[Records], floor: FloorTimes | None) -> list[
     anomalous = faster >= max(_FASTER_REQUESTS, _FASTER_SHARE * len(ratios))
     return [
         Evidence(
-            name="fastest answer, by the time of one that is alone",
+            name="fastest answer, relative to an idle server's",
             verdict=Verdict.ANOMALOUS if anomalous else Verdict.GO,
             measured=float(np.min(ratios)),
             limit=FASTER_THAN_ALONE,

@@ -91,7 +91,7 @@ def rates_in_words(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> tuple[st
         where = "the last rate that was tried" if confirmed is None else "the confirmed rate"
         sentences.append(f"A million output tokens cost {cost:.3g} {currency} at {where}.")
     if outcome.regression is not None and not outcome.regression.ratios:
-        why = "no pair of windows counts" if outcome.regression.production else "nothing is in production yet"
+        why = "no pair of windows was valid" if outcome.regression.production else "nothing is in production yet"
         sentences.append(f"There is no comparison with production: {why}.")
     return (*sentences, *outcome.notes)
 
@@ -112,7 +112,7 @@ def _windows(outcome: LoadTestOutcome) -> Table | None:
     said = {point.window: str(point.verdict) for point in outcome.rates}
     head = (
         "window", "pace", "requests", "failed", "good", "TTFT p50/p99", "TPOT p50/p99", "e2e p99", "stall max",
-        "tokens/s", "says",
+        "tokens/s", "verdict",
     )  # fmt: skip
     rows = [_window_row(window, said.get(window.name, "")) for window in outcome.windows]
     notes = [f"{window.name} is void: {window.void.rstrip('.')}." for window in outcome.windows if window.void]

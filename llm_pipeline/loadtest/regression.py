@@ -253,7 +253,7 @@ def _evidence(ratio: Ratio, measure: Measure, regression: Regression) -> Evidenc
     fastest, slowest = (1.0 / bounds[1], 1.0 / bounds[0]) if measure.more_is_better else bounds
     verdict = Verdict.NO_GO if fastest > 1.0 else Verdict.INCONCLUSIVE if slowest > 1.0 else Verdict.GO
     return Evidence(
-        name=f"{measure.name}, by production's",
+        name=f"{measure.name}, relative to production",
         verdict=verdict,
         measured=ratio.ratio,
         lower=ratio.lower,
@@ -302,7 +302,7 @@ def _too_few(counted: int, void: Sequence[str], regression: Regression) -> Evide
 _USERS = 8
 _LONGEST_SECONDS = 600.0
 _FEWEST_ANSWERS = 10
-_LENGTH_NAME = "length of answers, by production's"
+_LENGTH_NAME = "length of answers, relative to production"
 
 
 def compare_lengths(
@@ -381,5 +381,5 @@ def _too_few_answers(count: int, drift: float) -> Evidence:
         limit=1.0 + drift,
         unit="ratio",
         samples=count,
-        detail=f"Both answered only {count} prompts with at least a token between them.",
+        detail=f"Both versions answered only {count} prompts, or production answered all of them without a token.",
     )

@@ -263,7 +263,7 @@ def test_both_arms_failing_blames_nobody_and_holds() -> None:
     both = [request(arm, at=number, fault=True) for number in range(40) for arm in ("blue", "green")]
     state, decision = look(started(), both)
     assert decision.outcome is Outcome.CONTINUE
-    assert verdicts(decision)["stable itself"] is Verdict.INCONCLUSIVE
+    assert verdicts(decision)["stable's own failures"] is Verdict.INCONCLUSIVE
     _, decision = look(state, [], elapsed=60.0)
     assert decision.outcome is Outcome.UNDECIDED
 

@@ -46,6 +46,6 @@ def test_another_model_in_the_slot_on_trial_is_rolled_back(tmp_path: Path, step:
     record = site.record()
     assert record.phase is Phase.ROLLED_BACK
     assert record.judgement is not None
-    assert "is not the release's" in record.judgement.summary
+    assert "does not serve this release" in record.judgement.summary
     assert "0 of 24 golden answers" in record.judgement.summary
     assert site.weights() == {"blue": ALL}

@@ -67,7 +67,7 @@ def test_a_canary_without_a_controller_is_rolled_back_once_it_was_silent_for_too
     assert site.weights() == {"blue": 8_000, "green": 2_000}
     (action,) = guard(site, LATER)
     assert (action.what, action.release_id) == ("rolled back", "r1")
-    assert "no controller gave a sign of life for" in action.detail
+    assert "no controller heartbeat for" in action.detail
     assert (site.record().phase, site.weights(), site.running) == (Phase.ROLLED_BACK, {"blue": 10_000}, {"blue"})
     assert [event.by for event in site.record().events][-2:] == ["guard", "guard"]
     assert guard(site, 2 * LATER) == []

@@ -38,5 +38,5 @@ def test_a_split_that_waiting_requests_do_not_explain_is_the_routers(candidate, 
 @pytest.mark.parametrize(("can_replay", "advice"), [(True, "replay_requests_per_second"), (False, "yourself")])
 def test_a_canary_that_ends_in_silence_says_what_to_do_with_its_router(can_replay, advice):
     ended = too_little_traffic(0, CanaryPolicy(on_undecided="advance"), can_replay=can_replay)
-    assert (ended.verdict, ended.summary) == (Verdict.INCONCLUSIVE, "no traffic to judge by")
+    assert (ended.verdict, ended.summary) == (Verdict.INCONCLUSIVE, "too little traffic to compare with")
     assert advice in ended.evidence[0].detail

@@ -186,5 +186,5 @@ def test_another_model_in_the_slot_is_rolled_back_before_the_step_passes(trial: 
     trial.green.fault = "drift"
     judgement = trial.step(100.0)
     assert judgement.verdict == "NO_GO"
-    assert "is not the release's" in judgement.summary
+    assert "does not serve this release" in judgement.summary
     assert trial.users_go() == {}

@@ -91,7 +91,7 @@ def test_a_slot_that_still_serves_the_version_before_gets_no_users(
     production.deploy_first()
     servers[1].fault = ""
     refused = production.ask_canary("r2", 50)
-    assert "the server in green is not this release's" in str(refused)
+    assert "the server in green does not serve this release" in str(refused)
     assert production.weights() == {"blue": 10_000}
 
 

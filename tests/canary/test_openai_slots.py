@@ -90,7 +90,7 @@ def test_a_server_that_is_given_back_goes_on_and_can_be_taken_again(place: Place
 
 def test_a_slot_that_was_taken_for_another_release_is_not_stable(place: Place) -> None:
     place.slots.replace("green", place.new, TOKEN)
-    with pytest.raises(ConfigError, match="was taken for"):
+    with pytest.raises(ConfigError, match="was accepted for"):
         place.slots.ensure("green", place.old, TOKEN)
 
 

@@ -229,7 +229,7 @@ def test_a_second_release_where_nobody_asks_is_judged_by_replayed_prompts_and_sa
     production.policy |= {"maximum_bake_seconds": 3}
     silent = production.canary("r2", 50)
     assert silent.judgement is not None
-    assert (verdict(silent), silent.judgement.summary) == (Verdict.INCONCLUSIVE, "no traffic to judge by")
+    assert (verdict(silent), silent.judgement.summary) == (Verdict.INCONCLUSIVE, "too little traffic to compare with")
     assert "replay_requests_per_second" in silent.judgement.evidence[0].detail
 
     production.policy |= {"maximum_bake_seconds": 120, "replay_requests_per_second": 40}

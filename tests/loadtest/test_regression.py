@@ -83,7 +83,7 @@ def servers(host: Host, **candidate):
 def test_a_slower_candidate_is_caught_on_every_latency():
     outcome, facts = compared(*servers(Host(drift=0.03), slower=1.5))
     slow = {name for name, fact in facts.items() if fact.verdict is Verdict.NO_GO}
-    assert slow == {f"{measure.name}, by production's" for measure in MEASURES if not measure.more_is_better}
+    assert slow == {f"{measure.name}, relative to production" for measure in MEASURES if not measure.more_is_better}
     assert all(r.lower < 1.5 < r.upper for r in outcome.ratios if r.unit == "ms")
     assert outcome.production == "repository/1"
 
@@ -111,7 +111,7 @@ def test_both_get_the_same_traffic_with_a_fresh_seed_each_round_and_take_turns_a
 def test_what_is_undecided_is_measured_until_the_last_round():
     outcome, facts = compared(*servers(Host(noise=0.1), slower=1.2))
     assert outcome.ratios[0].rounds == REGRESSION.maximum_rounds
-    assert facts["first token, p50, by production's"].verdict is Verdict.INCONCLUSIVE
+    assert facts["first token, p50, relative to production"].verdict is Verdict.INCONCLUSIVE
 
 
 def test_false_verdicts_are_as_rare_as_stated_although_it_is_looked_at_up_to_six_times():
@@ -190,6 +190,6 @@ def test_nothing_at_all_is_no_pass():
 )
 def test_answers_that_may_end_by_themselves_must_stay_about_as_long(length, verdict):
     outcome, facts = compared(*servers(Host(), length=length))
-    fact = facts["length of answers, by production's"]
+    fact = facts["length of answers, relative to production"]
     assert fact.verdict is verdict
     assert outcome.ratios[-1].ratio == pytest.approx(length, abs=0.03)
