@@ -29,11 +29,19 @@ from llm_pipeline.canary.controller_core import NOT_THE_STORE, tests_of
 from llm_pipeline.canary.controller_start import Starting
 from llm_pipeline.canary.controller_steps import Watching
 from llm_pipeline.canary.events import EventKind
-from llm_pipeline.canary.moving import epoch_above
+from llm_pipeline.canary.moving import NoWayBack, epoch_above
 from llm_pipeline.canary.pause_request import PauseRequest, read_pause
 from llm_pipeline.canary.plan import first_attempt, is_over, next_attempt
-from llm_pipeline.canary.record import CanaryRecord, Pause, PauseReason, Phase, set_current_canary
-from llm_pipeline.canary.rollback import LEFT_UNRECORDED, UNRECORDED, end_older_release
+from llm_pipeline.canary.record import (
+    CanaryJournal,
+    CanaryRecord,
+    Pause,
+    PauseReason,
+    Phase,
+    current_canary,
+    set_current_canary,
+)
+from llm_pipeline.canary.rollback import LEFT_UNRECORDED, UNRECORDED, end_canary, move_unrecorded, router_epoch
 from llm_pipeline.canary.router import RouterUnavailable
 
 log = get_logger(__name__)
@@ -155,7 +163,7 @@ class CanaryController(Starting, Watching):
         self._lease.confirm()
         self._end_older_release()
         record = self._journal.load() or first_attempt(self._plan, self._traffic.end())
-        seen = (record.epoch, self._router_epoch(), self._slots.newest().epoch)
+        seen = (record.epoch, router_epoch(self._router), self._slots.newest().epoch)
         self._epoch = epoch_above(self._lease.epoch, *seen)
         self._lease.confirm()  # the next holder reads an epoch at least as high, and goes above ours
         if is_over(record, self._plan, lambda: self._router.read()[0]):
@@ -182,16 +190,22 @@ class CanaryController(Starting, Watching):
 
     def _end_older_release(self) -> None:
         """Another release's canary on this target is rolled back first, however its controller ended."""
-        end_older_release(
-            self._journal.store,
-            self._plan.target,
-            self._plan.release_id,
-            router=self._router,
-            slots=self._slots,
-            patience=self._plan.patience,
-            lease=self._lease,
-            by=self._owner,
-        )
+        store, target, patience = self._journal.store, self._plan.target, self._plan.patience
+        other = current_canary(store, target)
+        if other is None or other == self._plan.release_id:
+            return
+        journal = CanaryJournal(store, other, target)
+        if (record := journal.load()) is None or record.settled:
+            return
+        log.warning("rolling back another release", release=other, phase=record.phase.value)
+        reason = findings.superseded(self._plan.release_id)
+        try:
+            end_canary(journal, self._router, self._slots, patience, lease=self._lease, by=self._owner, reason=reason)
+        except NoWayBack:
+            raise
+        except Transient:
+            move_unrecorded(self._router, self._slots, other, patience, record)
+            raise
 
     def _resume(self, record: CanaryRecord) -> CanaryRecord:
         """Continue after a pause whose reason has gone or was answered."""
@@ -259,12 +273,6 @@ class CanaryController(Starting, Watching):
             run=self._plan.run,
         )
         return next_attempt(record, self._plan, self._traffic.end())
-
-    def _router_epoch(self) -> int:
-        try:
-            return self._router.read()[0].epoch
-        except RouterUnavailable:
-            return 0
 
     def _check_order(self, record: CanaryRecord, percent: float) -> None:
         steps = self._policy.steps_percent

@@ -7,7 +7,7 @@ only if no other server would answer them.
 
 from __future__ import annotations
 
-from llm_pipeline.base.errors import Fenced, Transient
+from llm_pipeline.base.errors import Fenced
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary import judgements as findings
@@ -75,7 +75,7 @@ def end_canary(
     record = journal.load()
     if record is None or _is_over(journal.store, record, even_promoted=even_promoted):
         return record
-    epoch = epoch_above(lease.epoch, record.epoch, _router_epoch(router), slots.newest().epoch)
+    epoch = epoch_above(lease.epoch, record.epoch, router_epoch(router), slots.newest().epoch)
     lease.confirm()
     if record.phase not in _JUDGED:
         taken_back = reason or findings.taken_back(record.phase.value, record.step_percent)
@@ -172,35 +172,6 @@ def _to_stable(
     return confirmed
 
 
-def end_older_release(
-    store: ArtifactStore,
-    target: str,
-    release_id: str,
-    *,
-    router: TrafficRouter,
-    slots: SlotControl,
-    patience: Patience,
-    lease: Lease,
-    by: str,
-) -> None:
-    """Roll another release's canary on the target back, however its controller ended, before this one's begins."""
-    other = current_canary(store, target)
-    if other is None or other == release_id:
-        return
-    journal = CanaryJournal(store, other, target)
-    if (record := journal.load()) is None or record.settled:
-        return
-    log.warning("rolling back another release", release=other, phase=record.phase.value)
-    reason = findings.superseded(release_id)
-    try:
-        end_canary(journal, router, slots, patience, lease=lease, by=by, reason=reason)
-    except NoWayBack:
-        raise
-    except Transient:
-        move_unrecorded(router, slots, other, patience, record)
-        raise
-
-
 def _words(record: CanaryRecord) -> str:
     return record.judgement.summary if record.judgement else "rolled back on request"
 
@@ -248,7 +219,8 @@ def move_unrecorded(
     return True
 
 
-def _router_epoch(router: TrafficRouter | None) -> int:
+def router_epoch(router: TrafficRouter | None) -> int:
+    """The epoch that the router was written with last; 0 where that cannot be read."""
     try:
         return router.read()[0].epoch if router is not None else 0
     except RouterUnavailable:

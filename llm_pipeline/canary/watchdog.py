@@ -1,4 +1,4 @@
-"""The watchdog of canaries: the guard's sign of life, and how long a canary has been without a controller.
+"""The watchdog of canaries: the guard's heartbeat, and how long a canary has been without a controller.
 
 The clocks of two hosts differ, and either may be set. So the guard compares no time that a controller wrote with its
 own. It remembers the revisions of the documents that a living controller changes, and for how long they have not
@@ -26,7 +26,7 @@ log = get_logger(__name__)
 _POLL_SECONDS = 0.5
 
 RECENT_SECONDS = 900.0
-"""A guard whose last sign is older than this counts as not running."""
+"""A guard whose last heartbeat is older than this counts as not running."""
 
 
 class Sighting(Frozen):
@@ -45,7 +45,7 @@ class Sighting(Frozen):
     since_wall: float
 
 
-class GuardSign(Frozen):
+class Heartbeat(Frozen):
     """The guard's latest pass over a target: when it began, in seconds since 1970, and what it found.
 
     Attributes:
@@ -56,27 +56,27 @@ class GuardSign(Frozen):
     sighting: Sighting | None = None
 
 
-def leave_sign(store: ArtifactStore, target: str, sign: GuardSign) -> None:
+def record_heartbeat(store: ArtifactStore, target: str, heartbeat: Heartbeat) -> None:
     """Record that the guard checks a target now; of two guards at a time, one records it."""
     document = store.read_document(_name(target))
     revision = document.revision if document else None
     with contextlib.suppress(Conflict):
-        store.write_document(_name(target), sign.model_dump(), revision)
+        store.write_document(_name(target), heartbeat.model_dump(), revision)
 
 
-def read_sign(store: ArtifactStore, target: str) -> GuardSign | None:
-    """The guard's last sign; None if there is none, or if it cannot be read."""
+def read_heartbeat(store: ArtifactStore, target: str) -> Heartbeat | None:
+    """The guard's last heartbeat; None if there is none, or if it cannot be read."""
     document = store.read_document(_name(target))
     try:
-        return GuardSign.model_validate(document.value) if document is not None else None
+        return Heartbeat.model_validate(document.value) if document is not None else None
     except ValidationError:
         return None
 
 
 def is_guarded(store: ArtifactStore, target: str) -> bool:
     """Whether a guard checked the target lately; a controller leaves its canary to a guard that runs."""
-    sign = read_sign(store, target)
-    return sign is not None and abs(time.time() - sign.at) <= RECENT_SECONDS
+    heartbeat = read_heartbeat(store, target)
+    return heartbeat is not None and abs(time.time() - heartbeat.at) <= RECENT_SECONDS
 
 
 def _name(target: str) -> str:
@@ -91,7 +91,7 @@ def overdue(
     Args:
         record: The canary.
         approval: The question about its next step, or about its pause.
-        silent_seconds: For how long its controller gave no sign of life.
+        silent_seconds: For how long its controller gave no heartbeat.
         now: On this host.
     """
     if record.phase is Phase.ROLLING_BACK:
@@ -115,32 +115,32 @@ def _may_wait(approval: StepApproval, now: HostTime) -> bool:
 def silent_seconds(
     store: ArtifactStore, record: CanaryRecord, approval: str, now: HostTime, *, remember: bool
 ) -> float:
-    """For how long a canary has not changed, as the guard sees it; the guard's sign of life remembers what it sees.
+    """For how long a canary has not changed, as the guard sees it; the guard's heartbeat remembers what it sees.
 
-    If the store accepts no new sign, the times that the controller wrote are used instead.
+    If the store accepts no new heartbeat, the times that the controller wrote are used instead.
 
     Args:
         store: Where the record is.
         record: Of the canary.
-        approval: The answer that it waits for or got, in any words: a new one is a sign of life.
+        approval: The answer that it waits for or got, in any words: a new one is a heartbeat.
         now: On this host.
-        remember: Write the guard's sign; without it, too, the times that the controller wrote are used.
+        remember: Write the guard's heartbeat; without it, too, the times that the controller wrote are used.
     """
     target = record.target
-    known = read_sign(store, target)
+    known = read_heartbeat(store, target)
     found = f"{record.release_id} {_revisions(store, record)} {approval}"
     before = known.sighting if known is not None else None
     same = before if before is not None and before.found == found else None
     sighting = same or Sighting(found=found, boot=now.boot, since=now.up_seconds, since_wall=now.wall)
-    remembered = remember and _leave(store, target, GuardSign(at=now.wall, sighting=sighting))
+    remembered = remember and _leave(store, target, Heartbeat(at=now.wall, sighting=sighting))
     if same is None and not remembered:
         return max(0.0, now.wall - record.heard_at)
     return now.seconds_since(HostTime(sighting.boot, sighting.since, sighting.since_wall))
 
 
-def _leave(store: ArtifactStore, target: str, sign: GuardSign) -> bool:
+def _leave(store: ArtifactStore, target: str, heartbeat: Heartbeat) -> bool:
     try:
-        leave_sign(store, target, sign)
+        record_heartbeat(store, target, heartbeat)
     except Transient as error:
         log.warning("the guard cannot record that it ran", gpu_target=target, reason=str(error))
         return False

@@ -30,7 +30,7 @@ from llm_pipeline.canary.record import (
 from llm_pipeline.canary.rollback import UNRECORDED, end_canary, move_unrecorded
 from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter
 from llm_pipeline.canary.slots import SlotControl
-from llm_pipeline.canary.watchdog import GuardSign, is_driven, leave_sign, overdue, silent_seconds
+from llm_pipeline.canary.watchdog import Heartbeat, is_driven, overdue, record_heartbeat, silent_seconds
 from llm_pipeline.operations.promotion import finish_promotion
 from llm_pipeline.operations.retirement import have_standby, retire_previous, warm_again
 from llm_pipeline.operations.rollback import carry_on, roll_back
@@ -132,7 +132,7 @@ class GuardedSite:
         record = CanaryJournal(self.store, release_id, self.target).load() if release_id else None
         if release_id is None or record is None or record.settled:
             if self.router is not None or release_id is None:
-                leave_sign(self.store, self.target, GuardSign(at=now.wall))
+                record_heartbeat(self.store, self.target, Heartbeat(at=now.wall))
             return []
         approval = self._approval(record)
         said = f"{approval.answer} {approval.answered_at}" if approval is not None else ""

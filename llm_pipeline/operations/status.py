@@ -17,7 +17,7 @@ from llm_pipeline.canary.openai_slots import OpenAiSlots
 from llm_pipeline.canary.record import CanaryRecord, latest_canary, standing_pause
 from llm_pipeline.canary.router import RouterCondition, RouteState, SlotName, TellsCondition
 from llm_pipeline.canary.slots import slot_servers
-from llm_pipeline.canary.watchdog import RECENT_SECONDS, read_sign
+from llm_pipeline.canary.watchdog import RECENT_SECONDS, read_heartbeat
 from llm_pipeline.canary.way_back_record import read_way_back
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.server_ports import ServerPorts
@@ -206,8 +206,8 @@ class _Look:
         return "runs" if readable else "cannot be read"
 
     def _guard_heard(self) -> float | None:
-        sign = read_sign(self._store, self._place)
-        return max(0.0, time.time() - sign.at) if sign is not None else None
+        heartbeat = read_heartbeat(self._store, self._place)
+        return max(0.0, time.time() - heartbeat.at) if heartbeat is not None else None
 
 
 def release_names(pointers: Pointers, record: CanaryRecord | None) -> Mapping[str, str]:

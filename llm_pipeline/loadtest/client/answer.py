@@ -110,7 +110,7 @@ class Answer:
     def _refuse_if_too_long(self, now: float) -> None:
         if len(self._pending) > _LONGEST_PIECE_BYTES:
             self._pending = b""
-            self._end(now, Fault.MALFORMED, f"more than {_LONGEST_PIECE_BYTES} bytes without an end")
+            self.end(now, Fault.MALFORMED, f"more than {_LONGEST_PIECE_BYTES} bytes without an end")
 
     @property
     def user_leaves(self) -> bool:
@@ -119,31 +119,28 @@ class Answer:
         ended = self._finish_reason or self._error or self._malformed
         return 0 < planned <= self.output_tokens and self.request.stream and not ended
 
-    def leave(self, now: float) -> None:
-        """The user has gone away."""
-        self._end(now, Fault.LEFT, "")
-
-    def give_up(self, now: float, fault: Fault, detail: str) -> None:
+    def end(self, now: float, fault: Fault, detail: str) -> None:
         """Nothing more will come."""
-        self._end(now, fault, detail)
+        self.ended_at, self.fault, self.detail = now, fault, detail[:_SHOWN_CHARACTERS]
+        self._pending = b""
 
     def break_off(self, now: float, detail: str) -> None:
         """The connection was lost. The answer may still be whole, if the connection's end marks its end."""
         if not self.status:
-            self._end(now, Fault.CONNECTION, detail)
+            self.end(now, Fault.CONNECTION, detail)
             return
         if self.status == HTTPStatus.OK and not _is_json(self._pending.removeprefix(b"data:")):
             if b"data:".startswith(self._pending[:5]):
                 self._pending = b""  # an incomplete chunk does not count
             if not self.request.stream:
-                self._end(now, Fault.CUT, f"the connection broke within the answer: {detail}")
+                self.end(now, Fault.CUT, f"the connection broke within the answer: {detail}")
                 return
         self.complete(now)
 
     def complete(self, now: float) -> None:
         """The body has ended: judge it."""
         if self.status != HTTPStatus.OK:
-            self._end(now, *judge_refusal(self.status, self._pending))
+            self.end(now, *judge_refusal(self.status, self._pending))
             return
         if not self.request.stream:
             self._take_chunk(self._pending, now)
@@ -151,7 +148,7 @@ class Answer:
             self._take_line(self._pending, now)
             if self._stray and not self._finish_reason and not self._previous_at:
                 self._take_chunk(self._stray.strip(), now)  # no stream at all: an error in JSON, or a page of a proxy
-        self._end(now, *self._judge())
+        self.end(now, *self._judge())
 
     def _take_chunk(self, raw: bytes, now: float) -> None:
         try:
@@ -189,10 +186,6 @@ class Answer:
         if fault is Fault.CUT and self._stray:
             detail = f"{detail}; the server said: {self._stray.decode(errors='replace').strip()}"
         return fault, detail
-
-    def _end(self, now: float, fault: Fault, detail: str) -> None:
-        self.ended_at, self.fault, self.detail = now, fault, detail[:_SHOWN_CHARACTERS]
-        self._pending = b""
 
 
 def _is_json(body: bytes) -> bool:

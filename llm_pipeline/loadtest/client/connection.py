@@ -56,7 +56,7 @@ class Connection(asyncio.Protocol):
     def give_up(self, answer: Answer, now: float, fault: Fault, detail: str) -> None:
         """End an answer that is under way here, and the connection with it."""
         if self._answer is answer:
-            answer.give_up(now, fault, detail)
+            answer.end(now, fault, detail)
             self._finish(keep=False)
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             if not self._answer.ended_at:
-                self._answer.give_up(self._now, Fault.MALFORMED, f"not HTTP: {error}")
+                self._answer.end(self._now, Fault.MALFORMED, f"not HTTP: {error}")
             self._finish(keep=False)
             return
         if self._answer.ended_at:
@@ -93,7 +93,7 @@ class Connection(asyncio.Protocol):
             return
         answer.take(body, self._now)
         if answer.user_leaves:
-            answer.leave(self._now)
+            answer.end(self._now, Fault.LEFT, "")
         if answer.ended_at:  # given up early: the rest of the answer is still to come on this connection
             self._keep = False
 
@@ -226,9 +226,9 @@ class Connections:
         try:
             connection = await self._connect()
         except TimeoutError:
-            answer.give_up(_monotonic(), Fault.TIMEOUT, f"no connection within {self._target.timeout_seconds:g} s")
+            answer.end(_monotonic(), Fault.TIMEOUT, f"no connection within {self._target.timeout_seconds:g} s")
         except Exception as error:  # noqa: BLE001 - TLS errors, wrong names; a request without an end stops the window
-            answer.give_up(_monotonic(), Fault.CONNECTION, f"{type(error).__name__}: {error}")
+            answer.end(_monotonic(), Fault.CONNECTION, f"{type(error).__name__}: {error}")
         else:
             self._under_way.append((answer, connection))
             connection.send(answer, payload)

@@ -31,7 +31,7 @@ def _read(model: ModelSource, path: Path) -> Iterator[Finding]:
         code = _Code(model, file, ast.parse(path.read_bytes()))
     except (SyntaxError, ValueError) as error:
         line = error.lineno if isinstance(error, SyntaxError) else None
-        yield Finding(model.name, "code_syntax", f"python cannot read it: {error}", "mend it", file, line)
+        yield model.finding("code_syntax", f"python cannot read it: {error}", "mend it", line, file=file)
     else:
         yield from code.findings()
 
@@ -143,7 +143,7 @@ class _Code:
     def _finding(
         self, rule: str, message: str, fix: str, line: int | None = None, severity: Severity = "error"
     ) -> Finding:
-        return Finding(self.model.name, rule, message, fix, self.file, line, severity)
+        return self.model.finding(rule, message, fix, line, severity, file=self.file)
 
 
 def _is_call_of_model(call: ast.Call) -> bool:

@@ -166,11 +166,11 @@ def _lone_files(model: ModelSource, version: Path) -> Iterator[Finding]:
     lone = [path for path in sorted(version.iterdir()) if path.suffix in (".engine", ".plan")]
     for path in lone:
         if not path.name.startswith("rank"):
-            yield model.file_finding(
-                f"{version.name}/{path.name}",
+            yield model.finding(
                 "engine_directory",
                 "TensorRT-LLM reads no single engine file",
                 f"the directory that trtllm-build wrote, with {_CONFIG} and rank0.engine, named by gpt_model_path",
+                file=f"{version.name}/{path.name}",
             )
 
 
@@ -181,16 +181,16 @@ def _engine(model: ModelSource, directory: Path) -> Iterator[Finding]:
         build, mapping = config["build_config"], config["pretrained_config"].get("mapping", {})
     except FileNotFoundError:
         message = f"engine files without {_CONFIG}"
-        yield model.file_finding(place, "engine_directory", message, "copy the whole directory that trtllm-build wrote")
+        yield model.finding("engine_directory", message, "copy the whole directory that trtllm-build wrote", file=place)
         return
     except (IntegrityError, KeyError, TypeError, AttributeError) as error:
         message = f"{_CONFIG} is not the engine's: {type(error).__name__} {error}"
-        yield model.file_finding(place, "engine_directory", message, "build the engine again")
+        yield model.finding("engine_directory", message, "build the engine again", file=place)
         return
     ranks = int(mapping.get("world_size", 1))
     if missing := [rank for rank in range(ranks) if not (directory / f"rank{rank}.engine").is_file()]:
         message = f"the engine has {ranks} ranks; rank{missing[0]}.engine is missing"
-        yield model.file_finding(place, "engine_directory", message, "copy all ranks")
+        yield model.finding("engine_directory", message, "copy all ranks", file=place)
     yield from _limits(model, build)
     yield from _device_counts(model, ranks)
 

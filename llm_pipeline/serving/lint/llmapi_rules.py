@@ -123,7 +123,7 @@ class _ArgumentsFile:
     def _finding(
         self, rule: str, message: str, fix: str, *, key: str = "", line: int | None = None, severity: Severity = "error"
     ) -> Finding:
-        return Finding(self.model.name, rule, message, fix, self.file, line or self._line(key), severity)
+        return self.model.finding(rule, message, fix, line or self._line(key), severity, file=self.file)
 
     def _line(self, key: str) -> int | None:
         """Line of a dotted key, or of the nearest above it that is there."""

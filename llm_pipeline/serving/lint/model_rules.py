@@ -232,12 +232,12 @@ def file_rules(model: ModelSource, _: Repository) -> Iterator[Finding]:
     """Rules of version directories, missing code and symbolic links."""
     yield from _versions(model)
     for path in sorted(_links(model.directory)):
-        yield model.file_finding(
-            str(path.relative_to(model.directory)),
+        yield model.finding(
             "symbolic_link",
             "a link: copies and digests of the repository do not hold what it points to",
             "put the file itself here, or name its path in a parameter",
-            "warning",
+            severity="warning",
+            file=str(path.relative_to(model.directory)),
         )
 
 
@@ -248,7 +248,7 @@ def _versions(model: ModelSource) -> Iterator[Finding]:
         tried = f" (not one: {', '.join(sorted(others))})" if others else ""
         reason = "an ensemble needs one too, although it is empty" if model.is_ensemble else "the server finds nothing"
         fix = f"make {model.name}/1" + ("; git keeps no empty directory: put a .gitkeep in it" * model.is_ensemble)
-        yield model.file_finding("", "no_version", f"there is no version directory{tried}: {reason}", fix)
+        yield model.finding("no_version", f"there is no version directory{tried}: {reason}", fix, file="")
     asked = [str(version) for version in model.config.version_policy.specific.versions]
     if missing := [version for version in asked if version not in {path.name for path in versions}]:
         yield model.finding(
@@ -261,7 +261,7 @@ def _versions(model: ModelSource) -> Iterator[Finding]:
         for version in versions:
             if not (version / MODEL_FILE).is_file():
                 message = "a python model without its code"
-                yield model.file_finding(f"{version.name}/{MODEL_FILE}", "missing_file", message, "add the file")
+                yield model.finding("missing_file", message, "add the file", file=f"{version.name}/{MODEL_FILE}")
 
 
 def _links(directory: Path) -> Iterator[Path]:

@@ -127,14 +127,17 @@ class ModelSource:
         return line_of(self.code, found) if found >= 0 else None
 
     def finding(
-        self, rule: str, message: str, fix: str, line: int | None = None, severity: Severity = "error"
+        self,
+        rule: str,
+        message: str,
+        fix: str,
+        line: int | None = None,
+        severity: Severity = "error",
+        *,
+        file: str = CONFIG_FILE,
     ) -> Finding:
-        """A finding in its `config.pbtxt`."""
-        return Finding(self.name, rule, message, fix, CONFIG_FILE, line, severity)
-
-    def file_finding(self, file: str, rule: str, message: str, fix: str, severity: Severity = "error") -> Finding:
-        """A finding in another file, or in the directory if `file` is empty."""
-        return Finding(self.name, rule, message, fix, file, None, severity)
+        """A finding in its `config.pbtxt`, in another file, or in the directory if `file` is empty."""
+        return Finding(self.name, rule, message, fix, file, line, severity)
 
 
 @dataclass(frozen=True)

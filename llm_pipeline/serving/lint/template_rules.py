@@ -91,12 +91,12 @@ def _value(model: ModelSource, parameter: RecordedParameter) -> Iterator[Finding
 def text_rules(model: ModelSource, _: Repository) -> Iterator[Finding]:
     """What the parser refuses, and what it lets through although it is no value."""
     if not (model.directory / CONFIG_FILE).is_file():
-        yield model.file_finding(
-            "",
+        yield model.finding(
             "missing_config",
             f"there is no {CONFIG_FILE}",
             "write one: servers of TensorRT-LLM are started with --disable-auto-complete-config",
-            "warning" if model.is_completed_by_server else "error",
+            severity="warning" if model.is_completed_by_server else "error",
+            file="",
         )
     unset: list[Leftover] = []
     for leftover in find_leftovers(model.text):

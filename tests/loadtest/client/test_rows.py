@@ -13,7 +13,7 @@ def answer(number: int, arrives_at: float, fault: Fault = Fault.NONE, detail: st
     made = Answer(number, LoadRequest("p", 7, priority=2), arrives_at, start=50.0, sent_at=50.001 + arrives_at)
     made.status, made.output_tokens, made.input_tokens, made.gaps = 200, 6, 5, [0.01, 0.03]
     made.first_text_at, made.last_text_at = 50.1 + arrives_at, 50.14 + arrives_at
-    made.give_up(50.2 + arrives_at, fault, detail)
+    made.end(50.2 + arrives_at, fault, detail)
     return made
 
 
