@@ -60,6 +60,8 @@ class Notifications(ConfigModel):
             `from_email` is the sender. Only what Airflow runs can send by it.
         channels: Further channels, by names of yours.
         events: Which events are sent; all by default.
+        release_hours: In Airflow, a release that is not over so many hours after its run was queued is told, once; None
+            for never. It goes on.
     """
 
     webhook_variable: VariableName | None = None
@@ -68,6 +70,7 @@ class Notifications(ConfigModel):
     email_connection: ConnectionId = "smtp_default"
     channels: Annotated[dict[Name, NotificationChannel], Field(max_length=64)] = Field(default={})
     events: tuple[NotificationKind, ...] = Field(default=get_args(NotificationKind), min_length=1, max_length=16)
+    release_hours: Annotated[float, Field(gt=0, le=24 * 30)] | None = None
 
     @model_validator(mode="after")
     def _one_webhook(self) -> Notifications:

@@ -26,6 +26,7 @@ from llm_pipeline.release.step import Effect, Ending, Kind, Scope, Start
 from llm_pipeline.release.tasks import Lane, Task, release_tasks
 from llm_pipeline_airflow.approvals import QuestionOperator
 from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
+from llm_pipeline_airflow.deadline import deadline_of
 from llm_pipeline_airflow.ladder import NeedingOperator, RecipeOperator
 from llm_pipeline_airflow.operators import LABEL_TEMPLATE, StageOperator
 from llm_pipeline_airflow.placement import placement_arguments
@@ -75,6 +76,7 @@ def release_dag(config_path: Path) -> DAG:
         tags=["llm-release", *loaded.config.targets],
         params={"revision": _revision_parameter(loaded), "replace": _replace_parameter(loaded)},
         default_args=task_defaults(),
+        deadline=deadline_of(loaded),
     )
     with dag:
         _Drawing(loaded).draw(release_tasks(loaded.release, climbing_order(loaded.release)))

@@ -132,10 +132,14 @@ def attempt_of(context: Context) -> str:
 
 def page_of(context: Context, tab: str = f"/plugin/{REPORT_ROUTE}") -> str:
     """The page of a DAG run, with the release's report; empty where `[api] base_url` does not say where Airflow is."""
-    base, ti = conf.get("api", "base_url", fallback="") or "", context.get("ti")
-    if not base or ti is None:
-        return ""
-    return f"{base.rstrip('/')}/dags/{quote(ti.dag_id, safe='')}/runs/{quote(ti.run_id, safe='')}{tab}"
+    ti = context.get("ti")
+    return page_of_run(ti.dag_id, ti.run_id, tab) if ti is not None else ""
+
+
+def page_of_run(dag_id: str, run_id: str, tab: str = f"/plugin/{REPORT_ROUTE}") -> str:
+    """As `page_of`, by the run's ids."""
+    base = conf.get("api", "base_url", fallback="") or ""
+    return f"{base.rstrip('/')}/dags/{quote(dag_id, safe='')}/runs/{quote(run_id, safe='')}{tab}" if base else ""
 
 
 def connection_of(name: str) -> Connection | None:
