@@ -18,7 +18,7 @@ from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.pause_request import StandingPause
 from llm_pipeline.flow import ReleaseProgress
-from llm_pipeline.inspection.release_artifacts import SHOWN_DIGITS, DamagedRow, standing_pauses
+from llm_pipeline.inspection.release_artifacts import SHOWN_DIGITS, DamagedRow, results_in_order, standing_pauses
 from llm_pipeline.inspection.table import aligned, readable_time
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import read_stage_record, record_name
@@ -155,19 +155,14 @@ def release_rows(store: ArtifactStore) -> list[ReleaseRow | DamagedRow]:
         try:
             flow = ReleaseProgress(store, read_record(store, name))
             now = {"serves": tuple(serves.get(name, ())), "pauses": tuple(pauses.get(name, ()))}
-            rows.append(release_row(flow).model_copy(update=now))
+            rows.append(release_row(flow, results_in_order(flow)).model_copy(update=now))
         except PipelineError as error:
             damaged.append(DamagedRow(document=f"releases/{name}", problem=str(error)))
     return [*sorted(rows, key=lambda row: row.resolved_at, reverse=True), *damaged]
 
 
-def release_row(flow: ReleaseProgress) -> ReleaseRow:
-    """A release as its own documents say: without what serves and what is paused.
-
-    Raises:
-        IntegrityError: A result is damaged.
-    """
-    results = sorted(flow.results().values(), key=lambda result: result.timings.started_at)
+def release_row(flow: ReleaseProgress, results: Sequence[StageResult]) -> ReleaseRow:
+    """A release as its own results, in the order they ran, say: without what serves and what is paused."""
     working = [result for result in results if not clears_up(result.stage)]
     return ReleaseRow(
         release_id=flow.record.release_id,

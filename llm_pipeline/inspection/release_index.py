@@ -137,7 +137,7 @@ def read_indexed(store: ArtifactStore, release_id: str) -> Found:
         flow = ReleaseProgress(store, read_record(store, release_id))
         results = results_in_order(flow)
         return IndexedRelease(
-            row=release_row(flow),
+            row=release_row(flow, results),
             recipes={one.subject: str(one.metrics["recipe"]) for one in results if one.metrics.get("recipe")},
             verdicts={
                 f"{one.stage} {one.subject}".strip(): one.judgement.verdict.value for one in results if one.judgement

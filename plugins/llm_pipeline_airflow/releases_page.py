@@ -16,6 +16,7 @@ from llm_pipeline.inspection.release_index import IndexedRelease
 from llm_pipeline.store.references import PointerReference
 from llm_pipeline_airflow.html_page import table, time
 
+_MOST_LISTED = 200
 _OPEN = "open"
 _SERVES = "serves"
 _STATES = ("", *(verdict.value for verdict in Verdict), _OPEN, _SERVES)
@@ -95,9 +96,11 @@ def serving_table(placed: Iterable[PointerReference]) -> str:
 def releases_table(releases: Sequence[IndexedRelease]) -> str:
     """The list, with a box at each release to compare two of them."""
     heads = ("compare", "release", "model", "commit", "created", "verdict", "last stage", "recipe", *_FIGURES)
-    listed = table("All releases", (*heads, "cost", "decided"), map(_row, releases))
+    listed = table("All releases", (*heads, "cost", "decided"), map(_row, releases[:_MOST_LISTED]))
     if not listed:
         return ""
+    if len(releases) > _MOST_LISTED:
+        listed += f"<p>The newest {_MOST_LISTED} of {len(releases):,}: ask for others by a part of their name.</p>"
     return f'<form method="get" action="compare">{listed}<button>Compare the two that are ticked</button></form>'
 
 
@@ -172,7 +175,7 @@ def side_by_side(first: IndexedRelease, second: IndexedRelease, comparison: Comp
         "cost": _cost,
         "decided": lambda one: "; ".join(one.decided),
     }
-    heads = ("", html(first.row.release_id), html(second.row.release_id))
+    heads = ("of each", html(first.row.release_id), html(second.row.release_id))
     gates = dict.fromkeys(gate for one in both for gate in one.verdicts)
     labels = dict.fromkeys(figure.label for one in both for figure in one.figures)
     body = table("The releases", heads, (_both(name, *map(fact, both)) for name, fact in facts.items()))

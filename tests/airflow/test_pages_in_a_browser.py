@@ -1,0 +1,168 @@
+"""The pages in a real browser, in a real Airflow whose address has a path: links, keyboard, dark and narrow screens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from real_airflow import until
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from store_history import GO, NO_GO, History
+
+from llm_pipeline.demo import airflow_services
+from llm_pipeline.demo.airflow_client import AirflowAccess
+from llm_pipeline.demo.screenshots import Browser, _log_in
+
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.slow,
+    pytest.mark.skipif(not shutil.which("chromium"), reason="no chromium is installed"),
+]
+
+PORT = 18597
+AXE = Path(os.environ["AXE"]).read_text() + ";1" if "AXE" in os.environ else ""  # axe.min.js of axe-core, by hand
+FRAME = "document.querySelector('iframe')?.contentWindow"
+WIDTHS = "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+CONTRASTS = """(() => {
+  const light = text => { const [r, g, b] = text.match(/[0-9.]+/g).map(n => n / 255)
+    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b }
+  const paper = light(getComputedStyle(document.body).backgroundColor)
+  return [...document.querySelectorAll('td, th, p, h1, a, caption, li')].map(e => light(getComputedStyle(e).color))
+    .map(ink => (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05)) })()"""
+
+
+@dataclass(frozen=True)
+class Site:
+    """An API server below `/airflow`, and the ids of a release that was rejected and of one that serves."""
+
+    access: AirflowAccess
+    releases: tuple[str, str]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory, make_project, empty_database) -> Iterator[Site]:
+    root = tmp_path_factory.mktemp("pages")
+    project = make_project(root)
+    history = History(root)
+    first = history.resolve(1)
+    history.stage(first, "accuracy", "fp8", judgement=GO)
+    history.stage(first, "load_test", "cpu", judgement=NO_GO)
+    history.pass_days(1)
+    second = history.release(2)
+    history.settle(second)
+    home = root / "airflow"
+    home.mkdir()
+    shutil.copyfile(empty_database, home / "airflow.db")
+    password = airflow_services._password(home)
+    environment = airflow_services._environment(home, PORT, airflow_services._REPOSITORY, project.config.parent)
+    url = f"http://127.0.0.1:{PORT}/airflow"
+    environment |= {"AIRFLOW__API__BASE_URL": url, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with (root / "log").open("w") as log:
+        command = [sys.executable, "-m", "airflow", "api-server"]
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        until(lambda: server.poll() is not None or _answers(url), 600)
+        assert server.poll() is None, (root / "log").read_text()[-2000:]
+        yield Site(AirflowAccess(url=url, username="admin", password=password), (first, second))
+    finally:
+        os.killpg(server.pid, 9)
+        server.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/api/v2/version", timeout=30).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def browse(site: Site, visit, *, width: int = 1200) -> None:
+    async def session() -> None:
+        async with Browser(width=width, timeout_seconds=300.0) as browser:
+            await _log_in(browser, site.access)
+            await visit(browser)
+
+    asyncio.run(session())
+
+
+async def open_page(browser: Browser, site: Site, path: str, text: str) -> None:
+    await browser.open(f"{site.access.url}/llm-pipeline/{path}")
+    await browser.wait_for(f"(document.body?.innerText ?? '').includes({text!r})", text)
+
+
+def test_the_page_is_found_from_airflow_s_menu_and_its_links_stay_below_the_path(site):
+    _, second = site.releases
+
+    async def visit(browser: Browser) -> None:
+        await browser.open(f"{site.access.url}/plugin/llm-releases")
+        await browser.wait_for(f"({FRAME}?.document?.body?.innerText ?? '').includes('All releases')", "the list")
+        assert await browser.evaluate(f"{FRAME}.location.pathname") == "/airflow/llm-pipeline/releases"
+        links = await browser.evaluate(
+            f"[...{FRAME}.document.querySelectorAll('a, form')].map(e => e.href ?? e.action)"
+        )
+        assert links
+        assert all(link.startswith(f"{site.access.url}/llm-pipeline/") for link in links)
+        await browser.evaluate(f"{FRAME}.document.querySelector('a[href$=\"{second}/report\"]').click()")
+        await browser.wait_for(f"{FRAME}?.location?.pathname?.endsWith('/report')", "the report")
+        assert "/airflow/llm-pipeline/dags/" in await browser.evaluate(f"{FRAME}.location.pathname")
+
+    browse(site, visit)
+
+
+def test_the_list_is_narrowed_and_two_releases_are_compared_by_the_keyboard_alone(site):
+    async def visit(browser: Browser) -> None:
+        async def press(key: str, **more: object) -> None:
+            for kind in ("keyDown", "keyUp"):
+                await browser.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, **more)
+
+        async def tab_to(condition: str) -> None:
+            for _ in range(60):
+                await press("Tab", windowsVirtualKeyCode=9)
+                if await browser.evaluate(f"document.activeElement.matches({condition!r})"):
+                    return
+            raise AssertionError(f"the keyboard does not reach {condition}")
+
+        await open_page(browser, site, "releases", "All releases")
+        for release in site.releases[::-1]:
+            await tab_to(f"input[value='{release}']")
+            await press(" ", windowsVirtualKeyCode=32, text=" ")
+        await tab_to("form[action=compare] button")
+        await press("Enter", windowsVirtualKeyCode=13, text="\r")
+        await browser.wait_for("(document.body?.innerText ?? '').includes('Gates')", "the comparison")
+        assert "load_test cpu" in await browser.evaluate("document.body.innerText")
+        await open_page(browser, site, "releases", "All releases")
+        await tab_to("input[type=search]")
+        await browser.call("Input.insertText", text="00000002")
+        await press("Enter", windowsVirtualKeyCode=13, text="\r")
+        await browser.wait_for("document.querySelectorAll('input[type=checkbox]').length == 1", "one release")
+
+    browse(site, visit)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_a_narrow_screen_only_tables_scroll_and_texts_are_legible_in_light_and_dark(site, scheme):
+    async def visit(browser: Browser) -> None:
+        await browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        both = "&".join(f"release={release}" for release in site.releases)
+        for path, text in (("releases", "All releases"), (f"compare?{both}", "Gates")):
+            await open_page(browser, site, path, text)
+            scrolled, width = await browser.evaluate(WIDTHS)
+            assert (scrolled, width) == (390, 390)
+            assert min(await browser.evaluate(CONTRASTS)) >= 4.5
+            if AXE:
+                await browser.evaluate(AXE)
+                found = await browser.evaluate("axe.run().then(r => r.violations.map(v => [v.id, v.impact]))")
+                assert [one for one in found if one[1] in ("serious", "critical")] == []
+                assert found == []
+
+    browse(site, visit, width=390)
