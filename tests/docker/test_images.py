@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import tomllib
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from llm_pipeline_airflow.provider import get_provider_info
 
 DOCKER = Path(__file__).parents[2] / "docker"
 DOCKERFILES = sorted(DOCKER.glob("Dockerfile.*"))
@@ -43,9 +45,38 @@ def test_an_image_copies_only_what_is_there(path: Path):
 def test_an_image_that_installs_the_package_has_all_that_its_wheel_is_made_of(path: Path):
     wheel = tomllib.loads((DOCKER.parent / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     needed = {Path(path).parts[0] for path in (*wheel["force-include"], *wheel["packages"])}
-    before, installed, _ = path.read_text().partition("--no-build-isolation .")
+    before, *after = re.split(r"--no-build-isolation \.|-m hatchling build", path.read_text())
     copied = {word for line in before.splitlines() if line.startswith("COPY ") for word in line.split()[1:-1]}
-    assert not installed or needed <= copied
+    assert not after or needed <= copied
+    assert bool(after) == (path.suffix != ".worker")
+
+
+def test_the_control_image_is_airflows_own_and_leaves_its_entry_point_and_user_alone():
+    lines = (DOCKER / "Dockerfile.control").read_text().splitlines()
+    words = {line.split()[0] for line in lines if line and not line.startswith(("#", " "))}
+    assert "ARG AIRFLOW_IMAGE=apache/airflow:3.3.2-python3.11" in lines
+    assert lines[-1] == "USER 50000"
+    assert not words & {"ENTRYPOINT", "CMD"}
+
+
+def test_the_control_image_installs_no_test_tools_and_what_its_workers_need():
+    (extras,) = re.findall(r"\*\.whl\)\[([\w,-]+)\]", (DOCKER / "Dockerfile.control").read_text())
+    project = tomllib.loads((DOCKER.parent / "pyproject.toml").read_text())["project"]
+    assert set(extras.split(",")) <= set(project["optional-dependencies"]) - {"development", "model", "tensorrt-llm"}
+    assert {"control", "kubernetes", "store-s3", "signing"} <= set(extras.split(","))
+
+
+def test_the_charts_values_name_our_bundle_and_set_no_command():
+    text = (DOCKER / "airflow-values.yaml").read_text()
+    values = yaml.safe_load(text)
+    (bundle,) = values["dagProcessor"]["dagBundleConfigList"]
+    module, _, name = bundle["classpath"].rpartition(".")
+    assert hasattr(importlib.import_module(module), name)
+    assert set(values["config"]["llm_pipeline"]) <= set(get_provider_info()["config"]["llm_pipeline"]["options"])
+    assert values["airflowVersion"] in (DOCKER / "Dockerfile.control").read_text()
+    assert not re.search(r"^\s*(args|command):", text, re.MULTILINE)
+    mounted = {mount["name"] for mount in values["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in values["volumes"]}
 
 
 @pytest.mark.parametrize("name", SERVICES)
