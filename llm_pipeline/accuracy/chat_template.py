@@ -18,7 +18,7 @@ from llm_pipeline.base.records import Frozen
 
 CHAT_TEMPLATE_FILE = "chat_template.json"
 _DAY = datetime(2024, 7, 26, tzinfo=UTC)
-"""What templates that name the day are told: Llama 3.1's own default. Baseline and candidate are asked on two days."""
+"""For templates that print the date, as baseline and candidate are asked on different days: Llama 3.1's default."""
 
 
 class ChatTemplate(Frozen):

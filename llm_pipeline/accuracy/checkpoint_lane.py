@@ -19,7 +19,7 @@ from llm_pipeline.accuracy.evaluation import (
     summarise,
     write_evaluation,
 )
-from llm_pipeline.accuracy.item_runner import Asking, SavedItems
+from llm_pipeline.accuracy.item_runner import ItemRunner, SavedItems
 from llm_pipeline.accuracy.looks import LookPlan, evaluation_order
 from llm_pipeline.accuracy.rehearsal import plan_looks
 from llm_pipeline.artifacts.items import ScoredItem, read_items
@@ -100,10 +100,10 @@ class _Lane:
         yield
         self.seconds[name] = round(time.monotonic() - started, 3)
 
-    def asking(self, count: int) -> Asking:
-        """Ask the first `count` items."""
+    def item_runner(self, count: int) -> ItemRunner:
+        """What asks the first `count` items."""
         self.model.progress = Progress("evaluating", len(self.questions.instances(self.order[:count])), "requests")
-        return Asking(self.questions, self.model, self.order, self._saved, self.model.progress)
+        return ItemRunner(self.questions, self.model, self.order, self._saved, self.model.progress)
 
     def written(self, items: list[ScoredItem], **facts: object) -> LaneEvaluation:
         """The evaluation, on disk too."""
@@ -135,7 +135,7 @@ def evaluate_baseline(inputs: Mapping[str, Path], evaluation: Evaluation, dtype:
     with lane.phase("trial"):
         _try_each_task(lane)
     with lane.phase("scoring"):
-        items = list(lane.asking(len(lane.order)).ask_until(len(lane.order)))
+        items = list(lane.item_runner(len(lane.order)).ask_until(len(lane.order)))
     lane.directory.mkdir(parents=True, exist_ok=True)
     with lane.phase("divergence"):
         perplexity = _write_reference(lane, items[: evaluation.divergence_items])
@@ -207,16 +207,16 @@ def evaluate_candidate(
     baseline, scoring = read_items(inputs["baseline"]), Scoring.of(before)
     available = {task: len(clusters) for task, clusters in lane.questions.clusters.items()}
     plan = plan_looks(available, policy, scoring.groups, bounded=scoring.is_bounded(available))
-    asking = lane.asking(plan.items)
+    runner = lane.item_runner(plan.items)
     with lane.phase("scoring"):
-        judgement, look = _decided(asking, baseline, plan, policy, scoring)
+        judgement, look = _decided(runner, baseline, plan, policy, scoring)
     with lane.phase("divergence"):
         from llm_pipeline.accuracy.divergence import Reference, divergence_from
 
         reference = Reference.read(inputs["baseline"])
         divergence = divergence_from(reference, lane.model.model) if reference else None
     evaluated = lane.written(
-        asking.items,
+        runner.items,
         planned=plan.items,
         look=look,
         looks=len(plan.sizes),
@@ -227,18 +227,18 @@ def evaluate_candidate(
 
 
 def _decided(
-    asking: Asking, baseline: list[ScoredItem], plan: LookPlan, policy: AccuracyPolicy, scoring: Scoring
+    runner: ItemRunner, baseline: list[ScoredItem], plan: LookPlan, policy: AccuracyPolicy, scoring: Scoring
 ) -> tuple[Judgement, int | None]:
     """The judgement and its look; a candidate whose numbers are not finite fails at once."""
     from llm_pipeline.accuracy.questions import NotFinite
 
     try:
-        return asking.ask_until_decided(baseline, plan, policy, scoring=scoring)
+        return runner.ask_until_decided(baseline, plan, policy, scoring=scoring)
     except NotFinite as error:
         fact = Evidence(
             name="log-likelihoods that are numbers",
             verdict=Verdict.NO_GO,
-            samples=len(asking.items),
+            samples=len(runner.items),
             detail=f"{error.where}: {error.message}; {error.hint}",
         )
         return judge(f"The model is broken: {error.message} ({error.where}).", [fact]), None

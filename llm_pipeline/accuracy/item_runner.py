@@ -97,7 +97,7 @@ PORTION_ITEMS = 512
 resumed evaluation, and the baseline's and the candidate's, make the same batches."""
 
 
-class Asking:
+class ItemRunner:
     """A running evaluation, which takes up what an earlier attempt saved.
 
     Attributes:

@@ -42,7 +42,7 @@ class PairedAccuracy(Frozen):
         pairs: Items scored on both sides.
         unpaired: Items that one side lacks or has no score for.
         baseline: Mean score of the baseline over the pairs, as a share of the best; where scores have no bounds, as is.
-        candidate: Mean score of the candidate over the pairs, likewise.
+        candidate: Mean score of the candidate over the pairs, on the same scale.
         bounded: Scores have bounds.
         loss: What the candidate scored less, as a share of the range of scores; of the baseline's mean where they have
             no bounds. Negative is a gain.

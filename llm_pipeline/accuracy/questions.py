@@ -262,7 +262,7 @@ def _refuse_options_of_others(loaded: LoadedTasks, evaluation: Evaluation, names
     known = {*loaded.tasks, *loaded.groups, *loaded.labels}
     if set(names) >= set(evaluation.tasks) and (unknown := sorted(evaluation.task_options.keys() - known)):
         raise ConfigError(
-            f"task_options names {', '.join(unknown)}, which is no task that is asked",
+            f"task_options names {', '.join(unknown)}, which is not one of the tasks",
             where="evaluation",
             hint=f"the tasks are: {', '.join(sorted(known))}"[:_LONGEST_HINT],
         )

@@ -39,7 +39,7 @@ _LIKELIHOODS = ("perplexity", "weighted_perplexity", "bits_per_byte")
 _SHARES = re.compile(r"(.*_)?(acc|em|f1)(_(norm|bytes|mutual_info))?|exact_match|pass@\d+|r@\d+|mrr|contains")
 _ROUNDING = 1e-6
 _PROBE = ([0.25, 0.5, 1.0, 0.0], [1.0, 0.0], [-1.0, 1.0])
-"""The last one tells a mean that leaves out the -1 of documents that its metric is not for."""
+"""The last one finds a mean that leaves out the -1 of documents that its metric does not apply to."""
 
 
 class TaskMetric(Frozen):
@@ -116,7 +116,7 @@ class ItemScore:
             score = self.read(values[name])
         except (TypeError, ValueError, IndexError) as error:
             raise IntegrityError(
-                f"its {name} is not what the task's other documents have: {error}", where=where
+                f"its {name} has another form than in the task's other documents: {error}", where=where
             ) from error
         if not math.isfinite(score):
             raise IntegrityError(f"its {name} is {score}", where=where)
@@ -128,7 +128,7 @@ class ItemScore:
         high = math.inf if self.metric.maximum is None else self.metric.maximum
         if not low - _ROUNDING <= score <= high + _ROUNDING:
             raise IntegrityError(
-                f"its {self.metric.metric} is {score:g}, not from {low:g} to {high:g} as of other documents",
+                f"its {self.metric.metric} is {score:g}, outside the range {low:g} to {high:g} of other documents",
                 where=where,
                 hint="name another metric in evaluation.task_options",
             )

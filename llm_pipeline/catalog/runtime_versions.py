@@ -131,7 +131,7 @@ def container_warning(container: str, version: str) -> str | None:
 
 
 def version_inside(image: str) -> str | None:
-    """The version of TensorRT-LLM in an image, as far as its name tells."""
+    """The version of TensorRT-LLM in an image, if its name or our tables say it."""
     known = find_container(image)
     if known:
         return known.tensorrt_llm

@@ -133,7 +133,7 @@ def check_index(index: Path, headers: Headers) -> None:
         raise _disagrees(index, "the index does not list tensors of its shards", unlisted)
     actual = sum(tensor.end - tensor.start for tensor, _ in held)
     if total_bytes is not None and total_bytes != actual:
-        log.warning("the index counts other bytes than its tensors have", total_size=total_bytes, bytes=actual)
+        log.warning("the index states another size than its tensors have", total_size=total_bytes, bytes=actual)
 
 
 def _read_index(index: Path) -> tuple[dict[str, str], int | float | None]:

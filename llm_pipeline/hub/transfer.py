@@ -207,7 +207,7 @@ class Transfer:
                     log.warning("wrong bytes, fetching the file again", file=file.path, problem=problem)
         target.unlink()
         raise WrongBytes(
-            f"the bytes are not what the source's own metadata says, twice: {problem}",
+            f"the bytes differ from the source's own metadata in two attempts: {problem}",
             where=f"{self.model.name}: {file.path}",
             hint="a proxy or mirror may change the bytes; if not, the repository is damaged",
         )

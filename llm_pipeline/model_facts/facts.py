@@ -98,7 +98,8 @@ class ModelFacts(ConfigModel):
         stored_by_dtype: The same by the type of elements in the files; empty where their headers were not read.
         stored_format: How they are quantized already; empty for plain ones.
         chat_template: Whether the tokenizer brings one; None where its files were not read.
-        end_token: Whether config.json or generation_config.json names a token that ends answers; None as before.
+        end_token: Whether config.json or generation_config.json names a token that ends answers; None where
+            they were not read.
         origin: What the facts were read from.
     """
 

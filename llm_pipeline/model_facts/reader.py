@@ -102,7 +102,7 @@ _ONE_PROJECTION = {
 
 @dataclass(frozen=True)
 class ModelDocuments:
-    """What a source tells of a model.
+    """What a source gives of a model.
 
     Attributes:
         config: config.json.

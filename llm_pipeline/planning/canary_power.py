@@ -120,7 +120,7 @@ class StepPower(Frozen):
         kind_error_ratio: Smallest ratio that is caught within the maximum bake in a kind of requests that is rare (see
             `KIND_SHARE`); None if not even failing all of them is.
         errors: Parity of errors; None where the tolerated ratio is so near 1 that the test cannot prove it.
-        slow: Parity of slow requests; None likewise.
+        slow: The same of slow requests.
         guards: It can pass, and catches a serious rise of errors before it does.
     """
 

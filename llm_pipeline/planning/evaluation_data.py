@@ -41,7 +41,8 @@ class PlannedData(Frozen):
         revision: What is read of it: a branch, a tag or a commit.
         tasks: Who reads it.
         commit: What the revision is now; None where nobody was asked.
-        bytes: All its files of data: which of them are read is known once its card was fetched. None as well.
+        bytes: Of all its data files, as which of them are read is not known before its card is fetched; None where
+            nobody was asked.
     """
 
     name: str

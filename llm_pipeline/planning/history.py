@@ -1,4 +1,4 @@
-"""What a store tells of earlier releases: the commit that they pinned, what their stages made, and how long that took.
+"""What a store holds of earlier releases: the commit that they pinned, what their stages made, and how long that took.
 
 history = read_history(open_store(deployment.store), loaded)
 history.seconds("quantize", "fp8")  # (11.2, 10.9): of the releases in which it was computed

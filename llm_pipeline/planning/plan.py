@@ -149,7 +149,7 @@ def time_warnings(release: ResolvedRelease, costs: Mapping[Step, StepCost]) -> I
 __all__ = ["Plan", "format_plan", "plan_release"]
 
 _BUCKET_SECONDS, _DIRECTORY_SECONDS = 1.2, 10.0
-"""How long a store may take to answer. Buckets are far away, or nobody may see them; directories just answer."""
+"""How long a store may take to answer: a bucket may be far away or unreachable, a directory answers at once."""
 
 
 def plan_release(

@@ -339,7 +339,7 @@ def check_adapters(loaded: LoadedRelease) -> None:
 
 
 def adapter_warnings(loaded: LoadedRelease) -> Iterator[str]:
-    """What adapters have to say besides."""
+    """What adapters warn of in the settings."""
     yield from (f"{name}: {warning}" for name, _, warnings in _asked(loaded) for warning in warnings)
 
 

@@ -27,7 +27,7 @@ class StoreLookup:
 
     Attributes:
         history: Earlier releases; None where the store was not asked, or did not answer.
-        reuse: What will become of each step; None as well.
+        reuse: What will become of each step; None in the same case.
         warnings: Why they are not known.
     """
 

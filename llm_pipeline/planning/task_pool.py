@@ -209,7 +209,7 @@ def _check_local(defined: TaskDirectory, evaluation: Evaluation) -> None:
     known, unknown = defined.reached(evaluation.tasks)
     tasks = sorted(known.intersection(defined.tasks))
     if not unknown and (strange := sorted(evaluation.task_options.keys() - known)):
-        raise ConfigError(f"evaluation.task_options names {', '.join(strange)}, which is no task that is asked")
+        raise ConfigError(f"evaluation.task_options names {', '.join(strange)}, which is not one of the tasks")
     for name in tasks:
         configuration = defined.tasks[name].configuration
         options = evaluation.task_options.get(name)

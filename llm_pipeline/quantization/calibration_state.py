@@ -284,7 +284,10 @@ class CalibrationState:
         try:
             description = json.loads((directory / _DESCRIPTION).read_bytes())
             if description["format"] != _FORMAT:
-                raise IntegrityError(f"a calibration of format {description['format']}", where=str(directory))
+                raise IntegrityError(
+                    f"the calibration has format {description['format']}, and this version reads {_FORMAT}",
+                    where=str(directory),
+                )
             tensors = load_file(directory / _TENSORS)
             return cls(
                 quantizers={

@@ -184,7 +184,7 @@ def fitting_batch(free: int, one: int, growth: float) -> int:
 def shortage(
     error: BaseException, batch: int, tokens: int, free: int, allocated: int, *, sequence: float = 0.0
 ) -> Shortage:
-    """What a failed forward pass tells.
+    """What a forward pass that ran out of memory would have needed.
 
     Args:
         error: How it failed.

@@ -165,7 +165,7 @@ def check_storage(layers: Mapping[str, Shape], export: Checkpoint) -> None:
         needs |= {".weight_scale_2"} if layer.second_scale else set()
         needs |= {".input_scale"} if layer.static_activation else set()
         if wrong := has.symmetric_difference(needs) - ({".pre_quant_scale"} if layer.smooths else set()):
-            raise IntegrityError(f"{layer.algorithm} has or lacks: {sorted(wrong)}", where=name)
+            raise IntegrityError(f"missing or surplus tensors for {layer.algorithm}: {sorted(wrong)}", where=name)
         counts = {".weight_scale_2": 1, ".input_scale": 1, ".pre_quant_scale": columns}
         for suffix in sorted(has & counts.keys()):
             shape = export.tensors.shape(name + suffix)

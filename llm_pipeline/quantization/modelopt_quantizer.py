@@ -218,7 +218,7 @@ class Quantizer:
         partial.rename(destination)
 
     def export_tensorrt_llm(self, destination: Path, state: Path | None) -> None:
-        """Write the TensorRT-LLM checkpoint of the same model, likewise.
+        """Write the TensorRT-LLM checkpoint of the same model; `destination` is there only when it is whole.
 
         Raises:
             OutOfMemory: The weights do not fit.

@@ -57,7 +57,7 @@ from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.pointers import read_pointers
 
 MOST_SAMPLES = 240
-"""Intervals of a canary that the report keeps; more cannot be told apart in a plot."""
+"""Points of a curve, and intervals of a canary: a plot shows no more."""
 
 
 def read_canary(directories: Sequence[Path], target: str) -> CanaryStudy:
@@ -132,10 +132,6 @@ def _average(weighted: Iterable[tuple[float | None, int]]) -> float | None:
     return sum(value * weight for value, weight in known) / total if total else None
 
 
-_STEPS = 240
-"""Points of a curve; more cannot be told apart in a plot."""
-
-
 def read_load(directory: Path, target: str, policy: LoadTestPolicy) -> LoadStudy:
     """The load test of one target.
 
@@ -173,7 +169,7 @@ def _curve(name: str, seconds: NDArray[np.float64], asked: int) -> Iterator[Late
     values = 1e3 * np.sort(seconds[seconds > 0.0])
     if not values.size:
         return
-    picks = np.unique(np.linspace(0, values.size - 1, _STEPS).astype(int))
+    picks = np.unique(np.linspace(0, values.size - 1, MOST_SAMPLES).astype(int))
     yield LatencyCurve(
         name=name, milliseconds=tuple(values[picks].tolist()), shares=tuple(((picks + 1) / asked).tolist())
     )

@@ -72,7 +72,7 @@ def find_rollback(marks: Sequence[CanaryMark]) -> CanaryRollback | None:
 
 
 def ended_in_rollback(results: Results) -> bool:
-    """The rollback stage runs after every release; only its phase tells whether it took traffic back."""
+    """The rollback stage runs after every release; only its phase says whether it moved traffic back."""
     last = _last(results, None)
     return last is not None and last.metrics.get("phase") == Phase.ROLLED_BACK.value
 

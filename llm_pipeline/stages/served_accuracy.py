@@ -60,7 +60,7 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
         write_evaluation,
     )
     from llm_pipeline.accuracy.gate import compare_as_judged
-    from llm_pipeline.accuracy.item_runner import Asking, SavedItems
+    from llm_pipeline.accuracy.item_runner import ItemRunner, SavedItems
     from llm_pipeline.accuracy.looks import evaluation_order
     from llm_pipeline.accuracy.rehearsal import plan_looks
     from llm_pipeline.accuracy.table import format_comparison
@@ -92,14 +92,14 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     model.progress = Progress("evaluating", len(questions.instances(order[: plan.items])), "requests")
     saved = SavedItems(context.workdir / "items", sha256_json([questions.identity, order]))
     built = time.monotonic()
-    asking = Asking(questions, model, order, saved, model.progress)
-    judgement, look = asking.ask_until_decided(baseline, plan, policy, tasks, scoring)
+    runner = ItemRunner(questions, model, order, saved, model.progress)
+    judgement, look = runner.ask_until_decided(baseline, plan, policy, tasks, scoring)
     judgement = with_error(judgement, config.policy, number, share)
     scored = time.monotonic()
     require_served(config.endpoint, config.repository_digest)
-    comparison = compare_as_judged(baseline, asking.items, policy, judgement, tasks, scoring=scoring)
+    comparison = compare_as_judged(baseline, runner.items, policy, judgement, tasks, scoring=scoring)
     log.info(Lines(format_comparison(comparison, policy)))
-    summary = summarise(asking.items, {"scoring": round(scored - built, 3)}, served_versions()).model_copy(
+    summary = summarise(runner.items, {"scoring": round(scored - built, 3)}, served_versions()).model_copy(
         update={
             "planned": plan.items,
             "look": look,
@@ -109,16 +109,16 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
         }
     )
     directory = context.workdir / "evaluation"
-    write_evaluation(directory, asking.items, summary)
+    write_evaluation(directory, runner.items, summary)
     ledger.close(context.key, judgement.verdict)
-    scores = [item.score for item in asking.items if item.score is not None]
+    scores = [item.score for item in runner.items if item.score is not None]
     return StageOutput(
         artifacts={"evaluation": Produced("evaluation", directory)},
         metrics={
-            "items": len(asking.items),
+            "items": len(runner.items),
             "items_planned": plan.items,
             "accuracy": sum(scores) / len(scores) if scores else None,
-            "items_per_second": asking.asked / (scored - built),
+            "items_per_second": runner.asked / (scored - built),
         },
         judgement=judgement,
         tool_seconds=scored - started,

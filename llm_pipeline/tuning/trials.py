@@ -50,14 +50,14 @@ log = get_logger(__name__)
 
 
 def trouble_in_text(text: str) -> Trouble:
-    """The trouble that a failure's text tells of."""
+    """The trouble that a failure's text names."""
     if _OUT_OF_MEMORY.search(text):
         return "out of memory"
     return "preemption" if _PREEMPTED.search(text) else "failed"
 
 
 def trouble_in_window(window: WindowSummary) -> tuple[Trouble, str] | None:
-    """The trouble of a window that failed requests, with what tells it; None when none did."""
+    """The trouble of a window in which requests failed, and the sign of it; None when none failed."""
     if not window.failed:
         return None
     use = window.server.kv_cache_fraction

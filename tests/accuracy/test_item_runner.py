@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from llm_pipeline.accuracy import item_runner as module
-from llm_pipeline.accuracy.item_runner import Asking, SavedItems
+from llm_pipeline.accuracy.item_runner import ItemRunner, SavedItems
 from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.progress import Progress
@@ -43,7 +43,7 @@ class Questions:
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "PORTION_ITEMS", 100)
-    return lambda questions: Asking(
+    return lambda questions: ItemRunner(
         questions, None, ORDER, SavedItems(tmp_path, "one"), Progress("evaluating", len(ORDER), "requests")
     )
 

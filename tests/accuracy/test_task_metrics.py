@@ -99,12 +99,12 @@ def test_a_score_that_is_no_number_is_an_error_and_a_missing_one_is_none():
     assert chosen.of({"other": 1.0}, "here") is None
     with pytest.raises(IntegrityError, match="acc is nan"):
         chosen.of({"acc": float("nan")}, "here")
-    with pytest.raises(IntegrityError, match="its acc is not what"):
+    with pytest.raises(IntegrityError, match="its acc has another form"):
         chosen.of({"acc": (1, 2)}, "here")
 
 
 def test_rounding_beyond_the_bounds_is_taken_off_and_more_is_an_error():
     chosen = choose_metric(described({"acc": 1.0}), None)
     assert chosen.of({"acc": 1.0 + 1e-9}, "here") == 1.0
-    with pytest.raises(IntegrityError, match="its acc is 37, not from 0 to 1"):
+    with pytest.raises(IntegrityError, match="its acc is 37, outside the range 0 to 1"):
         chosen.of({"acc": 37.0}, "here")

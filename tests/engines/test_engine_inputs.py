@@ -69,7 +69,7 @@ def test_no_engine_is_built_of_a_checkpoint_without_a_norm(builder, recipe, dama
         (NORM, "1 tensor is missing"),
         ("model.layers.0.mlp.up_proj.weight", "there are scales, but no weight"),
         ("model.layers.0.mlp.up_proj.weight_scale", "model.layers.0.mlp.up_proj.weight is F8_E4M3"),
-        ("model.layers.0.mlp.up_proj.input_scale", "has or lacks"),
+        ("model.layers.0.mlp.up_proj.input_scale", "missing or surplus"),
         ("model.layers.0.self_attn.v_proj.v_scale", "1 scales of the KV cache are missing"),
     ],
 )

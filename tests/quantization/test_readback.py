@@ -184,7 +184,7 @@ def test_a_kv_cache_format_without_a_reader_is_refused(exported, tmp_path, edite
 
 def test_a_scale_that_the_format_needs_is_not_left_out(exported, damaged):
     directory = damaged(exported("fp8")[0], lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.input_scale"))
-    with pytest.raises(IntegrityError, match=r"up_proj: FP8 has or lacks: \['.input_scale'\]"):
+    with pytest.raises(IntegrityError, match=r"up_proj: missing or surplus tensors for FP8: \['.input_scale'\]"):
         load_model(directory, torch.float32)
 
 

@@ -269,7 +269,7 @@ def test_a_group_size_that_is_not_the_stored_one_is_found(llama, exported, edite
 def test_a_missing_scale_is_found(llama, exported, damaged, suffix):
     directory, recipe = exported("w4a8_awq")
     broken = damaged(directory, lambda tensors: tensors.pop(f"{LAYER}.{suffix}"))
-    with pytest.raises(IntegrityError, match=rf"{LAYER}: W4A8_AWQ has or lacks: \['.{suffix}'\]"):
+    with pytest.raises(IntegrityError, match=rf"{LAYER}: missing or surplus tensors for W4A8_AWQ: \['.{suffix}'\]"):
         validate_export(llama, broken, recipe)
 
 
