@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,10 @@ from urllib.parse import urlsplit
 
 from airflow.sdk import BaseOperator, BaseSensorOperator
 from airflow.sdk.configuration import conf
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from llm_pipeline.base.errors import Terminal
+from llm_pipeline.base.logging import Lines
 from llm_pipeline.release.claim import ReleaseClaim
 from llm_pipeline.release.claim_state import AirflowRun, Claimant
 from llm_pipeline.release.loading import ConfiguredRelease, load_release
@@ -50,10 +52,11 @@ class ClaimSensor(BaseSensorOperator):
 
         Raises:
             AirflowFailException: The release cannot work, so it must not wait for its turn to find that out.
-            AirflowSkipException: The run has nothing to release, so it must not take another's turn.
+            AirflowSkipException: The run has nothing to release, or only plans: it must not take another's turn.
         """
         loaded = config_with_secrets(self.config_path)
         if not context.get("task_reschedule_count", 0):
+            _only_plan(self.config_path, context.get("params") or {})
             _refuse_impossible(self.config_path)
             revision_of_run(load_release(Path(self.config_path)), context)
         claim = claim_of(loaded, context)
@@ -82,6 +85,26 @@ class GiveBackOperator(BaseOperator):
         """Give the claim back; one that was taken over is left alone."""
         held = claim_of(config_with_secrets(self.config_path), context).give_back()
         log.info("the next release of the model may begin" if held else "this run no longer held the claim")
+
+
+def _only_plan(config_path: str, params: Mapping[str, Any]) -> None:
+    """Show the plan in the log, if the run was started for that.
+
+    Raises:
+        AirflowFailException: The release cannot work.
+        AirflowSkipException: The plan was shown: nothing else is to be done.
+    """
+    if not params.get("dry_run"):
+        return
+    from llm_pipeline.planning.plan import plan_release
+    from llm_pipeline.planning.table import format_plan
+
+    try:
+        plan = plan_release(Path(config_path), revision=params.get("revision"), replace=bool(params.get("replace")))
+    except Terminal as error:
+        raise AirflowFailException(str(error)) from error
+    log.info("%s", Lines(f"the plan:\n{format_plan(plan)}"))
+    raise AirflowSkipException("a dry run: the plan is in the log, and nothing was released")
 
 
 def _refuse_impossible(config_path: str) -> None:

@@ -74,7 +74,16 @@ def release_dag(config_path: Path) -> DAG:
         auto_register=False,  # a DAG file names its own: the check of all of them must add none
         max_active_runs=_RUNS_AT_ONCE[loaded.config.concurrency],
         tags=["llm-release", *loaded.config.targets],
-        params={"revision": _revision_parameter(loaded), "replace": _replace_parameter(loaded)},
+        params={
+            "revision": _revision_parameter(loaded),
+            "replace": _replace_parameter(loaded),
+            "dry_run": Param(
+                False,
+                type="boolean",
+                title="Dry run",
+                description="Only show the plan, in the log of the first task: what would be done, its time and cost.",
+            ),
+        },
         default_args=task_defaults(),
         deadline=deadline_of(loaded),
     )
