@@ -43,7 +43,7 @@ def test_a_line_of_a_tool_that_is_not_understood_is_logged_once_and_the_tool_end
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     code = "import sys; sys.stdout.write('x' * 80 + '\\n' + ('y' * 80 + '\\n') * 5000)"  # more than a pipe holds
-    run = run_tool([sys.executable, "-c", code], time_limit_seconds=20, on_line=fault)
+    run = run_tool([sys.executable, "-c", code], time_limit_seconds=300, on_line=fault)
     assert len(run.lines) == 400
     assert len(faults(caplog)) == 1
 
