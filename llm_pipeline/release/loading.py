@@ -77,7 +77,10 @@ def load_release(path: Path) -> LoadedRelease:
     """
     loaded = load_config(path)
     path, config = loaded.path, loaded.config
-    recipes = [_load_recipe(loaded, name) for name in config.recipes]
+    files = [_named(path, "quantization", name, "recipes") for name in config.recipes]
+    recipes = [load_yaml(file, QuantizationRecipe, name=file.stem) for file in files]
+    for file, recipe in zip(files, recipes, strict=True):
+        _check_recipe(loaded.configs_root, file, recipe)
     release = ResolvedRelease(
         name=config.name,
         description=config.description,
@@ -123,13 +126,6 @@ def _check_data_files(loaded: ConfiguredRelease) -> None:
         wanted.append((("evaluation", "task_directory"), evaluation.task_directory))
     for location, name in wanted:
         _check_data_file(loaded.configs_root, name, loaded.path, location)
-
-
-def _load_recipe(loaded: ConfiguredRelease, name: str) -> QuantizationRecipe:
-    path = _named(loaded.path, "quantization", name, "recipes")
-    recipe = load_yaml(path, QuantizationRecipe, name=name)
-    _check_recipe(loaded.configs_root, path, recipe)
-    return recipe
 
 
 def _check_recipe(root: Path, path: Path, recipe: QuantizationRecipe) -> None:

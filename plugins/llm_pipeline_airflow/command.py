@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-TARGET_LABEL = "{{ task.subject }}"
-
 
 class CommandOperator(BaseOperator):
     """Runs a command as a process of its own, relays what it says, and then tells people what it did.

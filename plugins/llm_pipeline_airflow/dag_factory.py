@@ -28,10 +28,9 @@ from llm_pipeline_airflow.approvals import QuestionOperator
 from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
 from llm_pipeline_airflow.deadline import deadline_of
 from llm_pipeline_airflow.ladder import NeedingOperator, RecipeOperator
-from llm_pipeline_airflow.operators import LABEL_TEMPLATE, StageOperator
+from llm_pipeline_airflow.operators import LABEL_TEMPLATE, ResolveOperator, StageOperator
 from llm_pipeline_airflow.placement import placement_arguments
 from llm_pipeline_airflow.promotion import CanaryStepOperator, PromotionOrder, RollbackOperator
-from llm_pipeline_airflow.resolve_operator import ResolveOperator
 from llm_pipeline_airflow.retries import task_defaults
 from llm_pipeline_airflow.runs import dag_id_of
 from llm_pipeline_airflow.step_approval import StepApprovalOperator

@@ -13,11 +13,16 @@ from airflow.sdk import DAG, get_parsing_context
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline_airflow.dag_factory import release_dag
-from llm_pipeline_airflow.deployments import used_deployments
+from llm_pipeline_airflow.deployment_dags import (
+    guard_dag,
+    guard_dags,
+    retention_dag,
+    retention_dags,
+    rollback_dag,
+    rollback_dags,
+    used_deployments,
+)
 from llm_pipeline_airflow.faults import contained
-from llm_pipeline_airflow.guard_dag import guard_dag, guard_dags
-from llm_pipeline_airflow.retention_dag import retention_dag, retention_dags
-from llm_pipeline_airflow.rollback_dag import rollback_dag, rollback_dags
 from llm_pipeline_airflow.runs import dag_id_of
 from llm_pipeline_airflow.settings import release_configs, release_folders, require_folders
 

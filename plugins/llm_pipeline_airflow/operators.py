@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Collection
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, ResumableJobMixin
@@ -13,17 +14,22 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from llm_pipeline.base.errors import Terminal, Transient
 from llm_pipeline.base.logging import Lines, LogRelay
-from llm_pipeline.flow import ReleaseProgress, passed, placement
+from llm_pipeline.flow import ReleaseProgress, passed, placement, resolve_request
 from llm_pipeline.notifications.happened import judged
+from llm_pipeline.operations.replacement import replace
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.evidence_text import log_table, metric_lines
-from llm_pipeline.release.loading import ConfiguredRelease
+from llm_pipeline.release.loading import ConfiguredRelease, load_release
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners
+from llm_pipeline.runners.stage_environment import secret_connections
+from llm_pipeline.store import open_store
 from llm_pipeline_airflow.claim import claim_of
-from llm_pipeline_airflow.connections import config_with_secrets
+from llm_pipeline_airflow.commit_of_run import remember_commit, revision_of_run, run_name
+from llm_pipeline_airflow.connections import config_with_secrets, fetch_secrets
 from llm_pipeline_airflow.links import ReleaseReportLink
 from llm_pipeline_airflow.logs import get_logger
+from llm_pipeline_airflow.runs import remember_run
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -214,6 +220,43 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         if self._runner is None:
             self._runner = Runners(self.configured.deployment)
         return self._runner
+
+
+class ResolveOperator(StageOperator):
+    """Pins the model's revision and returns the release's id; `commit_of_run` says which commit that is."""
+
+    template_fields: Collection[str] = ()
+
+    def __init__(self, *, config_path: str, **kwargs: Any) -> None:
+        kwargs.setdefault("stage", "resolve")
+        super().__init__(config_path=config_path, **kwargs)
+
+    def execute(self, context: Context) -> Any:
+        """Run the stage and return the release's id."""
+        return super().execute(context)["release_id"]
+
+    def request(self, context: Context) -> StageRequest:
+        """What the stage is asked to do.
+
+        Raises:
+            AirflowSkipException: The run has nothing to release.
+        """
+        loaded = load_release(Path(self.config_path))
+        fetch_secrets(secret_connections(loaded.deployment))
+        revision = revision_of_run(loaded, context)
+        if context["params"].get("replace"):
+            store = open_store(loaded.deployment.store)
+            replace(store, loaded.places.values(), loaded.config.model.id, by=f"run {run_name(context)}")
+        return resolve_request(loaded, revision)
+
+    def conclude(self, context: Context, result: StageResult) -> dict[str, Any]:
+        """Remember which release this run works on, for the report's tab, and for the release watch."""
+        store = open_store(self.configured.deployment.store)
+        remember_run(store, context["dag_run"].dag_id, context["run_id"], result.release_id)
+        remember_commit(self.configured, result.release_id, context)
+        returned = super().conclude(context, result)
+        self._ending = result.release_id
+        return returned
 
 
 def _log_result(result: StageResult) -> None:

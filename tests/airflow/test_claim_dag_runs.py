@@ -16,8 +16,7 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, chain
 from airflow.sdk.exceptions import AirflowSkipException
 from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
-from llm_pipeline_airflow.operators import StageOperator
-from llm_pipeline_airflow.resolve_operator import ResolveOperator
+from llm_pipeline_airflow.operators import ResolveOperator, StageOperator
 
 from llm_pipeline.release.claim import ReleaseClaim, free_claim, read_claim
 from llm_pipeline.release.claim_state import AirflowRun, Claimant, LocalProcess

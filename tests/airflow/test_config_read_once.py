@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
-from llm_pipeline_airflow.resolve_operator import ResolveOperator
+from llm_pipeline_airflow.operators import ResolveOperator
 
 from llm_pipeline.release import loading
 

@@ -7,11 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from llm_pipeline_airflow import dag_factory, guard_dag, webhook
+from llm_pipeline_airflow import dag_factory, deployment_dags, webhook
+from llm_pipeline_airflow.deployment_dags import guard_dags, retention_dags, rollback_dags
 from llm_pipeline_airflow.discovery import check_release_configs, release_dags
-from llm_pipeline_airflow.guard_dag import guard_dags
-from llm_pipeline_airflow.retention_dag import retention_dags
-from llm_pipeline_airflow.rollback_dag import rollback_dags
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.release import loading
@@ -153,14 +151,14 @@ def test_a_deployment_whose_dag_cannot_be_made_is_named_and_the_others_have_thei
     there = project.config.parents[1] / "deployments/there.yaml"
     there.write_text(there.with_name("here.yaml").read_text())
     project.config.with_name("other.yaml").write_text(project.config.read_text().replace("here", "there"))
-    real = guard_dag.placement_of_targets
+    real = deployment_dags.placement_of_targets
 
     def place(deployment, targets):
         if deployment.name == "here":
             raise KeyError("cpu-a")
         return real(deployment, targets)
 
-    monkeypatch.setattr(guard_dag, "placement_of_targets", place)
+    monkeypatch.setattr(deployment_dags, "placement_of_targets", place)
     assert set(guard_dags((project.config.parent,))) == {"guard__there"}
     with pytest.raises(ConfigError, match=r"^here\.yaml: .*KeyError"):
         check_release_configs((project.config.parent,))

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, ParamValidationError
-from llm_pipeline_airflow.guard_dag import GuardOperator, guard_dags
+from llm_pipeline_airflow.deployment_dags import GuardOperator, RollBackOperator, guard_dags, rollback_dags
 from llm_pipeline_airflow.notifications import connection_of
-from llm_pipeline_airflow.rollback_dag import RollBackOperator, rollback_dags
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.way_back_record import WayBack, write_way_back

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from llm_pipeline_airflow.dag_factory import release_dag
-from llm_pipeline_airflow.resolve_operator import ResolveOperator
+from llm_pipeline_airflow.operators import ResolveOperator
 
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.store import ArtifactStore, open_store

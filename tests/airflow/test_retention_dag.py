@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from airflow.sdk import DAG
-from llm_pipeline_airflow.retention_dag import retention_dags
+from llm_pipeline_airflow.deployment_dags import retention_dags
 
 from llm_pipeline.store import open_store
 
