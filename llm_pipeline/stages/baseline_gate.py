@@ -5,6 +5,7 @@ It reads what the baseline scored and asks nothing again: another range costs se
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,7 +45,8 @@ def run(context: StageContext[BaselineGateConfig]) -> StageOutput:
     Raises:
         IntegrityError: An evaluation is damaged.
     """
-    # here: numpy loads slowly, and a result that is reused does not need it
+    started = time.monotonic()
+    # here: scipy loads slowly, which is the judgement's time, and a result that is reused does not need it
     from llm_pipeline.accuracy.baseline_gate import judge_baseline
     from llm_pipeline.accuracy.table import format_baseline
 
@@ -56,7 +58,7 @@ def run(context: StageContext[BaselineGateConfig]) -> StageOutput:
     say = log.info if judgement.verdict is Verdict.GO else log.warning
     say(format_baseline(judgement))
     say(f"baseline verdict: {judgement.verdict}: {judgement.summary}")
-    return StageOutput(judgement=judgement)
+    return StageOutput(judgement=judgement, tool_seconds=time.monotonic() - started)
 
 
 def _asked_alike(production: Path, now: EvaluationSummary) -> list[ScoredItem]:

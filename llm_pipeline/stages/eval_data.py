@@ -113,11 +113,6 @@ def run(context: StageContext[EvalDataConfig]) -> StageOutput:
         SourceUnavailable: The source cannot be reached.
         IntegrityError: A file's bytes are wrong twice.
     """
-    # here: the hub's client loads slowly, and a result that is reused asks no hub
-    from llm_pipeline.hub.data_set_files import DataSetFiles
-    from llm_pipeline.hub.sources import open_data_sets
-    from llm_pipeline.hub.transfer import RateLimit
-
     started, config = time.monotonic(), context.config
     asked = _Asked.by(_definitions(config, context.inputs.get("tasks")))
     _refuse_other_revisions(config, asked)
@@ -127,6 +122,11 @@ def run(context: StageContext[EvalDataConfig]) -> StageOutput:
     if not asked.splits:
         log.info("the tasks bring their own data: nothing is fetched")
         return _written(destination, EvalDataRecord(), started)
+    # here: the hub's client loads slowly, and tasks that bring their data ask no hub
+    from llm_pipeline.hub.data_set_files import DataSetFiles
+    from llm_pipeline.hub.sources import open_data_sets
+    from llm_pipeline.hub.transfer import RateLimit
+
     source = open_data_sets(config.source, config.hub)
     pinned = {one: _pin(source, one, config, context.workdir) for one in asked.repositories}
     for one, as_described in asked.repositories.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -56,6 +57,7 @@ def run(context: StageContext[PackageConfig]) -> StageOutput:
         raise IntegrityError("the evaluation has no generative item to make golden prompts of", where="evaluation")
     destination = context.workdir / "repository"
     shutil.rmtree(destination, ignore_errors=True)
+    started = time.monotonic()
     written = write_repository(
         engine,
         golden,
@@ -64,12 +66,14 @@ def run(context: StageContext[PackageConfig]) -> StageOutput:
         destination,
         engine_ref=context.request.inputs["engine"],
     )
+    seconds = time.monotonic() - started
     log.info("wrote the model repository", megabytes=written.bytes / 1e6, files=written.files,
              golden_prompts=written.golden_prompts, rules_broken=0,
              maximum_tokens_per_request=written.maximum_tokens_per_request)  # fmt: skip
     return StageOutput(
         artifacts={"repository": Produced("model_repository", destination)},
         metrics={("repository_bytes" if name == "bytes" else name): value for name, value in asdict(written).items()},
+        tool_seconds=seconds,
     )
 
 

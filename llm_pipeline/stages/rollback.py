@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ class RollbackConfig(SlotsConfig):
 
 def run(context: StageContext[RollbackConfig]) -> StageOutput:
     """Roll an unfinished canary back; say what was found."""
-    config = context.config
+    config, started = context.config, time.monotonic()
     record = ensure_rolled_back(
         context.store,
         context.request.release_id,
@@ -41,10 +42,11 @@ def run(context: StageContext[RollbackConfig]) -> StageOutput:
         patience=Patience.with_router(config.place.router),
         leave_paused=config.leave_paused,
     )
+    seconds = time.monotonic() - started
     metrics: dict[str, Metric] = {"phase": record.phase.value if record else "never began"}
     if record is not None and record.phase is Phase.ROLLED_BACK:
         metrics["traffic_confirmed"] = int(bool(record.traffic_confirmed))
-    return StageOutput(metrics=metrics)
+    return StageOutput(metrics=metrics, tool_seconds=seconds)
 
 
 def request(flow: ReleaseProgress, subject: str) -> tuple[RollbackConfig, Mapping[str, ArtifactRef]]:

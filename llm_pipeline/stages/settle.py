@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -49,15 +50,17 @@ def run(context: StageContext[SettleConfig]) -> StageOutput:
     def find_router(production: Pointer) -> TrafficRouter:
         return config.open_router(production.slot, owner="settlement")
 
-    patience = Patience.with_router(config.place.router)
+    patience, started = Patience.with_router(config.place.router), time.monotonic()
     pointers = promote(context.store, promotion, find_router=find_router, patience=patience)
+    seconds = time.monotonic() - started
     production, previous = pointers.production, pointers.previous
     return StageOutput(
+        tool_seconds=seconds,
         metrics={
             "production": production.release_id if production else None,
             "slot": production.slot if production else None,
             "previous": previous.release_id if previous else None,
-        }
+        },
     )
 
 
