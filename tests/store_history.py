@@ -22,7 +22,7 @@ from llm_pipeline.config.workload import Workload
 from llm_pipeline.release.claim import claim_name
 from llm_pipeline.release.claim_state import Claimant, ClaimState, LocalProcess
 from llm_pipeline.release.contract import StageResult, Timings
-from llm_pipeline.release.execute import KeyContent, concluded, record_name, replace_document, results_name
+from llm_pipeline.release.execute import KeyContent, concluded, record_name, results_name
 from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.release.record import record_name as release_name
 from llm_pipeline.store import ArtifactStore, open_store
@@ -30,7 +30,7 @@ from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
 from llm_pipeline.store.provenance import Provenance
-from llm_pipeline.store.signed_documents import write_signed
+from llm_pipeline.store.signed_documents import replace_document, write_signed
 
 MODEL = "demo/tiny"
 TARGET = "cpu"

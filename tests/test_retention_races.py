@@ -18,13 +18,14 @@ from store_history import History
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.release.contract import StageResult, Timings
-from llm_pipeline.release.execute import read_stage_record, replace_document, results_name
+from llm_pipeline.release.execute import read_stage_record, results_name
 from llm_pipeline.release.record import record_name as release_name
 from llm_pipeline.retention import collection
 from llm_pipeline.retention.collection import collect_garbage
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store import pending_deletion as condemned_artifacts
 from llm_pipeline.store.pending_deletion import Condemnation, publish_spared, read_condemned
+from llm_pipeline.store.signed_documents import replace_document
 
 OLD, NEW, RUNNING = 1, 2, 3
 TEXT = "old weights"

@@ -28,13 +28,14 @@ from llm_pipeline.inspection.verification import verify_reference
 from llm_pipeline.operations.rollback import roll_back
 from llm_pipeline.operations.served_place import ServedPlace
 from llm_pipeline.operations.switching import start_production
-from llm_pipeline.release.execute import record_name, replace_document, results_name
+from llm_pipeline.release.execute import record_name, results_name
 from llm_pipeline.release.record import record_name as release_name
 from llm_pipeline.release.record import trusted_record
 from llm_pipeline.release.trusted_pointers import pointer_problem, require_served
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers, pointers_name, read_pointers
 from llm_pipeline.store.references import resolve_reference
+from llm_pipeline.store.signed_documents import replace_document
 
 OTHER_MODEL = "other/model"
 NO_SLOTS = cast("SlotControl", object())

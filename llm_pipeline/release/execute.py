@@ -42,11 +42,16 @@ from llm_pipeline.release.contract import (
 )
 from llm_pipeline.release.registry import load_stage, publishes
 from llm_pipeline.store import ArtifactStore, open_store
-from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseState
 from llm_pipeline.store.pending_deletion import publish_spared
 from llm_pipeline.store.provenance import Provenance, here
-from llm_pipeline.store.signed_documents import conclusion_problem, refusal, signed_conclusion, write_signed
+from llm_pipeline.store.signed_documents import (
+    conclusion_problem,
+    refusal,
+    replace_document,
+    signed_conclusion,
+    write_signed,
+)
 
 log = get_logger(__name__)
 
@@ -205,15 +210,6 @@ def results_name(release_id: str, stage: str, subject: str) -> str:
 def failure_name(release_id: str, stage: str, subject: str) -> str:
     """Name of the file that holds the error a stage ended with; gone once it succeeds."""
     return results_name(release_id, stage, subject).replace("/results/", "/failures/")
-
-
-def replace_document(store: ArtifactStore, name: str, value: Mapping[str, JsonValue]) -> None:
-    """Write a document whatever it held before."""
-    while True:
-        current = store.read_document(name)
-        with contextlib.suppress(Conflict):
-            store.write_document(name, value, current.revision if current else None)
-            return
 
 
 def _execute(request: StageRequest) -> StageResult:

@@ -19,11 +19,11 @@ from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import ConfigError, ExitCode, StageCancelled, StageOutOfTime
 from llm_pipeline.base.logging import get_logger, write_json_lines
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
-from llm_pipeline.release.execute import execute, replace_document
+from llm_pipeline.release.execute import execute
 from llm_pipeline.release.registry import publishes
 from llm_pipeline.release.time_limit import OutOfTime, ended_after
 from llm_pipeline.store import open_store
-from llm_pipeline.store.signed_documents import write_signed
+from llm_pipeline.store.signed_documents import replace_document, write_signed
 
 IN_STORE = "store:"
 """What stands before a job's name where its outcome goes to the store."""

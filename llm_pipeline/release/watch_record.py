@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Literal, TypeVar
+from typing import Literal
 
-from pydantic import AwareDatetime, ValidationError
+from pydantic import AwareDatetime
 
-from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.config.model import ConfigModel
-from llm_pipeline.store.artifact_store import ArtifactStore, Conflict, Document
+from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
+from llm_pipeline.store.documents import understood
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-
-Model = TypeVar("Model", bound=ConfigModel)
+_ANEW = "remove the document"
 
 
 class Claim(ConfigModel):
@@ -86,7 +85,7 @@ def read_claim(store: ArtifactStore, config: str, commit: str) -> Claim | None:
     """
     name = claim_name(config, commit)
     document = store.read_document(name)
-    return None if document is None else _read(Claim, document, name)
+    return None if document is None else understood(Claim, document.value, name, hint=_ANEW)
 
 
 def read_claims(store: ArtifactStore, config: str) -> list[Claim]:
@@ -129,7 +128,7 @@ def read_status(store: ArtifactStore, config: str) -> WatchStatus | None:
     """
     name = _status_name(config)
     document = store.read_document(name)
-    return None if document is None else _read(WatchStatus, document, name)
+    return None if document is None else understood(WatchStatus, document.value, name, hint=_ANEW)
 
 
 def call_webhook(store: ArtifactStore, config: str) -> None:
@@ -158,10 +157,3 @@ def _webhook_name(config: str) -> str:
 
 def _status_name(config: str) -> str:
     return f"watch/{config}.json"
-
-
-def _read(model: type[Model], document: Document, name: str) -> Model:
-    try:
-        return model.model_validate(document.value)
-    except ValidationError as error:
-        raise IntegrityError(f"not a {model.__name__}: {error}", where=name, hint="remove the document") from error

@@ -27,7 +27,7 @@ from llm_pipeline.loadtest.workload_files import workload_files
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.release.changes import changing
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
-from llm_pipeline.release.execute import key_content, read_stage_record, replace_document
+from llm_pipeline.release.execute import key_content, read_stage_record
 from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.record import (
     PROMPTS_DATASET,
@@ -42,7 +42,7 @@ from llm_pipeline.stages.download import download_config
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.pending_deletion import publish_spared
 from llm_pipeline.store.provenance import Provenance, here
-from llm_pipeline.store.signed_documents import write_signed
+from llm_pipeline.store.signed_documents import replace_document, write_signed
 
 log = get_logger(__name__)
 

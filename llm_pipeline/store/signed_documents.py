@@ -19,6 +19,17 @@ from llm_pipeline.store.artifact_store import ArtifactStore, Conflict, Document
 _SIGNATURE = "signature"
 
 
+def replace_document(
+    store: ArtifactStore, name: str, value: Mapping[str, JsonValue], signature: str | None = None
+) -> None:
+    """Write a document whatever it held before."""
+    while True:
+        current = store.read_document(name)
+        with contextlib.suppress(Conflict):
+            store.write_document(name, value, current.revision if current else None, signature)
+            return
+
+
 def write_signed(store: ArtifactStore, name: str, value: Mapping[str, JsonValue]) -> None:
     """Write a document whatever it held before, signed if this process signs.
 
@@ -26,12 +37,7 @@ def write_signed(store: ArtifactStore, name: str, value: Mapping[str, JsonValue]
         ConfigError: The signing key cannot be used.
         Transient: The store, or a service for signing, cannot be reached.
     """
-    signature = store.signatures.sign_document(name, value)
-    while True:
-        current = store.read_document(name)
-        with contextlib.suppress(Conflict):
-            store.write_document(name, value, current.revision if current else None, signature)
-            return
+    replace_document(store, name, value, store.signatures.sign_document(name, value))
 
 
 def require_signed(store: ArtifactStore, name: str, document: Document) -> None:

@@ -23,7 +23,6 @@ from llm_pipeline.base.errors import PipelineError, StageCrashed, Transient, fro
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.release.contract import OUTCOME, StageFailure, StageRequest, StageResult
-from llm_pipeline.release.execute import replace_document
 from llm_pipeline.release.process import job_outcome_name
 from llm_pipeline.release.registry import publishes
 from llm_pipeline.runners.environments import environment_of, image_of
@@ -33,7 +32,7 @@ from llm_pipeline.runners.runner import Job, Placement
 from llm_pipeline.runners.stage_environment import withheld_secrets
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import Document
-from llm_pipeline.store.signed_documents import refusal, require_signed
+from llm_pipeline.store.signed_documents import refusal, replace_document, require_signed
 
 log = get_logger(__name__)
 

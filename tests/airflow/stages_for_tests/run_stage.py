@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from llm_pipeline.base.collector import spare_imports
+from llm_pipeline.store.signed_documents import replace_document
 
 spare_imports()  # as `python -m llm_pipeline` does
 
@@ -121,7 +122,7 @@ def resolve(context: StageContext) -> StageOutput:
         ladders=dict.fromkeys((target.name for target in loaded.release.targets), climbing_order(loaded.release)),
         created_at=datetime.now(UTC),
     )
-    execute.replace_document(context.store, record_name(release_id), record.model_dump(mode="json"))
+    replace_document(context.store, record_name(release_id), record.model_dump(mode="json"))
     metrics = scripted(context.request).get("metrics", {})
     return StageOutput(release_id=release_id, metrics={"release_id": release_id, **metrics})
 
