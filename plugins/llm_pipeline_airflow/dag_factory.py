@@ -11,7 +11,6 @@ whatever is cleared, the run takes its turn among the model's releases again, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -86,8 +85,15 @@ def release_dag(config_path: Path) -> DAG:
         default_args=task_defaults(),
         deadline=deadline_of(loaded),
     )
+    tasks = release_tasks(loaded.release, climbing_order(loaded.release))
+    drawing = _Drawing(loaded)
     with dag:
-        _Drawing(loaded).draw(release_tasks(loaded.release, climbing_order(loaded.release)))
+        for lane, members in groupby(tasks, key=lambda task: task.lane):
+            if lane is not None:
+                drawing.add_group(lane, tuple(members))
+                continue
+            for task in members:
+                drawing.add(task)
     return dag
 
 
@@ -98,27 +104,19 @@ class _Drawing:
         self._loaded = loaded
         self._operators: dict[str, BaseOperator] = {}
 
-    def draw(self, tasks: Iterable[Task]) -> None:
-        """Add all tasks to the DAG that is being made."""
-        for lane, members in groupby(tasks, key=lambda task: task.lane):
-            if lane is None:
-                for task in members:
-                    self._add(task, "")
-            else:
-                self._add_group(lane, tuple(members))
-
-    def _add_group(self, lane: Lane, members: tuple[Task, ...]) -> None:
+    def add_group(self, lane: Lane, members: tuple[Task, ...]) -> None:
+        """Add the tasks of a lane, in a group that is mapped over its items."""
         over = lane.group.over.value
 
         @task_group(group_id=lane.id, group_display_name=lane.title, tooltip=lane.group.words)
         def group(**mapped: str) -> None:
             # Edges are set inside: outside, `>>` binds to what this function returns and lets other tasks start early.
             for task in members:
-                self._add(task, mapped[over])
+                self.add(task, mapped[over])
 
         group.expand(**{over: list(lane.items)})
 
-    def _add(self, task: Task, item: str) -> None:
+    def add(self, task: Task, item: str = "") -> None:
         """Add the operator that does a task's work; `item` is what its group is mapped over, or empty."""
         step, options = task.step, self._shared(task)
         operator: BaseOperator
