@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.definitions.callback import SyncCallback  # `airflow.sdk` has them, but its stubs do not
 from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
 
-from llm_pipeline.release.loading import load_config
+from llm_pipeline_airflow.connections import config_with_secrets
 from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.logs import get_logger
 
@@ -42,7 +41,7 @@ def tell_late(config_path: str, context: dict[str, Any]) -> None:
     from llm_pipeline_airflow.runs import release_of_run
 
     with contained("telling that a release is late") as faults:
-        loaded, run = load_config(Path(config_path)), context["dag_run"]
+        loaded, run = config_with_secrets(config_path), context["dag_run"]
         dag_id, run_id = str(run["dag_id"]), str(run["dag_run_id"])
         release_id = release_of_run(open_store(loaded.deployment.store), dag_id, run_id) or loaded.config.name
         hours = loaded.deployment.notifications.release_hours or 0.0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from urllib.parse import quote
 
@@ -160,14 +159,13 @@ def connection_of(name: str) -> Connection | None:
 
 def _whose(task: Any) -> tuple[Deployment | None, str]:
     """The deployment that a task works for, and the name of its release config."""
-    from llm_pipeline.config.loading import load_deployment
-    from llm_pipeline.release.loading import load_config
+    from llm_pipeline_airflow.connections import config_with_secrets, deployment_with_secrets
 
     if path := getattr(task, "config_path", ""):
-        loaded = load_config(Path(path))
+        loaded = config_with_secrets(path)
         return loaded.deployment, loaded.config.name
     path = getattr(task, "deployment_file", "")
-    return (load_deployment(Path(path)) if path else None), ""
+    return (deployment_with_secrets(path) if path else None), ""
 
 
 def _origin(deployment: Deployment, name: str, context: Context) -> Origin:
