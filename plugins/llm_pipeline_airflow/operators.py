@@ -27,11 +27,13 @@ from llm_pipeline.store import open_store
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.commit_of_run import remember_commit, revision_of_run, run_name
 from llm_pipeline_airflow.connections import config_with_secrets, fetch_secrets
+from llm_pipeline_airflow.lineage import lineage_of
 from llm_pipeline_airflow.links import ReleaseReportLink
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.runs import remember_run
 
 if TYPE_CHECKING:
+    from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import Context
     from pydantic import JsonValue
 
@@ -148,6 +150,12 @@ class StageOperator(ResumableJobMixin, BaseOperator):
             return None
         event = judged(origin, self._result)
         return (event,) if event else ()
+
+    def get_openlineage_facets_on_complete(self, _task_instance: Any) -> OperatorLineage | None:
+        """What the stage read and made, for Airflow's OpenLineage provider; None for one that made the release."""
+        if self._result is None or not self.release_id:
+            return None
+        return lineage_of(ReleaseProgress.open(self.configured.deployment, self.release_id), self._result)
 
     def submit_job(self, context: Context) -> JsonValue:
         """Start the stage's process; see `ResumableJobMixin`."""

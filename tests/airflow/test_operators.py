@@ -7,8 +7,11 @@ from datetime import timedelta
 import pytest
 from airflow.models.dagrun import DagRun
 from llm_pipeline_airflow.dag_factory import release_dag
+from llm_pipeline_airflow.lineage import data_sets
 
+from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.notifications.stream import read
+from llm_pipeline.release.record import read_record
 from llm_pipeline.store import open_store
 
 pytestmark = pytest.mark.slow
@@ -81,6 +84,19 @@ def test_what_happened_is_in_the_stream_of_events_once(release, promoted):
     assert told.count(("verdict", f"Accuracy gate small of {release_id}: NO_GO")) == 1
     assert told.count(("verdict", f"Load test gate cpu-b of {release_id}: GO")) == 1
     assert "failure" not in dict(told[: told.index(("verdict", f"Load test gate cpu-b of {release_id}: GO"))])
+
+
+def test_lineage_goes_from_the_commit_to_the_endpoint(release, promoted):
+    def named(stage: str, subject: str = "") -> tuple[list[str], list[str]]:
+        read, made = data_sets(flow, flow.result(stage, subject))
+        return [one[1] for one in read], [one[1] for one in made]
+
+    flow = ReleaseProgress(release.store, read_record(release.store, "tiny-01234567-00000000"))
+    assert named("download")[0] == ["demo/tiny"]
+    assert named("settle", "cpu-a")[1] == ["here/cpu-a"]
+    for stage, subject, of in (("quantize", "large", "download"), ("build", "cpu-a", "quantize")):
+        before = named(of, "large" if of == "quantize" else "")[1]
+        assert set(named(stage, subject)[0]) & set(before), stage
 
 
 def test_a_reused_result_says_so_in_its_label(stopped):
