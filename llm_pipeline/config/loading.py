@@ -45,7 +45,8 @@ def load_yaml(path: Path, model: type[ModelT], **fixed: str) -> ModelT:
     for key, value in fixed.items():
         if data.setdefault(key, value) != value:
             raise ConfigError(
-                f"{key} is {data[key]!r} but the file is named {value!r}", where=f"{path}:{_line(node, (key,))}"
+                f"{key} is {_short(repr(data[key]))} but the file is named {value!r}",
+                where=f"{path}:{_line(node, (key,))}",
             )
     try:
         return model.model_validate(data, context=PathsRelativeTo(path.parent))
@@ -89,7 +90,7 @@ def _told_once(model: type[BaseModel], errors: list[ErrorDetails]) -> list[Error
 def _mistake(path: Path, node: yaml.Node | None, model: type[BaseModel], details: ErrorDetails) -> str:
     location = _without_kinds(node, details["loc"], missing=details["type"] == "missing")
     place = f"{path}:{_line(node, location)}"
-    key = ".".join(str(part) for part in location) or "file"
+    key = ".".join(_short(str(part)) for part in location) or "file"
     if details["type"] == "extra_forbidden":
         return f"{place}: unknown key {key}{_suggest_key(model, location)}"
     if details["type"] == "missing":
@@ -100,6 +101,10 @@ def _mistake(path: Path, node: yaml.Node | None, model: type[BaseModel], details
     given = repr(details["input"])
     shown = f" (got {given})" if len(given) <= _LONGEST_INPUT_SHOWN else ""
     return f"{place}: {key}: {message}{shown}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_INPUT_SHOWN else f"{text[:_LONGEST_INPUT_SHOWN]}..."
 
 
 def _without_kinds(node: yaml.Node | None, location: Location, *, missing: bool) -> Location:

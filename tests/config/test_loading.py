@@ -272,6 +272,13 @@ def test_a_file_whose_name_key_differs_is_refused(configs: Path):
     assert_says_once(error, path, line, "name is 'gpu' but the file is named 'cpu'")
 
 
+@pytest.mark.parametrize("lines", [[f"name: {'x' * 20_000}"], [f"{'x' * 1_000}{number}: 1" for number in range(20)]])
+def test_mistakes_of_many_characters_are_not_repeated_whole(configs: Path, lines: list[str]):
+    path = configs / "targets" / "cpu.yaml"
+    path.write_text("\n".join([path.read_text().replace("name: cpu\n", ""), *lines, ""]))
+    assert len(str(mistake_of(configs / "releases" / "demo.yaml"))) < 10_000
+
+
 def test_relative_paths_of_a_deployment_are_relative_to_its_file(configs: Path):
     deployment = load_deployment(configs / "deployments" / "local.yaml")
     assert deployment.store.uri == f"file://{configs.parent}/.pipeline/store"
