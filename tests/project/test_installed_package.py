@@ -121,18 +121,23 @@ def test_airflow_lists_the_dags_of_a_project_and_of_the_packages_bundle(installe
     expected = {"release__first", "guard__local", "rollback__local", "retention__local"}
     bundle = {"name": "ours", "classpath": "llm_pipeline_airflow.bundle.ReleaseDagBundle", "kwargs": {}}
     ways = [
-        {"AIRFLOW__CORE__DAGS_FOLDER": str(project / "dags")},
-        {
-            "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps([bundle]),
-            "AIRFLOW__LLM_PIPELINE__RELEASES": str(project / "releases"),
-        },
+        ({"AIRFLOW__CORE__DAGS_FOLDER": str(project / "dags")}, []),
+        (
+            {
+                "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps([bundle]),
+                "AIRFLOW__LLM_PIPELINE__RELEASES": str(project / "releases"),
+            },
+            ["--bundle-name", "ours"],  # without it, these commands look into the DAGs folder only
+        ),
     ]
     installed.call("-m", "airflow", "db", "migrate")
-    for way in ways:
+    for way, where in ways:
         settings = {"AIRFLOW__CORE__LOAD_EXAMPLES": "False"} | way
-        listed = installed.call("-m", "airflow", "dags", "list", "--local", "-o", "json", **settings)
+        listed = installed.call("-m", "airflow", "dags", "list", "--local", "-o", "json", *where, **settings)
         assert {row["dag_id"] for row in json.loads(listed.splitlines()[-1])} == expected
-        errors = installed.call("-m", "airflow", "dags", "list-import-errors", "--local", "-o", "json", **settings)
+        errors = installed.call(
+            "-m", "airflow", "dags", "list-import-errors", "--local", "-o", "json", *where, **settings
+        )
         assert json.loads(errors.splitlines()[-1]) == []
 
 
