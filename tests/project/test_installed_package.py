@@ -71,6 +71,8 @@ class Installed:
         for path in Path(sysconfig.get_paths()["purelib"]).iterdir():
             if "llm_pipeline" not in path.name and not path.name.endswith(".pth"):
                 (packages / path.name).symlink_to(path)
+        envoy = Path(sys.executable).with_name("envoy")  # a program, which pip puts beside the interpreter
+        (self.root / "venv" / "bin" / "envoy").symlink_to(envoy)
 
     def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "AIRFLOW", "LLM_PIPELINE"))}
@@ -93,7 +95,14 @@ def installed(distributions, tmp_path_factory) -> Installed:
 
 
 @pytest.fixture(scope="module")
-def project(installed) -> Iterator[Path]:
+def project(installed) -> Path:
+    """A project of `init`, of a model on the hub."""
+    installed.call("-m", "llm_pipeline", "init", "hub", "--model", "organisation/name")
+    return installed.root / "hub"
+
+
+@pytest.fixture
+def trained(installed) -> Iterator[Path]:
     """A project of `init` whose model was trained here."""
     if not MODEL_PYTHON.exists():
         pytest.skip("the model environment is missing: run `make environments`")
@@ -149,12 +158,12 @@ def test_airflow_knows_the_option_and_its_default(installed):
     assert default.splitlines()[-1] == "releases, configs/releases"
 
 
-def test_a_whole_release_is_made_of_the_project(installed, project):
-    release = str(project / "releases" / "first.yaml")
+def test_a_whole_release_is_made_of_the_project(installed, trained):
+    release = str(trained / "releases" / "first.yaml")
     installed.call("-m", "llm_pipeline", "plan", release)
     said = installed.call("-m", "llm_pipeline", "run", release, "--approve")
     assert "curl" in said
     status = json.loads(
-        installed.call("-m", "llm_pipeline", "status", "--json", "-d", str(project / "deployments/local.yaml"))
+        installed.call("-m", "llm_pipeline", "status", "--json", "-d", str(trained / "deployments/local.yaml"))
     )
     assert status
