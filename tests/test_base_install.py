@@ -74,7 +74,7 @@ Case = tuple[list[str] | None, int, str]
 """Arguments, the exit code, and words of the output."""
 
 MINIMAL: dict[str, Case] = {
-    "plan": (["plan", "configs/releases/demo.yaml"], 0, "plan of demo"),
+    "plan": (["plan", "DIR/configs/releases/demo.yaml"], 0, "plan of demo"),
     "run": (["run", "DIR/configs/releases/demo.yaml", "--reject"], 4, "pip install 'llm-pipeline[control]'"),
     "report": (["report", "x", "-d", "DIR/here.yaml"], 4, NEEDS_A_RELEASE),
     "ls": (["ls", "-d", "DIR/here.yaml"], 0, "no releases"),
@@ -122,6 +122,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
     (directory / "here.yaml").write_text(here)
     (directory / "s3.yaml").write_text(here.replace("store: store", "store: s3://bucket/releases"))
     shutil.copytree(ROOT / "configs", directory / "configs")
+    local = directory / "configs/deployments/local.yaml"
+    local.write_text(local.read_text().replace("127.0.0.1:18180", "127.0.0.1:9"))  # not the hub of a demo that runs
     for name in ("control", "model"):
         (directory / ".envs" / name / "bin").mkdir(parents=True)
         (directory / ".envs" / name / "bin" / "python").symlink_to(sys.executable)

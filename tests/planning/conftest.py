@@ -11,6 +11,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
+NOBODY = "127.0.0.1:9"
+"""Where no hub answers, whatever runs on this host."""
+
 Edit = Callable[[str, str, str], None]
 
 
@@ -26,16 +29,17 @@ def _no_credentials_for_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """The public hub is not asked: releases are judged by the sizes that they state."""
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_ENDPOINT", f"http://{NOBODY}")
 
 
 @pytest.fixture
 def configs(tmp_path: Path) -> Path:
-    """A private copy of the committed configs, whose local deployment has interpreters and free ports."""
+    """A private copy of the committed configs, with interpreters, and without the hub of a demo that runs."""
     copy = Path(shutil.copytree(CONFIGS, tmp_path / "configs")).resolve()
     path = copy / "deployments" / "local.yaml"
     text = path.read_text().replace("../../.envs/control/bin/python", sys.executable)
-    path.write_text(text.replace("../../.envs/model/bin/python", sys.executable))
+    text = text.replace("../../.envs/model/bin/python", sys.executable)
+    path.write_text(text.replace("127.0.0.1:18180", NOBODY))
     return copy
 
 

@@ -22,7 +22,7 @@ def hub(edit) -> Iterator[socket.socket]:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         listener.setblocking(False)
-        edit("deployments/local.yaml", "127.0.0.1:18180", f"127.0.0.1:{listener.getsockname()[1]}")
+        edit("deployments/local.yaml", "127.0.0.1:9", f"127.0.0.1:{listener.getsockname()[1]}")
         yield listener
 
 
