@@ -32,7 +32,9 @@ def index(tmp_path: Path, content: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("metadata", "said"), [({}, ""), ({"total_size": 24.0}, ""), ({"total_size": 25}, "states another size")])
+@pytest.mark.parametrize(
+    ("metadata", "said"), [({}, ""), ({"total_size": 24.0}, ""), ({"total_size": 25}, "states another size")]
+)
 def test_an_index_that_says_what_the_shards_hold_is_sound(tmp_path: Path, metadata: Any, said: str, caplog) -> None:
     check_index(index(tmp_path, {"weight_map": WEIGHT_MAP, "metadata": metadata}), HEADERS)
     assert said in caplog.text
