@@ -112,7 +112,7 @@ def failed(
         origin: The release.
         stage: The step; empty for the release as a whole.
         subject: What it works on.
-        error: What it ended with. The text of an error that is none of ours is left out: it may hold a secret.
+        error: What it ended with. Of an exception of another library only the type is told: its text may hold a secret.
         key: Tells this attempt from any other.
         tried_again: Whether the step is tried again by itself.
     """

@@ -8,9 +8,10 @@ writing it down leaves that one event to be told again by the next, once its cla
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
-from llm_pipeline.base.errors import PipelineError, places_of
+from llm_pipeline.base.errors import IntegrityError, PipelineError, places_of
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.record import current_canary, read_events
@@ -81,16 +82,27 @@ def tell(
     Returns:
         How many messages were accepted.
     """
-    try:
+    with _contained("writing down what happened"):
         append(store, events)
-        for place, release_id in (canaries or {}).items():
+    for place, release_id in (canaries or {}).items():
+        with _contained(f"writing down the canary of {place}"):
             _write_down(store, deployment, place, release_id, link)
-        found = tuple(channels(deployment.notifications, connections))
-        return sum(_Outbox(store, deployment, name, one).send() for name, one in found)
-    except Exception as error:  # noqa: BLE001 - see above; its text may hold where people are reached
+    sent = 0
+    with _contained("opening the channels"):
+        for name, channel in channels(deployment.notifications, connections):
+            with _contained(f"sending by {name}"):
+                sent += _Outbox(store, deployment, name, channel).send()
+    return sent
+
+
+@contextmanager
+def _contained(what: str) -> Iterator[None]:
+    """End the block at an exception, and only the block: a broken channel must not keep the others from telling."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - see `tell`; its text may hold where people are reached
         raised_at = "-" if isinstance(error, PipelineError) else places_of(error)
-        log.warning("what happened could not be told", reason=type(error).__name__, raised_at=raised_at)
-        return 0
+        log.warning(f"{what} failed, people may not be told", reason=type(error).__name__, raised_at=raised_at)
 
 
 def _write_down(store: ArtifactStore, deployment: Deployment, place: str, release_id: str, link: str) -> None:
@@ -177,9 +189,16 @@ class _Outbox:
         return told.model_copy(update={"attempts": attempts, "not_before": time.time() + pause})
 
     def _load(self) -> DeliveryState:
-        document = self._store.read_document(self._name)
-        self._revision = document.revision if document else None
-        return understood(DeliveryState, document.value, self._name) if document else DeliveryState()
+        """How far it got. Where that is damaged, what is not stale is sent again: rather twice than never."""
+        try:
+            document = self._store.read_document(self._name)
+            self._revision = document.revision if document else None
+            return understood(DeliveryState, document.value, self._name) if document else DeliveryState()
+        except IntegrityError as error:
+            log.warning("how far a channel got is not known", channel=self._channel_name, reason=str(error))
+            self._store.delete_document(self._name)
+            self._revision = None
+            return DeliveryState()
 
     def _save(self, told: DeliveryState) -> DeliveryState:
         self._revision = self._store.write_document(self._name, told.model_dump(), self._revision)

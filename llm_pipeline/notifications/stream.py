@@ -3,7 +3,8 @@
     append(store, events)               # by whoever runs or watches a release; the same fact is taken once
     for event in read(store, after=17): # what comes behind the last one that the reader has seen
 
-Two who append at once are told apart by compare-and-swap. The oldest documents go when there are too many.
+Two who append at once are told apart by compare-and-swap. The oldest documents go when there are too many. A
+damaged one is logged and left as it is: its events are lost, and the stream goes on in the next.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.notifications.event import Event
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
@@ -20,6 +23,8 @@ from llm_pipeline.store.documents import understood
 
 EVENTS_A_DOCUMENT = 200
 DOCUMENTS_KEPT = 50
+
+log = get_logger(__name__)
 
 _FOLDER = "events"
 _TRIES = 50
@@ -35,19 +40,18 @@ def append(store: ArtifactStore, events: Sequence[Event]) -> int:
     """Append events whose id is not among the newest of the stream; returns how many those were.
 
     Raises:
-        IntegrityError: The newest document of the stream is damaged.
         Conflict: Others append faster than this process can.
     """
     added = 0
     for _ in range(_TRIES):
         index = _newest(store)
         part, revision = _part(store, index)
-        before = _part(store, index - 1)[0].events if index else ()
-        known = {event.id for event in (*before, *part.events)}
+        before, _ = _part(store, index - 1) if index else (None, None)
+        known = {event.id for one in (before, part) if one for event in one.events}
         new = list({event.id: event for event in events if event.id not in known}.values())
         if not new:
             return added
-        if len(part.events) == EVENTS_A_DOCUMENT:
+        if part is None or len(part.events) == EVENTS_A_DOCUMENT:
             index, part, revision = index + 1, _Part(), None
         taken = new[: EVENTS_A_DOCUMENT - len(part.events)]
         first = index * EVENTS_A_DOCUMENT + len(part.events) + 1
@@ -67,15 +71,11 @@ def append(store: ArtifactStore, events: Sequence[Event]) -> int:
 
 
 def read(store: ArtifactStore, after: int = 0) -> Iterator[Event]:
-    """The events behind a number, oldest first; those that are gone by now are left out.
-
-    Raises:
-        IntegrityError: A document of the stream is damaged.
-    """
+    """The events behind a number, oldest first; those that are gone or damaged by now are left out."""
     index = after // EVENTS_A_DOCUMENT
     while True:
         part, revision = _part(store, index)
-        if revision is None:
+        if part is None or revision is None:
             later = [number for number in _indexes(store) if number > index]
             if not later:
                 return
@@ -100,10 +100,13 @@ def _newest(store: ArtifactStore) -> int:
     return max(_indexes(store), default=0)
 
 
-def _part(store: ArtifactStore, index: int) -> tuple[_Part, str | None]:
-    """A document of the stream and its revision; an empty one and None where there is none."""
+def _part(store: ArtifactStore, index: int) -> tuple[_Part | None, str | None]:
+    """A document of the stream and its revision; an empty one and None where there is none, twice None if damaged."""
     name = _name(index)
-    document = store.read_document(name)
-    if document is None:
-        return _Part(), None
-    return understood(_Part, document.value, name, hint="remove this document: its events are lost"), document.revision
+    try:
+        document = store.read_document(name)
+        part = understood(_Part, document.value, name) if document else _Part()
+    except IntegrityError as error:
+        log.warning(f"{name} is damaged, its events are lost", reason=str(error))
+        return None, None
+    return part, document.revision if document else None

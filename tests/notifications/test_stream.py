@@ -154,3 +154,33 @@ def store_config(tmp_path):
     from llm_pipeline.config.store import StoreConfig
 
     return StoreConfig(uri=f"file://{tmp_path}/store")
+
+
+def test_a_damaged_document_of_the_stream_loses_its_own_events_and_no_others(store, monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(stream, "EVENTS_A_DOCUMENT", 2)
+    append(store, [event("a"), event("b"), event("c")])
+    for index in (0, 1):  # one that was complete, and the one that is written to
+        (tmp_path / f"store/events/{index:08d}.json").write_bytes(b"\x00{")
+    assert append(store, [event("d")]) == 1
+    assert [(one.number, one.title) for one in read(store)] == [(5, "d")]
+    assert "events/00000001.json" in caplog.text
+
+
+@pytest.mark.parametrize("damaged", ["told/here.first.json", "events/00000000.json"])
+def test_a_damaged_document_or_a_broken_channel_keeps_no_channel_from_being_told(
+    store, monkeypatch, tmp_path, damaged: str
+):
+    class Broken:
+        def send(self, _message) -> None:
+            raise RuntimeError("no channel may raise this")
+
+    first, last = Kept(), Kept()
+    everyone = {"first": first, "broken": Broken(), "last": last}
+    monkeypatch.setattr("llm_pipeline.notifications.outbox.channels", lambda *_: everyone.items())
+    channel = {"kind": "webhook", "variable": "CHAT"}
+    config = Notifications.model_validate({"channels": dict.fromkeys(everyone, channel)})
+    deployment = SimpleNamespace(name="here", notifications=config)
+    tell(store, deployment, lambda _: Connection(), events=[event("before")])
+    (tmp_path / "store" / damaged).write_bytes(b"{")
+    tell(store, deployment, lambda _: Connection(), events=[event("rolled back", severity="critical")])
+    assert first.titles[-1] == last.titles[-1] == "rolled back"
