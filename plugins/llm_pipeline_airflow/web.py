@@ -168,6 +168,7 @@ class _Shown:
         releases: The newest first.
         placed: What serves, and what served before.
         unread: What cannot be read, with the reason.
+        away: URIs of the stores that cannot be read at all.
         wrong: Release configs with a mistake.
     """
 
@@ -175,6 +176,7 @@ class _Shown:
         self.paths = paths
         self.configs: dict[str, ConfiguredRelease] = {}
         self.unread: list[str] = []
+        self.away: set[str] = set()
         self.wrong: list[str] = []
         for path in paths:
             with contained(path.name) as faults:
@@ -194,14 +196,17 @@ class _Shown:
                     which = "`llm-pipeline ls releases` names them"
                     self.unread.append(f"{uri}: {len(damaged)} documents cannot be read; {which}")
             self.unread += [f"{uri}: {fault}" for fault in faults]
+            self.away |= {uri for _ in faults}
         self.releases = sorted(releases, key=lambda one: one.row.resolved_at, reverse=True)
         ours = {one.row.release_id for one in self.releases}
         self.placed = [one for one in placed if one.pointer.release_id in ours]
 
     def watches(self) -> list[WatchSummary]:
-        """What is watched on the hub; what cannot be read of it is added to the problems."""
+        """What is watched on the hub, where stores can be read; what cannot be of it is added to the problems."""
         found: list[WatchSummary] = []
         for name, loaded in self.configs.items():
+            if loaded.deployment.store.uri in self.away:
+                continue
             with contained(f"the watch of {name}") as faults:
                 found += [watch] if (watch := watch_of(loaded)) else []
             self.unread += [str(fault) for fault in faults]

@@ -92,6 +92,14 @@ def test_a_store_that_this_host_does_not_have_is_no_empty_store(client, project,
     assert "No report yet" not in answer.text
 
 
+def test_a_store_that_cannot_be_read_is_told_once_and_not_again_for_what_is_watched(client, project):
+    text = project.config.read_text()
+    project.config.write_text(text + "watch: { poll_minutes: 5, quiet_minutes: 0, rebuilds_per_day: 5 }\n")
+    answer = client.get("/releases")
+    assert answer.status_code == 503
+    assert answer.text.count("<li>") == 1
+
+
 def test_releases_that_cannot_be_read_are_counted_and_not_left_out_silently(client, project, caplog):
     record = project.root / "store/releases/tiny-0/release.json"
     record.parent.mkdir(parents=True)
