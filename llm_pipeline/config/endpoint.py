@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.model import ConfigModel, ConnectionId, HostPath, PlainUrl, VariableName, Word
@@ -70,3 +70,13 @@ class Endpoint(ConfigModel):
         if self.api_key_connection and not self.api_key_variable:
             raise ValueError("api_key_connection needs api_key_variable, which hands its password on")
         return self
+
+
+def _has_a_model(endpoint: Endpoint) -> Endpoint:
+    if endpoint.openai_model is None:
+        raise ValueError("openai_model must name the server's model")
+    return endpoint
+
+
+OpenAiEndpoint = Annotated[Endpoint, AfterValidator(_has_a_model)]
+"""The endpoint of a server with OpenAI's API."""

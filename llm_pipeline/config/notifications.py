@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, Self, get_args
 
 from pydantic import Field, SerializeAsAny, StringConstraints, model_validator
 
@@ -42,6 +42,20 @@ class ChannelModel(ConfigModel):
     def warnings(self) -> Iterator[str]:
         """What `plan` says of it besides."""
         yield from ()
+
+
+class SecretAddressChannel(ChannelModel):
+    """A channel whose address is a secret: it stands in a variable or in a connection, never in the deployment."""
+
+    if TYPE_CHECKING:
+        variable: VariableName | None
+        connection: ConnectionId | None
+
+    @model_validator(mode="after")
+    def _names_one(self) -> Self:
+        if (self.variable is None) == (self.connection is None):
+            raise ValueError("variable and connection name the same thing: give one of them")
+        return self
 
 
 NotificationChannel = Annotated[ChannelModel, OfKind("notifications"), SerializeAsAny()]

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationInfo, WrapValidator, field_validator
 
-from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.config.endpoint import Endpoint, OpenAiEndpoint
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.server_ports import ServerPorts
 
@@ -22,13 +22,11 @@ class OpenAiSlot(ConfigModel):
     """
 
     kind: Literal["openai"]
-    endpoint: Endpoint
+    endpoint: OpenAiEndpoint
 
     @field_validator("endpoint")
     @classmethod
-    def _is_a_server(cls, endpoint: Endpoint) -> Endpoint:
-        if endpoint.openai_model is None:
-            raise ValueError("openai_model must name the server's model")
+    def _has_no_path(cls, endpoint: Endpoint) -> Endpoint:
         if urlsplit(endpoint.url).path.strip("/"):
             raise ValueError("url must be that of the server, without a path such as /v1")
         return endpoint

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import field_validator
-
 from llm_pipeline.base.adapters import Adapter, OnCall
-from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.config.endpoint import OpenAiEndpoint
 from llm_pipeline.config.server_place import ServerModel
 
 
@@ -24,14 +22,7 @@ class OpenAiServer(ServerModel):
     takes_settings: ClassVar[bool] = False
 
     kind: Literal["openai"]
-    endpoint: Endpoint
-
-    @field_validator("endpoint")
-    @classmethod
-    def _has_a_model(cls, endpoint: Endpoint) -> Endpoint:
-        if endpoint.openai_model is None:
-            raise ValueError("openai_model must name the server's model")
-        return endpoint
+    endpoint: OpenAiEndpoint
 
 
 _SERVER = "llm_pipeline.adapters.openai.server"

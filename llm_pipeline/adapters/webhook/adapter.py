@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
-
-from pydantic import model_validator
+from typing import Literal
 
 from llm_pipeline.base.adapters import Adapter, OnCall
 from llm_pipeline.config.model import ConnectionId, VariableName
-from llm_pipeline.config.notifications import ChannelModel
+from llm_pipeline.config.notifications import SecretAddressChannel
 
 
-class WebhookChannel(ChannelModel):
+class WebhookChannel(SecretAddressChannel):
     """A Slack-compatible webhook. Its URL is a secret: it stands in a variable or a connection, never here.
 
     Attributes:
@@ -23,12 +21,6 @@ class WebhookChannel(ChannelModel):
     kind: Literal["webhook"]
     variable: VariableName | None = None
     connection: ConnectionId | None = None
-
-    @model_validator(mode="after")
-    def _names_one(self) -> Self:
-        if (self.variable is None) == (self.connection is None):
-            raise ValueError("variable and connection name the same thing: give one of them")
-        return self
 
 
 ADAPTER = Adapter(config=WebhookChannel, open=OnCall("llm_pipeline.adapters.webhook.channel:open_channel"))
