@@ -5,13 +5,21 @@ MODEL := .envs/model/bin/python
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE # bytecode that is there saves each of a thousand processes some start-up
-.PHONY: help environments demo demo-rollback own-model down test test-thorough test-servers test-live test-airflow test-end-to-end test-calm test-model lint clean distclean bench-demo bench-overhead bench-house bench-transfer bench-accuracy bench-recipes bench-plan bench-load-gate bench-loadgen bench-serving bench-canary bench-canary-routing bench-canary-chaos
+.PHONY: help environments docs-packages docs demo demo-rollback own-model down test test-thorough test-servers test-live test-airflow test-end-to-end test-calm test-model lint clean distclean bench-demo bench-overhead bench-house bench-transfer bench-accuracy bench-recipes bench-plan bench-load-gate bench-loadgen bench-serving bench-canary bench-canary-routing bench-canary-chaos
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+environments = $(or $(PYTHON),$(error no python3: apt-get install -y python3.11 python3.11-venv libpython3.11)) docker/environments.py
+
 environments: ## Make .envs/ from docker/constraints/, or find it up to date
-	@$(or $(PYTHON),$(error no python3: apt-get install -y python3.11 python3.11-venv libpython3.11)) docker/environments.py
+	@$(environments)
+
+docs-packages:
+	@$(environments) --docs
+
+docs: docs-packages ## The documentation's site, into .pipeline/site
+	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=.envs/docs $(CONTROL) -m mkdocs build --strict
 
 demo: environments ## One release of a small model, from the hub to live traffic; services stay up for a look
 	@$(CONTROL) -m llm_pipeline.demo up
@@ -37,7 +45,7 @@ calm_tests := $(yielding) $(CONTROL) -m pytest -q --part calm -o cache_dir=.pyte
 model_tests := $(yielding) $(MODEL) -m pytest -q -o cache_dir=.pytest_cache/model
 side_by_side := $(MAKE) --no-print-directory --jobs=3 --output-sync=target
 
-test: environments ## All tests, each under the interpreter that it needs
+test: docs-packages ## All tests, each under the interpreter that it needs
 	@$(CONTROL) -m compileall -q -j 2 llm_pipeline plugins # once, not in each of ten processes that begin at once
 	@$(side_by_side) test-servers test-calm test-model
 

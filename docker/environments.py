@@ -1,9 +1,10 @@
 """Makes the environments under `.envs/` from the committed constraints: control, model and triton.
 
-    python3.11 docker/environments.py [--directory .envs]
+    python3.11 docker/environments.py [--directory .envs] [--docs]
 
 Needs a bare Python 3.11 and nothing else. What is there already and right is left alone. pip's own configuration
-decides where packages come from; one that offers a CPU build of torch saves several GB of CUDA libraries.
+decides where packages come from; one that offers a CPU build of torch saves several GB of CUDA libraries. `--docs` puts
+what builds the documentation's site beside them.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ WANTED_GLIBC = (2, 35)
 NEEDED_BYTES = 6 * 10**9
 APT_PACKAGES = {"python": "python3.11", "venv": "python3.11-venv", "library": "libpython3.11"}
 STAMP = "llm-pipeline-stamp.json"
+BESIDE_CONTROL = ("triton", "docs")
+"""Directories of packages that control's interpreter installs, and no environments of their own."""
 
 
 class Problem(Exception):
@@ -46,13 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Make the environments; 0 when all of them are there, 1 with one clear error when not."""
     parser = argparse.ArgumentParser(description="Make .envs/control, .envs/model and .envs/triton.")
     parser.add_argument("--directory", type=Path, default=ROOT / ".envs", help="where to make them")
+    parser.add_argument("--docs", action="store_true", help="also .envs/docs, which builds the documentation's site")
     options = parser.parse_args(arguments)
     directory = options.directory.absolute()
     try:
         require_machine()
         directory.mkdir(parents=True, exist_ok=True)
         with only_one(directory):
-            make_all(directory)
+            make_all(directory, ("control", "model", "triton", *(["docs"] if options.docs else [])))
     except Problem as problem:
         sys.stdout.flush()
         sys.stderr.write(f"error: {problem}\n")
@@ -173,21 +177,21 @@ def require_space(directory: Path, needed: int = NEEDED_BYTES) -> None:
 # The environments -----------------------------------------------------------------------------------------------------
 
 
-def make_all(directory: Path) -> None:
-    """Make or complete the three environments.
+def make_all(directory: Path, names: Sequence[str]) -> None:
+    """Make or complete the environments.
 
     Raises:
         Problem: An installation failed.
     """
-    wanted = {name: packages_hash(name) for name in ("control", "model", "triton")}
+    wanted = {name: packages_hash(name) for name in names}
     stale = [name for name, packages in wanted.items() if not is_current(directory / name, name, packages)]
-    if stale:
+    if set(stale) - {"docs"}:
         require_space(directory)
     for name in wanted:
         if name not in stale:
             say(f"{name}: up to date")
-    chains = [[name for name in chain if name in stale] for chain in (("control", "triton"), ("model",))]
-    with ThreadPoolExecutor() as threads:  # side by side: each takes one core; triton comes by control's pip
+    chains = [[name for name in chain if name in stale] for chain in (("control", *BESIDE_CONTROL), ("model",))]
+    with ThreadPoolExecutor() as threads:  # side by side: each takes one core
         for _ in threads.map(lambda chain: make_in_turn(directory, {name: wanted[name] for name in chain}), chains):
             pass
     for name in ("control", "model"):
@@ -218,9 +222,9 @@ def make(directory: Path, name: str) -> None:
         with step(f"{name}: remove what an older or interrupted installation left"):
             shutil.rmtree(environment)
     marker(environment).touch()
-    if name == "triton":
+    if name in BESIDE_CONTROL:
         pip = pip_install(directory / "control")
-        with step("triton: server binaries"):
+        with step(f"{name}: packages beside control's"):
             call([*pip, "--no-deps", "--target", environment, "--requirement", constraints], log)
     else:
         make_interpreter(environment, name, constraints, log)
@@ -300,7 +304,7 @@ def is_current(environment: Path, name: str, packages: str) -> bool:
     if marker(environment).exists() or not environment.is_dir():
         return False
     if read_stamp(environment).get("packages") == packages:
-        return name == "triton" or (environment / "bin" / "python").exists()
+        return name in BESIDE_CONTROL or (environment / "bin" / "python").exists()
     if "packages" in read_stamp(environment) or not holds(environment, pins(constraints_of(name))):
         return False
     write_stamp(environment, packages=packages)

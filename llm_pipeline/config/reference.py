@@ -84,6 +84,15 @@ def _sections(model: type[BaseModel], prefix: str, seen: set[type[BaseModel]]) -
         yield ""
     yield (inspect.getdoc(model) or "").split("\n\n")[0].replace("\n", " ")
     yield ""
+    yield from fields_table(model)
+    for name, field in model.model_fields.items():
+        for nested in nested_models(type_of(field)):
+            if nested not in seen:
+                yield from _sections(nested, f"{prefix}.{name}".lstrip("."), seen)
+
+
+def fields_table(model: type[BaseModel]) -> Iterator[str]:
+    """A model's own fields, without those of the models in them."""
     yield "| key | type | default | meaning |"
     yield "|---|---|---|---|"
     described = described_attributes(model)
@@ -92,10 +101,6 @@ def _sections(model: type[BaseModel], prefix: str, seen: set[type[BaseModel]]) -
             continue
         meaning = described.get(name) or " ".join(_own_summary(field).split())
         yield f"| `{name}` | {_type_name(field)} | {_default(field)} | {meaning} |".replace("  ", " ")
-    for name, field in model.model_fields.items():
-        for nested in nested_models(type_of(field)):
-            if nested not in seen:
-                yield from _sections(nested, f"{prefix}.{name}".lstrip("."), seen)
 
 
 def described_attributes(model: type[BaseModel]) -> dict[str, str]:

@@ -52,7 +52,7 @@ def reference(steps: Iterable[Step]) -> str:
         *map(_row, listed),
     ]
     for step in listed:
-        parts += ["", f"## `{step.name}`: {step.title}", "", step.words, "", *_facts(step)]
+        parts += ["", f"## `{step.name}`: {step.title}", "", step.words, "", *facts(step)]
     return "\n".join(parts) + "\n"
 
 
@@ -68,7 +68,8 @@ def _anchor(title: str) -> str:
     return title.lower().replace(" ", "-")
 
 
-def _facts(step: Step) -> Iterator[str]:
+def facts(step: Step) -> Iterator[str]:
+    """What the flow states of a step, as a list."""
     yield f"- Done by: {_KINDS[step.kind]}" + (f", in environment {step.environment.value}." if step.is_stage else ".")
     if step.after:
         yield f"- Starts after {_names(step.after)}: {_STARTS[step.start] if step.decides else 'always'}."

@@ -123,7 +123,7 @@ def test_the_environments_are_made_once_and_remade_only_when_they_must_be(checko
     checkout.constrain("triton", "alpha==1.0")
     changed = checkout.make()
     assert "control: up to date" in changed.stdout
-    assert "triton: server binaries" in changed.stdout
+    assert "triton: packages beside control's" in changed.stdout
     assert not (checkout.root / ".envs" / "triton" / "server.py").exists()
 
     (checkout.root / ".envs" / "model" / environments.STAMP).unlink()
