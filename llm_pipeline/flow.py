@@ -22,11 +22,11 @@ from llm_pipeline.release.contract import StageFailure, StageRequest, StageResul
 from llm_pipeline.release.execute import failure_name, read_stage_record, results_name, trusted_stage_record
 from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.loading import LoadedRelease
-from llm_pipeline.release.record import ReleaseRecord, trusted_record
+from llm_pipeline.release.record import ReleaseRecord, step_key, trusted_record
 from llm_pipeline.release.registry import load_stage, publishes
 from llm_pipeline.release.step import Environment
 from llm_pipeline.release.tasks import canary_subject
-from llm_pipeline.release.time_limits import time_limit_seconds
+from llm_pipeline.release.time_limits import time_limit
 from llm_pipeline.runners.runner import Placement
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.documents import understood
@@ -47,7 +47,7 @@ def resolve_request(loaded: LoadedRelease, revision: str | None = None) -> Stage
         config={"config_path": str(loaded.path), "revision": revision},
         store=loaded.deployment.store,
         work_root=loaded.deployment.work_root,
-        time_limit_seconds=time_limit_seconds(loaded.release, "resolve"),
+        time_limit=time_limit(loaded.release, "resolve"),
     )
 
 
@@ -204,7 +204,7 @@ class ReleaseProgress:
             inputs=dict(inputs),
             store=self.deployment.store,
             work_root=self.deployment.work_root,
-            time_limit_seconds=time_limit_seconds(self.release, stage),
+            time_limit=time_limit(self.release, stage, self.record.planned_seconds.get(step_key(stage, subject))),
         )
 
     def chosen_recipe(self, target: str) -> str:

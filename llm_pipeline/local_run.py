@@ -30,6 +30,7 @@ from llm_pipeline.release.step import Effect, Ending, Kind, Scope
 from llm_pipeline.release.tasks import Instance, Task, instances, release_tasks
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners
+from llm_pipeline.runners.watch import Watch
 from llm_pipeline.store import open_store
 from llm_pipeline.store.provenance import user_here
 
@@ -310,7 +311,7 @@ class LocalRun:
         return self._places[request.subject.partition(":")[0]] if acts else ""
 
     def _wait(self, job: Job, stage: str) -> StageResult:
-        offset, relay = 0, LogRelay(logging.getLogger(f"llm_pipeline.stage.{stage}"))
+        offset, relay, watch = 0, LogRelay(logging.getLogger(f"llm_pipeline.stage.{stage}")), Watch(job)
         while True:
             active = self._runner.is_active(job)
             lines, offset = self._runner.read_log(job, offset)
@@ -318,6 +319,7 @@ class LocalRun:
                 relay.relay(line)
             if not active:
                 return self._runner.outcome(job)
+            watch.look(self._runner, lines)
             time.sleep(_POLL_SECONDS)
 
     def _line(self, result: StageResult, seconds: float) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llm_pipeline.base.progress import made_progress
+
 _BLOCK = 256 * 1024  # stays in a core's cache between reading, hashing and writing
 
 
@@ -73,6 +75,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 def _blocks(path: Path) -> Iterator[bytes]:
     with path.open("rb", buffering=0) as stream:
         while block := stream.read(_BLOCK):
+            made_progress()
             yield block
 
 

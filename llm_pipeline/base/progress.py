@@ -1,4 +1,8 @@
-"""How far long work is, in the log: a line now and then, with the time that is left."""
+"""How far long work is, in the log: a line now and then, with the time that is left; and when this process last got on.
+
+A stage's time limit asks `last_progress`: what counts steps here, and what reads or writes the bytes of files, says
+`made_progress`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,22 @@ from llm_pipeline.base.logging import get_logger
 log = get_logger(__name__)
 
 _SECONDS_BETWEEN_LINES = 10.0
+
+
+class _Last:
+    """When this process last made progress: seconds of the monotonic clock."""
+
+    at: float | None = None
+
+
+def made_progress() -> None:
+    """Say that the work of this process got on just now."""
+    _Last.at = time.monotonic()
+
+
+def last_progress() -> float | None:
+    """When it last got on, by the monotonic clock; None if it never said so."""
+    return _Last.at
 
 
 class Progress:
@@ -33,6 +53,7 @@ class Progress:
 
     def advance(self, steps: int = 1) -> None:
         """Count steps that were finished just now."""
+        made_progress()
         self._done, self._counted = self._done + steps, self._counted + steps
         now = self._clock()
         if now - self._reported < _SECONDS_BETWEEN_LINES and self._done != self._total:

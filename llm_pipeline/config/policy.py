@@ -18,6 +18,7 @@ from llm_pipeline.config.model import (
     Name,
     Percent,
     PositiveMilliseconds,
+    PositiveMinutes,
     PositiveSeconds,
     ProperFraction,
     Ratio,
@@ -29,6 +30,7 @@ from llm_pipeline.config.model import (
 from llm_pipeline.config.shadow import ShadowPolicy
 
 Margin = Annotated[float, Field(ge=1e-6, le=0.5)]
+LimitHours = Annotated[float, Field(ge=0.0001, le=24 * 30)]
 Quantile = Annotated[float, Field(ge=0.5, le=0.999_999)]
 
 _ALL_TRAFFIC = 100.0
@@ -341,16 +343,31 @@ class CanaryPolicy(ConfigModel):
         return self
 
 
-class Policy(ConfigModel):
-    """All gate thresholds of a release.
+class TimeLimitPolicy(ConfigModel):
+    """When a stage hangs: it is stopped then, and tried again like after any other fault of a machine.
+
+    A stage that says how far it is may take longer than its limit, as long as it gets on. It hangs if it does not get
+    on for a `factor`-th of its limit, and at least for `minimum_minutes`. Builds, load tests, server starts and canary
+    steps may take longer where their own settings say so.
 
     Attributes:
-        time_limit_hours: Longest time of one stage: it is stopped then, and tried again like after any other fault of a
-            machine. Builds, load tests and canary steps may take longer where their own settings say so.
+        factor: Its limit, in times what the plan expects of it.
+        minimum_minutes: The limit is never shorter.
+        default_hours: The limit of a stage of which the plan expects nothing.
+        maximum_hours: No stage takes longer altogether.
     """
 
+    factor: Annotated[float, Field(ge=1.5, le=100)] = 4.0
+    minimum_minutes: PositiveMinutes = 30.0
+    default_hours: LimitHours = 4.0
+    maximum_hours: LimitHours = 24.0
+
+
+class Policy(ConfigModel):
+    """All gate thresholds of a release, and how long its stages may take."""
+
     name: Name
-    time_limit_hours: Annotated[float, Field(ge=0.0001, le=24 * 30)] = 24.0
+    time_limit: TimeLimitPolicy = TimeLimitPolicy()
     accuracy: AccuracyPolicy = AccuracyPolicy()
     speed: SpeedPolicy | None = None
     served_accuracy: AccuracyPolicy = AccuracyPolicy()

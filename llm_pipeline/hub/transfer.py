@@ -23,6 +23,7 @@ from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.progress import made_progress
 from llm_pipeline.base.timed_connection import MINIMUM_BYTES_PER_SECOND, RATE_WINDOW_SECONDS, MinimumRate, TooSlow
 from llm_pipeline.hub.git_ids import blob_hasher
 from llm_pipeline.hub.source import FileBytes, SourceTooSlow, SourceUnavailable, WrongBytes
@@ -237,6 +238,7 @@ class Transfer:
                 if self.stop.is_set():
                     raise _stopped(file)
                 partial.append(chunk)
+                made_progress()
                 if partial.size > file.size:
                     return  # too long: the check of the size will tell
                 if (seconds := self.limit.take(len(chunk))) and self.stop.wait(seconds):

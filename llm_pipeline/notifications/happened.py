@@ -21,7 +21,7 @@ _LONGEST_TEXT = 1000
 
 _ENDED: Mapping[NotificationKind, str] = {
     "supersession": "superseded",
-    "retry": "failed, and is tried again",
+    "retry": "failed",
     "deadline": "ran out of time",
     "failure": "failed",
 }
@@ -117,13 +117,14 @@ def failed(
         tried_again: Whether the step is tried again by itself.
     """
     kind = _kind_of_error(error, tried_again=tried_again)
+    ended = _ENDED[kind] + (", and is tried again" if tried_again else "")
     why, hint = f"{type(error).__name__}: see the log of {stage}", ""
     if isinstance(error, PipelineError):
         why, hint = ": ".join(filter(None, (error.where, error.message))), error.hint
     return Event(
-        id=f"{kind}/{key}", at=datetime.now(UTC), kind=kind, severity=_severity(stage, kind),
+        id=f"{kind}/{key}", at=datetime.now(UTC), kind=kind, severity=_severity(stage, kind, tried_again=tried_again),
         deployment=origin.deployment, release_id=origin.release_id, subject=subject, link=origin.link,
-        title=_text(f"{_name(stage, subject)}{origin.release_id or origin.deployment}: {_ENDED[kind]}"),
+        title=_text(f"{_name(stage, subject)}{origin.release_id or origin.deployment}: {ended}"),
         why=_text(why),
         next_action=_text(f"{hint[:1].upper()}{hint[1:]}." if hint and kind != "retry" else ""),
     )  # fmt: skip
@@ -163,15 +164,17 @@ def _of_a_person(event: CanaryEvent, release_id: str, target: str) -> str:
 def _kind_of_error(error: BaseException, *, tried_again: bool) -> NotificationKind:
     if isinstance(error, Superseded):
         return "supersession"
-    if tried_again:
-        return "retry"
     there = error.document.type if isinstance(error, RemoteStageError | RemoteStageTransient) else type(error).__name__
-    return "deadline" if there == StageOutOfTime.__name__ else "failure"
+    if there == StageOutOfTime.__name__:
+        return "deadline"
+    return "retry" if tried_again else "failure"
 
 
-def _severity(stage: str, kind: NotificationKind) -> Severity:
+def _severity(stage: str, kind: NotificationKind, *, tried_again: bool) -> Severity:
     if kind in ("retry", "supersession"):
         return "info"
+    if tried_again:
+        return "warning"
     step = step_named(stage)
     in_production = step.effect is Effect.PRODUCTION if step else bool(stage)  # the guard's and the rollback's tasks
     return "critical" if in_production else "warning"

@@ -55,7 +55,7 @@ from llm_pipeline.planning.table import format_plan
 from llm_pipeline.planning.target_plan import plan_target, with_predictions
 from llm_pipeline.planning.task_pool import TaskItems, check_tasks, judge_task_placement, task_pool
 from llm_pipeline.release.loading import LoadedRelease, load_release
-from llm_pipeline.release.time_limits import time_limit_seconds
+from llm_pipeline.release.time_limits import time_limit
 from llm_pipeline.serving.launch_command import default_mode
 from llm_pipeline.store import open_store
 
@@ -137,12 +137,12 @@ def host_warnings(loaded: LoadedRelease, obstacles: tuple[str, ...], *, here: bo
 def time_warnings(release: ResolvedRelease, costs: Mapping[Step, StepCost]) -> Iterator[str]:
     """The steps whose expected time is near their time limit, or beyond it."""
     for (stage, subject), cost in costs.items():
-        limit = time_limit_seconds(release, stage)
-        if cost.seconds is not None and cost.seconds > _TIGHT * limit:
-            hours, most = f"{cost.seconds / 3600:.2g}", f"{limit / 3600:.2g}"
+        limit = time_limit(release, stage, cost.seconds)
+        if cost.seconds is not None and cost.seconds > _TIGHT * limit.longest_seconds:
+            hours, most = f"{cost.seconds / 3600:.2g}", f"{limit.longest_seconds / 3600:.2g}"
             yield (
                 f"{stage} {subject}".strip() + f" is expected to take {hours} h and is stopped after {most} h: "
-                f"raise time_limit_hours of policy {release.policy.name}"
+                f"raise time_limit.maximum_hours of policy {release.policy.name}"
             )
 
 

@@ -27,6 +27,24 @@ EnvironmentName = str
 """`control`, `model`, or one that a target names."""
 
 
+class TimeLimit(Frozen):
+    """How long a stage may take, in seconds. One that says how far it is may take longer, as long as it gets on.
+
+    Attributes:
+        seconds: Until it ends, or first gets on.
+        stall_seconds: Until it gets on again.
+        longest_seconds: Altogether.
+        basis: What the first one was made of, for people.
+        setting: Where they are changed, for people.
+    """
+
+    seconds: float = Field(default=24 * 3600.0, gt=0.0)
+    stall_seconds: float = Field(default=24 * 3600.0, gt=0.0)
+    longest_seconds: float = Field(default=24 * 3600.0, gt=0.0)
+    basis: str = ""
+    setting: str = "time_limit of the policy"
+
+
 class StageRequest(Frozen):
     """What a stage's process is asked to do.
 
@@ -38,7 +56,7 @@ class StageRequest(Frozen):
         inputs: Input artifacts by the names that the stage declares.
         store: The artifact store; its URI is enough.
         work_root: Directory for private work; survives a crash, so that a stage can resume.
-        time_limit_seconds: The stage is stopped after this time, wherever it runs.
+        time_limit: When the stage is stopped, wherever it runs.
     """
 
     release_id: str
@@ -48,7 +66,7 @@ class StageRequest(Frozen):
     inputs: dict[str, ArtifactRef] = Field(default={})
     store: Store
     work_root: str
-    time_limit_seconds: float = Field(default=24 * 3600.0, gt=0.0)
+    time_limit: TimeLimit = TimeLimit()
 
 
 class Timings(Frozen):

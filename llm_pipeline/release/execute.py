@@ -29,6 +29,7 @@ from llm_pipeline.base.errors import (
     is_unexpected,
 )
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.progress import made_progress
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.release.changes import changing
 from llm_pipeline.release.contract import (
@@ -70,7 +71,7 @@ def execute(request: StageRequest) -> StageResult | StageFailure:
         message = f"stage {request.stage} failed" if unexpected else known  # ours says all
         log.error("%s", message, exc_info=error if unexpected else None)  # noqa: TRY400
         outcome = StageFailure.of(request, known)
-    _record_failure(request, outcome if isinstance(outcome, StageFailure) else None)
+    record_failure(request, outcome if isinstance(outcome, StageFailure) else None)
     return outcome
 
 
@@ -256,6 +257,7 @@ def _compute_once(
             if not waited:
                 log.info("the same work is being done elsewhere; waiting for its result", reason=held.message)
             waited = True
+            made_progress()  # whoever does the work has a limit of its own
             time.sleep(_LEASE_POLL_SECONDS)
 
 
@@ -346,8 +348,11 @@ def _reuse(stage: Stage[Any], store: ArtifactStore, key: str) -> StageResult | N
     return result.model_copy(update={"reused": True})
 
 
-def _record_failure(request: StageRequest, failure: StageFailure | None) -> None:
-    """Keep the error for the report. A failure to do so is logged and never hides the error itself."""
+def record_failure(request: StageRequest, failure: StageFailure | None) -> None:
+    """Keep a stage's error for the report; None where it ended well.
+
+    A failure to do so is logged and never hides the error itself.
+    """
     name = failure_name(request.release_id, request.stage, request.subject)
     try:
         store = open_store(request.store)

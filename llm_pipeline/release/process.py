@@ -19,9 +19,9 @@ from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import ConfigError, ExitCode, StageCancelled, StageOutOfTime
 from llm_pipeline.base.logging import get_logger, write_json_lines
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
-from llm_pipeline.release.execute import execute
+from llm_pipeline.release.execute import execute, record_failure
 from llm_pipeline.release.registry import publishes
-from llm_pipeline.release.time_limit import OutOfTime, ended_after
+from llm_pipeline.release.time_limit import OutOfTime, ended_by
 from llm_pipeline.store import open_store
 from llm_pipeline.store.signed_documents import replace_document, write_signed
 
@@ -51,16 +51,18 @@ def run_stage_process(name: str, request_path: Path, result: str, log_path: Path
     request = _read_request(name, request_path)
     signal.signal(signal.SIGTERM, _cancel)
     try:
-        with ended_after(request.time_limit_seconds, partial(_give_up, request, result)):
+        with ended_by(request.time_limit, partial(_give_up, request, result)):
             outcome = execute(request)
     except _Cancelled:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         log.warning("stopped on request")
         stopped = StageCancelled("the stage was asked to stop", hint="run it again: finished work is kept")
         outcome = StageFailure.of(request, stopped)
-    except OutOfTime:
-        log.error("stopped at the time limit", limit_seconds=request.time_limit_seconds)  # noqa: TRY400 - no fault of ours
-        outcome = StageFailure.of(request, _out_of_time(request))
+    except OutOfTime as over:
+        error = over.args[0]
+        log.error("%s", error)  # noqa: TRY400 - no fault of ours
+        outcome = StageFailure.of(request, error)
+        record_failure(request, outcome)
     _write(request, result, outcome)
     return ExitCode.GO if isinstance(outcome, StageResult) else outcome.error.exit_code
 
@@ -70,18 +72,11 @@ def job_outcome_name(release_id: str, job_name: str) -> str:
     return f"releases/{release_id}/jobs/{job_name}.json"
 
 
-def _out_of_time(request: StageRequest) -> StageOutOfTime:
-    return StageOutOfTime(
-        f"the stage was stopped after its time limit of {request.time_limit_seconds / 3600:.2g} h",
-        hint="look at the last lines of its log; raise time_limit_hours of the policy if it was still making progress",
-    )
-
-
-def _give_up(request: StageRequest, result: str) -> None:
+def _give_up(request: StageRequest, result: str, error: StageOutOfTime) -> None:
     """Called in another thread as the last resort, if the main thread does not return from native code."""
     try:
         log.error("the stage did not stop in time: killing its process")
-        _write(request, result, StageFailure.of(request, _out_of_time(request)))
+        _write(request, result, StageFailure.of(request, error))
     finally:
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):

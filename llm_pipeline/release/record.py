@@ -20,6 +20,11 @@ TASKS_DATASET = "tasks"
 PROMPTS_DATASET = "prompts"
 
 
+def step_key(stage: str, subject: str) -> str:
+    """What a step is called among the planned times."""
+    return f"{stage} {subject}".rstrip()
+
+
 def calibration_dataset(recipe: str) -> str:
     """Name of a recipe's calibration set among the datasets of a release."""
     return f"calibration.{recipe}"
@@ -37,6 +42,7 @@ class ReleaseRecord(Frozen):
         ladders: Names of the recipes that are legal on each target, cheapest first.
         facts: What the model is; None in records of earlier versions.
         places: Names of the deployment's places, by the target that goes there; one that is missing has its own.
+        planned_seconds: What the plan expected of each step, by `step_key`; nothing of those that it knew nothing of.
         created_at: When it was resolved last: every run of the release resolves it again, so it tells runs apart.
     """
 
@@ -50,6 +56,7 @@ class ReleaseRecord(Frozen):
     ladders: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     facts: ModelFacts | None = None
     places: dict[str, str] = Field(default_factory=dict)
+    planned_seconds: dict[str, float] = Field(default_factory=dict)
     created_at: datetime
 
     def place_of(self, target: str) -> str:

@@ -1,9 +1,11 @@
-"""The longest time of each stage: the policy's limit, or more where the stage's own settings need it. Pure."""
+"""How long each stage may take: by the plan and the policy, or more where the stage's own settings need it. Pure."""
 
 from __future__ import annotations
 
+from llm_pipeline.base.quantities import duration
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.loadtest.duration import session_seconds
+from llm_pipeline.release.contract import TimeLimit
 from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.step import Work
 
@@ -12,19 +14,50 @@ _LOAD_TEST_FACTOR = 5.0
 """Extensions, more rounds of the comparison and waits between windows, by the shortest session."""
 
 
-def time_limit_seconds(release: ResolvedRelease, stage: str) -> float:
-    """The policy's limit for one stage, or more where the stage's own settings let it take longer."""
-    limit = release.policy.time_limit_hours * _HOUR
+def time_limit(release: ResolvedRelease, stage: str, planned_seconds: float | None = None) -> TimeLimit:
+    """The time limit of one stage.
+
+    Args:
+        release: Its policy and settings.
+        stage: Name of the stage.
+        planned_seconds: What the plan expects of it for this subject; None where it expects nothing.
+    """
+    policy = release.policy.time_limit
+    least, most, own = 60 * policy.minimum_minutes, _HOUR * policy.maximum_hours, _own_seconds(release, stage)
+    if planned_seconds is None:
+        seconds, basis = _HOUR * policy.default_hours, "of a stage of which nothing is planned"
+    else:
+        seconds, basis = policy.factor * planned_seconds, f"{policy.factor:g} x the planned {duration(planned_seconds)}"
+    if seconds < least:
+        seconds, basis = least, "the shortest of any stage"
+    if seconds > most:
+        seconds, basis = most, "the longest of any stage"
+    if own > seconds:
+        seconds, basis = own, "by the stage's own settings"
+    return TimeLimit(
+        seconds=seconds,
+        stall_seconds=min(seconds, max(least, seconds / policy.factor, own)),
+        longest_seconds=max(most, own),
+        basis=basis,
+        setting=f"time_limit of policy {release.policy.name}",
+    )
+
+
+def _own_seconds(release: ResolvedRelease, stage: str) -> float:
+    """What the stage's own settings let it take; 0 where they say nothing."""
     step = step_named(stage)
     match step.work if step else None:
         case Work.BAKE:
-            return max(limit, _canary_step_seconds(release))
+            return _canary_step_seconds(release)
+        case Work.SERVER_START:
+            return _HOUR + release.policy.staging.ready_timeout_seconds
         case Work.LOAD:
-            return max(limit, _LOAD_TEST_FACTOR * session_seconds(release.workload, release.policy.load_test))
+            start = release.policy.staging.ready_timeout_seconds
+            return start + _LOAD_TEST_FACTOR * session_seconds(release.workload, release.policy.load_test)
         case Work.BUILD:
-            return max(limit, _HOUR + max(60.0 * target.build.time_limit_minutes for target in release.targets))
+            return _HOUR + max(60.0 * target.build.time_limit_minutes for target in release.targets)
         case _:
-            return limit
+            return 0.0
 
 
 def _canary_step_seconds(release: ResolvedRelease) -> float:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.release.contract import EnvironmentName, StageRequest, StageResult
+from llm_pipeline.release.contract import EnvironmentName, StageRequest, StageResult, TimeLimit
 
 STAGE_VARIABLES = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 """Environment variables of every stage's process: its log has whole lines, and no bars."""
@@ -45,6 +45,8 @@ class Job(Frozen):
         request_digest: Digest of the request, so that the same request is not started twice.
         outcome_document: Document of the store that holds the outcome, where no file is shared; empty for a file.
         log_command: Command by which a person reads the stage's log, where it is no file of this host.
+        time_limit: When the stage is stopped.
+        start_seconds: How long it may wait before it starts, where that is not for us to say.
     """
 
     runner: str = "process"
@@ -54,6 +56,8 @@ class Job(Frozen):
     request_digest: str
     outcome_document: str = ""
     log_command: str = ""
+    time_limit: TimeLimit = TimeLimit()
+    start_seconds: float = 0.0
 
     @property
     def log_place(self) -> str:

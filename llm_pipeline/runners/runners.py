@@ -23,7 +23,8 @@ class Runners:
                 f"deployment {self._deployment.name} has no environment {placement.environment!r}",
                 hint="run `make environments`, or name it under environments: in the deployment file",
             )
-        return self._runner(environment.runner).submit(request, placement)
+        job = self._runner(environment.runner).submit(request, placement)
+        return job.model_copy(update={"time_limit": request.time_limit})
 
     def is_active(self, job: Job) -> bool:
         return self._runner(job.runner).is_active(job)

@@ -36,6 +36,7 @@ from llm_pipeline.release.record import (
     calibration_dataset,
     read_record,
     record_name,
+    step_key,
 )
 from llm_pipeline.stages.download import STAGE as DOWNLOAD
 from llm_pipeline.stages.download import download_config
@@ -108,6 +109,11 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
         ladders=plan.ladders,
         facts=plan.facts,
         places=loaded.places,
+        planned_seconds={
+            step_key(step.stage, step.subject): step.cost.seconds
+            for step in plan.stages
+            if step.cost.seconds is not None
+        },
         created_at=datetime.now(UTC),
     )
     with changing(context.store, release_id):

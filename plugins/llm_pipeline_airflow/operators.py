@@ -23,6 +23,7 @@ from llm_pipeline.release.loading import ConfiguredRelease, load_release
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners
 from llm_pipeline.runners.stage_environment import secret_connections
+from llm_pipeline.runners.watch import Watch
 from llm_pipeline.store import open_store
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.commit_of_run import remember_commit, revision_of_run, run_name
@@ -189,7 +190,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
     def poll_until_complete(self, external_id: JsonValue, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Relay the stage's log until it ends, and return its result: a reconnected try returns this value."""
         self._job, runner, offset = Job.model_validate(external_id), self._runner_here(), 0
-        wait, relay = _SHORTEST_POLL_SECONDS, LogRelay(log)
+        wait, relay, watch = _SHORTEST_POLL_SECONDS, LogRelay(log), Watch(self._job)
         active = True
         while active:
             active = runner.is_active(self._job)  # before reading: nothing written before the end is missed
@@ -198,6 +199,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
                 relay.relay(line)
             self.attend()
             if active:
+                watch.look(runner, lines)
                 time.sleep(wait)
                 wait = min(wait * 1.5, _LONGEST_POLL_SECONDS) if not lines else _SHORTEST_POLL_SECONDS
         return self.get_job_result(external_id, context)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from llm_pipeline.base.errors import ConfigError, RemoteStageTransient, StageOutOfTime
+from llm_pipeline.base.errors import ConfigError, RemoteStageTransient, StageOutOfTime, Transient
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.cli import main
 from llm_pipeline.config.notifications import Notifications
@@ -115,7 +115,10 @@ def test_an_error_says_what_it_is_and_what_to_do(store):
     assert (wrong.why, wrong.next_action) == ("no such flag", "Correct the target.")
     late = RemoteStageTransient(StageOutOfTime("stopped after 2 h", hint="raise time_limit_hours").to_document())
     assert failed(HERE, "build", "h100", late, key="1").kind == "deadline"
-    assert failed(HERE, "build", "h100", late, key="1", tried_again=True).kind == "retry"
+    again = failed(HERE, "build", "h100", late, key="1", tried_again=True)
+    assert (again.kind, again.severity) == ("deadline", "warning")
+    assert again.title == "Build h100 of tiny-1: ran out of time, and is tried again"
+    assert failed(HERE, "build", "h100", Transient("?"), key="1", tried_again=True).kind == "retry"
     assert failed(HERE, "rollback", "h100", wrong_error := ConfigError("?"), key="1").severity == "critical"
     assert failed(HERE, "", "", wrong_error, key="1").title == "Release tiny-1: failed"
     assert failed(HERE, "", "", Superseded("newer"), key="1").kind == "supersession"

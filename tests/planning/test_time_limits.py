@@ -6,7 +6,7 @@ from llm_pipeline.flow import resolve_request
 from llm_pipeline.planning.plan import time_warnings
 from llm_pipeline.planning.stage_cost import StepCost
 from llm_pipeline.release.loading import load_release
-from llm_pipeline.release.time_limits import time_limit_seconds
+from llm_pipeline.release.time_limits import time_limit
 
 DEMO = Path(__file__).parents[2] / "configs" / "releases" / "demo.yaml"
 HOUR = 3600.0
@@ -21,26 +21,41 @@ def with_policy(release, **changes):
     return release.model_copy(update={"policy": release.policy.model_copy(update=changes)})
 
 
-def test_every_stage_has_the_policys_limit(release):
-    short = with_policy(release, time_limit_hours=2.0)
-    assert time_limit_seconds(short, "quantize") == 2 * HOUR
-    assert resolve_request(load_release(DEMO)).time_limit_seconds == release.policy.time_limit_hours * HOUR
+def with_limit(release, **changes):
+    return with_policy(release, time_limit=release.policy.time_limit.model_copy(update=changes))
+
+
+def test_the_limit_is_the_plans_time_by_the_policys_factor_between_its_bounds(release):
+    planned = time_limit(release, "quantize", 2 * HOUR)
+    assert (planned.seconds, planned.stall_seconds, planned.longest_seconds) == (8 * HOUR, 2 * HOUR, 24 * HOUR)
+    assert planned.basis == "4 x the planned 2 h"
+    assert planned.setting == f"time_limit of policy {release.policy.name}"
+    assert time_limit(release, "quantize", 3.0).seconds == 0.5 * HOUR
+    assert time_limit(release, "quantize", 7 * HOUR).seconds == 24 * HOUR
+    assert time_limit(with_limit(release, factor=1.5, maximum_hours=2.0), "quantize", HOUR).seconds == 1.5 * HOUR
+
+
+def test_where_nothing_is_planned_the_limit_is_fixed(release):
+    assert time_limit(release, "quantize").seconds == 4 * HOUR
+    assert time_limit(with_limit(release, default_hours=2.0), "quantize").seconds == 2 * HOUR
+    assert resolve_request(load_release(DEMO)).time_limit.seconds == 4 * HOUR
 
 
 def test_a_canary_step_may_bake_and_wait_for_a_person_as_long_as_its_policy_says(release):
     canary = release.policy.canary.model_copy(
         update={"maximum_bake_seconds": 10 * HOUR, "pause_deadline_seconds": 60 * HOUR}
     )
-    assert time_limit_seconds(with_policy(release, canary=canary), "canary") > 70 * HOUR
+    limit = time_limit(with_policy(release, canary=canary), "canary", 30.0)
+    assert min(limit.seconds, limit.stall_seconds, limit.longest_seconds) > 70 * HOUR
 
 
 def test_a_build_may_take_as_long_as_its_tool_and_a_load_test_as_long_as_its_windows(release):
     target = release.targets[0]
     build = target.build.model_copy(update={"time_limit_minutes": 60 * 100.0})
     slow = release.model_copy(update={"targets": (target.model_copy(update={"build": build}),)})
-    assert time_limit_seconds(slow, "build") > 100 * HOUR
+    assert time_limit(slow, "build", 60.0).stall_seconds > 100 * HOUR
     workload = release.workload.model_copy(update={"duration_seconds": 20 * HOUR})
-    assert time_limit_seconds(release.model_copy(update={"workload": workload}), "load_test") > 100 * HOUR
+    assert time_limit(release.model_copy(update={"workload": workload}), "load_test").seconds > 100 * HOUR
 
 
 def test_plan_warns_of_a_step_that_is_expected_to_take_more_than_half_its_limit(release):

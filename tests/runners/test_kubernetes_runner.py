@@ -26,6 +26,7 @@ from llm_pipeline.base.errors import (
 from llm_pipeline.base.labels import label_value
 from llm_pipeline.config.environment import ClaimMount, Toleration
 from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.release.contract import TimeLimit
 from llm_pipeline.runners.runner import Job, Placement
 from llm_pipeline.runners.runners import Runners
 
@@ -342,7 +343,8 @@ def test_without_the_client_the_error_names_the_extra(place, monkeypatch):
 
 def test_a_job_without_a_limit_of_its_own_ends_a_little_after_its_stage_should_have(kubernetes_place):
     environment = kubernetes_place.deployment.environments["control"]
-    request = kubernetes_place.request().model_copy(update={"time_limit_seconds": 3600.0})
+    limit = TimeLimit(seconds=60.0, longest_seconds=3600.0)
+    request = kubernetes_place.request().model_copy(update={"time_limit": limit})
     job = Job(runner="kubernetes", environment="control", name="llm-1", directory="/nowhere", request_digest="d")
     deadline = job_manifest(environment, "i@sha256:0", request, job)["spec"]["activeDeadlineSeconds"]
     assert deadline == 60 * environment.start_timeout_minutes + 3600 + 240

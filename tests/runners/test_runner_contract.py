@@ -10,8 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.base.errors import ConfigError, RemoteStageError, RemoteStageTransient, StageCrashed, Transient
+from llm_pipeline.base.errors import (
+    ConfigError,
+    RemoteStageError,
+    RemoteStageTransient,
+    StageCrashed,
+    StageOutOfTime,
+    Transient,
+)
+from llm_pipeline.release import time_limit
+from llm_pipeline.release.contract import TimeLimit
 from llm_pipeline.runners.runner import Job, Placement
+from llm_pipeline.runners.watch import Watch
 
 HERE = Placement(environment="control")
 _SUBMIT = """
@@ -125,3 +135,34 @@ def _run_nowhere(runner, place):
     job = runner.submit(place.request(), Placement(environment="nowhere"))
     wait(runner, job)
     return runner.outcome(job)
+
+
+def watched(runner, job):
+    watch, offset, deadline = Watch(job), 0, time.monotonic() + 120
+    while time.monotonic() < deadline and runner.is_active(job):
+        lines, offset = runner.read_log(job, offset)
+        watch.look(runner, lines)
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("hang", ["stopped", "deaf"])
+def test_one_that_hangs_silently_and_ignores_signals_is_ended_from_outside_with_all_it_started(
+    place, hang, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(time_limit, "GRACE_SECONDS", 0.1)
+    limit = TimeLimit(seconds=3.0, basis="4 x the planned 1 s", setting="time_limit of policy p")
+    heartbeat = tmp_path / "heartbeat"
+    request = place.request(lines=1, heartbeat=str(heartbeat), hang=hang, seconds=600)
+    runner = place.runner()
+    job = runner.submit(request, HERE).model_copy(update={"time_limit": limit, "start_seconds": 120.0})
+    with pytest.raises(StageOutOfTime, match=r"time limit of 3\.0 s \(4 x the planned 1 s\)") as ended:
+        watched(runner, job)
+    assert "raise time_limit of policy p" in ended.value.hint
+    assert heartbeat.exists(), "it was at work before it was stopped"
+    assert not runner.is_active(job)
+    size = heartbeat.stat().st_size
+    time.sleep(1)
+    assert heartbeat.stat().st_size == size, "its child runs on"
+    again = runner.submit(place.request(lines=1), HERE)
+    wait(runner, again)
+    assert runner.outcome(again).metrics == {"lines": 1}, "nothing is in the way of the next try"

@@ -44,8 +44,8 @@ class KubernetesEnvironment(EnvironmentModel):
         image_pull_secrets: Secrets for the image's registry.
         labels: Further labels of Job and pod.
         start_timeout_minutes: Longest wait for a node and the image.
-        time_limit_minutes: Longest run; None for a little more than the stage's own limit, the policy's
-            `time_limit_hours`.
+        time_limit_minutes: Longest run; None for a little more than the stage's own, the policy's
+            `time_limit.maximum_hours`.
     """
 
     runner: Literal["kubernetes"]

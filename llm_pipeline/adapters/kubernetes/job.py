@@ -81,7 +81,7 @@ def _deadline_seconds(environment: KubernetesEnvironment, request: StageRequest)
 
     The Job's clock runs from its creation, so the wait for a node counts, too.
     """
-    longest = request.time_limit_seconds + 2 * GRACE_SECONDS
+    longest = request.time_limit.longest_seconds + 2 * GRACE_SECONDS
     if environment.time_limit_minutes is not None:
         longest = 60 * environment.time_limit_minutes
     return round(60 * environment.start_timeout_minutes + longest)

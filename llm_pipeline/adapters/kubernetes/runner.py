@@ -181,6 +181,7 @@ class KubernetesRunner:
         return self._clusters[environment_name]
 
     def _job(self, placement: Placement, request: StageRequest, name: str, digest: str) -> Job:
+        environment = environment_of(self._deployment, placement.environment, KubernetesEnvironment)
         return Job(
             runner="kubernetes",
             environment=placement.environment,
@@ -189,6 +190,7 @@ class KubernetesRunner:
             request_digest=digest,
             outcome_document=job_outcome_name(request.release_id, name),
             log_command=f"kubectl logs job/{name}",
+            start_seconds=60 * environment.start_timeout_minutes,
         )
 
     def _next_number(self, base: str, request: StageRequest, job_names: list[str]) -> int:

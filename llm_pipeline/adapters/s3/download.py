@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from llm_pipeline.base.progress import made_progress
 from llm_pipeline.store.manifest import MARKERS, Difference, Manifest, ManifestFile
 from llm_pipeline.store.s3_bucket import Bucket, S3Object, in_parallel
 from llm_pipeline.store.s3_session import Changed
@@ -93,3 +94,4 @@ def _fetch_range(bucket: Bucket, item: S3Object, target: Path, start: int) -> No
         stream.seek(start)
         for chunk in bucket.stream(item, start, min(start + _RANGE_BYTES, item.size)):
             stream.write(chunk)
+            made_progress()

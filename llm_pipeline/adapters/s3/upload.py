@@ -14,6 +14,7 @@ from typing import BinaryIO
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import IntegrityError, PipelineError, Transient
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.progress import made_progress
 from llm_pipeline.store.manifest import ManifestFile
 from llm_pipeline.store.s3_answers import back_off
 from llm_pipeline.store.s3_bucket import (
@@ -209,6 +210,7 @@ def _blocks(stream: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def _send_part(bucket: Bucket, begun: S3Upload, number: int, data: bytes, known: S3Part | None) -> S3Part:
+    made_progress()  # the reader waits until others have arrived
     sha256 = base64_sha256(data)
     if known is not None and known.size == len(data) and _same(known, data, sha256):
         return S3Part(number, known.size, known.etag, sha256)

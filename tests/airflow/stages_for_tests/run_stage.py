@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 import sys
 import time
 from datetime import UTC, datetime
@@ -57,6 +59,8 @@ def run(context: StageContext) -> StageOutput:
         time.sleep(0.1)
     while "until" in plan and not Path(plan["until"]).exists():
         time.sleep(0.1)
+    if plan.get("hang") and not _tried_before(context):
+        os.kill(os.getpid(), signal.SIGSTOP)
     if plan.get("error") == "terminal":
         raise ConfigError("the test asked for a terminal error", hint="nothing to do")
     if plan.get("error") == "transient" and not _tried_before(context):
@@ -120,6 +124,7 @@ def resolve(context: StageContext) -> StageOutput:
         model=PinnedModel(id=loaded.config.model.id, commit=COMMIT, files=(file,)),
         datasets={PROMPTS_DATASET: ref},
         ladders=dict.fromkeys((target.name for target in loaded.release.targets), climbing_order(loaded.release)),
+        planned_seconds=scripted(context.request).get("planned", {}),
         created_at=datetime.now(UTC),
     )
     replace_document(context.store, record_name(release_id), record.model_dump(mode="json"))

@@ -4,6 +4,8 @@ that does what its configuration says.
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,10 +23,13 @@ log = get_logger("tests.stage")
 
 
 class Script(BaseModel):
-    """What the stage does: lines to log, a child to start that writes to a file, seconds to take, how to end."""
+    """What the stage does: lines to log, a child to start that writes to a file, how to hang, seconds to take, how to
+    end.
+    """
 
     lines: int = 0
     heartbeat: str = ""
+    hang: str = ""
     seconds: float = 0.0
     error: str = ""
 
@@ -36,6 +41,11 @@ def run(context: StageContext[Script]) -> StageOutput:
         time.sleep(0.005)
     if script.heartbeat:
         subprocess.Popen(["/bin/sh", "-c", _BEAT, script.heartbeat])
+    if script.hang:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    if script.hang == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(script.seconds)
     if script.error == "terminal":
         raise ConfigError("the test asked for a terminal error", hint="nothing to do")

@@ -1,0 +1,54 @@
+"""A stage whose process is stopped can say nothing and end nothing: whoever runs the release ends it."""
+
+from __future__ import annotations
+
+import pytest
+from llm_pipeline_airflow.operators import StageOperator
+
+from llm_pipeline.base.errors import PipelineError, StageOutOfTime
+from llm_pipeline.flow import placement, resolve_request
+from llm_pipeline.local_run import LocalRun
+from llm_pipeline.notifications.stream import read
+from llm_pipeline.release import time_limit
+from llm_pipeline.release.contract import TimeLimit
+from llm_pipeline.release.loading import load_release
+from llm_pipeline.runners.runners import Runners
+from llm_pipeline.store import open_store
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(time_limit, "GRACE_SECONDS", 0.1)
+
+
+def test_a_run_without_airflow_ends_it_tells_people_and_tries_again(project):
+    policy = project.root / "configs/policies/quick.yaml"
+    policy.write_text(f"{policy.read_text()}\ntime_limit: {{ factor: 1.5, minimum_minutes: 0.001 }}\n")
+    project.script(resolve={"planned": {"download": 8}}, download={"hang": True}, baseline={"error": "terminal"})
+    with pytest.raises(PipelineError, match="the test asked for a terminal error"):
+        LocalRun(project.config, approve=lambda _: True).run()
+    told = list(read(open_store(f"file://{project.root}/store")))
+    (late,) = [event for event in told if event.kind == "deadline"]
+    assert (late.severity, late.title) == (
+        "warning", "Download of tiny-01234567-00000000: ran out of time, and is tried again",
+    )  # fmt: skip
+    assert "time limit of 12 s (1.5 x the planned 8.0 s)" in late.why
+    assert "time_limit of policy quick" not in late.why
+    assert "raise time_limit of policy quick" in late.next_action.lower()
+    failures = [event.title for event in told if event.kind == "failure"]
+    assert failures, "the second try of the download went well, and the next stage was reached"
+    assert all(title.startswith("Baseline") for title in failures)
+
+
+def test_a_task_of_airflow_ends_it_and_the_retry_policy_sees_a_transient_error(project):
+    loaded = load_release(project.config)
+    project.script(resolve={"hang": True})
+    request, runner = resolve_request(loaded), Runners(loaded.deployment)
+    job = runner.submit(request, placement(request)).model_copy(update={"time_limit": TimeLimit(seconds=3.0)})
+    task = StageOperator(task_id="resolve", config_path=str(project.config), stage="resolve")
+    with pytest.raises(StageOutOfTime):
+        task.poll_until_complete(job.model_dump(mode="json"), {})
+    assert not runner.is_active(job)
+    assert task.get_job_status(job.model_dump(mode="json"), {}) == "lost", "so that the retry starts it anew"
