@@ -77,6 +77,7 @@ MINIMAL: dict[str, Case] = {
     "plan": (["plan", "DIR/configs/releases/demo.yaml"], 0, "plan of demo"),
     "run": (["run", "DIR/configs/releases/demo.yaml", "--reject"], 4, "pip install 'llm-pipeline[control]'"),
     "report": (["report", "x", "-d", "DIR/here.yaml"], 4, NEEDS_A_RELEASE),
+    "push": (["push", "x", "-d", "DIR/here.yaml"], 4, NEEDS_A_RELEASE),
     "ls": (["ls", "-d", "DIR/here.yaml"], 0, "no releases"),
     "ls in S3": (["ls", "-d", "DIR/s3.yaml"], 4, "pip install 'llm-pipeline[store-s3]'"),
     "show": (["show", "x", "-d", "DIR/here.yaml"], 4, NEEDS_A_RELEASE),

@@ -2,7 +2,7 @@
 
 | | |
 |---|---|
-| `init`, `plan`, `run`, `report`, `stage` | a release (`releases`) |
+| `init`, `plan`, `run`, `report`, `push`, `stage` | a release (`releases`) |
 | `tune` | settings of a target that hold more traffic (`tune`) |
 | `formats` | what runs on which GPU, without a release (`formats`) |
 | `ls`, `show`, `verify`, `diff`, `claims`, `gc` | what a deployment's store holds (`store`) |

@@ -1,4 +1,4 @@
-"""Commands about one release: `init`, `plan`, `run`, `stage`, `report`."""
+"""Commands about one release: `init`, `plan`, `run`, `stage`, `report`, `push`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from llm_pipeline.base.errors import ConfigError, ExitCode, from_document, unles
 from llm_pipeline.cli.options import (
     Commands,
     add_deployment_option,
+    deployment_of,
     open_flow,
     sentence,
     write_files,
@@ -57,6 +58,7 @@ def add_commands(commands: Commands) -> None:
     )
     add_deployment_option(report)
     report.set_defaults(run=_report)
+    _add_pushing(commands)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -107,6 +109,37 @@ def _report(options: argparse.Namespace) -> int:
     if isinstance(outcome, StageFailure):
         raise from_document(outcome.error)
     sys.stdout.write(f"{outcome.metrics['report']}\n")
+    return ExitCode.GO
+
+
+def _add_pushing(commands: Commands) -> None:
+    summary = "push the checkpoint of a release that passed its gates to a hub, with its model card; safe to repeat"
+    push = commands.add_parser("push", help=summary, description=sentence(summary))
+    push.add_argument("reference", metavar="REF", help="a release, or production:org/model/target")
+    push.add_argument(
+        "--repository", default="", metavar="ORG/NAME",
+        help="where to; created where there is none (default: MODEL-RECIPE of the token's own account)",
+    )  # fmt: skip
+    push.add_argument("--target", default="", help="the target whose choice is meant, where targets chose differently")
+    push.add_argument("--private", action="store_true", help="create it as a private one; refuse a public one")
+    push.add_argument("--dry-run", action="store_true", help="only show the files and the card")
+    add_deployment_option(push)
+    push.set_defaults(run=_push)
+
+
+def _push(options: argparse.Namespace) -> int:
+    from llm_pipeline.operations.push import prepare, send
+
+    deployment = deployment_of(options)
+    push = prepare(open_flow(options, options.reference), deployment, options.repository, options.target)
+    write_lines(push.lines())
+    if options.dry_run:
+        write_lines(f"  {file.sha256}  {file.size:>15,}  {file.path}" for file in push.files)
+        write_lines(["", *push.card.splitlines()])
+        return ExitCode.GO
+    pushed = send(deployment, push, private=options.private)
+    done = "pushed and verified" if pushed.made else "it was there, and is the same"
+    write_lines([f"{done}: {pushed.url} at commit {pushed.commit}"])
     return ExitCode.GO
 
 

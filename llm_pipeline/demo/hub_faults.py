@@ -19,6 +19,7 @@ from llm_pipeline.base.records import Frozen
 
 _CHUNK = 16 * 1024
 _STALL_SECONDS = 1.0
+_FOR_EVER = 3600.0
 BLOB: web.RequestKey[Path] = web.RequestKey("blob", Path)
 ENTITY_TAG: web.RequestKey[str] = web.RequestKey("entity_tag", str)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -30,7 +31,8 @@ class Fault(Frozen):
     Attributes:
         kind: `cut` closes the connection after `after_bytes` of the body; `short` ends the body there as if it were
             whole; `stall` sends nothing more from there on; `status` answers `status`; `corrupt` sends wrong bytes of
-            the right size; `slow` sends `bytes_per_second`; `no_range` ignores `Range`.
+            the right size; `slow` sends `bytes_per_second`; `no_range` ignores `Range`; `unanswered` does what was
+            asked and closes the connection; `hang` does nothing until the sender goes away.
         path_ends_with: Which requests get it, by the end of the URL's path.
         method: Which requests get it, by method; None for all.
         times: How many answers are wrong.
@@ -38,9 +40,9 @@ class Fault(Frozen):
         headers: More headers of a `status` fault.
     """
 
-    kind: Literal["cut", "short", "stall", "status", "corrupt", "slow", "no_range"]
+    kind: Literal["cut", "short", "stall", "status", "corrupt", "slow", "no_range", "unanswered", "hang"]
     path_ends_with: str = ""
-    method: Literal["GET", "HEAD"] | None = "GET"
+    method: Literal["GET", "HEAD", "POST", "PUT"] | None = "GET"
     times: int = Field(default=1, ge=1)
     after_bytes: int = Field(default=0, ge=0)
     status: int = Field(default=503, ge=200, le=599)
@@ -92,6 +94,13 @@ def fault_middleware(faults: Faults) -> Callable[[web.Request, Handler], Awaitab
             retry = fault.retry_after_seconds
             wait = {} if retry is None else {"Retry-After": str(retry)}
             return web.Response(status=fault.status, headers=fault.headers | wait)
+        if fault.kind == "hang":
+            await asyncio.sleep(_FOR_EVER)
+        if fault.kind == "unanswered":
+            answer = await handler(request)
+            if request.transport is not None:
+                request.transport.close()
+            return answer
         return await _send_faulty(request, await handler(request), fault)
 
     return middleware

@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from llm_pipeline.base.digest import sha256_bytes, sha256_file
@@ -55,7 +55,7 @@ class HubCommit(Frozen):
 
 
 class HubAccessRules(Frozen):
-    """Who may read a repository (`access.json`).
+    """Who may read and write a repository (`access.json`).
 
     Attributes:
         private: Only `readers` can see that it exists.
@@ -63,6 +63,7 @@ class HubAccessRules(Frozen):
         disabled: Every request is refused.
         renamed_to: Its new name, to which every request is redirected.
         readers: SHA-256 of the tokens that may read; the tokens themselves are not kept.
+        writers: SHA-256 of the tokens that may push.
     """
 
     private: bool = False
@@ -70,10 +71,15 @@ class HubAccessRules(Frozen):
     disabled: bool = False
     renamed_to: str | None = None
     readers: tuple[str, ...] = ()
+    writers: tuple[str, ...] = ()
 
     def admits(self, token: str | None) -> bool:
-        """Whether the token is one of the readers'."""
-        return token is not None and sha256_bytes(token.encode()) in self.readers
+        """Whether the token is one of the readers', or of the writers'."""
+        return token is not None and sha256_bytes(token.encode()) in {*self.readers, *self.writers}
+
+    def admits_writing(self, token: str | None) -> bool:
+        """Whether the token is one of the writers'."""
+        return token is not None and sha256_bytes(token.encode()) in self.writers
 
 
 def publish_revision(root: Path, model_id: str, directory: Path, message: str, *, branch: str = "main") -> str:
@@ -98,14 +104,39 @@ def publish_revision(root: Path, model_id: str, directory: Path, message: str, *
     paths = sorted(_files_of(directory))
     if not paths:
         raise ConfigError("nothing to publish: the directory holds no file", where=str(directory))
-    entries = tuple(_add_blob(repository, directory, path) for path in paths)
-    commit = commit_id({entry.path: entry.oid for entry in entries})
+    return commit_entries(repository, [_add_blob(repository, directory, path) for path in paths], message, branch)
+
+
+def commit_entries(repository: Path, entries: Iterable[HubEntry], message: str, branch: str = "main") -> str:
+    """Make files whose blobs are there a commit of a repository's directory, and move the branch to it."""
+    files = tuple(sorted(entries, key=lambda entry: entry.path))
+    commit = commit_id({entry.path: entry.oid for entry in files})
     record = repository / "commits" / f"{commit}.json"
     if not record.exists():
-        described = HubCommit(id=commit, message=message, created_at=datetime.now(UTC), files=entries)
+        described = HubCommit(id=commit, message=message, created_at=datetime.now(UTC), files=files)
         _write(record, described.model_dump_json(indent=1))
     _write(repository / "refs" / branch, commit)
     return commit
+
+
+def is_large(path: str, size: int) -> bool:
+    """Whether the hub keeps a file in LFS."""
+    return PurePosixPath(path).suffix.lower() in _LARGE_SUFFIXES or size >= _LARGE_BYTES
+
+
+def large_entry(path: str, sha256: str, size: int) -> HubEntry:
+    """A file in LFS."""
+    pointer = lfs_pointer(sha256, size)
+    return HubEntry(path=path, size=size, sha256=sha256, oid=blob_id(pointer), large=True, pointer_size=len(pointer))
+
+
+def small_entry(repository: Path, path: str, data: bytes) -> HubEntry:
+    """A file that is kept as it is; its blob is written."""
+    digest = sha256_bytes(data)
+    blob = repository / "blobs" / digest
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    replace_durably(blob, data)
+    return HubEntry(path=path, size=len(data), sha256=digest, oid=blob_id(data), large=False)
 
 
 def restrict(root: Path, model_id: str, rules: HubAccessRules) -> None:
@@ -130,16 +161,10 @@ def _add_blob(repository: Path, directory: Path, relative: Path) -> HubEntry:
         temporary = blob.with_name(f".{digest}.{os.getpid()}")
         shutil.copyfile(source, temporary)
         temporary.replace(blob)
-    large = relative.suffix.lower() in _LARGE_SUFFIXES or size >= _LARGE_BYTES
-    pointer = lfs_pointer(digest, size)
-    return HubEntry(
-        path=relative.as_posix(),
-        size=size,
-        sha256=digest,
-        oid=blob_id(pointer if large else source.read_bytes()),
-        large=large,
-        pointer_size=len(pointer) if large else 0,
-    )
+    path = relative.as_posix()
+    if is_large(path, size):
+        return large_entry(path, digest, size)
+    return HubEntry(path=path, size=size, sha256=digest, oid=blob_id(source.read_bytes()), large=False)
 
 
 def _write(path: Path, text: str) -> None:
@@ -151,7 +176,7 @@ class HubRepository:
     """One repository, read from its directory at every call."""
 
     def __init__(self, directory: Path, model_id: str) -> None:
-        self._directory = directory
+        self.directory = directory
         self.model_id = model_id
 
     @classmethod
@@ -164,12 +189,12 @@ class HubRepository:
     @property
     def rules(self) -> HubAccessRules:
         """The rules of `access.json`; without the file, all may read it."""
-        file = self._directory / "access.json"
+        file = self.directory / "access.json"
         return HubAccessRules.model_validate_json(file.read_text()) if file.exists() else HubAccessRules()
 
     def branches(self) -> dict[str, str]:
         """Id of the newest commit by branch name."""
-        refs = self._directory / "refs"
+        refs = self.directory / "refs"
         return {
             path.relative_to(refs).as_posix(): path.read_text().strip()
             for path in sorted(refs.rglob("*"))
@@ -178,16 +203,16 @@ class HubRepository:
 
     def commit(self, revision: str) -> HubCommit | None:
         """The commit that a branch or a full commit id names, or None."""
-        known = {path.stem: path for path in (self._directory / "commits").glob("*.json")}
+        known = {path.stem: path for path in (self.directory / "commits").glob("*.json")}
         record = known.get(self.branches().get(revision, revision))
         return None if record is None else HubCommit.model_validate_json(record.read_text())
 
     def commits(self) -> list[HubCommit]:
         """All commits of all branches, newest first."""
-        records = (self._directory / "commits").glob("*.json")
+        records = (self.directory / "commits").glob("*.json")
         commits = [HubCommit.model_validate_json(path.read_text()) for path in records]
         return sorted(commits, key=lambda commit: commit.created_at, reverse=True)
 
     def blob(self, entry: HubEntry) -> Path:
         """The file that holds an entry's content."""
-        return self._directory / "blobs" / entry.sha256
+        return self.directory / "blobs" / entry.sha256

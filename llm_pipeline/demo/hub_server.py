@@ -5,7 +5,7 @@
 
 It speaks the parts of the API that reading a model needs: model information, revisions, trees, branches, commits
 and file downloads with ranges, entity tags and the hub's own error codes; and of those, information and files of data
-sets. `hub_repository.publish_revision` fills it.
+sets. `hub_repository.publish_revision` fills it, and so does whoever pushes (`hub_uploads`).
 """
 
 from __future__ import annotations
@@ -21,56 +21,38 @@ from aiohttp import web
 
 from llm_pipeline.base.entry import ArgumentParser, entry_point
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.demo.hub_faults import BLOB, ENTITY_TAG, Faults, Handler, fault_middleware
+from llm_pipeline.demo.hub_faults import BLOB, ENTITY_TAG, Faults, fault_middleware
 from llm_pipeline.demo.hub_repository import HubCommit, HubEntry, HubRepository, publish_revision
+from llm_pipeline.demo.hub_requests import (
+    DATASETS,
+    ROOT,
+    Refused,
+    answer_refusals,
+    commit_of,
+    repository_of,
+    token_of,
+)
+from llm_pipeline.demo.hub_uploads import LONGEST_COMMIT_BYTES, PART_BYTES, add_uploads
 
 __all__ = ["create_application", "main", "publish_revision"]
 
-_ROOT: web.AppKey[Path] = web.AppKey("root", Path)
 _PAGE = 1000
 _MODEL = "/api/models/{organisation}/{name}"
 _FILE = "/{organisation}/{name}/resolve/{revision}/{path:.+}"
 _DATASET = "/api/datasets/{organisation}/{name}"
-_DATASETS = "datasets"
-"""Data sets are in this directory of the root, as models are in the root."""
 
 
-class _Refused(Exception):
-    """An answer in the hub's own form: a status, an error code and a message."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.response_status = status
-        self.headers = {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {})
-
-
-class _Moved(_Refused):
-    """The repository has another name now."""
-
-    def __init__(self, location: str) -> None:
-        super().__init__(307, "", "Temporary Redirect")
-        self.headers["Location"] = location
-
-
-@web.middleware
-async def _answer_refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except _Refused as refused:
-        body = None if request.method == "HEAD" else {"error": str(refused)}
-        return web.json_response(body, status=refused.response_status, headers=refused.headers)
-
-
-def create_application(root: Path, faults: Faults | None = None) -> web.Application:
+def create_application(root: Path, faults: Faults | None = None, part_bytes: int = PART_BYTES) -> web.Application:
     """The server as an aiohttp application.
 
     Args:
         root: Directory of all repositories.
         faults: Faults to inject, for tests.
+        part_bytes: Large files come in parts of this size.
     """
-    middlewares: list[Any] = [_answer_refusals] + ([fault_middleware(faults)] if faults is not None else [])
-    application = web.Application(middlewares=middlewares)
-    application[_ROOT] = root
+    middlewares: list[Any] = [answer_refusals] + ([fault_middleware(faults)] if faults is not None else [])
+    application = web.Application(middlewares=middlewares, client_max_size=LONGEST_COMMIT_BYTES)
+    application[ROOT] = root
     application.on_response_prepare.append(_set_entity_tag)
     application.add_routes(
         [
@@ -85,54 +67,22 @@ def create_application(root: Path, faults: Faults | None = None) -> web.Applicat
             web.get(_FILE, _file),  # answers HEAD too
             web.get(_DATASET, _model_info),
             web.get(_DATASET + "/revision/{revision}", _model_info),
-            web.get(f"/{_DATASETS}{_FILE}", _file),
+            web.get(f"/{DATASETS}{_FILE}", _file),
         ]
     )
+    add_uploads(application, part_bytes)
     return application
 
 
-def _token(request: web.Request) -> str | None:
-    kind, _, token = request.headers.get("Authorization", "").partition(" ")
-    return token or None if kind == "Bearer" else None
-
-
-def _repository(request: web.Request, *, content: bool = False) -> HubRepository:
-    """The repository that a request names, if its sender may see it (and, with `content`, read its files)."""
-    model_id = f"{request.match_info['organisation']}/{request.match_info['name']}"
-    token = _token(request)
-    is_dataset = f"/{_DATASETS}/" in request.path.removesuffix(request.match_info.get("path", ""))
-    root = request.app[_ROOT] / _DATASETS if is_dataset else request.app[_ROOT]
-    repository = HubRepository.find(root, model_id)
-    if repository is None or (repository.rules.private and not repository.rules.admits(token)):
-        # The hub answers the same for a missing and for a hidden repository, so that names do not leak.
-        raise _Refused(404 if token else 401, "RepoNotFound", "Repository not found")
-    if repository.rules.renamed_to:
-        raise _Moved(str(request.rel_url).replace(model_id, repository.rules.renamed_to, 1))
-    if repository.rules.disabled:
-        raise _Refused(403, "", "Access to this resource is disabled.")
-    if content and repository.rules.gated and not repository.rules.admits(token):
-        advice = f"Visit the page of {model_id} to ask for access." if token else "You must be authenticated."
-        raise _Refused(403 if token else 401, "GatedRepo", f"Access to model {model_id} is restricted. {advice}")
-    return repository
-
-
-def _commit(request: web.Request, repository: HubRepository) -> HubCommit:
-    revision = request.match_info.get("revision", "main")
-    commit = repository.commit(revision)
-    if commit is None:
-        raise _Refused(404, "RevisionNotFound", f"Invalid rev id: {revision}")
-    return commit
-
-
 async def _whoami(request: web.Request) -> web.Response:
-    if _token(request) is None:
-        raise _Refused(401, "", "Invalid credentials in Authorization header")
+    if token_of(request) is None:
+        raise Refused(401, "", "Invalid credentials in Authorization header")
     return web.json_response({"type": "user", "name": "local", "orgs": [], "auth": {"type": "access_token"}})
 
 
 async def _model_info(request: web.Request) -> web.Response:
-    repository = _repository(request)
-    commit = _commit(request, repository)
+    repository = repository_of(request)
+    commit = commit_of(request, repository)
     card = _card(repository, commit)
     license_tag = [f"license:{card['license']}"] if isinstance(card.get("license"), str) else []
     answer = {
@@ -177,12 +127,12 @@ def _time(commit: HubCommit) -> str:
 
 
 async def _tree(request: web.Request) -> web.Response:
-    repository = _repository(request)
-    commit = _commit(request, repository)
+    repository = repository_of(request)
+    commit = commit_of(request, repository)
     inside = request.match_info.get("path", "")
     rows = _tree_rows(commit.files, inside, recursive=request.query.get("recursive", "").lower() in ("true", "1"))
     if inside and not rows:
-        raise _Refused(404, "EntryNotFound", f"{inside} does not exist on {commit.id}")
+        raise Refused(404, "EntryNotFound", f"{inside} does not exist on {commit.id}")
     start, limit = int(request.query.get("cursor", "0")), int(request.query.get("limit", str(_PAGE)))
     page = rows[start : start + limit]
     headers = {}
@@ -217,14 +167,14 @@ def _tree_row(entry: HubEntry) -> dict[str, Any]:
 async def _refs(request: web.Request) -> web.Response:
     branches = [
         {"name": name, "ref": f"refs/heads/{name}", "targetCommit": commit}
-        for name, commit in _repository(request).branches().items()
+        for name, commit in repository_of(request).branches().items()
     ]
     return web.json_response({"branches": branches, "converts": [], "tags": []})
 
 
 async def _commits(request: web.Request) -> web.Response:
-    repository = _repository(request)
-    _commit(request, repository)
+    repository = repository_of(request)
+    commit_of(request, repository)
     answer = [
         {"id": commit.id, "title": commit.message, "message": "", "authors": [], "date": _time(commit)}
         for commit in repository.commits()
@@ -233,16 +183,16 @@ async def _commits(request: web.Request) -> web.Response:
 
 
 async def _authorization_check(request: web.Request) -> web.Response:
-    _repository(request, content=True)
+    repository_of(request, content=True)
     return web.Response()
 
 
 async def _file(request: web.Request) -> web.StreamResponse:
-    repository = _repository(request, content=True)
-    commit = _commit(request, repository)
+    repository = repository_of(request, content=True)
+    commit = commit_of(request, repository)
     entry = next((entry for entry in commit.files if entry.path == request.match_info["path"]), None)
     if entry is None:
-        raise _Refused(404, "EntryNotFound", "Entry not found")
+        raise Refused(404, "EntryNotFound", "Entry not found")
     headers = {"X-Repo-Commit": commit.id, "Content-Type": "application/octet-stream"}
     if entry.large:
         headers |= {"X-Linked-ETag": f'"{entry.sha256}"', "X-Linked-Size": str(entry.size)}

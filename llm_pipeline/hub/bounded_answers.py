@@ -30,6 +30,9 @@ LONGEST_ANSWER_BYTES = 64 * 1024 * 1024
 
 LONGEST_ERROR_BYTES = 1024 * 1024
 HEADERS_SECONDS = 60.0
+COMMIT_SECONDS = 600.0
+"""For the answer to a commit: its request holds every small file, and the hub works on all of its files."""
+
 ANSWER_SECONDS = 120.0
 _FILE_ANSWER = "llm_pipeline_file"
 _REDIRECT = 300
@@ -75,7 +78,8 @@ def headers_came(_response: Any = None) -> None:
 
 def _expect_headers(request: Any) -> None:
     """Called with every request before it is sent."""
-    _expected.headers = Deadline(HEADERS_SECONDS, what="the head of the answer") if _is_ours(request) else None
+    seconds = COMMIT_SECONDS if "/commit/" in request.url.path else HEADERS_SECONDS
+    _expected.headers = Deadline(seconds, what="the head of the answer") if _is_ours(request) else None
 
 
 def _is_ours(request: Any) -> bool:

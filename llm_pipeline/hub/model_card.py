@@ -41,6 +41,44 @@ def stated_license(card: Mapping[str, Any], tags: Iterable[str] = ()) -> str | N
     return next((tag.removeprefix("license:") for tag in tags if tag.startswith("license:")), None)
 
 
+_KNOWN_LICENSES = frozenset({
+    "apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "gpl-2.0", "gpl-3.0", "agpl-3.0", "lgpl-3.0", "mpl-2.0", "isc",
+    "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "cc-by-nc-sa-4.0", "unlicense", "openrail", "llama2",
+    "llama3", "llama3.1", "llama3.2", "llama3.3", "gemma",
+})  # fmt: skip
+"""Common ones of https://huggingface.co/docs/hub/repositories-licenses; what is not among them is `other`."""
+
+
+def inherited_fields(card: Mapping[str, Any], model: PinnedModel, page: str) -> dict[str, Any]:
+    """What the card of a model that was made from another one takes over from that one's: licence, language, task.
+
+    Args:
+        card: Fields of the base's card; empty where it cannot be read.
+        model: The base, whose licence is known in any case.
+        page: Address of the base's page, for a licence that is a file of it.
+    """
+    fields: dict[str, Any] = {}
+    stated, named = model.license, card.get("license")
+    if isinstance(named, str) and named != "other":
+        fields["license"] = named
+    elif stated is not None and stated in _KNOWN_LICENSES:
+        fields["license"] = stated
+    elif stated is not None:
+        link = card.get("license_link")
+        absolute = isinstance(link, str) and link.startswith("https://")
+        fields |= {
+            "license": "other",
+            "license_name": stated if stated != "other" else f"{model.id.rpartition('/')[2]}-license".lower(),
+            "license_link": link if absolute else f"{page}/blob/{model.commit}/{link}" if link else page,
+        }
+    language, task = card.get("language"), card.get("pipeline_tag")
+    if isinstance(language, (str, list)):
+        fields["language"] = language
+    if isinstance(task, str):
+        fields["pipeline_tag"] = task
+    return fields
+
+
 def require_license(model: PinnedModel, allowed: Sequence[str] | None) -> None:
     """Refuse a model whose licence is not on the list, if there is one.
 

@@ -61,7 +61,17 @@ def _accuracy(chosen: Variant, accuracy: Sequence[AccuracyStudy]) -> Iterator[Hi
 
 
 def _load(load: LoadStudy) -> Iterator[Highlight]:
-    """What the verdict is about: the rate, what became of the requests at it, and the cost."""
+    """What the verdict is about, and the cost."""
+    outcome, rate = load.outcome, load.outcome.confirmed_rate_per_second
+    yield from load_figures(load)
+    if outcome.token_cost is not None and rate is not None:
+        cost, currency = outcome.token_cost
+        note = "a million output tokens at the confirmed rate"
+        yield Highlight(label=f"Cost, {load.target}", value=f"{cost:.3g} {currency}", note=note)
+
+
+def load_figures(load: LoadStudy) -> Iterator[Highlight]:
+    """The confirmed rate, and what became of the requests at it."""
     outcome, windows = load.outcome, deciding_windows(load.outcome)
     rate = outcome.confirmed_rate_per_second
     if windows:
@@ -70,10 +80,6 @@ def _load(load: LoadStudy) -> Iterator[Highlight]:
         notes = (f"{100 * good:.1f} % good, {failed:,} of {requests:,} failed", *_slow(load, windows))
         value = "none confirmed" if rate is None else f"{rate:.3g}/s"
         yield Highlight(label=f"Requests under load, {load.target}", value=value, note="; ".join(notes))
-    if outcome.token_cost is not None and rate is not None:
-        cost, currency = outcome.token_cost
-        note = "a million output tokens at the confirmed rate"
-        yield Highlight(label=f"Cost, {load.target}", value=f"{cost:.3g} {currency}", note=note)
 
 
 def _slow(load: LoadStudy, windows: Sequence[WindowSummary]) -> Iterator[str]:

@@ -2,108 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import struct
-import threading
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 
-from llm_pipeline.base.digest import sha256_bytes
-from llm_pipeline.demo.hub_faults import Fault, Faults
-from llm_pipeline.demo.hub_repository import HubAccessRules, publish_revision, restrict
-from llm_pipeline.demo.hub_server import create_application
+sys.path.append(str(Path(__file__).parents[1]))
+
+from local_hub import CONFIG, TOKEN_VARIABLE, WEIGHTS_BYTES, LocalHub, safetensors_bytes, serve_local_hub
+
 from llm_pipeline.hub.access import Hub, connect
 from llm_pipeline.hub.hub_source import HubSource
 
-TOKEN_VARIABLE = "LLM_PIPELINE_TEST_TOKEN"
-WEIGHTS_BYTES = 3_000_000
-CONFIG = (
-    b'{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, '
-    b'"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256, '
-    b'"max_position_embeddings": 2048, "eos_token_id": 2}'
-)
-
-
-def safetensors_bytes(payload: int = WEIGHTS_BYTES, *, seed: int = 1) -> bytes:
-    """A sound safetensors file with one tensor of that many bytes."""
-    header = json.dumps({"weight": {"dtype": "U8", "shape": [payload], "data_offsets": [0, payload]}}).encode()
-    body = bytes((seed * 31 + i * 7) % 251 for i in range(4096)) * (payload // 4096 + 1)
-    return struct.pack("<Q", len(header)) + header + body[:payload]
-
-
-@dataclass
-class LocalHub:
-    """A hub that runs in a thread of this process."""
-
-    root: Path
-    endpoint: str
-    faults: Faults
-    contents: dict[str, bytes] = field(default_factory=dict)
-
-    def publish(self, model_id: str = "demo/tiny", **changes: bytes | None) -> str:
-        """Publish a small model; `changes` replace (or with None, remove) files, `__` standing for a dot."""
-        directory = self.root.parent / "source" / str(len(self.faults.requests)) / model_id
-        contents: dict[str, bytes | None] = {
-            "model.safetensors": safetensors_bytes(),
-            "config.json": CONFIG,
-            "tokenizer.json": b'{"version": "1.0"}',
-            "README.md": b"---\nlicense: apache-2.0\n---\n# Tiny\n",
-        }
-        contents |= {name.replace("__", "."): data for name, data in changes.items()}
-        for name, data in contents.items():
-            path = directory / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)
-            if data is not None:
-                path.write_bytes(data)
-        self.contents = {name: data for name, data in contents.items() if data is not None}
-        return publish_revision(self.root, model_id, directory, "upload")
-
-    def restrict(self, model_id: str, *, readers: tuple[str, ...] = (), **rules: object) -> None:
-        """Restrict a repository; `readers` are tokens."""
-        hashed = tuple(sha256_bytes(token.encode()) for token in readers)
-        restrict(self.root, model_id, HubAccessRules.model_validate({**rules, "readers": hashed}))
-
-    def fail(self, kind: str, path_ends_with: str, **options: object) -> None:
-        """Inject a fault."""
-        self.faults.waiting.append(Fault.model_validate({"kind": kind, "path_ends_with": path_ends_with, **options}))
-
-    def downloads(self, name: str = "") -> list[tuple[str, str | None]]:
-        """Path and `Range` of every GET of a file so far."""
-        return [
-            (path.rpartition("/")[2], wanted)
-            for method, path, wanted in self.faults.requests
-            if method == "GET" and "/resolve/" in path and path.endswith(name)
-        ]
+__all__ = ["CONFIG", "TOKEN_VARIABLE", "WEIGHTS_BYTES", "LocalHub", "safetensors_bytes"]
 
 
 @pytest.fixture
 def local_hub(tmp_path: Path) -> Iterator[LocalHub]:
     """A hub on a free port."""
-    root = tmp_path / "hub"
-    root.mkdir()
-    faults = Faults()
-    loop = asyncio.new_event_loop()
-    runner = web.AppRunner(create_application(root, faults), shutdown_timeout=0.2)
-
-    async def start() -> int:
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        return int(runner.addresses[0][1])
-
-    port = loop.run_until_complete(start())
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    yield LocalHub(root, f"http://127.0.0.1:{port}", faults)
-    asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(60)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(60)
+    with serve_local_hub(tmp_path) as hub:
+        yield hub
 
 
 @pytest.fixture

@@ -39,8 +39,11 @@ from llm_pipeline.config.release import (
 )
 from llm_pipeline.config.target import Target
 from llm_pipeline.release.contract import StageFailure, StageResult, Timings
-from llm_pipeline.release.execute import failure_name, results_name
+from llm_pipeline.release.execute import KeyContent, StageRecord, failure_name, results_name
+from llm_pipeline.release.execute import record_name as stage_record_name
 from llm_pipeline.release.record import ReleaseRecord, record_name
+from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
 
@@ -66,8 +69,9 @@ class SampleRelease:
         description: str = "Nightly rebuild of the demo model",
         seed: int = 7,
         strategy: Literal["climb", "every"] = "every",
+        store: ArtifactStore | None = None,
     ) -> None:
-        self.store = LocalStore(f"file://{root / 'store'}")
+        self.store = store or LocalStore(f"file://{root / 'store'}")
         self._scratch = root / "scratch"
         self._random = random.Random(seed)  # noqa: S311
         self._clock = START
@@ -342,6 +346,18 @@ def point_at(sample: SampleRelease, production: tuple[str, str], previous: tuple
     _, revision = read_pointers(sample.store, "example/tiny-llama", "cpu")
     pointers = Pointers(production=pointer(production, 1), previous=pointer(previous, 2))
     write_pointers(sample.store, "example/tiny-llama", "cpu", pointers, revision)
+
+
+def conclude(sample: SampleRelease, recipe: str) -> None:
+    """The record of the accuracy gate's stage key, which says which checkpoint was judged."""
+    store = sample.store
+    results = {stage: store.read_document(results_name(RELEASE, stage, recipe)) for stage in ("quantize", "accuracy")}
+    inputs = results["quantize"].value["artifacts"]
+    content = KeyContent(stage="accuracy", version=1, subject=recipe, config={}, inputs=inputs, tools={})
+    gate = {**results["accuracy"].value, "key": content.key}
+    store.write_document(results_name(RELEASE, "accuracy", recipe), gate, results["accuracy"].revision)
+    with Lease(store, stage_record_name(content.key)) as lease:
+        lease.conclude(StageRecord.model_validate({"content": content, "result": gate}).model_dump(mode="json"))
 
 
 def fail(sample: SampleRelease, stage: str, subject: str, error: PipelineError) -> None:

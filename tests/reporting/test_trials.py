@@ -11,14 +11,12 @@ from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.planning.model import RecipePlan, TargetPlan
 from llm_pipeline.planning.target_speed import SpeedFigures
-from llm_pipeline.release.execute import KeyContent, StageRecord, record_name, results_name
 from llm_pipeline.reporting.accuracy_plot import plot_pareto
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.html import render_report
 from llm_pipeline.reporting.markdown import render_markdown
 from llm_pipeline.reporting.model import ReportData, Trial
 from llm_pipeline.statistics.intervals import score_upper
-from llm_pipeline.store.lease import Lease
 
 
 @pytest.fixture(scope="module")
@@ -28,21 +26,8 @@ def climbed(sample, tmp_path_factory) -> ReportData:
     release.measure_baseline()
     release.try_recipes(["int4_awq", "fp8"])
     sample.fail(release, "quantize", "int4_naive", Unsupported("3 bits cannot be reached", hint="ask for 4.5"))
-    _conclude(release.store, sample.RELEASE, "fp8")
+    sample.conclude(release, "fp8")
     return collect(release.store, sample.RELEASE)
-
-
-def _conclude(store, release_id: str, recipe: str) -> None:
-    """The record of the gate's stage key, which says which checkpoint was judged."""
-    results = {
-        stage: store.read_document(results_name(release_id, stage, recipe)) for stage in ("quantize", "accuracy")
-    }
-    inputs = results["quantize"].value["artifacts"]
-    content = KeyContent(stage="accuracy", version=1, subject=recipe, config={}, inputs=inputs, tools={})
-    gate = {**results["accuracy"].value, "key": content.key}
-    store.write_document(results_name(release_id, "accuracy", recipe), gate, results["accuracy"].revision)
-    with Lease(store, record_name(content.key)) as lease:
-        lease.conclude(StageRecord.model_validate({"content": content, "result": gate}).model_dump(mode="json"))
 
 
 def trial(data: ReportData, name: str) -> Trial:

@@ -1,0 +1,261 @@
+"""Pushing files to a hub: one commit, resumable, checked; by the real client against the local hub."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from huggingface_hub import HfApi, snapshot_download
+
+from llm_pipeline.base.digest import sha256_bytes
+from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
+from llm_pipeline.hub.access import AccessForbidden, Hub, HubRefused, HubUnavailable, NotAuthenticated, connect
+from llm_pipeline.hub.download import download_model
+from llm_pipeline.hub.hub_source import HubSource
+from llm_pipeline.hub.upload import Pushed, PushedFile, push_files
+
+from .conftest import CONFIG, TOKEN_VARIABLE, LocalHub, safetensors_bytes
+
+REPOSITORY = "acme/tiny-fp8"
+TOKEN = "hf_writerofthistestonly"
+MARKER = "llm_pipeline/release.json"
+WEIGHTS = safetensors_bytes()
+FILES = {
+    "README.md": b"---\nlicense: apache-2.0\n---\n# Tiny\n",
+    "config.json": CONFIG,
+    "empty.txt": b"",
+    "model.safetensors": WEIGHTS,
+    "tokenizer.json": b'{"version": "1.0"}',
+    MARKER: b"{}\n",
+}
+
+
+@pytest.fixture
+def writer(local_hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """A connection with a token that may write what it creates."""
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    return connect(local_hub.endpoint, TOKEN_VARIABLE)
+
+
+def files_of(directory: Path, **changes: bytes | None) -> list[PushedFile]:
+    """The files on disk (and the card in memory); `changes` replace or leave out, `__` standing for a dot."""
+    contents = FILES | {name.replace("__", "."): data for name, data in changes.items()}
+    found = []
+    for path, data in contents.items():
+        if data is None:
+            continue
+        (directory / path).parent.mkdir(parents=True, exist_ok=True)
+        (directory / path).write_bytes(data)
+        content = data if path == "README.md" else directory / path
+        found.append(PushedFile(path, content, len(data), sha256_bytes(data)))
+    return found
+
+
+def push(hub: Hub, files: list[PushedFile], *, private: bool = False) -> Pushed:
+    return push_files(hub, REPOSITORY, files, marker=MARKER, message="Release 1", private=private)
+
+
+def requests(local_hub: LocalHub, method: str, part: str) -> list[str]:
+    return [path for asked, path, _ in local_hub.faults.requests if asked == method and part in path]
+
+
+def read_back(local_hub: LocalHub, directory: Path, commit: str) -> dict[str, bytes]:
+    """What the real client downloads."""
+    path = Path(
+        snapshot_download(REPOSITORY, revision=commit, endpoint=local_hub.endpoint, token=TOKEN, local_dir=directory)
+    )
+    hidden = (".cache", ".gitattributes")
+    return {
+        file.relative_to(path).as_posix(): file.read_bytes()
+        for file in path.rglob("*")
+        if file.is_file() and not file.relative_to(path).as_posix().startswith(hidden)
+    }
+
+
+def test_what_was_pushed_is_downloaded_byte_for_byte_by_the_client_and_by_our_own_download(
+    local_hub: LocalHub, writer: Hub, tmp_path: Path
+) -> None:
+    pushed = push(writer, files_of(tmp_path / "files"))
+    assert pushed.made
+    assert pushed.url == f"{local_hub.endpoint}/{REPOSITORY}"
+    assert read_back(local_hub, tmp_path / "client", pushed.commit) == FILES
+    source = HubSource(writer)
+    model = source.resolve(REPOSITORY, "main")
+    assert model.commit == pushed.commit
+    download_model(source, model, tmp_path / "ours")
+    assert (tmp_path / "ours" / "model.safetensors").read_bytes() == WEIGHTS
+    assert sorted(file.path for file in model.files) == ["config.json", "model.safetensors", "tokenizer.json"]
+
+
+def test_weights_go_in_parts_and_all_files_come_with_one_commit(
+    local_hub: LocalHub, writer: Hub, tmp_path: Path
+) -> None:
+    pushed = push(writer, files_of(tmp_path))
+    assert len(requests(local_hub, "PUT", "/storage/")) == 4  # 3 MB and a header, in parts of 1 MB
+    assert len(requests(local_hub, "POST", "/commit/main")) == 1
+    history = HfApi(endpoint=local_hub.endpoint, token=TOKEN).list_repo_commits(REPOSITORY)
+    assert next((one.commit_id, one.title) for one in history) == (pushed.commit, "Release 1")
+    assert len(history) == 2  # and the hub's own, which every repository begins with
+
+
+def test_a_second_push_of_the_same_sends_no_file_and_makes_no_commit(
+    local_hub: LocalHub, writer: Hub, tmp_path: Path
+) -> None:
+    first = push(writer, files_of(tmp_path))
+    local_hub.faults.requests.clear()
+    second = push(writer, files_of(tmp_path))
+    assert (second.made, second.commit) == (False, first.commit)
+    assert {method for method, _, _ in local_hub.faults.requests} == {"GET"}
+
+
+def test_another_release_replaces_the_files_and_leaves_none_of_the_old_ones(
+    local_hub: LocalHub, writer: Hub, tmp_path: Path
+) -> None:
+    push(writer, files_of(tmp_path / "1", **{"model-00001-of-00002__safetensors": safetensors_bytes(2048, seed=3)}))
+    changed = {"model__safetensors": safetensors_bytes(4096, seed=2), "tokenizer__json": None}
+    pushed = push(writer, files_of(tmp_path / "2", **changed))
+    found = read_back(local_hub, tmp_path / "client", pushed.commit)
+    assert set(found) == FILES.keys() - {"tokenizer.json"}
+    assert found["model.safetensors"] == safetensors_bytes(4096, seed=2)
+
+
+def test_killed_while_it_sends_it_goes_on_and_nothing_was_to_be_seen_of_it(
+    local_hub: LocalHub, writer: Hub, tmp_path: Path
+) -> None:
+    """kill -9 in the middle: of two large files one is there, the branch shows neither, and one commit is made."""
+    files = files_of(tmp_path, **{"model-00001-of-00002__safetensors": safetensors_bytes(500_000, seed=3)})
+    local_hub.fail("hang", "/verify", method="POST", times=99)
+    script = tmp_path / "push.py"
+    script.write_text(
+        "from pathlib import Path\nimport sys\n"
+        "from llm_pipeline.base.digest import sha256_bytes\n"
+        "from llm_pipeline.hub.access import connect\n"
+        "from llm_pipeline.hub.upload import PushedFile, push_files\n"
+        "root, endpoint, variable, repository, marker = sys.argv[1:]\n"
+        "paths = [path for path in sorted(Path(root).rglob('*')) if path.is_file() and path.name != 'push.py']\n"
+        "files = [PushedFile(path.relative_to(root).as_posix(), path, path.stat().st_size,\n"
+        "         sha256_bytes(path.read_bytes())) for path in paths]\n"
+        "push_files(connect(endpoint, variable), repository, files, marker=marker, message='Release 1')\n"
+    )
+    command = [sys.executable, str(script), str(tmp_path), local_hub.endpoint, TOKEN_VARIABLE, REPOSITORY, MARKER]
+    process = subprocess.Popen(command, env=os.environ | {TOKEN_VARIABLE: TOKEN})
+    deadline = time.monotonic() + 120
+    while not requests(local_hub, "POST", "/objects/verify") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(60) == -signal.SIGKILL
+    seen = HfApi(endpoint=local_hub.endpoint, token=TOKEN).list_repo_files(REPOSITORY)
+    assert seen == [".gitattributes"]
+    assert not requests(local_hub, "POST", "/commit/main")
+    local_hub.faults.waiting.clear()
+    local_hub.faults.requests.clear()
+    pushed = push(writer, files)
+    assert len(requests(local_hub, "PUT", "/storage/")) < 5  # all of both would be four parts and one
+    assert len(requests(local_hub, "POST", "/commit/main")) == 1
+    found = read_back(local_hub, tmp_path / "client", pushed.commit)
+    assert {path: found[path] for path in FILES} == FILES
+
+
+def test_a_commit_whose_answer_was_lost_is_found(local_hub: LocalHub, writer: Hub, tmp_path: Path) -> None:
+    local_hub.fail("unanswered", "/commit/main", method="POST")
+    pushed = push(writer, files_of(tmp_path))
+    assert pushed.made
+    assert len(requests(local_hub, "POST", "/commit/main")) == 1
+    assert not push(writer, files_of(tmp_path)).made
+
+
+def test_a_hub_that_fails_at_the_commit_leaves_the_branch_and_may_be_asked_again(
+    local_hub: LocalHub, writer: Hub, tmp_path: Path
+) -> None:
+    local_hub.fail("status", "/commit/main", method="POST", status=503)
+    with pytest.raises(HubUnavailable, match="503") as caught:
+        push(writer, files_of(tmp_path))
+    assert "push again" in caught.value.hint
+    assert push(writer, files_of(tmp_path)).made
+
+
+def test_two_who_push_at_once_do_not_mix_their_files(
+    local_hub: LocalHub, writer: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(writer, files_of(tmp_path / "1"))
+    other = files_of(tmp_path / "2", config__json=CONFIG + b"\n")
+    create = writer.api.create_commit
+
+    def late(*arguments: object, **options: object) -> object:
+        monkeypatch.undo()
+        monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+        push(connect(local_hub.endpoint, TOKEN_VARIABLE), files_of(tmp_path / "3", config__json=CONFIG + b" "))
+        return create(*arguments, **options)
+
+    monkeypatch.setattr(writer.api, "create_commit", late)
+    with pytest.raises(Transient, match="somebody else changed the branch"):
+        push(writer, other)
+
+
+def test_a_file_that_was_changed_after_it_was_hashed_does_not_pass_for_what_was_sent(
+    local_hub: LocalHub, writer: Hub, tmp_path: Path
+) -> None:
+    files = files_of(tmp_path)
+    (tmp_path / "config.json").write_bytes(CONFIG.replace(b"64", b"65"))
+    with pytest.raises(IntegrityError, match=r"config\.json: changed here since it was hashed"):
+        push(writer, files)
+
+
+def test_weights_that_were_changed_after_they_were_hashed_are_refused(
+    local_hub: LocalHub, writer: Hub, tmp_path: Path
+) -> None:
+    files = files_of(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(WEIGHTS[:-1] + b"!")
+    with pytest.raises(HubRefused, match="400"):
+        push(writer, files)
+    assert HfApi(endpoint=local_hub.endpoint, token=TOKEN).list_repo_files(REPOSITORY) == [".gitattributes"]
+
+
+def test_a_repository_of_somebody_s_own_is_not_touched(local_hub: LocalHub, writer: Hub, tmp_path: Path) -> None:
+    push(writer, [file for file in files_of(tmp_path) if file.path != MARKER])
+    with pytest.raises(ConfigError, match=r"not pushed by this command: config\.json"):
+        push(writer, files_of(tmp_path))
+
+
+def test_a_private_push_to_a_public_repository_is_refused_and_a_new_one_is_private(
+    local_hub: LocalHub, writer: Hub, tmp_path: Path
+) -> None:
+    push(writer, files_of(tmp_path), private=True)
+    anonymous = HfApi(endpoint=local_hub.endpoint, token=False)
+    assert not anonymous.repo_exists(REPOSITORY)
+    assert not push(writer, files_of(tmp_path), private=True).made
+    local_hub.restrict(REPOSITORY, private=False)
+    with pytest.raises(ConfigError, match="the repository is public"):
+        push(writer, files_of(tmp_path, config__json=CONFIG + b"\n"), private=True)
+
+
+def test_without_a_token_nothing_is_asked(local_hub: LocalHub, hub: Hub, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a push needs a token") as caught:
+        push(hub, files_of(tmp_path))
+    assert TOKEN_VARIABLE in caught.value.hint
+    assert not local_hub.faults.requests
+
+
+def test_a_token_that_may_not_write_is_told_without_showing_it(
+    local_hub: LocalHub, writer: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(writer, files_of(tmp_path))
+    monkeypatch.setenv(TOKEN_VARIABLE, "hf_readerofthistestonly")
+    reader = connect(local_hub.endpoint, TOKEN_VARIABLE)
+    with pytest.raises((AccessForbidden, NotAuthenticated)) as caught:
+        push(reader, files_of(tmp_path, config__json=CONFIG + b"\n"))
+    assert "may write" in caught.value.hint
+    assert "hf_reader" not in str(caught.value)
+
+
+def test_a_card_that_the_hub_does_not_take_is_refused_before_anything_is_sent(
+    local_hub: LocalHub, writer: Hub, tmp_path: Path
+) -> None:
+    with pytest.raises(HubRefused, match="license_name"):
+        push(writer, files_of(tmp_path, README__md=b"---\nlicense: other\n---\n"))
+    assert not requests(local_hub, "PUT", "/storage/")
