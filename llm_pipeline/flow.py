@@ -11,6 +11,8 @@ from datetime import datetime
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
+from pydantic import JsonValue
+
 from llm_pipeline.accuracy.choice import recipes_in_words
 from llm_pipeline.base.errors import InternalError, Terminal
 from llm_pipeline.base.records import ArtifactRef
@@ -24,7 +26,7 @@ from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.loading import LoadedRelease
 from llm_pipeline.release.record import ReleaseRecord, step_key, trusted_record
 from llm_pipeline.release.registry import load_stage, publishes
-from llm_pipeline.release.step import Environment
+from llm_pipeline.release.step import Environment, Scope
 from llm_pipeline.release.tasks import canary_subject
 from llm_pipeline.release.time_limits import time_limit
 from llm_pipeline.runners.runner import Placement
@@ -39,12 +41,20 @@ class MissingResult(Terminal):
     """A stage was requested before one that it depends on has run."""
 
 
-def resolve_request(loaded: LoadedRelease, revision: str | None = None) -> StageRequest:
-    """The request of a release's first stage."""
+def resolve_request(loaded: LoadedRelease, revision: str | None = None, *, by: str = "") -> StageRequest:
+    """The request of a release's first stage.
+
+    Args:
+        loaded: The release config, with what the run has otherwise.
+        revision: Branch, tag or commit to use instead of the config's.
+        by: Who asked for what the run has otherwise.
+    """
+    overrides = loaded.overrides.model_dump(mode="json")
+    changed: dict[str, JsonValue] = {"overrides": overrides, "overridden_by": by} if loaded.overrides else {}
     return StageRequest(
         release_id=loaded.config.name,
         stage="resolve",
-        config={"config_path": str(loaded.path), "revision": revision},
+        config={"config_path": str(loaded.path), "revision": revision, **changed},
         store=loaded.deployment.store,
         work_root=loaded.deployment.work_root,
         time_limit=time_limit(loaded.release, "resolve"),
@@ -97,11 +107,26 @@ class ReleaseProgress:
         """Names of the targets to build for."""
         return tuple(target.name for target in self.release.targets)
 
+    def left_out(self, stage: str, subject: str) -> str | None:
+        """Why this run has no such step though its config has one, in words; None if it has it."""
+        step = step_named(stage)
+        asked = {Scope.TARGET: self.targets, Scope.CANARY_STEP: self.targets, Scope.RECIPE: self.recipes}
+        known = asked.get(step.scope) if step else None
+        return None if known is None or subject in known else f"this run leaves {subject} out"
+
+    @property
+    def recipes(self) -> tuple[str, ...]:
+        """Names of the recipes that may be tried."""
+        return tuple(recipe.name for recipe in self.release.recipes)
+
     def passed_over(self, recipe: str) -> str | None:
         """Why a recipe can be skipped, in words; None if it must be tried.
 
-        On a ladder that is climbed, a recipe is needed by each target where it is legal and no cheaper one has passed.
+        A run may leave recipes out. On a ladder that is climbed, a recipe is needed by each target where it is legal
+        and no cheaper one has passed.
         """
+        if recipe not in self.recipes:
+            return f"this run leaves {recipe} out"
         if self.release.ladder.strategy == "every":
             return None
         ladders = {target: ladder for target, ladder in self.record.ladders.items() if recipe in ladder}

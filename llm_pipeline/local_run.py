@@ -13,6 +13,7 @@ from llm_pipeline.base.errors import InternalError, PipelineError, Transient
 from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.base.verdict import Verdict, worst
+from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.flow import ReleaseProgress, passed, placement, resolve_request
 from llm_pipeline.notifications.local_run import LocalTeller
 from llm_pipeline.operations.approval import answer
@@ -56,7 +57,7 @@ class LocalRun:
     Args:
         path: The release config.
         approve: How to ask for the human decisions: about a changed licence, and before production.
-        revision: Branch, tag or commit to use instead of the config's.
+        overrides: What the run is to have otherwise than the config says; None for nothing.
         verbose: Relay every log line of every stage, not only warnings.
         replace: Take the release's places over from the models that hold them.
     """
@@ -66,14 +67,13 @@ class LocalRun:
         path: Path,
         *,
         approve: Approve,
-        revision: str | None = None,
+        overrides: Overrides | None = None,
         verbose: bool = False,
         replace: bool = False,
     ) -> None:
         self._approve = approve
-        self._revision = revision
         self._verbose = verbose
-        self._loaded = loaded = load_release(path)
+        self._loaded = loaded = load_release(path, overrides or Overrides())
         self._deployment = loaded.deployment
         self._places = loaded.places
         self._model_id = loaded.config.model.id
@@ -115,7 +115,7 @@ class LocalRun:
             if self._replace:
                 self._hand_over()
             self._claim.check()
-            resolved = self._process(resolve_request(self._loaded, self._revision))
+            resolved = self._process(resolve_request(self._loaded, self._loaded.overrides.revision, by=user_here()))
             self.flow = ReleaseProgress.open(self._deployment, resolved.release_id)
             self._teller.release_id = resolved.release_id
             return self._release(self.flow)

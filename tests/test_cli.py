@@ -50,6 +50,19 @@ def test_plan_prints_json_for_programs(capsys: pytest.CaptureFixture[str]):
     assert [target["name"] for target in plan["targets"]] == ["h100", "h200", "l40s"]
 
 
+def test_a_run_may_have_some_of_the_configs_targets_and_no_others(configs: Path, capsys: pytest.CaptureFixture[str]):
+    some = ["--target", "h200", "--target", "h100", "--recipe", "fp8_chat", "--strategy", "every", "--revision", "v2"]
+    assert main(["plan", *some, str(REAL)]) == 0
+    shown = capsys.readouterr().out
+    assert "  otherwise   revision v2; recipes fp8_chat; targets h100, h200; ladder strategy every\n" in shown
+    assert "target l40s" not in shown
+    for command in ("plan", "run"):
+        assert main([command, "--target", "h800", str(REAL)]) == 4
+        told = capsys.readouterr().err
+        assert "h800 is not among the targets of release llama-3.1-8b-instruct" in told
+        assert "a run may have some of h100, h200, l40s" in told
+
+
 def test_a_mistake_in_a_config_ends_with_4_and_one_error_without_a_traceback(configs: Path):
     path = configs / "releases" / "demo.yaml"
     text = path.read_text()

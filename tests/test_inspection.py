@@ -23,6 +23,7 @@ from llm_pipeline.inspection.listing import LISTINGS
 from llm_pipeline.inspection.showing import ArtifactView, show
 from llm_pipeline.inspection.table import shortened
 from llm_pipeline.inspection.verification import verify_reference
+from llm_pipeline.release.record import record_name
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.pointers import read_pointers
 from llm_pipeline.store.references import ArtifactReference, resolve_reference
@@ -236,6 +237,16 @@ class TestShowing:
         finally:
             for name in (pause_name(SECOND, TARGET), f"canaries/{TARGET}.json", canary_name(SECOND, TARGET)):
                 history.store.delete_document(name)
+
+    def test_what_its_last_run_has_otherwise_than_the_config(self, tmp_path):
+        history = History(tmp_path)
+        release_id = history.resolve(1)
+        name = record_name(release_id)
+        document = history.store.read_document(name)
+        asked = {"overrides": {"targets": [TARGET]}, "overridden_by": "ann"}
+        history.store.write_document(name, {**document.value, **asked}, document.revision)
+        view = show(history.deployment.store, resolve_reference(history.store, release_id))
+        assert f"overridden  targets {TARGET}, by ann" in list(view.lines())
 
     def test_an_artifact_with_its_files_provenance_and_users(self, history, run):
         ref = ref_of(history, FIRST, "model_repository")

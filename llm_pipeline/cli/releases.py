@@ -6,6 +6,7 @@ import argparse
 import gc
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import ConfigError, ExitCode, from_document, unless_io
 from llm_pipeline.cli.options import (
@@ -18,6 +19,9 @@ from llm_pipeline.cli.options import (
     write_lines,
 )
 
+if TYPE_CHECKING:
+    from llm_pipeline.config.overrides import Overrides
+
 _REPLACE = "take the release's places over from the models that hold them; their users get this one once it is promoted"
 
 
@@ -26,7 +30,7 @@ def add_commands(commands: Commands) -> None:
     _add_initializing(commands)
     run = commands.add_parser("run", help="run a release on this machine, without Airflow")
     run.add_argument("config", type=Path, help="a release config, e.g. configs/releases/demo.yaml")
-    run.add_argument("--revision", help="branch, tag or commit instead of the config's")
+    _add_overrides(run)
     answer = run.add_mutually_exclusive_group()
     answer.add_argument("--approve", action="store_const", const=True, dest="answer", help="approve production now")
     answer.add_argument("--reject", action="store_const", const=False, dest="answer", help="stop before production")
@@ -36,6 +40,7 @@ def add_commands(commands: Commands) -> None:
 
     plan = commands.add_parser("plan", help="check a release without spending anything")
     plan.add_argument("config", type=Path)
+    _add_overrides(plan)
     plan.add_argument("--replace", action="store_true", help=_REPLACE)
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
     plan.add_argument("--output", type=Path, metavar="DIR", help="write plan.json and plan.txt there, too")
@@ -61,13 +66,28 @@ def add_commands(commands: Commands) -> None:
     _add_pushing(commands)
 
 
+def _add_overrides(parser: argparse.ArgumentParser) -> None:
+    """What one run has otherwise than the config says: as the form of the release's DAG has it."""
+    parser.add_argument("--revision", help="branch, tag or commit instead of the config's")
+    for what in ("recipe", "target"):
+        help_text = f"only this {what} of the config's; give it again for another one"
+        parser.add_argument(f"--{what}", action="append", dest=f"{what}s", metavar="NAME", help=help_text)
+    parser.add_argument("--strategy", choices=("climb", "every"), help="the ladder's instead of the config's")
+
+
+def _overrides(options: argparse.Namespace) -> Overrides:
+    from llm_pipeline.config.overrides import Overrides
+
+    return Overrides.of(vars(options))
+
+
 def _run(options: argparse.Namespace) -> int:
     from llm_pipeline.local_run import LocalRun, ask_on_terminal
     from llm_pipeline.operations.last_words import last_words
 
     answer: bool | None = options.answer
     approve = ask_on_terminal if answer is None else lambda _question: answer
-    release = LocalRun(options.config, approve=approve, revision=options.revision, replace=options.replace)
+    release = LocalRun(options.config, approve=approve, overrides=_overrides(options), replace=options.replace)
     verdict = release.run()
     if release.flow is not None:
         write_lines(last_words(release.flow, verdict))
@@ -86,7 +106,11 @@ def _write_plan(options: argparse.Namespace) -> int:
     from llm_pipeline.planning.plan import format_plan, plan_release
 
     plan = plan_release(
-        options.config, store_seconds=options.store_seconds, predict=options.predict, replace=options.replace
+        options.config,
+        store_seconds=options.store_seconds,
+        overrides=_overrides(options),
+        predict=options.predict,
+        replace=options.replace,
     )
     document, text = plan.model_dump_json(indent=1) + "\n", format_plan(plan)
     if options.output:

@@ -78,6 +78,9 @@ class Watch(ConfigModel):
     files: Annotated[Words, Field(min_length=1)] = ("*", "*/*")
 
 
+LadderStrategy = Literal["climb", "every"]
+
+
 class Ladder(ConfigModel):
     """In which order recipes are tried, and when to stop. Each target has a ladder of the recipes that are legal there.
 
@@ -87,7 +90,7 @@ class Ladder(ConfigModel):
         order: What is cheap: the `size` of the checkpoint, or the predicted `speed` on the target.
     """
 
-    strategy: Literal["climb", "every"] = "climb"
+    strategy: LadderStrategy = "climb"
     order: Literal["size", "speed"] = "size"
 
 

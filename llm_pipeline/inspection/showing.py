@@ -78,6 +78,7 @@ class ReleaseView(_View):
 
     Attributes:
         pointers: Those that name it.
+        overridden: What its last run has otherwise than the release config says, and who asked for that.
         pauses: Its canaries that are paused.
         config: The release config as resolved.
         results: In the order they ran.
@@ -89,6 +90,7 @@ class ReleaseView(_View):
     license: str | None
     resolved_at: datetime
     deployment: str
+    overridden: str = ""
     pointers: tuple[str, ...]
     pauses: tuple[StandingPause, ...] = ()
     config: dict[str, JsonValue]
@@ -101,6 +103,7 @@ class ReleaseView(_View):
             ("model", f"{self.model}@{self.commit}"),
             ("licence", self.license or "not stated"),
             ("resolved", f"{readable_time(self.resolved_at)} UTC, for deployment {self.deployment}"),
+            *([("overridden", self.overridden)] if self.overridden else []),
             ("serves", ", ".join(self.pointers) or "nowhere"),
             *(("canary", f"{pause.place} {pause}") for pause in self.pauses),
         ]
@@ -232,6 +235,7 @@ def _release(flow: ReleaseProgress) -> ReleaseView:
         license=record.model.license,
         resolved_at=record.created_at,
         deployment=record.deployment.name,
+        overridden=record.overrides_in_words,
         pointers=tuple(str(item) for item in pointing if item.pointer.release_id == record.release_id),
         pauses=tuple(pauses.get(record.release_id, ())),
         config=record.release.model_dump(mode="json"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from pydantic import ValidationError
@@ -60,6 +60,15 @@ class History:
         """Versions of these tools when a stage last ran with them, whatever it worked on."""
         results = (result for past in self.releases for result in past.results.values() if result.stage == stage)
         return next((result.tools for result in results if result.tools.keys() == set(names)), {})
+
+    def at(self, revision: str) -> History:
+        """The releases of what that revision named when they were resolved, or of that commit."""
+
+        def is_of(record: ReleaseRecord) -> bool:
+            named = record.overrides.revision or record.release.model.revision
+            return record.model.commit == revision if _COMMIT.fullmatch(revision) else named == revision
+
+        return replace(self, releases=tuple(past for past in self.releases if is_of(past.record)))
 
     def seconds(self, stage: str, subject: str) -> tuple[float, ...]:
         """How long a stage took in the releases of this very config that computed it."""

@@ -174,6 +174,8 @@ class Plan(Frozen):
 
     Attributes:
         config: The release config's file.
+        revision: Of the model, as this run has it.
+        overrides: What else the run has otherwise than the config says, in words; empty for nothing.
         facts: The model; None where nothing of it was to be read, and the release config states no sizes.
         stages: Every step, in order.
         compared_with: What reuse was judged by; None where there is no earlier release, or the store did not answer.
@@ -196,6 +198,7 @@ class Plan(Frozen):
     release: str
     model: str
     revision: str
+    overrides: str = ""
     dtype: str
     deployment: str
     facts: ModelFacts | None

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.loadtest.sample_size import require_enough, sample_size
@@ -158,6 +159,7 @@ def plan_release(
     store_seconds: float | None = None,
     source_seconds: float | None = None,
     revision: str | None = None,
+    overrides: Overrides | None = None,
     read_model: bool = False,
     predict: bool = False,
     replace: bool = False,
@@ -170,6 +172,7 @@ def plan_release(
         source_seconds: How long the sources of the model and of the evaluation's data may take to show them; 0 asks
             neither: then the model is judged as far as the release config states its sizes.
         revision: Branch, tag or commit of the model instead of the config's.
+        overrides: What the run has otherwise than the config says; None for nothing.
         read_model: The model itself must be read: stated sizes do not stand in for it.
         predict: Ask AIConfigurator, too, which takes seconds for each recipe and target.
         replace: The release is meant to take its places over from other models.
@@ -183,8 +186,9 @@ def plan_release(
         Unsupported: A recipe is legal on no target, a target has no legal recipe, a task cannot be asked where it is
             to be asked, or a search cannot reach its bits.
     """
-    loaded = load_release(path)
-    release, deployment = loaded.release, loaded.deployment
+    overrides = overrides or Overrides()
+    loaded = load_release(path, overrides.model_copy(update={"revision": revision}) if revision else overrides)
+    release, deployment, revision = loaded.release, loaded.deployment, loaded.overrides.revision
     if store_seconds is None:
         store_seconds = _DIRECTORY_SECONDS if deployment.store.directory else _BUCKET_SECONDS
     opened = cache(partial(open_store, deployment.store))  # two questions, over the same connections
@@ -225,7 +229,8 @@ def plan_release(
         config=str(loaded.path),
         release=release.name,
         model=release.model.id,
-        revision=release.model.revision,
+        revision=revision or release.model.revision,
+        overrides=str(loaded.overrides),
         dtype=release.baseline.dtype,
         deployment=deployment.name,
         facts=facts,

@@ -17,6 +17,7 @@ from llm_pipeline.planning.history import History, read_history
 from llm_pipeline.planning.model import Comparison
 from llm_pipeline.planning.reuse import Step, StepReuse, predict_reuse
 from llm_pipeline.release.loading import LoadedRelease
+from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.places import Holder, PlaceTaken, require_place
 
@@ -27,18 +28,20 @@ class StoreLookup:
 
     Attributes:
         history: Earlier releases; None where the store was not asked, or did not answer.
+        newest: The one whose commit was taken; None where there is none of this revision.
         reuse: What will become of each step; None in the same case.
         warnings: Why they are not known.
     """
 
     history: History | None = None
+    newest: ReleaseRecord | None = None
     reuse: Mapping[Step, StepReuse] | None = None
     warnings: tuple[str, ...] = ()
 
     @property
     def compared_with(self) -> Comparison | None:
         """The earlier release whose commit was taken."""
-        newest = self.history.newest if self.history else None
+        newest = self.newest
         if newest is None:
             return None
         return Comparison(release_id=newest.release_id, commit=newest.model.commit, resolved_at=newest.created_at)
@@ -58,7 +61,8 @@ def ask_store(
     """
     store = opened()
     history = read_history(store, loaded)
-    return StoreLookup(history, predict_reuse(store, history, loaded, steps, ladders))
+    alike = history.at(loaded.overrides.revision or loaded.release.model.revision)
+    return StoreLookup(history, alike.newest, predict_reuse(store, alike, loaded, steps, ladders))
 
 
 def looked_up(asked: BackgroundCall[StoreLookup] | None, deployment: Deployment) -> StoreLookup:

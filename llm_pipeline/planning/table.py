@@ -190,6 +190,7 @@ def _headline(plan: Plan) -> list[str]:
         f"  model       {plan.model}@{plan.revision}, {plan.dtype}, {size}",
         *_model_lines(plan.facts),
         f"  deployment  {plan.deployment}",
+        *([f"  otherwise   {plan.overrides}"] if plan.overrides else []),
     ]
 
 

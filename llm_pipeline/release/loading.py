@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llm_pipeline.base.errors import ConfigError
@@ -13,10 +13,13 @@ from llm_pipeline.catalog.named_sets import named_set
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.files import data_root, named_file, names_in
 from llm_pipeline.config.loading import Location, errors_at, load_deployment, load_yaml, where_in
+from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.config.policy import Policy
 from llm_pipeline.config.quantization import NAMED_SET, QuantizationRecipe, apportion
 from llm_pipeline.config.release import ReleaseConfig, ResolvedRelease
 from llm_pipeline.config.target import Target
+
+_NOTHING = Overrides()
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,14 @@ class ConfiguredRelease:
 
 @dataclass(frozen=True)
 class LoadedRelease(ConfiguredRelease):
-    """A release config and everything it names."""
+    """A release config and everything it names, as one run has it.
+
+    Attributes:
+        overrides: What the run has otherwise than the file says.
+    """
 
     release: ResolvedRelease
+    overrides: Overrides = _NOTHING
 
 
 def load_config(path: Path) -> ConfiguredRelease:
@@ -69,13 +77,19 @@ def load_config(path: Path) -> ConfiguredRelease:
     return ConfiguredRelease(path, config, deployment)
 
 
-def load_release(path: Path) -> LoadedRelease:
+def load_release(path: Path, overrides: Overrides = _NOTHING) -> LoadedRelease:
     """Read a release config and all that it names: recipes, targets, policy and deployment.
 
+    Args:
+        path: The release config.
+        overrides: What this run is to have otherwise.
+
     Raises:
-        ConfigError: Any of them is missing or wrong.
+        ConfigError: Any of them is missing or wrong, or what is asked for is none of the config's.
     """
-    loaded = load_config(path)
+    written = load_config(path)
+    overrides = overrides.effective(written.config)
+    loaded = replace(written, config=overrides.applied(written.config))
     path, config = loaded.path, loaded.config
     files = [_named(path, "quantization", name, "recipes") for name in config.recipes]
     recipes = [load_yaml(file, QuantizationRecipe, name=file.stem) for file in files]
@@ -100,7 +114,7 @@ def load_release(path: Path) -> LoadedRelease:
     )
     _check_data_files(loaded)
     _check_places(loaded, release.targets)
-    return LoadedRelease(path, config, loaded.deployment, release)
+    return LoadedRelease(path, config, loaded.deployment, release, overrides)
 
 
 def _named(config_path: Path, folder: str, name: str, key: str) -> Path:

@@ -105,9 +105,9 @@ def _by_rule(start: Start, before: list[Ending]) -> Ending | None:
     if start is Start.ALWAYS:
         return None
     if start is Start.ANY_GOOD:
-        if Ending.SKIPPED in before:
-            return Ending.SKIPPED
-        return None if Ending.GOOD in before else Ending.NOT_REACHED
+        if Ending.GOOD in before:
+            return None
+        return Ending.FAILED if any(ending in _BAD for ending in before) else Ending.SKIPPED
     if any(ending in _BAD for ending in before):
         return Ending.NOT_REACHED
     return Ending.SKIPPED if Ending.SKIPPED in before else None
@@ -115,8 +115,9 @@ def _by_rule(start: Start, before: list[Ending]) -> Ending | None:
 
 def _by_needs(instance: Instance, endings: Endings) -> Ending | None:
     for need in instance.task.needs:
-        if any(ending not in _WELL for ending in endings.of(instance, need.tasks)):
-            return need.otherwise
+        missing = {ending for ending in endings.of(instance, need.tasks) if ending not in _WELL}
+        if missing:  # nothing failed where all is skipped, because somebody declined, say
+            return Ending.SKIPPED if missing == {Ending.SKIPPED} else need.otherwise
     return None
 
 

@@ -179,6 +179,8 @@ def released_facts(record: ReleaseRecord, results: Results, pointers: Mapping[st
         Fact(label="Policy", value=release.policy.name),
         Fact(label="Resolved", value=record.created_at.strftime("%Y-%m-%d %H:%M:%S UTC")),
     ]
+    if record.overrides:
+        facts.append(Fact(label="Otherwise than the config", value=record.overrides_in_words))
     for target in release.targets:
         runtime = f" {target.runtime_version}" if target.runtime_version else ""
         facts.append(Fact(label="Target", value=f"{target.name}: {target.accelerator}, {target.engine}{runtime}"))

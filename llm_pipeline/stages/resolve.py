@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
 from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.digest import sha256_file, sha256_json
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.catalog.named_sets import named_set
-from llm_pipeline.config.model import ConfigModel, Revision
+from llm_pipeline.config.model import ConfigModel, Line, Revision
+from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.config.quantization import NAMED_SET, Calibration
 from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.data_set_files import fetch_dataset_file
@@ -60,10 +61,19 @@ class ResolveConfig(ConfigModel):
     Attributes:
         config_path: The release config's file.
         revision: Branch, tag or commit to use instead of the config's.
+        overrides: What else this run has otherwise than the config says.
+        overridden_by: Who asked for that.
     """
 
     config_path: str
     revision: Revision | None = None
+    overrides: Overrides = Field(default=Overrides(), exclude_if=lambda asked: not asked)
+    overridden_by: Line = Field(default="", exclude_if=lambda by: not by)
+
+    @property
+    def loaded(self) -> LoadedRelease:
+        """The release config as this run has it."""
+        return load_release(Path(self.config_path), self.overrides)
 
 
 def run(context: StageContext[ResolveConfig]) -> StageOutput:
@@ -80,11 +90,12 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
         store_seconds=_STORE_SECONDS,
         source_seconds=_SOURCE_SECONDS,
         revision=context.config.revision,
+        overrides=context.config.overrides,
         read_model=True,
     )
     for warning in plan.warnings:
         log.warning(warning)
-    loaded = load_release(Path(context.config.config_path))
+    loaded = context.config.loaded
     clock = time.monotonic()
     model = _pin(context, loaded)
     source_seconds = time.monotonic() - clock
@@ -114,12 +125,16 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
             for step in plan.stages
             if step.cost.seconds is not None
         },
+        overrides=loaded.overrides,
+        overridden_by=context.config.overridden_by,
         created_at=datetime.now(UTC),
     )
     with changing(context.store, release_id):
         write_signed(context.store, record_name(release_id), record.model_dump(mode="json"))
         replace_document(context.store, f"releases/{release_id}/plan.json", plan.model_dump(mode="json"))
     log.info("release named", release=release_id, model=model.id, commit=model.commit)
+    if record.overrides:
+        log.info("this run has otherwise than its config", overrides=record.overrides_in_words)
     log.info("to download", files=len(model.files), megabytes=model.size / 1e6, license=model.license or "not stated")
     return StageOutput(
         release_id=release_id,
@@ -250,7 +265,7 @@ def _publish(context: StageContext[ResolveConfig], name: str, sources: Sequence[
 
 
 def _configuration(config: ResolveConfig) -> tuple[JsonValue, ...]:
-    loaded = load_release(Path(config.config_path))
+    loaded = config.loaded
     return loaded.deployment.hub.model_dump(mode="json"), loaded.release.model.model_dump(mode="json")
 
 

@@ -22,6 +22,7 @@ from llm_pipeline_airflow.decision_trigger import AwaitedAnswer, DecisionTrigger
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.notifications import ReleaseNotifier, attempt_of, reminder_of
 from llm_pipeline_airflow.operators import RELEASE_ID_TEMPLATE
+from llm_pipeline_airflow.states import require_any
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -138,15 +139,26 @@ class QuestionOperator(DecisionOperator):
         step: Name of the step.
         target: The target that it is about, in a group that is mapped over targets.
         gates: Task ids of the gates that a target must have passed in this run to be asked about.
+        any_of: Task ids of which one instance must have succeeded, though the trigger rule lets this one run.
     """
 
     template_fields: Collection[str] = (*DecisionOperator.template_fields, "target")
 
-    def __init__(self, *, step: str, target: str = "", gates: tuple[str, ...] = (), **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        step: str,
+        target: str = "",
+        gates: tuple[str, ...] = (),
+        any_of: tuple[str, ...] = (),
+        **kwargs: Any,
+    ) -> None:
         super().__init__(subject=kwargs.get("task_display_name", step), **kwargs)
         self.step = step
         self.target = target
         self.gates = gates
+        self.any_of = any_of
+        self._told = False
 
     @property
     def label(self) -> str:
@@ -158,13 +170,24 @@ class QuestionOperator(DecisionOperator):
         """Of the question before production; see `DecisionOperator`."""
         return f"llm-pipeline approve {self.release_id} [--deny]" if self.step == production_question() else ""
 
+    def events_of(self, origin: Origin, happened: Happened, context: Context) -> tuple[Event, ...] | None:
+        """The question, and its answer; people were told already why there is nothing to ask about."""
+        return super().events_of(origin, happened, context) if not self._told else ()
+
     def execute(self, context: Context) -> Any:
         """Ask, if there is something to decide that nobody has decided yet."""
         from llm_pipeline.operations.decisions import decision_name, put
 
+        self._told = True
+        if not (self.gates and passed_targets(context, self.gates)):
+            require_any(context, self.any_of)
+        self._told = False
         flow, step = self.flow(), step_named(self.step)
         if step is None:
             raise AirflowFailException(f"the flow has no step {self.step} any more")
+        if not step.asked(flow.release, None):
+            log.info("the release config wants nobody to be asked")
+            return None
         targets = self._targets(context)
         question = question_of(step)(flow, targets)
         if question is None:

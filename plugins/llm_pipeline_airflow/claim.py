@@ -21,10 +21,13 @@ from llm_pipeline.release.loading import ConfiguredRelease, load_release
 from llm_pipeline.store import open_store
 from llm_pipeline_airflow.commit_of_run import revision_of_run
 from llm_pipeline_airflow.connections import config_with_secrets
+from llm_pipeline_airflow.form import overrides_of
 from llm_pipeline_airflow.logs import get_logger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+    from llm_pipeline.config.overrides import Overrides
 
 log = get_logger(__name__)
 
@@ -56,8 +59,15 @@ class ClaimSensor(BaseSensorOperator):
         """
         loaded = config_with_secrets(self.config_path)
         if not context.get("task_reschedule_count", 0):
-            _only_plan(self.config_path, context.get("params") or {})
-            _refuse_impossible(self.config_path)
+            from llm_pipeline.planning.plan import plan_release
+
+            params = context.get("params") or {}
+            try:
+                overrides = overrides_of(params, loaded)
+                _only_plan(self.config_path, params, overrides)
+                plan_release(Path(self.config_path), overrides=overrides, store_seconds=0, source_seconds=0)
+            except Terminal as error:  # no network, no store: what is impossible must not wait to be found out
+                raise AirflowFailException(str(error)) from error
             revision_of_run(load_release(Path(self.config_path)), context)
         claim = claim_of(loaded, context)
         try:
@@ -87,11 +97,11 @@ class GiveBackOperator(BaseOperator):
         log.info("the next release of the model may begin" if held else "this run no longer held the claim")
 
 
-def _only_plan(config_path: str, params: Mapping[str, Any]) -> None:
+def _only_plan(config_path: str, params: Mapping[str, Any], overrides: Overrides) -> None:
     """Show the plan in the log, if the run was started for that.
 
     Raises:
-        AirflowFailException: The release cannot work.
+        Terminal: The release cannot work.
         AirflowSkipException: The plan was shown: nothing else is to be done.
     """
     if not params.get("dry_run"):
@@ -99,22 +109,9 @@ def _only_plan(config_path: str, params: Mapping[str, Any]) -> None:
     from llm_pipeline.planning.plan import plan_release
     from llm_pipeline.planning.table import format_plan
 
-    try:
-        plan = plan_release(Path(config_path), revision=params.get("revision"), replace=bool(params.get("replace")))
-    except Terminal as error:
-        raise AirflowFailException(str(error)) from error
+    plan = plan_release(Path(config_path), overrides=overrides, replace=bool(params.get("replace")))
     log.info("%s", Lines(f"the plan:\n{format_plan(plan)}"))
     raise AirflowSkipException("a dry run: the plan is in the log, and nothing was released")
-
-
-def _refuse_impossible(config_path: str) -> None:
-    """Plan the release: no network, no store, and nothing heavy is imported."""
-    from llm_pipeline.planning.plan import plan_release
-
-    try:
-        plan_release(Path(config_path), store_seconds=0, source_seconds=0)
-    except Terminal as error:
-        raise AirflowFailException(str(error)) from error
 
 
 def claim_of(loaded: ConfiguredRelease, context: Context) -> ReleaseClaim:

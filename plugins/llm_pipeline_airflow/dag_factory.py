@@ -15,10 +15,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from airflow.providers.standard.operators.empty import EmptyOperator
-from airflow.sdk import DAG, BaseOperator, Param, TriggerRule, task_group
+from airflow.sdk import DAG, BaseOperator, TriggerRule, task_group
 
-from llm_pipeline.config.release import ModelSource, ReleaseConfig
+from llm_pipeline.config.release import ReleaseConfig
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.step import Effect, Ending, Kind, Scope, Start
@@ -26,6 +25,7 @@ from llm_pipeline.release.tasks import Lane, Task, release_tasks
 from llm_pipeline_airflow.approvals import QuestionOperator
 from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
 from llm_pipeline_airflow.deadline import deadline_of
+from llm_pipeline_airflow.form import form_of
 from llm_pipeline_airflow.ladder import NeedingOperator, RecipeOperator
 from llm_pipeline_airflow.operators import LABEL_TEMPLATE, ResolveOperator, StageOperator
 from llm_pipeline_airflow.placement import placement_arguments
@@ -50,7 +50,7 @@ _RUNS_AT_ONCE = {"wait": 1, "supersede": 16}
 
 TRIGGER_RULES = {
     Start.ALL_GOOD: TriggerRule.ALL_SUCCESS,
-    Start.ANY_GOOD: TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
+    Start.ANY_GOOD: TriggerRule.ALL_DONE,  # and `states.require_any`
     Start.ALWAYS: TriggerRule.ALL_DONE,
 }
 
@@ -72,16 +72,7 @@ def release_dag(config_path: Path) -> DAG:
         auto_register=False,  # a DAG file names its own: the check of all of them must add none
         max_active_runs=_RUNS_AT_ONCE[loaded.config.concurrency],
         tags=["llm-release", *loaded.config.targets],
-        params={
-            "revision": _revision_parameter(loaded),
-            "replace": _replace_parameter(loaded),
-            "dry_run": Param(
-                False,
-                type="boolean",
-                title="Dry run",
-                description="Only show the plan, in the log of the first task: what would be done, its time and cost.",
-            ),
-        },
+        params=form_of(loaded),
         default_args=task_defaults(),
         deadline=deadline_of(loaded),
     )
@@ -163,15 +154,14 @@ class _Drawing:
             return StepApprovalOperator(
                 target=item, step=task.percent, before=before, turn=turn(task), timeout_hours=hours, **shared
             )
-        if not task.step.asked(release, None):
-            ours = ("config_path", "map_index_template")
-            return EmptyOperator(**{name: value for name, value in shared.items() if name not in ours})
         return QuestionOperator(
             step=task.step.name, target=item, gates=task.gates, timeout_hours=release.approval.timeout_hours, **shared
         )
 
     def _shared(self, task: Task) -> dict[str, Any]:
-        rule = {"trigger_rule": TRIGGER_RULES[task.start]} if task.step.decides else {}  # a teardown has its own
+        rule: dict[str, Any] = {"trigger_rule": TRIGGER_RULES[task.start]} if task.step.decides else {}
+        if task.start is Start.ANY_GOOD:
+            rule["any_of"] = task.after
         return {
             "task_id": task.id.rpartition(".")[2],
             "task_display_name": task.title,
@@ -205,33 +195,6 @@ def turn(task: Task) -> PromotionOrder:
 def _needed(task: Task, otherwise: Ending | None = None) -> tuple[str, ...]:
     """Ids of the tasks that one needs, whatever its trigger rule: all, or those without which it ends so."""
     return tuple(name for need in task.needs if otherwise in (None, need.otherwise) for name in need.tasks)
-
-
-def _revision_parameter(loaded: LoadedRelease) -> Param:
-    schema = ModelSource.model_json_schema()["properties"]["revision"]
-    return Param(
-        None,
-        type=["null", "string"],
-        pattern=schema["pattern"],
-        title="Revision",
-        description=(
-            f"Branch, tag or commit of {loaded.config.model.id}; "
-            f"empty releases the config's own, {loaded.config.model.revision}."
-        ),
-    )
-
-
-def _replace_parameter(loaded: LoadedRelease) -> Param:
-    places = ", ".join(loaded.places.values())
-    return Param(
-        False,
-        type="boolean",
-        title="Replace",
-        description=(
-            f"Take {places} over from the model that holds it: its users get {loaded.config.model.id} once this "
-            "release is promoted. Otherwise a release into another model's place is refused."
-        ),
-    )
 
 
 def dag_doc(loaded: LoadedRelease) -> str:

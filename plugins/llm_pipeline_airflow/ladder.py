@@ -7,7 +7,6 @@ they ask for the states that they need.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
@@ -16,6 +15,7 @@ from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.release.contract import StageRequest
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.operators import StageOperator
+from llm_pipeline_airflow.states import failed, task_states, unsuccessful
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -44,8 +44,8 @@ class RecipeOperator(StageOperator):
         """
         if missing := unsuccessful(context, self.needs):
             raise self._skipped("not tried", f"{missing} did not succeed in this run")
-        if failed := _failed(context, self.useless_without):
-            raise self._skipped("not tried", f"{failed} failed in this run")
+        if missing := failed(context, self.useless_without):
+            raise self._skipped("not tried", f"{missing} failed in this run")
         if self.release_id:
             flow = ReleaseProgress.open(self.configured.deployment, self.release_id)
             if why := flow.passed_over(self.subject):
@@ -77,30 +77,12 @@ class NeedingOperator(StageOperator):
 
         Raises:
             AirflowFailException: What it needs did not end well; a result of an earlier run is none of this one.
+            AirflowSkipException: It was skipped, or what this one wants did not end well.
         """
         if missing := unsuccessful(context, self.needs):
+            if set(task_states(context, missing.split(", ")).values()) == {"skipped"}:
+                raise AirflowSkipException(f"{self.stage} is skipped, as {missing} were")
             raise AirflowFailException(f"{self.stage} cannot run: {missing} did not succeed in this run")
         if missing := unsuccessful(context, self.wants):
             raise AirflowSkipException(f"{self.stage} is skipped: {missing} did not succeed in this run")
         return super().request(context)
-
-
-def unsuccessful(context: Context, task_ids: tuple[str, ...]) -> str:
-    """Those of some unmapped tasks that have not succeeded in this run."""
-    states = task_states(context, task_ids)
-    return ", ".join(task_id for task_id in task_ids if states.get(task_id) != "success")
-
-
-def _failed(context: Context, task_ids: tuple[str, ...]) -> str:
-    """Those of some unmapped tasks that have ended in this run, and not well."""
-    states = task_states(context, task_ids)
-    return ", ".join(task_id for task_id in task_ids if states.get(task_id) in ("failed", "upstream_failed", "skipped"))
-
-
-def task_states(context: Context, task_ids: Sequence[str], map_index: int | None = None) -> dict[str, str]:
-    """States in this run of some tasks, by id; of tasks in a mapped group, those of one map index."""
-    if not task_ids:
-        return {}
-    ti = context["ti"]
-    found = ti.get_task_states(dag_id=ti.dag_id, map_index=map_index, task_ids=list(task_ids), run_ids=[ti.run_id])
-    return dict(found.get(ti.run_id, {}))

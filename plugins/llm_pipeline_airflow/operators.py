@@ -28,10 +28,12 @@ from llm_pipeline.store import open_store
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.commit_of_run import remember_commit, revision_of_run, run_name
 from llm_pipeline_airflow.connections import config_with_secrets, fetch_secrets
+from llm_pipeline_airflow.form import overrides_of, who_started
 from llm_pipeline_airflow.lineage import lineage_of
 from llm_pipeline_airflow.links import ReleaseReportLink
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.runs import remember_run
+from llm_pipeline_airflow.states import require_any
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
@@ -65,6 +67,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         subject: What the stage works on: a recipe, a target or nothing.
         step: Appended to the subject as `:<step>`: a canary step's percentage.
         release_id: The release; by default what the task `resolve` returned.
+        any_of: Task ids of which one instance must have succeeded, though the trigger rule lets this one run.
     """
 
     template_fields: Collection[str] = ("subject", "release_id")
@@ -80,10 +83,12 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         subject: str = "",
         step: str = "",
         release_id: str = RELEASE_ID_TEMPLATE,
+        any_of: tuple[str, ...] = (),
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.config_path = config_path
+        self.any_of = any_of
         self.stage = stage
         self.subject = subject
         self.step = step
@@ -114,11 +119,24 @@ class StageOperator(ResumableJobMixin, BaseOperator):
             log.warning("stopping the stage's processes: the task was killed")
             self._runner.cancel(self._job)
 
-    def request(self, context: Context) -> StageRequest:  # noqa: ARG002 - the first stage reads the run's parameters
-        """What the stage is asked to do."""
+    def flow(self) -> ReleaseProgress:
+        """The release that the stage works for."""
+        return ReleaseProgress.open(self.configured.deployment, self.release_id)
+
+    def request(self, context: Context) -> StageRequest:
+        """What the stage is asked to do.
+
+        Raises:
+            AirflowSkipException: This run does not have it.
+        """
+        require_any(context, self.any_of)
         if not self.release_id:
             raise AirflowSkipException("there is no release: its first stage failed")
-        flow = ReleaseProgress.open(self.configured.deployment, self.release_id)
+        flow = self.flow()
+        if why := flow.left_out(self.stage, self.subject):
+            self._ending = "left out"
+            log.info("%s", why)  # the UI shows of a skip nothing but the state
+            raise AirflowSkipException(why)
         return flow.request(self.stage, f"{self.subject}:{self.step}" if self.step else self.subject)
 
     @cached_property
@@ -251,13 +269,14 @@ class ResolveOperator(StageOperator):
         Raises:
             AirflowSkipException: The run has nothing to release.
         """
-        loaded = load_release(Path(self.config_path))
+        overrides = overrides_of(context["params"], self.configured)
+        loaded = load_release(Path(self.config_path), overrides)
         fetch_secrets(secret_connections(loaded.deployment))
         revision = revision_of_run(loaded, context)
         if context["params"].get("replace"):
             store = open_store(loaded.deployment.store)
             replace(store, loaded.places.values(), loaded.config.model.id, by=f"run {run_name(context)}")
-        return resolve_request(loaded, revision)
+        return resolve_request(loaded, revision, by=who_started(context))
 
     def conclude(self, context: Context, result: StageResult) -> dict[str, Any]:
         """Remember which release this run works on, for the report's tab, and for the release watch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +13,16 @@ from llm_pipeline.release.contract import StageRequest
 from llm_pipeline_airflow.approvals import passed_targets
 from llm_pipeline_airflow.connections import config_with_secrets
 from llm_pipeline_airflow.faults import contained
-from llm_pipeline_airflow.ladder import task_states, unsuccessful
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.notifications import page_of, tell
 from llm_pipeline_airflow.operators import StageOperator
+from llm_pipeline_airflow.states import task_states, unsuccessful
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from pydantic import JsonValue
 
+    from llm_pipeline.flow import ReleaseProgress
 
 log = get_logger(__name__)
 
@@ -41,17 +42,20 @@ class PromotionOrder:
     needs: tuple[str, ...] = ()
     promoted_before: Mapping[str, str] = field(default_factory=dict)
 
-    def check(self, context: Context, target: str) -> None:
+    def check(self, context: Context, target: str, flow: Callable[[], ReleaseProgress]) -> None:
         """Return if the target may be promoted now.
 
         Raises:
             AirflowFailException: It did not pass its gates; an approval of other targets is none of its own.
-            AirflowSkipException: What it needs did not end well, or a target before it was not promoted.
+            AirflowSkipException: What it needs did not end well, this run has no such target, or one before it was not
+                promoted.
         """
         if missing := unsuccessful(context, self.needs):
             raise _not_begun(target, f"{missing} did not succeed in this run")
         offered = passed_targets(context, self.last_gates)
         if target not in offered:
+            if why := flow().left_out("canary", target):
+                raise _not_begun(target, why)
             raise AirflowFailException(
                 f"{target} did not pass {', '.join(self.last_gates)} in this run: no traffic is moved"
             )
@@ -117,7 +121,7 @@ class CanaryStepOperator(NotifyingOperator):
     def request(self, context: Context) -> StageRequest:
         """What the stage is asked to do, if it is the target's turn; see `PromotionOrder`."""
         try:
-            self.turn.check(context, self.subject)
+            self.turn.check(context, self.subject, self.flow)
         except AirflowSkipException:
             self._ending = "not begun"
             raise

@@ -59,7 +59,7 @@ class StepApprovalOperator(DecisionOperator):
         """Put the question, and wait; a first deployment is compared with nothing, so nobody is asked."""
         from llm_pipeline.canary.approvals import approval_name
 
-        self.turn.check(context, self.target)
+        self.turn.check(context, self.target, self.flow)
         flow = self.flow()
         if replaces_nothing(flow, self.target):
             log.info("there is nothing to compare %s with: no question is asked", flow.record.release_id)

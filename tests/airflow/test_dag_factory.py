@@ -153,10 +153,6 @@ def test_a_human_is_asked_when_the_config_requires_it(tmp_path: Path, make_proje
     assert task.response_timeout.total_seconds() == 24 * 3600
 
 
-def test_a_release_without_approval_goes_on_by_itself(dag):
-    assert dag.get_task("approve").task_type == "EmptyOperator"
-
-
 def test_the_dag_can_be_serialized_with_its_retry_policy(dag):
     from airflow.serialization.serialized_objects import DagSerialization
 

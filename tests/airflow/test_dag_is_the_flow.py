@@ -14,7 +14,7 @@ from llm_pipeline.release.tasks import release_tasks
 ASKS = "steps_percent: [5, 33.5, 100], approve_before_percent: [5, 100]"
 RULES = {
     Start.ALL_GOOD: TriggerRule.ALL_SUCCESS,
-    Start.ANY_GOOD: TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
+    Start.ANY_GOOD: TriggerRule.ALL_DONE,
     Start.ALWAYS: TriggerRule.ALL_DONE,
 }
 CONFIGS = {
@@ -42,6 +42,7 @@ def test_tasks_edges_and_rules_of_the_dag_are_those_of_the_flow(project, kind):
         setups = {task_id for task_id in drawn.upstream_task_ids if dag.get_task(task_id).is_setup}
         assert drawn.upstream_task_ids - setups == set(task.after) - setups, task.id
         assert drawn.is_teardown is not task.step.decides, task.id
+        assert getattr(drawn, "any_of", ()) == (task.after if task.start is Start.ANY_GOOD else ())
         if task.step.decides:
             assert drawn.trigger_rule == RULES[task.start], task.id
         elif task.step.effect is not Effect.PRODUCTION:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from llm_pipeline_airflow.dag_factory import release_dag
+
+from llm_pipeline.artifacts.pinned import PinnedModel
+from llm_pipeline.config.overrides import Overrides
+from llm_pipeline.release.loading import load_release
+from llm_pipeline.release.record import ReleaseRecord, record_name
+from llm_pipeline.store import open_store
+from llm_pipeline.store.signed_documents import replace_document
 
 
 @dataclass(frozen=True)
@@ -32,8 +40,23 @@ class TaskInstance:
 @pytest.fixture
 def second(project):
     step = release_dag(project.config).get_task("promotion_2.canary_5")
-    step.subject, step.release_id = "cpu-b", "a release"
+    step.subject, step.release_id = "cpu-b", "a-release"
+    loaded = load_release(project.config)
+    write_release(open_store(loaded.deployment.store), loaded)
     return step
+
+
+def write_release(store, loaded) -> None:
+    """The record of a release, as the run has it."""
+    record = ReleaseRecord(
+        release_id="a-release",
+        release=loaded.release,
+        deployment=loaded.deployment,
+        model=PinnedModel(id="demo/tiny", commit="0" * 40, files=()),
+        datasets={},
+        created_at=datetime.now(UTC),
+    )
+    replace_document(store, record_name("a-release"), record.model_dump(mode="json"))
 
 
 def asked(step, **run) -> None:
@@ -58,6 +81,13 @@ def test_a_target_that_was_never_offered_stops_no_other(second, monkeypatch):
 def test_nothing_begins_without_the_approval_though_the_trigger_rule_lets_it_run(second):
     with pytest.raises(AirflowSkipException, match="approve did not succeed"):
         asked(second, states={"approve": "skipped", "promotion_1.settle_0": "skipped"})
+
+
+def test_a_target_that_this_run_leaves_out_is_left_alone(second, project):
+    loaded = load_release(project.config, Overrides(targets=("cpu-a",)))
+    write_release(open_store(loaded.deployment.store), loaded)
+    with pytest.raises(AirflowSkipException, match="this run leaves cpu-b out"):
+        asked(second, states={"approve": "success", "promotion_1.settle_0": "success"}, passed=("cpu-a",))
 
 
 def test_a_target_that_did_not_pass_is_refused(second):

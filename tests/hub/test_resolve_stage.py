@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import pytest
 import yaml
+from pydantic import JsonValue
 
+from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.flow import ReleaseProgress, resolve_request
 from llm_pipeline.hub import transfer
 from llm_pipeline.hub.transfer import DiskTooSmall
@@ -18,6 +20,9 @@ from llm_pipeline.planning import host
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import execute
 from llm_pipeline.release.loading import load_release
+from llm_pipeline.release.record import read_record
+from llm_pipeline.stages.resolve import ResolveConfig
+from llm_pipeline.store import open_store
 
 from .conftest import TOKEN_VARIABLE, LocalHub
 from .safetensors_files import write_safetensors
@@ -56,8 +61,15 @@ class Release:
         assert isinstance(outcome, StageResult), outcome
         return outcome
 
-    def refusal(self) -> StageFailure:
-        outcome = execute(resolve_request(load_release(self.path)))
+    def resolve_with(self, **overrides: object) -> StageResult:
+        loaded = load_release(self.path, Overrides.of(overrides))
+        outcome = execute(resolve_request(loaded, loaded.overrides.revision, by="ann"))
+        assert isinstance(outcome, StageResult), outcome
+        return outcome
+
+    def refusal(self, **config: JsonValue) -> StageFailure:
+        request = resolve_request(load_release(self.path))
+        outcome = execute(request.model_copy(update={"config": request.config | config}))
         assert isinstance(outcome, StageFailure), outcome
         return outcome
 
@@ -98,6 +110,39 @@ def test_the_result_names_commit_source_licence_and_size(release: Release, local
     assert metrics["license"] == "apache-2.0"
     assert (metrics["gated"], metrics["license_change"], metrics["source"]) == ("", "", "hub")
     assert metrics["bytes"] == sum(len(data) for name, data in local_hub.contents.items() if name != "README.md")
+
+
+def test_what_a_run_has_otherwise_is_in_its_record_with_who_asked_and_makes_another_release(release: Release) -> None:
+    plain, other = release.resolve(), release.resolve_with(recipes=["int4_awq"], strategy="every")
+    assert other.release_id != plain.release_id
+    store = open_store(load_release(release.path).deployment.store)
+    record, before = (read_record(store, result.release_id) for result in (other, plain))
+    assert [recipe.name for recipe in record.release.recipes] == ["int4_awq"]
+    assert record.ladders == {"cpu": ("int4_awq",)}
+    assert record.overrides_in_words == "recipes int4_awq; ladder strategy every, by ann"
+    assert (before.overrides_in_words, len(before.release.recipes) > 1) == ("", True)
+
+
+def test_all_of_the_configs_recipes_and_targets_are_no_change(release: Release) -> None:
+    loaded = load_release(release.path)
+    asked = {"recipes": list(reversed(loaded.config.recipes)), "targets": list(loaded.config.targets)}
+    assert release.resolve_with(**asked, strategy="climb", revision="").release_id == release.resolve().release_id
+
+
+def test_a_recipe_that_the_config_does_not_have_is_refused_before_anything_is_fetched(
+    release: Release, local_hub: LocalHub
+) -> None:
+    error = release.refusal(overrides={"recipes": ["int5"]}).error
+    assert (error.type, error.family) == ("ConfigError", "terminal")
+    assert "int5 is not among the recipes of release demo" in error.message
+    assert "a run may have some of" in str(error.hint)
+    assert local_hub.faults.requests == []
+
+
+def test_a_run_without_changes_asks_its_first_stage_for_what_it_always_did(release: Release) -> None:
+    request = resolve_request(load_release(release.path), by="ann")
+    assert request.config == {"config_path": str(release.path), "revision": None}
+    assert ResolveConfig.model_validate(request.config).model_dump(mode="json") == request.config
 
 
 def test_a_licence_that_is_not_allowed_stops_the_release_before_its_weights_are_fetched(

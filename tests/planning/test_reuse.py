@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
+from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.flow import ReleaseProgress, resolve_request
 from llm_pipeline.loadtest.workload_files import locate_files
 from llm_pipeline.planning.history import History, PastRelease
@@ -76,8 +77,8 @@ class Releases:
                 self.ran.append(f"{stage} {subject}".rstrip())
         return resolved.release_id
 
-    def plan(self) -> Plan:
-        return plan_release(self.config, store_seconds=60)
+    def plan(self, **overrides: object) -> Plan:
+        return plan_release(self.config, store_seconds=60, overrides=Overrides.of(overrides))
 
     def _stage(self, name: str) -> Any:
         stage = load_stage(name)
@@ -262,6 +263,25 @@ def test_another_revision_is_not_compared_with_the_commit_of_an_old_one(releases
     plan = releases.plan()
     assert plan.compared_with is None
     assert states(plan)["download"] == ("computed", "never ran")
+
+
+def test_a_run_of_another_revision_is_not_compared_with_the_commit_of_an_old_one_but_measured_times_count(
+    releases: Releases,
+):
+    plan = releases.plan(revision="v2")
+    assert (plan.revision, plan.compared_with, plan.overrides) == ("v2", None, "revision v2")
+    assert states(plan)["download"] == ("computed", "never ran")
+    assert {step.cost.basis for step in plan.stages if step.stage == "download"} == {"measured"}
+
+
+def test_a_run_of_some_recipes_has_the_others_in_no_step_and_reuses_all_else(releases: Releases):
+    plan = releases.plan(recipes=["int4_naive", "int4_awq"], strategy="every")
+    tried = {step.subject for step in plan.stages if step.stage == "quantize"}
+    assert tried == {"int4_naive", "int4_awq"}
+    assert plan.overrides == "recipes int4_naive, int4_awq; ladder strategy every"
+    assert (
+        states(plan)["baseline"] == states(plan)["quantize int4_naive"] == ("reused", f"made by {releases.release_id}")
+    )
 
 
 def test_a_load_test_that_decided_nothing_is_measured_again(releases: Releases):

@@ -13,7 +13,9 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
+from llm_pipeline.release.record import record_name
 from llm_pipeline.reporting.collect import MOST_SAMPLES, _thinned, collect
+from llm_pipeline.reporting.html import render_report
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointers, read_pointers
 
@@ -29,6 +31,17 @@ def test_a_promoted_release_is_in_production_with_every_part(sample, promoted) -
     (read,) = data.evaluation_data
     assert (read.repository, read.documents) == ("openai/gsm8k", {"test": 1319})
     assert {fact.value for fact in data.facts} >= {"example/tiny-llama", "0a1b2c3d" * 5, "fp8"}
+
+
+def test_what_the_run_has_otherwise_than_its_config_is_told(sample, tmp_path: Path) -> None:
+    store = sample.SampleRelease(tmp_path).store
+    document = store.read_document(record_name(sample.RELEASE))
+    asked = {"overrides": {"recipes": ["fp8"], "revision": "v2"}, "overridden_by": "ann"}
+    store.write_document(record_name(sample.RELEASE), {**document.value, **asked}, document.revision)
+    data = collect(store, sample.RELEASE)
+    told = [fact.value for fact in data.facts if fact.label == "Otherwise than the config"]
+    assert told == ["revision v2; recipes fp8, by ann"]
+    assert "revision v2; recipes fp8, by ann" in render_report(data)
 
 
 def test_recipes_that_were_not_released_do_not_decide(sample, promoted) -> None:

@@ -107,10 +107,9 @@ def output(context: StageContext, plan: dict) -> StageOutput:
 def resolve(context: StageContext) -> StageOutput:
     from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
     from llm_pipeline.planning.ladder import climbing_order
-    from llm_pipeline.release.loading import load_release
     from llm_pipeline.release.record import PROMPTS_DATASET, ReleaseRecord, record_name
 
-    loaded = load_release(Path(context.config.config_path))
+    loaded = context.config.loaded
     release_id = f"{loaded.config.name}-{(context.config.revision or COMMIT)[:8]}-00000000"
     prompts = context.workdir / "prompts"
     prompts.mkdir(exist_ok=True)
@@ -125,6 +124,8 @@ def resolve(context: StageContext) -> StageOutput:
         datasets={PROMPTS_DATASET: ref},
         ladders=dict.fromkeys((target.name for target in loaded.release.targets), climbing_order(loaded.release)),
         planned_seconds=scripted(context.request).get("planned", {}),
+        overrides=loaded.overrides,
+        overridden_by=context.config.overridden_by,
         created_at=datetime.now(UTC),
     )
     replace_document(context.store, record_name(release_id), record.model_dump(mode="json"))

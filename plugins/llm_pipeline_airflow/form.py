@@ -1,0 +1,103 @@
+"""The form that starts a release by hand: what this one run may have otherwise than its config.
+
+Its values are the run's parameters, whether they come from the form, the command line or the API. They are checked by
+the run's first task, before it waits for its turn, and again by `resolve`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Param
+
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.config.overrides import Overrides
+from llm_pipeline.config.release import ModelSource
+from llm_pipeline_airflow.commit_of_run import run_name
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from llm_pipeline.release.loading import ConfiguredRelease, LoadedRelease
+
+
+def form_of(loaded: LoadedRelease) -> dict[str, Param]:
+    """The fields of a release's form, by name."""
+    config = loaded.config
+    fields = {
+        "revision": _revision(loaded),
+        "recipes": _some(config.recipes, "Recipes", "Recipes to try, out of the config's."),
+        "targets": _some(config.targets, "Targets", "Targets to build for and to promote on, out of the config's."),
+        "strategy": Param(
+            config.ladder.strategy,
+            type="string",
+            examples=["climb", "every"],
+            values_display={"climb": "climb: until one passes", "every": "every: try all of them"},
+            title="Ladder",
+            description="Whether the next recipe is tried only when the cheaper one did not pass, or all are.",
+        ),
+        "replace": _replace(loaded),
+        "dry_run": Param(
+            False,
+            type="boolean",
+            title="Dry run",
+            description="Only show the plan, in the log of the first task: what would be done, its time and cost.",
+        ),
+    }
+    if config.ladder.strategy == "every":
+        del fields["strategy"]  # see `overrides_of`
+    return fields
+
+
+def overrides_of(params: Mapping[str, Any], loaded: ConfiguredRelease) -> Overrides:
+    """What a run's parameters have otherwise than its config.
+
+    Raises:
+        ConfigError: The config does not have what is asked for, or the run cannot do it.
+    """
+    overrides = Overrides.of(params).effective(loaded.config)
+    if overrides.strategy == "climb":
+        raise ConfigError(
+            f"strategy: the DAG of release {loaded.config.name} tries all recipes at once, and cannot climb",
+            where=str(loaded.path),
+            hint="set ladder.strategy of the release config to climb, or name fewer recipes; nothing was started",
+        )
+    return overrides
+
+
+def who_started(context: Context) -> str:
+    """The person who started a run; its name where Airflow knows nobody."""
+    return getattr(context["dag_run"], "triggering_user_name", None) or f"run {run_name(context)}"
+
+
+def _revision(loaded: LoadedRelease) -> Param:
+    schema = ModelSource.model_json_schema()["properties"]["revision"]
+    return Param(
+        None,
+        type=["null", "string"],
+        pattern=schema["pattern"],
+        title="Revision",
+        description=(
+            f"Branch, tag or commit of {loaded.config.model.id}; "
+            f"empty releases the config's own, {loaded.config.model.revision}."
+        ),
+    )
+
+
+def _some(known: tuple[str, ...], title: str, description: str) -> Param:
+    """Names to choose from; the form shows a list with all of them chosen."""
+    return Param(list(known), type="array", examples=list(known), title=title, description=description)
+
+
+def _replace(loaded: LoadedRelease) -> Param:
+    places = ", ".join(loaded.places.values())
+    return Param(
+        False,
+        type="boolean",
+        title="Replace",
+        description=(
+            f"Take {places} over from the model that holds it: its users get {loaded.config.model.id} once this "
+            "release is promoted. Otherwise a release into another model's place is refused."
+        ),
+    )
