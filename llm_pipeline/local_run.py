@@ -288,14 +288,14 @@ class LocalRun:
     def _process(self, request: StageRequest) -> StageResult:
         """Run one stage's process, again after a transient error; one line when it is done."""
         for attempt in range(1, _ATTEMPTS + 1):
-            started = time.monotonic()
+            started, began = time.monotonic(), datetime.now(UTC)
             try:
                 self._job = self._runner.submit(request, placement(request))
                 result = self._wait(self._job, request.stage)
             except Transient as error:
                 if attempt == _ATTEMPTS:
                     raise
-                self._teller.failed(request.stage, request.subject, error, tried_again=True)
+                self._teller.failed(request.stage, request.subject, error, tried_again=True, began=began)
                 log.warning("%s; trying again in %g s", error, _BACK_OFF_SECONDS * attempt)
                 time.sleep(_BACK_OFF_SECONDS * attempt)
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, SerializeAsAny, StringConstraints, model_validator
 
@@ -12,9 +12,11 @@ from llm_pipeline.config.model import ConfigModel, ConnectionId, Name, VariableN
 
 NotificationKind = Literal[
     "start", "step", "pause", "verdict", "rollback", "promotion",
-    "approval", "failure", "retry", "deadline", "supersession",
+    "approval", "failure", "retry", "deadline", "supersession", "stage",
 ]  # fmt: skip
 """What an event is about."""
+
+_FOR_PEOPLE = tuple(kind for kind in get_args(NotificationKind) if kind != "stage")
 
 Severity = Literal["info", "warning", "critical"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
@@ -30,6 +32,9 @@ class ChannelModel(ConfigModel):
         at_least: Severity of the least event that is sent: `warning` where a person should look, `critical` where
             production is in danger or was changed back.
     """
+
+    keeps_record: ClassVar[bool] = False
+    """Whether it keeps a record of releases and is sent all kinds of events: no person reads it."""
 
     if TYPE_CHECKING:
         kind: str
@@ -73,7 +78,7 @@ class Notifications(ConfigModel):
         email_connection: Airflow connection of the mail server, as Airflow's SMTP provider reads it; its extra field
             `from_email` is the sender. Only what Airflow runs can send by it.
         channels: Further channels, by names of yours.
-        events: Which events are sent; all by default.
+        events: Which events are sent to people; by default all but `stage`, which each stage that ends well would send.
         release_hours: In Airflow, a release that is not over so many hours after its run was queued is told, once; None
             for never. It goes on.
     """
@@ -83,7 +88,7 @@ class Notifications(ConfigModel):
     email_to: Annotated[tuple[EmailAddress, ...], Field(max_length=256)] = ()
     email_connection: ConnectionId = "smtp_default"
     channels: Annotated[dict[Name, NotificationChannel], Field(max_length=64)] = Field(default={})
-    events: tuple[NotificationKind, ...] = Field(default=get_args(NotificationKind), min_length=1, max_length=16)
+    events: tuple[NotificationKind, ...] = Field(default=_FOR_PEOPLE, min_length=1, max_length=16)
     release_hours: Annotated[float, Field(gt=0, le=24 * 30)] | None = None
 
     @model_validator(mode="after")
@@ -102,6 +107,11 @@ class Notifications(ConfigModel):
     def wanted(self) -> bool:
         """Whether anybody is to be notified."""
         return bool(self.by_name())
+
+    @property
+    def wants_stages(self) -> bool:
+        """Whether the end of each stage is of interest to anybody."""
+        return "stage" in self.events or any(channel.keeps_record for channel in self.by_name().values())
 
     def by_name(self) -> dict[str, NotificationChannel]:
         """Every channel. Its name is in what the store remembers of it."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from llm_pipeline.base.adapters import adapter
 from llm_pipeline.base.errors import Terminal, Transient
 from llm_pipeline.config.notifications import Notifications
+from llm_pipeline.notifications.event import Event
 from llm_pipeline.notifications.message import Message
+from llm_pipeline.store.artifact_store import ArtifactStore
 
 
 class NotSent(Transient):
@@ -29,6 +31,22 @@ class Channel(Protocol):
 
     def send(self, message: Message) -> None:
         """Send it.
+
+        Raises:
+            NotSent: It may work later.
+            Refused: It never will.
+        """
+
+
+@runtime_checkable
+class Recorder(Protocol):
+    """A channel that keeps a record of releases for programs: it reads in the store what an event does not say.
+
+    Its settings say `keeps_record`. It may be given an event twice, and then records it once.
+    """
+
+    def record(self, event: Event, store: ArtifactStore) -> None:
+        """Take it.
 
         Raises:
             NotSent: It may work later.
@@ -55,13 +73,15 @@ def no_connections(_: str) -> None:
     """The `ConnectionReader` of a process that Airflow did not start."""
 
 
-def channels(config: Notifications, connections: ConnectionReader = no_connections) -> Iterator[tuple[str, Channel]]:
+def channels(
+    config: Notifications, connections: ConnectionReader = no_connections
+) -> Iterator[tuple[str, Channel | Recorder]]:
     """The channels whose secrets can be had here, with their names; others are left to whoever has theirs.
 
     An entry point `llm_pipeline.notifications` names an `Adapter` whose `open` takes the channel's settings and the
     `ConnectionReader`, and returns the channel, or None where its secret cannot be had here.
     """
     for name, settings in config.by_name().items():
-        channel: Channel | None = adapter("notifications", settings.kind).open(settings, connections)
+        channel: Channel | Recorder | None = adapter("notifications", settings.kind).open(settings, connections)
         if channel is not None:
             yield name, channel

@@ -27,6 +27,8 @@ class Event(Frozen):
         next_action: What a person is to do; empty where nothing is asked.
         link: A page about it; empty where there is none.
         details: Further facts by their labels.
+        stage: The stage that it is about; empty where it is about none.
+        began: When that stage began, where it has ended.
     """
 
     number: int = 0
@@ -42,6 +44,8 @@ class Event(Frozen):
     next_action: str = ""
     link: str = ""
     details: dict[str, str] = Field(default={})
+    stage: str = ""
+    began: datetime | None = None
 
 
 @dataclass(frozen=True)

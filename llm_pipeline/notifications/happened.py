@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from llm_pipeline.base.errors import PipelineError, RemoteStageError, RemoteStageTransient, StageOutOfTime
+from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.redaction import without_credentials
 from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.base.verdict import Verdict
@@ -103,8 +104,28 @@ def judged(origin: Origin, result: StageResult) -> Event | None:
     )  # fmt: skip
 
 
+def ended(origin: Origin, result: StageResult) -> Event:
+    """A stage ended with a result: what keeps a record of releases reads the rest in the store."""
+    how = "reused" if result.reused else result.judgement.verdict.value if result.judgement else "done"
+    return Event(
+        id=f"stage/{result.release_id}/{result.stage}/{result.subject}/{result.timings.started_at.isoformat()}",
+        at=datetime.now(UTC), kind="stage", severity="info",
+        deployment=origin.deployment, release_id=result.release_id, subject=result.subject, link=origin.link,
+        title=_text(f"{_name(result.stage, result.subject)}{result.release_id}: {how}"),
+        details={"Took": duration(result.timings.total_seconds)},
+        stage=result.stage, began=result.timings.started_at,
+    )  # fmt: skip
+
+
 def failed(
-    origin: Origin, stage: str, subject: str, error: BaseException, *, key: str, tried_again: bool = False
+    origin: Origin,
+    stage: str,
+    subject: str,
+    error: BaseException,
+    *,
+    key: str,
+    tried_again: bool = False,
+    began: datetime | None = None,
 ) -> Event:
     """An error that a step ended with.
 
@@ -115,6 +136,7 @@ def failed(
         error: What it ended with. Of an exception of another library only the type is told: its text may hold a secret.
         key: Tells this attempt from any other.
         tried_again: Whether the step is tried again by itself.
+        began: When this attempt began, as far as it is known.
     """
     kind = _kind_of_error(error, tried_again=tried_again)
     ended = _ENDED[kind] + (", and is tried again" if tried_again else "")
@@ -127,6 +149,7 @@ def failed(
         title=_text(f"{_name(stage, subject)}{origin.release_id or origin.deployment}: {ended}"),
         why=_text(why),
         next_action=_text(f"{hint[:1].upper()}{hint[1:]}." if hint and kind != "retry" else ""),
+        stage=stage if step_named(stage) else "", began=began,
     )  # fmt: skip
 
 

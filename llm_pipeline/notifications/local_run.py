@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from datetime import datetime
 from itertools import count
 
 from llm_pipeline.base.errors import PipelineError
@@ -33,12 +34,25 @@ class LocalTeller:
 
     def ended(self, result: StageResult, place: str = "") -> None:
         """A stage came to a result; with the place whose canary it drove, if it did."""
-        event = happened.judged(self._origin, result)
-        self._tell(event, canaries={place: self.release_id} if place else {})
+        events = [happened.judged(self._origin, result)]
+        if self._deployment.notifications.wants_stages:
+            events.append(happened.ended(self._origin, result))
+        self._tell(*events, canaries={place: self.release_id} if place else {})
 
-    def failed(self, stage: str, subject: str, error: PipelineError, *, tried_again: bool = False) -> None:
+    def failed(
+        self,
+        stage: str,
+        subject: str,
+        error: PipelineError,
+        *,
+        tried_again: bool = False,
+        began: datetime | None = None,
+    ) -> None:
         """A stage, or the release as a whole where no stage is named, ended with an error."""
-        self._tell(happened.failed(self._origin, stage, subject, error, key=self._key(), tried_again=tried_again))
+        event = happened.failed(
+            self._origin, stage, subject, error, key=self._key(), tried_again=tried_again, began=began
+        )
+        self._tell(event)
 
     def asked(self, question: str, action: str, subject: str) -> None:
         """Somebody is asked on the terminal, or nobody can be."""
@@ -56,7 +70,7 @@ class LocalTeller:
     def _key(self) -> str:
         return f"{self._run}/{next(self._numbers)}"
 
-    def _tell(self, event: Event | None, canaries: dict[str, str] | None = None) -> None:
-        if event is not None or canaries:
-            events = [event] if event is not None else []
+    def _tell(self, *told: Event | None, canaries: dict[str, str] | None = None) -> None:
+        events = [event for event in told if event is not None]
+        if events or canaries:
             tell(self._store, self._deployment, no_connections, events=events, canaries=canaries)

@@ -10,14 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import get_args
 
 from llm_pipeline.base.errors import IntegrityError, PipelineError, places_of
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.record import current_canary, read_events
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.notifications import SEVERITIES
-from llm_pipeline.notifications.channel import Channel, ConnectionReader, NotSent, Refused, channels
+from llm_pipeline.config.notifications import SEVERITIES, NotificationKind
+from llm_pipeline.notifications.channel import Channel, ConnectionReader, NotSent, Recorder, Refused, channels
 from llm_pipeline.notifications.event import Event, Origin
 from llm_pipeline.notifications.happened import of_canary
 from llm_pipeline.notifications.message import message_of
@@ -128,14 +129,14 @@ def _write_down(store: ArtifactStore, deployment: Deployment, place: str, releas
 class _Outbox:
     """One channel of a deployment, and how far it got in the stream."""
 
-    def __init__(self, store: ArtifactStore, deployment: Deployment, name: str, channel: Channel) -> None:
-        config = deployment.notifications
+    def __init__(self, store: ArtifactStore, deployment: Deployment, name: str, channel: Channel | Recorder) -> None:
+        config, settings = deployment.notifications, deployment.notifications.by_name()[name]
         self._store = store
         self._deployment = deployment.name
         self._channel_name = name
         self._channel = channel
-        self._kinds = frozenset(config.events)
-        self._severities = SEVERITIES[SEVERITIES.index(config.by_name()[name].at_least) :]
+        self._kinds = frozenset(get_args(NotificationKind) if settings.keeps_record else config.events)
+        self._severities = SEVERITIES[SEVERITIES.index(settings.at_least) :]
         self._name = f"told/{deployment.name}.{name}.json"
         self._revision: str | None = None
 
@@ -159,7 +160,10 @@ class _Outbox:
                 continue
             told = self._save(told.model_copy(update={"claimed_until": time.time() + CLAIM_SECONDS}))
             try:
-                self._channel.send(message_of(event))
+                if isinstance(self._channel, Recorder):
+                    self._channel.record(event, self._store)
+                else:
+                    self._channel.send(message_of(event))
             except (NotSent, Refused) as error:
                 told = self._after_failure(error, event, told)
                 if told.through < event.number:

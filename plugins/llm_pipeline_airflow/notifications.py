@@ -96,7 +96,8 @@ class ReleaseNotifier(BaseNotifier):
         cause = error.__cause__ if isinstance(error.__cause__, PipelineError) else error
         stage, subject = getattr(task, "stage", "") or ti.task_id, str(getattr(task, "subject", ""))
         origin = replace(origin, link=ti.log_url if origin.link else "")
-        return (failed(origin, stage, subject, cause, key=attempt_of(context), tried_again=self.happened == "retried"),)
+        again, began = self.happened == "retried", getattr(ti, "start_date", None)
+        return (failed(origin, stage, subject, cause, key=attempt_of(context), tried_again=again, began=began),)
 
 
 def reminder_of(context: Context) -> str:

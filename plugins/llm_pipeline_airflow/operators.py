@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from llm_pipeline.base.errors import Terminal, Transient
 from llm_pipeline.base.logging import Lines, LogRelay
 from llm_pipeline.flow import ReleaseProgress, passed, placement, resolve_request
-from llm_pipeline.notifications.happened import judged
+from llm_pipeline.notifications.happened import ended, judged
 from llm_pipeline.operations.replacement import replace
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.evidence_text import log_table, metric_lines
@@ -167,8 +167,10 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         """The stage's verdict, if it came to a result; see `TellingOperator`."""
         if self._result is None:
             return None
-        event = judged(origin, self._result)
-        return (event,) if event else ()
+        events = [judged(origin, self._result)]
+        if self.configured.deployment.notifications.wants_stages:
+            events.append(ended(origin, self._result))
+        return tuple(event for event in events if event)
 
     def get_openlineage_facets_on_complete(self, _task_instance: Any) -> OperatorLineage | None:
         """What the stage read and made, for Airflow's OpenLineage provider; None for one that made the release."""
