@@ -115,6 +115,7 @@ _OURS: Mapping[Group, Mapping[str, str]] = {
         "webhook": "llm_pipeline.adapters.webhook.adapter:ADAPTER",
         "email": "llm_pipeline.adapters.email.adapter:ADAPTER",
         "apprise": "llm_pipeline.adapters.apprise.adapter:ADAPTER",
+        "mlflow": "llm_pipeline.adapters.mlflow.adapter:ADAPTER",
         "opentelemetry": "llm_pipeline.adapters.opentelemetry.adapter:ADAPTER",
     },
 }

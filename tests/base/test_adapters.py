@@ -385,7 +385,7 @@ def test_their_kinds_stand_beside_ours() -> None:
         (
             Deployment,
             {"notifications": {"channels": {"x": {"kind": "acme"}}}},
-            "no notification of kind 'acme' is installed; kinds are: webhook, email, apprise, opentelemetry;",
+            "no notification of kind 'acme' is installed; kinds are: webhook, email, apprise, mlflow, opentelemetry;",
         ),
         (TargetPlace, {"staging": {"kind": "acme"}}, "no server control of kind 'acme' is installed; kinds are: local"),
         (TargetPlace, {"router": {"kind": "acme"}}, "no router of kind 'acme' is installed; kinds are: envoy, "),
