@@ -22,7 +22,7 @@ from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError,
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.canary.router import SlotName
-from llm_pipeline.canary.slots import WARM_UP_PROMPTS, WarmUp, generates, replay, slot_state
+from llm_pipeline.canary.slots import RECOGNISED, WARM_UP_PROMPTS, WarmUp, generates, matched, replay, slot_state
 from llm_pipeline.config.slot_server import OpenAiSlot
 from llm_pipeline.serving.client import Generation
 from llm_pipeline.serving.endpoint_access import active_requests, model_root
@@ -30,10 +30,6 @@ from llm_pipeline.serving.slot_fence import FencingToken, admit, exclusive, newe
 from llm_pipeline.store.artifact_store import ArtifactStore
 
 log = get_logger(__name__)
-
-RECOGNISED = 0.8
-"""Share of the golden answers that a server must give, where no policy asks for less: they showed in staging that the
-release answers as it should; under load an engine's batches change some of them."""
 
 _RECORD = "openai.json"
 _POLL_SECONDS = 1.0
@@ -105,7 +101,7 @@ class OpenAiSlots:
         return WarmUp(
             prompts=len(golden),
             answered=sum(answer.ok for answer in answers),
-            matched=_matched(golden, answers),
+            matched=matched(golden, answers),
             seconds=time.monotonic() - started,
         )
 
@@ -196,10 +192,10 @@ class OpenAiSlots:
         golden = self._golden(repository)
         if not golden:
             return "the release has no golden answers to recognise its server by"
-        matched = _matched(golden, self._ask(slot, golden))
-        if matched >= self._recognised * len(golden):
+        given = matched(golden, self._ask(slot, golden))
+        if given >= self._recognised * len(golden):
             return None
-        return f"it gives {matched} of {len(golden)} golden answers, and {self._recognised:.0%} are needed"
+        return f"it gives {given} of {len(golden)} golden answers, and {self._recognised:.0%} are needed"
 
     def _golden(self, repository: ArtifactRef) -> list[GoldenPrompt]:
         return read_golden(self._store.fetch(repository))[:WARM_UP_PROMPTS]
@@ -248,14 +244,3 @@ class OpenAiSlots:
         with exclusive(self._file(slot).parent):
             admit(self._place_state, token)
             yield
-
-
-def _matched(golden: list[GoldenPrompt], answers: list[Generation]) -> int:
-    return sum(_alike(prompt, answer) for prompt, answer in zip(golden, answers, strict=True))
-
-
-def _alike(prompt: GoldenPrompt, answer: Generation) -> bool:
-    if not answer.ok:
-        return False
-    wanted, got = prompt.compared(answer.text, was_cut=answer.finish_reason == "length")
-    return wanted == got

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from llm_pipeline.base.errors import ExitCode
+from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.cli.options import Commands, add_deployment_option, deployment_of, sentence, write_json, write_lines
 
 if TYPE_CHECKING:
@@ -44,7 +44,11 @@ def add_commands(commands: Commands) -> None:
     showing.set_defaults(run=_show)
 
     verifying = _command(commands, "verify", "read every byte and check every signature; exit code 5 if any differs")
-    verifying.add_argument("reference", metavar="REF")
+    verifying.add_argument(
+        "reference", metavar="REF", nargs="?",
+        help="without it, what serves here: artifacts, servers' answers, routers; exit code 1 if any differs",
+    )  # fmt: skip
+    verifying.add_argument("--place", metavar="PLACE", help="of what serves, only this place")
     verifying.set_defaults(run=_verify)
 
     comparing = _command(commands, "diff", "show how two artifacts, releases or stage keys differ")
@@ -98,7 +102,37 @@ def _show(options: argparse.Namespace) -> int:
     return ExitCode.INFRASTRUCTURE if view.damaged else ExitCode.GO
 
 
+def _verify_served(options: argparse.Namespace) -> int:
+    from llm_pipeline.notifications.channel import no_connections
+    from llm_pipeline.notifications.happened import verified
+    from llm_pipeline.notifications.outbox import tell
+    from llm_pipeline.operations.verification import summary, verify_place
+    from llm_pipeline.store import open_store
+
+    deployment = deployment_of(options)
+    store, found, last = open_store(deployment.store), [], []
+    for place in [options.place] if options.place else deployment.places:
+        checks = []
+        for check in verify_place(store, deployment, place):
+            checks.append(check)
+            if not options.json:
+                write_lines([str(check)])
+        found += checks
+        last.append(summary(place, checks))
+        if wrong := [f"{check.what}: {check.problem}" for check in checks if check.problem]:
+            tell(store, deployment, no_connections, events=[verified(deployment.name, place, wrong)])
+    if options.json:
+        write_json([check.model_dump(mode="json") for check in found])
+    else:
+        write_lines(last)
+    return ExitCode.NO_GO if any(check.problem for check in found) else ExitCode.GO
+
+
 def _verify(options: argparse.Namespace) -> int:
+    if options.reference is None:
+        return _verify_served(options)
+    if options.place:
+        raise ConfigError("--place is for what serves, and a reference is given", hint="leave one of them out")
     from llm_pipeline.inspection.verification import verify_reference
     from llm_pipeline.store import open_store
     from llm_pipeline.store.references import resolve_reference

@@ -15,6 +15,7 @@ from llm_pipeline.config.model import (
     HostPath,
     Items,
     Name,
+    Owner,
     PathsRelativeTo,
     PlainUrl,
     PositiveFraction,
@@ -32,7 +33,7 @@ from llm_pipeline.config.store import Store
 
 __all__ = [
     "Deployment", "GuardSchedule", "HubAccess", "QuantizationHost", "Retention", "RouterPlace", "ServerPorts",
-    "TargetPlace", "WorkerGroup", "Workers",
+    "TargetPlace", "VerificationSchedule", "WorkerGroup", "Workers",
 ]  # fmt: skip
 
 
@@ -183,6 +184,16 @@ class GuardSchedule(ConfigModel):
     schedule: Word | None = "* * * * *"
 
 
+class VerificationSchedule(ConfigModel):
+    """When what serves is verified: every byte of it against its manifest, the servers' answers, the router.
+
+    Attributes:
+        schedule: Cron expression of the verification DAG (UTC); None for runs by hand only.
+    """
+
+    schedule: Word | None = "17 3 * * *"
+
+
 class Deployment(ConfigModel):
     """One place to run releases.
 
@@ -202,6 +213,8 @@ class Deployment(ConfigModel):
             None leaves it to Airflow's pools and parallelism.
         retention: What the retention keeps.
         guard: When the guard runs.
+        verification: When what serves is verified.
+        owner: Who answers for the deployment's DAGs, in Airflow's lists; releases may name their own.
         notifications: Who is notified about canaries.
         airflow_connections: Airflow connections that hold secrets, by the environment variable that hands each on to
             what Airflow runs: the connection's password, but for `AWS_ACCESS_KEY_ID`, which is its login. Such a
@@ -225,6 +238,8 @@ class Deployment(ConfigModel):
     computing_at_once: Small | None = None
     retention: Retention = Retention()
     guard: GuardSchedule = GuardSchedule()
+    verification: VerificationSchedule = VerificationSchedule()
+    owner: Owner = "llm-pipeline"
     notifications: Notifications = Notifications()
     airflow_connections: Annotated[dict[VariableName, ConnectionId], Field(max_length=256)] = Field(default={})
     variables: VariableNames = ()

@@ -52,6 +52,9 @@ ConnectionId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,250}
 Word = Annotated[str, StringConstraints(max_length=256)]
 """A name in the words of another system: a label, an image, a region, a task, a pattern of module names."""
 
+Owner = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@ -]{0,99}$", max_length=100)]
+"""Who answers for something, in Airflow's lists: a team or a person. A comma would make two of it."""
+
 Line = Annotated[str, StringConstraints(max_length=2048)]
 """A line of text: a description, an expression."""
 

@@ -19,6 +19,7 @@ from llm_pipeline.config.model import (
     Minutes,
     Name,
     Names,
+    Owner,
     PathText,
     PositiveHours,
     PositiveMinutes,
@@ -259,6 +260,7 @@ class ReleaseConfig(ConfigModel):
             it; None for none. Missed ones are never made up for.
         concurrency: What a release does when another one of its model is on its way in the same deployment:
             `wait` for its end, or `supersede` it: the older one stops at its next stage, and rolls its canary back.
+        owner: Who answers for the release's DAG; None for the deployment's owner.
     """
 
     name: Name
@@ -278,6 +280,7 @@ class ReleaseConfig(ConfigModel):
     watch: Watch | None = None
     schedule: Word | None = None
     concurrency: Literal["wait", "supersede"] = "wait"
+    owner: Owner | None = None
 
     @field_validator("recipes", "targets")
     @classmethod

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
+from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import PipelineError, RemoteStageError, RemoteStageTransient, StageOutOfTime
 from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.redaction import without_credentials
@@ -150,6 +151,17 @@ def failed(
         why=_text(why),
         next_action=_text(f"{hint[:1].upper()}{hint[1:]}." if hint and kind != "retry" else ""),
         stage=stage if step_named(stage) else "", began=began,
+    )  # fmt: skip
+
+
+def verified(deployment: str, place: str, problems: Sequence[str]) -> Event:
+    """What serves at a place is not what was released; the same is told once a day."""
+    now = datetime.now(UTC)
+    return Event(
+        id=f"verification/{deployment}/{place}/{now:%Y-%m-%d}/{sha256_json(sorted(problems))[:16]}",
+        at=now, kind="verification", severity="critical", deployment=deployment, subject=place,
+        title=_text(f"Verification of {place} in {deployment}: {len(problems)} wrong"), why=_text("; ".join(problems)),
+        next_action=f"`llm-pipeline verify --place {place}` shows all of it; roll back, or release again.",
     )  # fmt: skip
 
 

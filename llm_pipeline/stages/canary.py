@@ -14,14 +14,13 @@ from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.canary.controller import CanaryController
 from llm_pipeline.canary.judgements import taken_back_judgement, with_who
 from llm_pipeline.canary.open_router import access_log_of, name_release
-from llm_pipeline.canary.openai_slots import RECOGNISED
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import LEASE_SECONDS, CanaryJournal, CanaryRecord, lease_name, read_record
 from llm_pipeline.canary.replay import Replay
 from llm_pipeline.canary.router import CountsAttempts, TrafficRouter
 from llm_pipeline.canary.shadow import Shadow, shadow_of
-from llm_pipeline.canary.slots import SlotControl, slot_endpoint
+from llm_pipeline.canary.slots import RECOGNISED, SlotControl, slot_endpoint
 from llm_pipeline.canary.sources.arm_metrics import open_source
 from llm_pipeline.canary.timeline import write_timeline
 from llm_pipeline.canary.traffic import CountedTraffic, LoggedTraffic, Traffic

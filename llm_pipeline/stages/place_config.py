@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from llm_pipeline.canary.open_router import open_router
 from llm_pipeline.canary.open_slots import openai_servers
-from llm_pipeline.canary.openai_slots import RECOGNISED, OpenAiSlots
+from llm_pipeline.canary.openai_slots import OpenAiSlots
 from llm_pipeline.canary.router import SlotName, TrafficRouter, all_to
-from llm_pipeline.canary.slots import SlotControl, TritonSlots, slot_servers
+from llm_pipeline.canary.slots import RECOGNISED, SlotControl, TritonSlots, slot_servers
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.model import ConfigModel, Name
 from llm_pipeline.config.release import Drill

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 
+class FoundWrong(AirflowFailException):
+    """The command worked, and what it looked at is not as it should be: trying again finds the same."""
+
+
 class CommandOperator(BaseOperator):
     """Runs a command as a process of its own, relays what it says, and then tells people what it did.
 
@@ -43,6 +47,7 @@ class CommandOperator(BaseOperator):
         self.deployment_file = deployment_file
         self.subject = subject
         self._process: subprocess.Popen[str] | None = None
+        self._last_line = ""
 
     def command(self, context: Context) -> Sequence[str]:
         """The command and its arguments, without the deployment; it shows in the process list.
@@ -57,6 +62,7 @@ class CommandOperator(BaseOperator):
 
         Raises:
             AirflowFailException: The command refuses what it was asked.
+            FoundWrong: It found something wrong, and says what in its last line.
             StageCrashed: It failed, and may work when it is tried again.
         """
         command = self.command(context)
@@ -66,6 +72,8 @@ class CommandOperator(BaseOperator):
         tell(deployment, self.subject)
         if code == ExitCode.BAD_INPUT:
             raise AirflowFailException(f"{command[0]} {self.subject} was refused; see its log")
+        if code == ExitCode.NO_GO:
+            raise FoundWrong(self._last_line)
         if code:
             raise StageCrashed(f"{command[0]} {self.subject} ended with exit code {code}: see its log")
 
@@ -88,6 +96,7 @@ class CommandOperator(BaseOperator):
             relay = LogRelay(log)
             for line in self._process.stdout or ():
                 relay.relay(line)
+                self._last_line = line.strip() or self._last_line
         return self._process.returncode
 
 

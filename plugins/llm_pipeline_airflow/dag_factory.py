@@ -33,6 +33,7 @@ from llm_pipeline_airflow.promotion import CanaryStepOperator, PromotionOrder, R
 from llm_pipeline_airflow.retries import task_defaults
 from llm_pipeline_airflow.runs import dag_id_of
 from llm_pipeline_airflow.step_approval import StepApprovalOperator
+from llm_pipeline_airflow.tags import dag_tags
 from llm_pipeline_airflow.watch import release_schedule
 
 _TURNS = {
@@ -71,9 +72,15 @@ def release_dag(config_path: Path) -> DAG:
         catchup=False,
         auto_register=False,  # a DAG file names its own: the check of all of them must add none
         max_active_runs=_RUNS_AT_ONCE[loaded.config.concurrency],
-        tags=["llm-release", *loaded.config.targets],
+        tags=dag_tags(
+            "release",
+            loaded.deployment.name,
+            models=[loaded.config.model.id],
+            targets=loaded.config.targets,
+            engines=[target.engine for target in loaded.release.targets],
+        ),
         params=form_of(loaded),
-        default_args=task_defaults(),
+        default_args=task_defaults(loaded.config.owner or loaded.deployment.owner),
         deadline=deadline_of(loaded),
     )
     tasks = release_tasks(loaded.release, climbing_order(loaded.release))

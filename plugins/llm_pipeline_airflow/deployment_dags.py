@@ -1,4 +1,4 @@
-"""The DAGs of each deployment that a release config names: its guard, its rollback form and its retention.
+"""The DAGs of each deployment that a release config names: guard, rollback form, verification and retention.
 
 A config that is broken is left out here, as in `discovery`; `dags/release_config_errors.py` is where it shows.
 """
@@ -17,16 +17,20 @@ from airflow.sdk.exceptions import AirflowSkipException
 from llm_pipeline.base.logging import Lines
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.release.loading import load_release
-from llm_pipeline_airflow.command import CommandOperator
+from llm_pipeline_airflow.command import CommandOperator, FoundWrong
 from llm_pipeline_airflow.connections import deployment_with_secrets
 from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.placement import placement_of_targets
 from llm_pipeline_airflow.retries import task_defaults
 from llm_pipeline_airflow.settings import release_configs
+from llm_pipeline_airflow.tags import dag_tags
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+    from llm_pipeline.notifications.event import Event, Origin
+    from llm_pipeline_airflow.notifications import Happened
 
 log = get_logger(__name__)
 
@@ -64,6 +68,17 @@ says what serves.
 By hand: `llm-pipeline rollback MODEL TARGET [--from RELEASE]`.
 """
 
+_VERIFY = """### Verification of {name}
+
+Checks what serves, on each target, against what was released. It reads every byte of the model repositories of
+production and of the version before, with what they link to, against manifests and signatures; each server that runs
+must state its release's digest and give its golden answers; pointers, router and servers must fit together.
+
+It changes nothing. What it finds fails its task with one message, and is an event `verification`.
+
+By hand: `llm-pipeline verify`. Its schedule is `verification:` in `{file}`.
+"""
+
 _RETENTION = """### Retention of {name}
 
 Keeps what serves production, what served before, every running release, the newest **{rules.keep_releases}** releases
@@ -82,12 +97,14 @@ class UsedDeployment:
         path: Its file.
         models: Ids of the models, sorted.
         targets: Names of the places that their targets go to, in the order of the deployment.
+        engines: The engines of those targets, sorted.
     """
 
     path: Path
     deployment: Deployment
     models: tuple[str, ...]
     targets: tuple[str, ...]
+    engines: tuple[str, ...] = ()
 
 
 def used_deployments(folders: tuple[Path, ...]) -> list[UsedDeployment]:
@@ -95,6 +112,7 @@ def used_deployments(folders: tuple[Path, ...]) -> list[UsedDeployment]:
     found: dict[Path, Deployment] = {}
     models: dict[Path, set[str]] = {}
     targets: dict[Path, set[str]] = {}
+    engines: dict[Path, set[str]] = {}
     for config in release_configs(folders):
         with contained(config.name):
             loaded = load_release(config)
@@ -102,12 +120,14 @@ def used_deployments(folders: tuple[Path, ...]) -> list[UsedDeployment]:
             found.setdefault(file, loaded.deployment)
             models.setdefault(file, set()).add(loaded.config.model.id)
             targets.setdefault(file, set()).update(loaded.places.values())
+            engines.setdefault(file, set()).update(target.engine for target in loaded.release.targets)
     return [
         UsedDeployment(
             path=file,
             deployment=deployment,
             models=tuple(sorted(models[file])),
             targets=tuple(name for name in deployment.places if name in targets[file]),
+            engines=tuple(sorted(engines[file])),
         )
         for file, deployment in found.items()
     ]
@@ -143,6 +163,11 @@ def rollback_dags(folders: tuple[Path, ...]) -> dict[str, DAG]:
     return deployment_dags(rollback_dag, "rollback__", folders)
 
 
+def verify_dags(folders: tuple[Path, ...]) -> dict[str, DAG]:
+    """The verifications by DAG id: `verify__<deployment>`."""
+    return deployment_dags(verify_dag, "verify__", folders)
+
+
 def retention_dags(folders: tuple[Path, ...]) -> dict[str, DAG]:
     """The retentions by DAG id: `retention__<deployment>`."""
     return deployment_dags(retention_dag, "retention__", folders)
@@ -165,7 +190,7 @@ def guard_dag(used: UsedDeployment) -> DAG:
         doc_md=_GUARD.format(name=name, file=used.path.name),
         schedule=used.deployment.guard.schedule,
         dagrun_timeout=_LONGEST_GUARD_RUN,
-        default_args=task_defaults() | {"retries": 0},  # the next run is a minute away
+        default_args=task_defaults(used.deployment.owner) | {"retries": 0},  # the next run is a minute away
     )
     with dag:
         _on_each_target(
@@ -240,6 +265,39 @@ def _asker(context: Context) -> str:
     return str(getattr(run, "triggering_user_name", None) or f"run {run.run_id}")
 
 
+class VerifyOperator(CommandOperator):
+    """Verifies what serves on one target; it has told what it found before its task fails."""
+
+    def command(self, context: Context) -> Sequence[str]:  # noqa: ARG002 - the same every time
+        return ("verify", "--place", self.subject)
+
+    def events_of(self, origin: Origin, happened: Happened, context: Context) -> tuple[Event, ...] | None:  # noqa: ARG002
+        """Nothing more of findings, which are an event already; else its error is all."""
+        return () if isinstance(context.get("exception"), FoundWrong) else None
+
+
+def verify_dag(used: UsedDeployment) -> DAG:
+    """The verification of one deployment."""
+    dag = _dag(
+        "verify",
+        used,
+        title="Verification",
+        description="Checks what serves against what was released",
+        doc_md=_VERIFY.format(name=used.deployment.name, file=used.path.name),
+        schedule=used.deployment.verification.schedule,
+    )
+    with dag:
+        _on_each_target(
+            used,
+            VerifyOperator,
+            task_id="verify",
+            task_display_name="Verify",
+            doc_md="The log has one line for each thing that was checked; the last line says what is wrong.",
+            urgent=False,
+        )
+    return dag
+
+
 class RetentionOperator(BaseOperator):
     """Runs the retention of a deployment and logs its report; the parameter `delete` lets it remove things.
 
@@ -290,27 +348,29 @@ def retention_dag(used: UsedDeployment) -> DAG:
     return dag
 
 
-def _dag(kind: str, used: UsedDeployment, **options: Any) -> DAG:
+def _dag(kind: str, used: UsedDeployment, title: str = "", **options: Any) -> DAG:
     """A DAG of one deployment, of which one run is active at a time."""
     name = used.deployment.name
-    shared: dict[str, Any] = {"default_args": task_defaults()}
+    shared: dict[str, Any] = {"default_args": task_defaults(used.deployment.owner)}
     return DAG(  # noqa: AIR002 - each says in its options when it runs
         dag_id=f"{kind}__{name}",
-        dag_display_name=f"{kind.capitalize()} of {name}",
+        dag_display_name=f"{title or kind.capitalize()} of {name}",
         catchup=False,
         auto_register=False,  # a DAG file names its own: the check of all of them must add none
         max_active_runs=1,
-        tags=[f"llm-{kind}"],
+        tags=dag_tags(kind, name, models=used.models, targets=used.targets, engines=used.engines),
         **shared | options,
     )
 
 
-def _on_each_target(used: UsedDeployment, operator: type[CommandOperator], **options: Any) -> None:
-    """A command for each target, where its servers are; it does not wait behind a queue of stages."""
+def _on_each_target(
+    used: UsedDeployment, operator: type[CommandOperator], *, urgent: bool = True, **options: Any
+) -> None:
+    """A command for each target, where its servers are; an urgent one does not wait behind a queue of stages."""
     operator.partial(
         map_index_template="{{ task.subject }}",
         deployment_file=str(used.path),
-        priority_weight=1000,
+        priority_weight=1000 if urgent else 1,
         weight_rule="absolute",
         **options,
         **placement_of_targets(used.deployment, used.targets),

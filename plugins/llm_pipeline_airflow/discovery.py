@@ -21,6 +21,8 @@ from llm_pipeline_airflow.deployment_dags import (
     rollback_dag,
     rollback_dags,
     used_deployments,
+    verify_dag,
+    verify_dags,
 )
 from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.runs import dag_id_of
@@ -43,13 +45,13 @@ def release_dags(folders: tuple[Path, ...]) -> dict[str, DAG]:
 
 
 def all_dags(dag_file: str) -> dict[str, DAG]:
-    """Every DAG of the release configs that a DAG file is for: releases, guards, rollbacks and retention.
+    """Every DAG of the release configs that a DAG file is for: releases, and those of their deployments.
 
     Args:
         dag_file: Its `__file__`; the configs are where `[llm_pipeline] releases` says, beside it or above.
     """
     folders = release_folders(dag_file)
-    of_deployments = (guard_dags(folders), rollback_dags(folders), retention_dags(folders))
+    of_deployments = (guard_dags(folders), rollback_dags(folders), verify_dags(folders), retention_dags(folders))
     return {dag_id: dag for dags in (release_dags(folders), *of_deployments) for dag_id, dag in dags.items()}
 
 
@@ -84,7 +86,7 @@ def _mistakes(folders: tuple[Path, ...]) -> Iterator[str]:
             release_dag(path)
         yield from (f"{path.name}: {fault}" for fault in faults)
     for used in used_deployments(folders):
-        for make in (guard_dag, retention_dag, rollback_dag):
+        for make in (guard_dag, retention_dag, rollback_dag, verify_dag):
             with contained(f"{make.__name__} of {used.path.name}") as faults:
                 make(used)
             yield from (f"{used.path.name}: {fault}" for fault in faults)

@@ -26,10 +26,10 @@ _FAULTS = (
 _LONGEST_DELAY = timedelta(minutes=10)
 
 
-def task_defaults() -> dict[str, Any]:
+def task_defaults(owner: str) -> dict[str, Any]:
     """Arguments of all tasks of our DAGs: who owns them, when they are tried again, and who is told how they ended."""
     return {
-        "owner": "llm-pipeline",
+        "owner": owner,
         "retries": _RETRIES,
         "retry_delay": _FIRST_DELAY,
         "retry_exponential_backoff": True,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from llm_pipeline_airflow import dag_factory, deployment_dags, webhook
-from llm_pipeline_airflow.deployment_dags import guard_dags, retention_dags, rollback_dags
+from llm_pipeline_airflow.deployment_dags import guard_dags, retention_dags, rollback_dags, verify_dags
 from llm_pipeline_airflow.discovery import check_release_configs, release_dags
 
 from llm_pipeline.base.errors import ConfigError
@@ -89,7 +89,7 @@ def test_airflow_shows_the_mistake_as_an_import_error_of_a_file_without_dags(pro
 
     monkeypatch.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(broken.parent))
     bag = DagBag(dag_folder=str(DAGS))
-    assert set(bag.dags) == {"release__tiny", "retention__here", "guard__here", "rollback__here"}
+    assert set(bag.dags) == {"release__tiny", "retention__here", "guard__here", "rollback__here", "verify__here"}
     ((name, error),) = bag.import_errors.items()
     assert name.endswith("release_config_errors.py")
     assert "broken.yaml:2" in error
@@ -126,7 +126,7 @@ def odd(project, monkeypatch) -> Path:
 def test_a_config_that_raises_anything_leaves_every_other_dag_alone(project, odd, caplog):
     releases = project.config.parent
     assert set(release_dags((releases,))) == {"release__tiny"}
-    for dags in (guard_dags, retention_dags, rollback_dags):
+    for dags in (guard_dags, retention_dags, rollback_dags, verify_dags):
         assert len(dags((releases,))) == 1
     webhook._read_configs.cache_clear()
     webhook._read_configs((releases,), 0)

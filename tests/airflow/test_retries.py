@@ -26,4 +26,4 @@ from llm_pipeline.base.errors import ConfigError, InternalError, StageCrashed, T
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value.value,
 )
 def test_a_failure_is_tried_again_only_if_that_may_help(raised: Exception, action: RetryAction) -> None:
-    assert task_defaults()["retry_policy"].evaluate(raised, 1, 4).action is action
+    assert task_defaults("us")["retry_policy"].evaluate(raised, 1, 4).action is action

@@ -48,7 +48,13 @@ def teams(project, tmp_path, monkeypatch) -> dict[str, Path]:
 
 def test_the_dags_of_a_bundle_are_those_of_the_configs_beside_them(teams):
     dags = all_dags(str(teams["red"] / "dags" / "releases.py"))
-    assert set(dags) == {"release__red", "guard__red-host", "rollback__red-host", "retention__red-host"}
+    assert set(dags) == {
+        "release__red",
+        "guard__red-host",
+        "rollback__red-host",
+        "retention__red-host",
+        "verify__red-host",
+    }
 
 
 def test_the_pages_know_the_releases_of_every_bundle(teams, monkeypatch):
@@ -109,7 +115,14 @@ def test_no_folder_at_all_is_an_error_that_says_what_to_set(tmp_path, monkeypatc
 def test_the_packages_bundle_holds_dags_that_follow_the_option(teams, monkeypatch):
     monkeypatch.setenv(RELEASES, str(teams["red"] / "releases"))
     files = sorted(ReleaseDagBundle(name="llm-pipeline").path.glob("*.py"))
-    assert {file.stem for file in files} >= {"releases", "guard", "rollback", "retention", "release_config_errors"}
+    assert {file.stem for file in files} >= {
+        "releases",
+        "guard",
+        "rollback",
+        "retention",
+        "verify",
+        "release_config_errors",
+    }
     assert "release__red" in runpy.run_path(str(next(file for file in files if file.stem == "releases")))
 
 

@@ -102,7 +102,13 @@ def test_every_component_of_the_chart_starts_and_our_dags_are_there(started, env
     listed = [sys.executable, "-m", "airflow", "dags", "list", "-o", "json"]
     while True:
         rows = json.loads(subprocess.check_output(listed, env=environment, text=True).splitlines()[-1])
-        if {row["dag_id"] for row in rows} == {"release__first", "guard__local", "rollback__local", "retention__local"}:
+        if {row["dag_id"] for row in rows} == {
+            "release__first",
+            "guard__local",
+            "rollback__local",
+            "retention__local",
+            "verify__local",
+        }:
             return
         assert time.monotonic() < until, rows
         time.sleep(2)

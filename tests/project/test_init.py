@@ -79,7 +79,7 @@ def test_its_dags_folder_makes_the_dag_of_its_release(tmp_path):
         command, cwd=tmp_path / "mine", env=environment, capture_output=True, text=True, check=False
     )
     assert answer.stdout.splitlines()[-1:] == [
-        "['guard__local', 'release__chat', 'retention__local', 'rollback__local']"
+        "['guard__local', 'release__chat', 'retention__local', 'rollback__local', 'verify__local']"
     ]
 
 

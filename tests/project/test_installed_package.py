@@ -127,7 +127,7 @@ def test_nothing_of_it_comes_from_the_clone(installed):
 
 
 def test_airflow_lists_the_dags_of_a_project_and_of_the_packages_bundle(installed, project):
-    expected = {"release__first", "guard__local", "rollback__local", "retention__local"}
+    expected = {"release__first", "guard__local", "rollback__local", "retention__local", "verify__local"}
     bundle = {"name": "ours", "classpath": "llm_pipeline_airflow.bundle.ReleaseDagBundle", "kwargs": {}}
     ways = [
         ({"AIRFLOW__CORE__DAGS_FOLDER": str(project / "dags")}, []),

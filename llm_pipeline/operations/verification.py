@@ -1,0 +1,152 @@
+"""What serves, checked against what was released: artifacts, servers' answers, router; `llm-pipeline verify`, nightly.
+
+    checks = list(verify_place(store, deployment, "h100"))      # on the host of the place's servers
+    problems = [check.problem for check in checks if check.problem]
+
+It composes what is there: `inspection.verification` reads every byte and signature that the pointers name, `status`
+looks at pointers, router and servers together, and each server that runs must state the release's digest and give its
+golden answers. Nothing is changed by it, a damaged artifact included: the guard and people act.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from llm_pipeline.base.errors import IntegrityError, Transient
+from llm_pipeline.base.records import Frozen
+from llm_pipeline.canary.open_slots import slots_of
+from llm_pipeline.canary.slots import RECOGNISED, ChecksAnswers, SlotControl, slot_endpoint, slot_servers
+from llm_pipeline.inspection.verification import verify_reference
+from llm_pipeline.operations.place_status import Health, PlaceStatus
+from llm_pipeline.operations.status import deployment_status
+from llm_pipeline.serving.identity import require_served
+from llm_pipeline.serving.repository_links import read_links
+from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.pointers import Pointer, Pointers
+from llm_pipeline.store.references import ArtifactReference, PlacedPointers
+
+if TYPE_CHECKING:
+    from llm_pipeline.canary.router import SlotName
+    from llm_pipeline.config.deployment import Deployment
+    from llm_pipeline.config.endpoint import Endpoint
+
+
+class Check(Frozen):
+    """One thing that was checked at a place.
+
+    Attributes:
+        what: In words, e.g. `production:org/model/h100` or `golden answers of blue`.
+        problem: What is wrong; empty when it is well.
+    """
+
+    place: str
+    what: str
+    problem: str = ""
+
+    def __str__(self) -> str:
+        state = "WRONG" if self.problem else "well "
+        return f"{state}  {self.place}  {': '.join(filter(None, (self.what, self.problem)))}"
+
+
+def verify_place(store: ArtifactStore, deployment: Deployment, place: str) -> Iterator[Check]:
+    """Check one place, on the host of its servers, part by part.
+
+    Raises:
+        ConfigError: The deployment has no such place.
+        Transient: The store cannot be read now: then nothing is known.
+    """
+    status = deployment_status(store, deployment, [place])
+    found = status.places[0]
+    for damaged in status.damaged:
+        yield Check(place=place, what="pointers", problem=damaged)
+    yield from _whole(store, place, found)
+    yield from _as_status_says(found)
+    slots = slots_of(store, deployment, place)
+    for server in found.servers:
+        pointer = _pointer_of(found, server.digest)
+        for slot in slot_servers(deployment.places[place]):
+            if pointer is not None and server.slot == slot and server.condition == "answers":
+                yield from _live(slots, deployment, place, slot, pointer)
+
+
+def summary(place: str, checks: Sequence[Check]) -> str:
+    """All of it in one line: the message of a task that fails."""
+    wrong = [check for check in checks if check.problem]
+    if not wrong:
+        return f"{place}: {len(checks)} checks, all well"
+    told = "; ".join(f"{check.what}: {check.problem}" for check in wrong)
+    return f"{place}: {len(wrong)} of {len(checks)} checks found something wrong: {told}"
+
+
+def _whole(store: ArtifactStore, place: str, found: PlaceStatus) -> Iterator[Check]:
+    """Every byte and signature of what both pointers name, and of what the repositories link to."""
+    pointers = Pointers(production=found.production, previous=found.previous)
+    for reference in PlacedPointers(found.model_id, place, pointers).references():
+        whole = True
+        for verification in verify_reference(store, reference):
+            problem = "; ".join(f"{one.path}: {one.problem}" for one in verification.problems)
+            whole = whole and not problem
+            yield Check(place=place, what=verification.name, problem=problem)
+        if whole:
+            yield from _linked(store, place, str(reference), reference.pointer)
+
+
+def _linked(store: ArtifactStore, place: str, name: str, pointer: Pointer) -> Iterator[Check]:
+    try:
+        links = read_links(store.fetch(pointer.repository))
+    except IntegrityError as error:
+        yield Check(place=place, what=f"links of {name}", problem=error.message)
+        return
+    for directory, ref in links.items():
+        for verification in verify_reference(store, ArtifactReference(ref)):
+            problem = "; ".join(f"{one.path}: {one.problem}" for one in verification.problems)
+            yield Check(place=place, what=f"{name}, {directory}", problem=problem)
+
+
+def _as_status_says(found: PlaceStatus) -> Iterator[Check]:
+    """Whether pointers, router and servers fit together; production that somebody stopped is no fault."""
+    for problem in found.problems:
+        yield Check(place=found.place, what="status", problem=problem)
+    if found.health is Health.ELSEWHERE:
+        words = "its servers are not on this host: run it where they are (workers.targets of the deployment)"
+        yield Check(place=found.place, what="status", problem=words)
+    elif found.health is Health.DEAD and not found.problems:
+        yield Check(place=found.place, what="status", problem=found.headline)
+    elif not found.problems:
+        yield Check(place=found.place, what=f"status, {found.health}")
+
+
+def _pointer_of(found: PlaceStatus, digest: str) -> Pointer | None:
+    known = (found.production, found.previous)
+    return next((one for one in known if one is not None and one.repository.digest == digest), None)
+
+
+def _live(slots: SlotControl, deployment: Deployment, place: str, slot: SlotName, pointer: Pointer) -> Iterator[Check]:
+    """A server that runs: the digest that it states, and its golden answers."""
+    if isinstance(slots, ChecksAnswers):
+        yield Check(place=place, what=f"answers of {slot}", problem=slots.differs(slot, pointer.repository) or "")
+        return
+    endpoint = slot_endpoint(slot_servers(deployment.places[place])[slot])
+    yield Check(place=place, what=f"digest of {slot}", problem=_trouble(lambda: _stated(endpoint, pointer)))
+    yield Check(place=place, what=f"golden answers of {slot}", problem=_trouble(lambda: _unlike(slots, slot, pointer)))
+
+
+def _trouble(look: Callable[[], str]) -> str:
+    """What a look at a server found; a server that gives no answer is a finding."""
+    try:
+        return look()
+    except (Transient, IntegrityError) as error:
+        return error.message
+
+
+def _stated(endpoint: Endpoint, pointer: Pointer) -> str:
+    require_served(endpoint, pointer.repository.digest)
+    return ""
+
+
+def _unlike(slots: SlotControl, slot: SlotName, pointer: Pointer) -> str:
+    given = slots.warm_up(slot, pointer.repository)
+    if given.matched >= RECOGNISED * given.prompts:
+        return ""
+    return f"it gives {given.matched} of {given.prompts} golden answers, and {RECOGNISED:.0%} are needed"

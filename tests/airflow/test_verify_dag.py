@@ -1,0 +1,140 @@
+"""The nightly verification, and what every DAG says of itself: its owner and its tags."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from airflow.sdk import DAG
+from llm_pipeline_airflow.command import FoundWrong
+from llm_pipeline_airflow.deployment_dags import VerifyOperator, verify_dags
+from llm_pipeline_airflow.discovery import all_dags
+from llm_pipeline_airflow.notifications import ReleaseNotifier
+from llm_pipeline_airflow.tags import dag_tags
+
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.config.loading import load_deployment
+from llm_pipeline.notifications.stream import read
+from llm_pipeline.store import open_store
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointer, Pointers
+
+DAGS = Path(__file__).resolve().parents[2] / "dags"
+PARSE = """
+import json, runpy, sys
+ids = [name for name in runpy.run_path(sys.argv[1]) if "__here" in name]
+print(json.dumps({"ids": ids, "modules": sorted({m.partition(".")[0] for m in sys.modules})}))
+"""
+WORKERS = "workers: { targets: { cpu-b: { queue: on-b, pool: gpus-b } } }\n"
+
+
+@pytest.fixture
+def deployment(project) -> Path:
+    return project.config.parents[1] / "deployments" / "here.yaml"
+
+
+def made(project) -> DAG:
+    (dag,) = verify_dags((project.config.parent,)).values()
+    return dag
+
+
+def test_it_runs_every_night_unless_the_deployment_says_otherwise(project, deployment):
+    dag = made(project)
+    assert (dag.dag_id, dag.timetable.expression) == ("verify__here", "17 3 * * *")
+    assert (dag.max_active_runs, dag.catchup) == (1, False)
+    text = deployment.read_text()
+    deployment.write_text(text + "verification: { schedule: '5 1 * * 0' }\n")
+    assert made(project).timetable.expression == "5 1 * * 0"
+    deployment.write_text(text + "verification: { schedule: null }\n")
+    assert made(project).schedule is None
+
+
+def test_each_target_is_verified_on_the_host_of_its_servers_and_waits_behind_urgent_work(project, deployment):
+    deployment.write_text(deployment.read_text() + WORKERS)
+    (task,) = made(project).tasks
+    assert task.expand_input.value == {"subject": ["cpu-a", "cpu-b"]}
+    assert task.partial_kwargs["executor_config"] == {"llm_pipeline": [{}, {"queue": "on-b"}]}
+    assert task.partial_kwargs["priority_weight"] == 1
+
+
+def test_parsing_imports_nothing_heavy(project):
+    done = subprocess.run(
+        [sys.executable, "-c", PARSE, str(DAGS / "verify.py")],
+        env={**os.environ, "AIRFLOW__LLM_PIPELINE__RELEASES": str(project.config.parent)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    parsed = json.loads(done.stdout.splitlines()[-1])
+    assert parsed["ids"] == ["verify__here"]
+    assert not {"boto3", "botocore", "scipy", "tritonclient", "torch"} & set(parsed["modules"])
+
+
+def test_it_can_be_serialized(project):
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    dag = made(project)
+    assert DagSerialization.to_dict(dag)["dag"]["dag_id"] == dag.dag_id
+
+
+def test_where_nothing_serves_there_is_nothing_wrong(deployment):
+    VerifyOperator(task_id="verify", deployment_file=str(deployment), subject="cpu-a").execute({})
+    assert list(read(open_store(load_deployment(deployment).store))) == []
+
+
+def test_a_finding_fails_the_task_with_one_message_and_is_told_once(deployment):
+    store = open_store(load_deployment(deployment).store)
+    gone = ArtifactRef(kind="model_repository", digest="2" * 64)
+    serves = Pointer(release_id="r2", repository=gone, slot="green", recipe="none", promoted_at=datetime.now(UTC))
+    write_pointers(store, "demo/tiny", "cpu-a", Pointers(production=serves), None)
+    operator = VerifyOperator(task_id="verify", deployment_file=str(deployment), subject="cpu-a")
+    with pytest.raises(FoundWrong, match=r"production:demo/tiny/cpu-a: _COMPLETE\.json: missing") as caught:
+        operator.execute({})
+    assert "\n" not in str(caught.value)
+    assert "error" not in str(caught.value).partition(":")[0]
+
+    class Instance:
+        task_id, dag_id, run_id, try_number, map_index, log_url = "verify", "verify__here", "run", 1, 0, ""
+
+    ReleaseNotifier("failed").notify({"task": operator, "ti": Instance(), "exception": caught.value})
+    (event,) = read(store)
+    assert (event.kind, event.severity, event.subject) == ("verification", "critical", "cpu-a")
+    assert "_COMPLETE.json" in event.why
+    ReleaseNotifier("failed").notify({"task": operator, "ti": Instance(), "exception": ConfigError("no such place")})
+    assert [event.kind for event in read(store)] == ["verification", "failure"]  # what is no finding is told as ever
+
+
+def test_every_dag_has_the_owner_of_its_deployment_and_tags_to_filter_by(project, deployment, monkeypatch):
+    monkeypatch.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(project.config.parent))
+    deployment.write_text(deployment.read_text() + "owner: platform team\n")
+    dags = all_dags(str(project.config))
+    assert sorted(dags) == ["guard__here", "release__tiny", "retention__here", "rollback__here", "verify__here"]
+    for dag_id, dag in dags.items():
+        kind = dag_id.partition("__")[0]
+        assert dag.owner == "platform team", dag_id
+        assert dag.tags == {
+            f"llm-{kind}", "model:demo/tiny", "deployment:here", "target:cpu-a", "target:cpu-b", "engine:openvino_cpu",
+        }  # fmt: skip
+
+
+def test_a_release_may_have_an_owner_of_its_own(project, monkeypatch):
+    monkeypatch.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(project.config.parent))
+    project.config.write_text(project.config.read_text() + "owner: search@example.org\n")
+    dags = all_dags(str(project.config))
+    assert dags["release__tiny"].owner == "search@example.org"
+    assert dags["guard__here"].owner == "llm-pipeline"
+
+
+def test_an_owner_with_a_comma_is_refused(deployment):
+    deployment.write_text(deployment.read_text() + "owner: a, b\n")
+    with pytest.raises(ConfigError, match="owner"):
+        load_deployment(deployment)
+
+
+def test_a_tag_is_no_longer_than_airflows_database_holds():
+    tags = dag_tags("guard", "d", models=["o/" + "m" * 200], targets=[], engines=["vllm", "vllm"])
+    assert [len(tag) for tag in tags] == [9, 100, 12, 11]
