@@ -15,12 +15,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import ConfigError, ExitCode, Terminal
 from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.way_back_record import read_way_back
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.model import HubId
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.operations.decisions import offered_targets
 from llm_pipeline.release.contract import StageResult
@@ -52,7 +56,7 @@ class Push:
     Attributes:
         card: The model card.
         files: Everything that the repository's branch shall hold, the card too.
-        license: The base model's; None where it states none.
+        base: The base model.
     """
 
     repository: str
@@ -60,13 +64,15 @@ class Push:
     recipe: str
     card: str
     files: tuple[PushedFile, ...]
-    license: str | None
+    base: PinnedModel
 
     def lines(self) -> Iterator[str]:
         """For people, before anything is sent."""
         total = byte_size(sum(file.size for file in self.files))
         yield f"{self.release_id}, recipe {self.recipe}: {len(self.files)} files, {total}, to {self.repository}"
-        yield f"licence of the base model: {self.license or 'not stated'}; whether it permits this is yours to judge"
+        gated = ", and its repository is gated" if self.base.gated else ""
+        stated = self.base.license or "not stated"
+        yield f"licence of the base model: {stated}{gated}; whether it permits this is yours to judge"
 
 
 def prepare(flow: ReleaseProgress, deployment: Deployment, repository: str, target: str = "") -> Push:
@@ -80,11 +86,13 @@ def prepare(flow: ReleaseProgress, deployment: Deployment, repository: str, targ
 
     Raises:
         NotPassed: It did not pass all of its gates, or was taken back from production.
-        ConfigError: The targets chose different recipes and none is named, or there is no such target.
+        ConfigError: The targets chose different recipes and none is named, there is no such target, or the repository
+            has no name that a hub takes.
         IntegrityError: The checkpoint, or what the store says of it, is damaged or not signed as it must be.
     """
     from llm_pipeline.hub.upload import PushedFile
 
+    _require_name(repository)
     recipe, targets = _chosen(flow, target)
     results = sorted(flow.results().values(), key=lambda result: (flow_order(result.stage), result.subject))
     _require_passed(flow, recipe, targets, results)
@@ -112,7 +120,7 @@ def prepare(flow: ReleaseProgress, deployment: Deployment, repository: str, targ
     weights = [file for file in manifest.files if file.path not in texts]
     files = [PushedFile(file.path, directory / file.path, file.size, file.sha256) for file in weights]
     files += [PushedFile(path, data, len(data), sha256_bytes(data)) for path, data in texts.items()]
-    return Push(repository, flow.record.release_id, recipe, card, tuple(files), flow.record.model.license)
+    return Push(repository, flow.record.release_id, recipe, card, tuple(files), flow.record.model)
 
 
 _SEALS = (MANIFEST_FILE, SIGNATURE_FILE)
@@ -133,6 +141,13 @@ def send(deployment: Deployment, push: Push, *, private: bool = False) -> Pushed
     hub = connect(deployment.hub.endpoint, deployment.hub.token_variable)
     message = f"Release {push.release_id}, recipe {push.recipe}"
     return push_files(hub, push.repository, push.files, marker=_MARKER, message=message, private=private)
+
+
+def _require_name(repository: str) -> None:
+    try:
+        TypeAdapter(HubId).validate_python(repository or "own/own")
+    except ValidationError as error:
+        raise ConfigError("not the name of a repository", where=repository, hint="give organisation/name") from error
 
 
 def _own_repository(flow: ReleaseProgress, deployment: Deployment, recipe: str) -> str:

@@ -215,6 +215,20 @@ def test_a_release_whose_load_test_has_not_run_is_refused(tmp_path: Path, site: 
         site.prepare(target="gpu")
 
 
+@pytest.mark.parametrize("name", ["noslash", "a/b/c", "a b/c", "../x"])
+def test_what_is_no_repository_is_refused_before_anything_is_read(site: Site, name: str) -> None:
+    with pytest.raises(ConfigError, match="not the name of a repository"):
+        prepare(site.flow, site.deployment, name)
+    assert not any(path.startswith("/api/repos") for _, path, _ in site.hub.faults.requests)
+
+
+def test_a_gated_base_is_told_with_its_licence(site: Site) -> None:
+    document = site.release.store.read_document(record_name(sample.RELEASE))
+    document.value["model"]["gated"] = "manual"
+    site.release.store.write_document(record_name(sample.RELEASE), document.value, document.revision)
+    assert "tiny-licence, and its repository is gated;" in list(site.prepare().lines())[1]
+
+
 def test_a_release_that_was_rolled_back_is_refused(site: Site) -> None:
     site.release.add("rollback", "cpu", 1.1, metrics={"phase": "rolled back"})
     with pytest.raises(NotPassed, match="rolled back on cpu"):
