@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 import torch
 
 _LOOK_SECONDS = 0.02
+_PIECE_BYTES = 64 * 2**20
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Left:
 
 @contextlib.contextmanager
 def held(gpu: int, leave: int) -> Iterator[Left]:
-    """Leave so many bytes of a GPU free while the block runs; all of it, when less is free."""
+    """Leave about so many bytes of a GPU free while the block runs; all of it, when less is free."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     holder = spawn.Process(target=_hold, args=(gpu, leave, theirs), daemon=True)
@@ -46,10 +47,21 @@ def held(gpu: int, leave: int) -> Iterator[Left]:
 def _hold(gpu: int, leave: int, caller: Connection) -> None:
     torch.cuda.set_device(gpu)
     free, _ = torch.cuda.mem_get_info(gpu)
-    block = torch.empty(max(0, free - leave), dtype=torch.uint8, device="cuda")
+    blocks = _fill(max(0, free - leave))
     free = least = torch.cuda.mem_get_info(gpu)[0]
     caller.send(free)
     while not caller.poll(_LOOK_SECONDS):
         least = min(least, torch.cuda.mem_get_info(gpu)[0])
     caller.send(least)
-    del block
+    blocks.clear()
+
+
+def _fill(wanted: int) -> list[torch.Tensor]:
+    """Take so many bytes, in pieces: not all that is free can be had as one."""
+    blocks = []
+    for size in (_PIECE_BYTES,) * (wanted // _PIECE_BYTES) + (wanted % _PIECE_BYTES,):
+        try:
+            blocks.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+        except torch.OutOfMemoryError:
+            break
+    return blocks

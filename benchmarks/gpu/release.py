@@ -182,7 +182,7 @@ def _second(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
 def _killed(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
     """A release of the first recipe, whose candidate dies as soon as users' requests reach it."""
     with _users(options, configs) as record, ThreadPoolExecutor(1) as beside:
-        killed = beside.submit(_kill_candidate, options.work / "state" / TARGET)
+        killed = beside.submit(_kill_candidate, options.work)
         code, _ = _run(options, configs, FIRST)
     yield goal("killed_candidate", killed.result(), "killed", met=killed.result() == "killed")
     yield goal("killed_candidate_release", f"exit code {code}", "not 0", met=code != 0)
@@ -193,16 +193,22 @@ def _killed(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
     yield goal("killed_candidate_lost_unary", f"{len(whole)} of {users['sent']}", "0", met=sure and not whole)
 
 
-def _kill_candidate(place: Path) -> str:
+def _kill_candidate(work: Path) -> str:
+    """Kill what stands in production's other slot, which may be the release before, once users' requests reach it."""
     from llm_pipeline.serving.triton_server import find_server
 
-    production = {slot for slot in ("blue", "green") if (found := find_server(place / slot)) and found.alive}
-    (slot,) = {"blue", "green"} - production
+    pointer = work / "store" / "pointers" / MODEL_ID.replace("/", "--") / f"{TARGET}.json"
+    (slot,) = {"blue", "green"} - {json.loads(pointer.read_text(encoding="utf-8"))["value"]["production"]["slot"]}
+    before: tuple[int, float] | None = None
     deadline = time.monotonic() + _CANARY_SECONDS
     while time.monotonic() < deadline:
-        if (server := find_server(place / slot)) and _completed(server.metrics_url) >= _COMPLETED:
-            os.killpg(server.pid, signal.SIGKILL)
-            return "killed"
+        if server := find_server(work / "state" / TARGET / slot):
+            completed = _completed(server.metrics_url)
+            if before is None or before[0] != server.pid:
+                before = (server.pid, completed)
+            if completed - before[1] >= _COMPLETED:
+                os.killpg(server.pid, signal.SIGKILL)
+                return "killed"
         time.sleep(0.1)
     return "no candidate had traffic"
 

@@ -92,6 +92,9 @@ class EngineAdapter(Adapter):
         holds_weights: What is built holds the weights; False where the checkpoint is served from the store.
         start_seconds: How long a server takes to start, as a build does, whatever the model; None where the time of a
             build follows from the weights.
+        shares_whole_memory: `free_memory_fraction` is a share of the GPU for weights, runtime and KV cache together;
+            where False, the cache's share of what weights and runtime leave.
+        runtime_bytes: CUDA context, communication buffers, CUDA graphs and workspaces of one rank; an estimate.
         tuned: Settings beside the limits of a batch that `llm-pipeline tune` tries, by their path in the target.
     """
 
@@ -112,6 +115,8 @@ class EngineAdapter(Adapter):
     compiles_export: bool = False
     holds_weights: bool = True
     start_seconds: float | None = None
+    shares_whole_memory: bool = False
+    runtime_bytes: int = 2 * 2**30
     tuned: tuple[str, ...] = ()
 
 

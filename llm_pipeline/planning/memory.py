@@ -43,6 +43,7 @@ class Engine(Frozen):
         kv_bytes: Bytes of one element of an unquantized KV cache.
         quantizes_kv: Whether the engine stores the KV cache in the format that the recipe asks for.
         kv_cache: How much of the memory the KV cache may take, and what it holds of a request.
+        shares_whole_memory: The fraction of `kv_cache` is of the capacity, for weights, runtime and cache together.
         beam_width: Beams of a request; each is counted with a KV cache of its own, the most that they can need.
     """
 
@@ -52,6 +53,7 @@ class Engine(Frozen):
     kv_bytes: int = HALF_PRECISION
     quantizes_kv: bool = True
     kv_cache: KvCacheOptions = KvCacheOptions()
+    shares_whole_memory: bool = False
     beam_width: int = 1
 
 
@@ -158,7 +160,11 @@ def fit_memory(
     per_token = rank_kv_bytes_per_token(facts, parallelism, element)
     tokens = limits.maximum_tokens_per_request
     request = engine.beam_width * rank_kv_bytes_per_request(facts, parallelism, element, engine.kv_cache, tokens)
-    available = int(max(0, engine.capacity - weights - runtime) * engine.kv_cache.free_memory_fraction)
+    fraction = engine.kv_cache.free_memory_fraction
+    if engine.shares_whole_memory:
+        available = max(0, int(engine.capacity * fraction) - weights - runtime)
+    else:
+        available = int(max(0, engine.capacity - weights - runtime) * fraction)
     if engine.kv_cache.maximum_tokens:
         available = min(available, engine.kv_cache.maximum_tokens * per_token)
     return MemoryFit(

@@ -14,6 +14,7 @@ from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import EngineLimits, Parallelism, Target
+from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.compatibility import Refused, platform_of
 from llm_pipeline.planning.formats import CPU_FORMATS, legal_weights
@@ -21,9 +22,6 @@ from llm_pipeline.planning.host import total_memory_bytes
 from llm_pipeline.planning.memory import Engine, MemoryFit, fit_memory
 from llm_pipeline.planning.target_checks import pcie_reason
 from llm_pipeline.planning.weight_storage import format_bits
-
-_GPU_RUNTIME_BYTES = 2 * 2**30
-"""CUDA context, communication buffers, CUDA graphs and workspaces of one rank; an estimate."""
 
 _CPU_RUNTIME_BYTES = 2**29
 """The server, its Python process and OpenVINO; an estimate."""
@@ -58,10 +56,12 @@ def engine_memory(target: Target) -> Engine:
             kv_bytes=4,
             quantizes_kv=False,
         )
+    engine = engine_adapter(target.engine)
     return Engine(
         capacity=find_gpu(target.accelerator).usable_bytes,
-        runtime=_GPU_RUNTIME_BYTES,
+        runtime=engine.runtime_bytes,
         kv_cache=target.runtime.kv_cache,
+        shares_whole_memory=engine.shares_whole_memory,
         beam_width=target.runtime.beam_width,
     )
 
@@ -97,7 +97,8 @@ def _limits(target: Target, facts: ModelFacts) -> EngineLimits:
 
 def _shortage(fit: MemoryFit, target: Target, facts: ModelFacts) -> str:
     limits, kv_cache = _limits(target, facts), target.runtime.kv_cache
-    share = f"{kv_cache.free_memory_fraction:.0%} of the rest"
+    whole = engine_adapter(target.engine).shares_whole_memory
+    share = f"{kv_cache.free_memory_fraction:.0%} of the {'whole for all three' if whole else 'rest'}"
     if _is_capped(fit, target):
         share = f"runtime.kv_cache.maximum_tokens {kv_cache.maximum_tokens}"
     return (

@@ -259,6 +259,28 @@ def test_a_target_is_judged_with_its_own_kv_cache_options():
     assert "(10% of the rest)" in refused.reason
 
 
+@pytest.mark.parametrize(("weights", "measured"), [("none", 134_624), ("fp8", 193_200)])
+def test_vllm_shares_the_whole_memory_as_measured_on_an_h200(weights: str, measured: int):
+    limits = {"maximum_sequences": 128, "maximum_tokens_per_request": 1024, "maximum_batched_tokens": 4096}
+    target = gpu_target(
+        engine="vllm",
+        accelerator="H200-SXM-141GB",
+        limits=limits,
+        runtime={"kv_cache": {"free_memory_fraction": 0.24}},
+    )
+    fit, refused = judge_memory(target, recipe(weights), LLAMA_8B)
+    assert refused is None
+    assert fit is not None
+    assert fit.kv_available / fit.kv_per_token == pytest.approx(measured, rel=0.05)
+
+
+def test_the_refusal_says_what_vllms_fraction_is_of():
+    target = gpu_target(engine="vllm", runtime={"kv_cache": {"free_memory_fraction": 0.2}})
+    _, refused = judge_memory(target, recipe("fp8"), LLAMA_8B)
+    assert refused is not None
+    assert "(20% of the whole for all three)" in refused.reason
+
+
 def test_a_target_is_judged_with_its_own_beam_width():
     alone, beams = (judge_memory(gpu_target(runtime={"beam_width": b}), recipe("fp8"), LLAMA_8B)[0] for b in (1, 2))
     assert alone is not None
