@@ -17,6 +17,7 @@ from mkdocs.structure.pages import Page
 from llm_pipeline.base import entry
 from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.cli import _parser
+from llm_pipeline.cli.options import sentence
 from llm_pipeline.config.reference import fields_table
 from llm_pipeline.release.flow import release_flow
 from llm_pipeline.release.reference import facts
@@ -143,9 +144,10 @@ def commands_page() -> str:
     """Every command with its options, from the parser."""
     parts = ["# Commands and options", "", "From the parser; `llm-pipeline COMMAND --help` says the same.", ""]
     (commands,) = (action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))  # noqa: SLF001
+    summaries = {action.dest: action.help or "" for action in commands._choices_actions}  # noqa: SLF001
     for name, parser in commands.choices.items():
         usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
-        parts += [f"## {name}", "", parser.description or "", "", "```", usage, "```", ""]
+        parts += [f"## {name}", "", sentence(summaries[name]), "", "```", usage, "```", ""]
         rows = [row for action in parser._actions if (row := _row(action, parser.prog))]  # noqa: SLF001
         parts += ["| | |", "|---|---|", *rows, ""] if rows else []
     return "\n".join(parts)
@@ -156,7 +158,7 @@ def _row(action: argparse.Action, program: str) -> str:
         return ""
     shown = f" {action.metavar}" if isinstance(action.metavar, str) and action.option_strings else ""
     name = ", ".join(action.option_strings) or str(action.metavar or action.dest)
-    meaning = (str(action.help) % {**vars(action), "prog": program}).replace("|", "\\|")
+    meaning = (str(action.help) % {**vars(action), "prog": program}).replace("|", "\\|").replace(f"{ROOT}/", "")
     return f"| `{name}{shown}` | {meaning} |"
 
 
@@ -192,7 +194,8 @@ def metrics_page() -> str:
         "|---|---|---|",
         *rows,
         "",
-        "Alert rules and dashboards over these, Triton's and Envoy's: [metrics](../notifications.md#metrics).",
+        "See also [counters of releases](../notifications.md#traces-and-counters) and",
+        "[alert rules and dashboards](../notifications.md#metrics).",
         "",
     ])  # fmt: skip
 

@@ -74,7 +74,7 @@ def test_a_mistake_in_a_config_ends_with_4_and_one_error_without_a_traceback(con
         assert done.stdout == ""
         assert done.stderr == (
             f"error: {path}:{line}: unknown key workload.rate_per_minute: did you mean rate_per_second?"
-            " -> correct demo.yaml; nothing was started\n"
+            " -> correct demo.yaml; nothing was started (docs/runbooks.md#configerror)\n"
         )
 
 

@@ -82,9 +82,13 @@ def test_the_reference_has_every_command_option_exit_code_and_metric(site: Path)
         assert not [option for action in shown for option in action.option_strings if f"{option}" not in page]
     codes = article(site, "reference/exit-codes")
     assert all(f"<td>{code.value}</td>\n<td><code>{code.name}</code>" in codes for code in ExitCode)
-    metrics = article(site, "reference/metrics")
+    metrics = article(site, "reference/metrics") + article(site, "notifications")
     scraped = "\n".join(path.read_text() for path in (ROOT / "tests/docker/exports").glob("*.txt"))
     assert set(re.findall(r"^(llm_\w+)", scraped, re.MULTILINE)) <= set(re.findall(r"<code>(llm_\w+)</code>", metrics))
+
+
+def test_no_page_holds_a_path_of_the_machine_that_built_it(site: Path) -> None:
+    assert not [page for page in site.rglob("*.html") if str(ROOT) in page.read_text()]
 
 
 def test_the_site_asks_nobody_else_for_anything(site: Path) -> None:

@@ -205,7 +205,8 @@ def test_an_exception_that_nobody_expected_ends_every_program_with_5_and_a_trace
     assert code == ExitCode.INFRASTRUCTURE
     error = capsys.readouterr().err
     assert "Traceback (most recent call last)" in error
-    assert error.endswith("error: RuntimeError: cannot reach https://***@hub.example -> see the traceback in the log\n")
+    told = "error: RuntimeError: cannot reach https://***@hub.example -> see the traceback in the log"
+    assert error.endswith(f"{told} (docs/runbooks.md#internalerror)\n")
     assert "hunter2" not in error
 
 

@@ -100,7 +100,7 @@ def _report(error: Exception, cause: BaseException | None = None) -> int:
     if is_unexpected(error):
         _log_traceback(cause or error)
     known = as_pipeline_error(error)
-    _write_error("error", str(known))
+    _write_error("error", known.told)
     return known.exit_code
 
 
@@ -144,7 +144,7 @@ def _flush() -> int | None:
         if isinstance(error, BrokenPipeError):
             return CLOSED_PIPE
         known = as_pipeline_error(error, where="stdout")
-        _write_error("error", str(known))
+        _write_error("error", known.told)
         return known.exit_code
     return None
 

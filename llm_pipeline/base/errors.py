@@ -12,6 +12,7 @@ request; `llm_pipeline.base.entry` does that for every entry point.
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import traceback
 from enum import IntEnum
@@ -31,6 +32,15 @@ class ExitCode(IntEnum):
     ANOMALOUS = 3
     BAD_INPUT = 4
     INFRASTRUCTURE = 5
+
+
+RUNBOOKS_VARIABLE = "LLM_PIPELINE_RUNBOOKS"
+_RUNBOOKS = "docs/runbooks.md"
+
+
+def runbook(name: str) -> str:
+    """Address of what to do about a type of error, or a gate's verdict."""
+    return f"{os.environ.get(RUNBOOKS_VARIABLE) or _RUNBOOKS}#{name.lower()}"
 
 
 class ErrorDocument(Frozen):
@@ -65,10 +75,21 @@ class PipelineError(Exception):
         advice = f" -> {self.hint}" if self.hint else ""
         return f"{place}{self.message}{advice}"
 
+    @property
+    def kind(self) -> str:
+        """Name of the error's type, or of the nearest one of this package: its runbook has that name."""
+        ours = (kind for kind in type(self).__mro__ if kind.__module__.startswith("llm_pipeline"))
+        return next(kind.__name__ for kind in ours if not kind.__name__.startswith("_"))
+
+    @property
+    def told(self) -> str:
+        """What people read where the error ends a command or a task: the error, and the address of its runbook."""
+        return f"{self} ({runbook(self.kind)})"
+
     def to_document(self) -> ErrorDocument:
         """The error as data, for a result file."""
         return ErrorDocument(
-            type=type(self).__name__,
+            type=self.kind,
             family=self.family,
             message=self.message,
             where=self.where,
@@ -135,6 +156,11 @@ class RemoteStageError(Terminal):
         self.document = document
         self.exit_code = document.exit_code
 
+    @property
+    def kind(self) -> str:
+        """That of the error in the stage's process."""
+        return self.document.type
+
 
 class RemoteStageTransient(Transient):
     """A transient error that a stage's process reported."""
@@ -142,6 +168,11 @@ class RemoteStageTransient(Transient):
     def __init__(self, document: ErrorDocument) -> None:
         super().__init__(f"{document.type}: {document.message}", where=document.where, hint=document.hint)
         self.document = document
+
+    @property
+    def kind(self) -> str:
+        """That of the error in the stage's process."""
+        return self.document.type
 
 
 def from_document(document: ErrorDocument) -> PipelineError:

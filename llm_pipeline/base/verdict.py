@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from pydantic import model_validator
 
-from llm_pipeline.base.errors import ExitCode
+from llm_pipeline.base.errors import ExitCode, runbook
 from llm_pipeline.base.records import Frozen
 
 
@@ -24,6 +24,11 @@ class Verdict(StrEnum):
     def exit_code(self) -> ExitCode:
         """The exit code of the command line for this verdict."""
         return ExitCode[self.value]
+
+    @property
+    def see(self) -> str:
+        """What follows a sentence with this verdict: the address of its runbook in brackets; nothing for GO."""
+        return "" if self is Verdict.GO else f" ({runbook(self.value)})"
 
 
 _SEVERITY = (Verdict.ANOMALOUS, Verdict.NO_GO, Verdict.INCONCLUSIVE, Verdict.GO)

@@ -53,17 +53,19 @@ def _constraints(annotation: Any) -> Iterator[object]:
 
 def _range(constraints: list[object]) -> str:
     """The range of a field; of several types, or of a type that the field narrows, the last one."""
-    low = high = ""
+    low = high = alone = ""
     for constraint in constraints:
         if isinstance(constraint, Ge):
             low = _number(constraint.ge)
+            alone = f"{low} or more"
         elif isinstance(constraint, Gt):
-            low = f"more than {_number(constraint.gt)}"
+            low = alone = f"more than {_number(constraint.gt)}"
         elif isinstance(constraint, Le):
             high = _number(constraint.le)
+            alone = f"at most {high}"
         elif isinstance(constraint, Lt):
-            high = f"less than {_number(constraint.lt)}"
-    return f"{low} to {high}" if low and high else low or high
+            high = alone = f"less than {_number(constraint.lt)}"
+    return f"{low} to {high}" if low and high else alone
 
 
 def _number(value: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from llm_pipeline.base.digest import sha256_json
-from llm_pipeline.base.errors import PipelineError, RemoteStageError, RemoteStageTransient, StageOutOfTime
+from llm_pipeline.base.errors import PipelineError, StageOutOfTime, runbook
 from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.redaction import without_credentials
 from llm_pipeline.base.untrusted_text import one_line
@@ -20,6 +20,7 @@ from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.step import Effect
 
 _LONGEST_TEXT = 1000
+_RUNBOOK = "Runbook"
 
 _ENDED: Mapping[NotificationKind, str] = {
     "supersession": "superseded",
@@ -101,7 +102,7 @@ def judged(origin: Origin, result: StageResult) -> Event | None:
         deployment=origin.deployment, release_id=result.release_id, subject=result.subject, link=origin.link,
         title=_text(f"{name}{result.release_id}: {judgement.verdict.value}"), why=_text(judgement.summary),
         next_action="" if good else "Read the evidence in the release's report.",
-        details={"Reused": "yes"} if result.reused else {},
+        details=({"Reused": "yes"} if result.reused else {}) | ({} if good else {_RUNBOOK: runbook(judgement.verdict)}),
     )  # fmt: skip
 
 
@@ -141,16 +142,17 @@ def failed(
     """
     kind = _kind_of_error(error, tried_again=tried_again)
     ended = _ENDED[kind] + (", and is tried again" if tried_again else "")
-    why, hint = f"{type(error).__name__}: see the log of {stage}", ""
+    why, hint, details = f"{type(error).__name__}: see the log of {stage}", "", {}
     if isinstance(error, PipelineError):
         why, hint = ": ".join(filter(None, (error.where, error.message))), error.hint
+        details = {_RUNBOOK: runbook(error.kind)}
     return Event(
         id=f"{kind}/{key}", at=datetime.now(UTC), kind=kind, severity=_severity(stage, kind, tried_again=tried_again),
         deployment=origin.deployment, release_id=origin.release_id, subject=subject, link=origin.link,
         title=_text(f"{_name(stage, subject)}{origin.release_id or origin.deployment}: {ended}"),
         why=_text(why),
         next_action=_text(f"{hint[:1].upper()}{hint[1:]}." if hint and kind != "retry" else ""),
-        stage=stage if step_named(stage) else "", began=began,
+        stage=stage if step_named(stage) else "", began=began, details=details,
     )  # fmt: skip
 
 
@@ -199,8 +201,7 @@ def _of_a_person(event: CanaryEvent, release_id: str, target: str) -> str:
 def _kind_of_error(error: BaseException, *, tried_again: bool) -> NotificationKind:
     if isinstance(error, Superseded):
         return "supersession"
-    there = error.document.type if isinstance(error, RemoteStageError | RemoteStageTransient) else type(error).__name__
-    if there == StageOutOfTime.__name__:
+    if isinstance(error, PipelineError) and error.kind == StageOutOfTime.__name__:
         return "deadline"
     return "retry" if tried_again else "failure"
 

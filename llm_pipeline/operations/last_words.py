@@ -35,7 +35,7 @@ def last_words(flow: ReleaseProgress, verdict: Verdict) -> Iterator[str]:
             facts.append(("ask it", curl_line(flow.deployment.places[place])))
     report = flow.find("report")
     facts.append(("report", _readable(str(report.metrics.get("report", ""))) if report else ""))
-    yield f"{release_id}: {verdict}"
+    yield f"{release_id}: {verdict}{verdict.see}"
     yield from (f"  {line}" for line in labelled(facts))
 
 

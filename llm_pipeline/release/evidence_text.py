@@ -25,7 +25,8 @@ _LOAD_FIGURES = {
 def log_table(judgement: Judgement) -> str:
     """The verdict, its summary and its evidence, as one log record: aligned columns below a first empty line."""
     lines = underlined(_HEADINGS, [tuple(map(one_line, _row(fact))) for fact in judgement.evidence])
-    return "\n".join(["", f"{judgement.verdict.value}: {one_line(judgement.summary)}", *lines])
+    head = f"{judgement.verdict.value}: {one_line(judgement.summary)}{judgement.verdict.see}"
+    return "\n".join(["", head, *lines])
 
 
 def facts_table(judgement: Judgement) -> str:

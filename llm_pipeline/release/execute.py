@@ -68,7 +68,7 @@ def execute(request: StageRequest) -> StageResult | StageFailure:
         outcome = _execute(request)
     except (Exception, SystemExit) as error:  # the edge of the process; libraries call sys.exit, too
         known, unexpected = as_pipeline_error(error, where=f"stage {request.stage}"), is_unexpected(error)
-        message = f"stage {request.stage} failed" if unexpected else known  # ours says all
+        message = f"stage {request.stage} failed" if unexpected else known.told  # ours says all
         log.error("%s", message, exc_info=error if unexpected else None)  # noqa: TRY400
         outcome = StageFailure.of(request, known)
     record_failure(request, outcome if isinstance(outcome, StageFailure) else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llm_pipeline.base.errors import ErrorDocument
+from llm_pipeline.base.errors import ErrorDocument, runbook
 from llm_pipeline.release.contract import StageFailure
 from llm_pipeline.release.flow import release_flow, step_named
 from llm_pipeline.release.step import Effect, Scope
@@ -66,10 +66,11 @@ def failures_in_words(failures: Sequence[FailedStage]) -> str:
 
 
 def advice(error: ErrorDocument) -> str:
-    """What to do about an error."""
+    """What to do about an error, and its runbook."""
+    words = "Trying again may help" if error.family == "transient" else "Trying again cannot help"
     if error.hint:
-        return f"What to do: {_ended(error.hint)}"
-    return "Trying again may help." if error.family == "transient" else "Trying again cannot help."
+        words = "What to do: " + error.hint.rstrip(".")
+    return f"{words} ({runbook(error.type)})."
 
 
 def _shortened(message: str) -> str:

@@ -75,7 +75,7 @@ class DecisionOperator(ApprovalOperator):
             try:
                 claim_of(config_with_secrets(self.config_path), context).park()
             except Terminal as error:
-                raise AirflowFailException(str(error)) from error
+                raise AirflowFailException(error.told) from error
         else:
             self.check_claim(context)
         log.info("%s", Lines(f"asking for a decision:\n{self.body}"))
@@ -124,7 +124,7 @@ class DecisionOperator(ApprovalOperator):
         try:
             claim_of(config_with_secrets(self.config_path), context).check()
         except Terminal as error:
-            raise AirflowFailException(str(error)) from error
+            raise AirflowFailException(error.told) from error
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Act on the answer, if this release may still go on."""

@@ -73,7 +73,7 @@ class ClaimSensor(BaseSensorOperator):
         try:
             other = claim.ask()
         except Terminal as error:
-            raise AirflowFailException(str(error)) from error
+            raise AirflowFailException(error.told) from error
         log.info("%s", "it is this run's turn" if other is None else claim.waiting_for(other))
         return other is None
 

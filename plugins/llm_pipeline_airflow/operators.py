@@ -109,8 +109,11 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         try:
             returned = self.execute_resumable(context)
         except Terminal as error:
-            self._ending = type(error).__name__
-            raise AirflowFailException(str(error)) from error
+            self._ending = error.kind
+            raise AirflowFailException(error.told) from error
+        except Transient as error:
+            log.warning("%s", error.told)  # what Airflow shows of the exception itself names no runbook
+            raise
         return returned
 
     def on_kill(self) -> None:
@@ -152,7 +155,8 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         self._ending = " · ".join(part for part in (verdict, "reused" if result.reused else None) if part)
         if not passed(result) and result.judgement is not None:
             raise AirflowFailException(
-                f"{result.stage} {result.subject}".strip() + f": {verdict}: {result.judgement.summary}"
+                f"{result.stage} {result.subject}".strip()
+                + f": {verdict}: {result.judgement.summary}{result.judgement.verdict.see}"
             )
         return {
             "release_id": result.release_id,

@@ -25,7 +25,7 @@ def test_the_log_table_is_one_record_of_aligned_columns():
     table = log_table(judge("slower than allowed", [slow, unknown]))
     assert table.splitlines() == [
         "",
-        "NO_GO: slower than allowed",
+        "NO_GO: slower than allowed (docs/runbooks.md#no_go)",
         "fact    verdict       measured  bounds    limit   n",
         "------  ------------  --------  --------  ------  -",
         "p99     NO_GO         120 ms    [110, -]  100 ms  9",

@@ -53,7 +53,7 @@ def test_a_baseline_that_is_refused_ends_the_release_before_anything_is_quantize
     assert {stage for stage, _ in flow.results()} == ran
 
     first, *facts = done.out.splitlines()  # the last words
-    assert first == f"{RELEASE}: ANOMALOUS"
+    assert first == f"{RELEASE}: ANOMALOUS (docs/runbooks.md#anomalous)"
     assert "cpu-a serves  before, as before (demo/tiny, fp8, in blue)" in facts[0]
     asked = """/v2/models/llm/generate -d '{"text_input": "Hello", "max_tokens": 32}'"""
     assert facts[1].endswith(f"curl -sS -i http://127.0.0.1:18621{asked}")
@@ -98,5 +98,5 @@ def test_after_a_success_nothing_is_called_a_rollback_and_after_a_failure_it_say
     project.script(**{"canary/cpu-a:5": {"verdict": "NO_GO"}})
     assert main(["run", str(project.config), "--approve"]) == ExitCode.NO_GO
     done = capsys.readouterr()
-    assert done.out.startswith(f"{RELEASE}: NO_GO\n")
+    assert done.out.startswith(f"{RELEASE}: NO_GO (docs/runbooks.md#no_go)\n")
     assert "rollback cpu-a" in done.err

@@ -235,3 +235,11 @@ def test_the_model_environment_suits_triton_s_stub() -> None:
 
 def test_the_script_can_be_read_by_an_older_python_which_then_says_what_it_needs() -> None:
     ast.parse(SCRIPT.read_text(), feature_version=(3, 9))
+
+
+@pytest.mark.parametrize(("minor", "more"), [(12, {}), (13, {"pyyaml-ft": "8.0.0"})])
+def test_the_control_environment_has_the_same_versions_on_every_python(minor: int, more: dict[str, str]) -> None:
+    folder = REPOSITORY / "docker" / "constraints"
+    ours = environments.pins(folder / "control-py311.txt")
+    ours.pop("setuptools")  # of the venv of Python 3.11, and of no use to anything here
+    assert environments.pins(folder / f"control-py3{minor}.txt") == ours | more

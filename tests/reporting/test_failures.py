@@ -29,7 +29,7 @@ def test_the_headline_names_stage_error_place_and_advice(sample, release) -> Non
     assert (headline.state, headline.verdict) == ("failed", None)
     assert headline.sentence == (
         "Build, cpu failed with Unsupported, at targets/cpu.yaml: the engine needs 92 GiB, the device has 80. "
-        "What to do: take an int4 recipe."
+        "What to do: take an int4 recipe (docs/runbooks.md#unsupported)."
     )
 
 
@@ -56,7 +56,8 @@ def test_an_error_of_the_very_first_stages_still_makes_a_report(sample, tmp_path
     release = sample.SampleRelease(tmp_path)
     sample.fail(release, "download", "", StageCrashed("the process was killed"))
     data = collect(release.store, sample.RELEASE)
-    assert "Download failed with StageCrashed: the process was killed. Trying again may help." in data.headline.sentence
+    advice = "Trying again may help (docs/runbooks.md#stagecrashed)."
+    assert f"Download failed with StageCrashed: the process was killed. {advice}" in data.headline.sentence
     assert ">failed: StageCrashed</text>" in render_report(data)
 
 
