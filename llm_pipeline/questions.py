@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
+from typing import Any
 
 from llm_pipeline.accuracy.choice import recipes_in_words
 from llm_pipeline.base.errors import InternalError
@@ -25,6 +26,7 @@ class Question:
         body: What the person should know, as Markdown.
         declined: What became of the release when the answer is no, for the log.
         open: What is left to do when nobody can be asked, for the log.
+        amounts: What is to be spent, by name: an approval of as much, or more, is an answer to it, in any run.
     """
 
     line: str
@@ -32,6 +34,7 @@ class Question:
     body: str
     declined: str
     open: str
+    amounts: Mapping[str, float] = field(default_factory=dict)
 
 
 Ask = Callable[[ReleaseProgress, Sequence[str]], Question | None]
@@ -44,12 +47,25 @@ def question_of(step: Step) -> Ask:
     Raises:
         InternalError: The step names no such function.
     """
-    module, _, name = step.asks.partition(":")
-    try:
-        ask: Ask = getattr(import_module(module), name)
-    except (ImportError, ValueError, AttributeError) as error:
-        raise InternalError(f"step {step.name} names no function that makes its question: {step.asks!r}") from error
+    ask: Ask = _named(step, step.asks, "question")
     return ask
+
+
+def shown_by(step: Step, flow: ReleaseProgress) -> str:
+    """What a step shows in its log before anybody is asked; empty for nothing.
+
+    Raises:
+        InternalError: The step names no such function.
+    """
+    return str(_named(step, step.shows, "text")(flow)) if step.shows else ""
+
+
+def _named(step: Step, path: str, what: str) -> Any:
+    module, _, name = path.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, ValueError, AttributeError) as error:
+        raise InternalError(f"step {step.name} names no function that makes its {what}: {path!r}") from error
 
 
 def license_question(flow: ReleaseProgress, _targets: Sequence[str]) -> Question | None:

@@ -239,10 +239,10 @@ def _agreed(store: ArtifactStore, deployment: Deployment, places: Sequence[str])
 def _add_guarding(commands: Commands) -> None:
     production = commands.add_parser(
         "approve",
-        help="answer the question before production of a release that is on its way",
-        description="Answer the question before production of a release that is on its way, before it is asked or "
-        "while it waits. The first answer counts. A task that already waits in Airflow goes on when its form is "
-        "answered there or times out, by the answer that was given here.",
+        help="answer the question that a release on its way asks, or will ask before production",
+        description="Answer the question that a release on its way waits with (its budget, its licence, production), "
+        "or the one before production, before it is asked. The first answer counts. A task that already waits in "
+        "Airflow goes on when its form is answered there or times out, by the answer that was given here.",
     )
     production.add_argument("release_id", metavar="release", help="the release's id, or the beginning of it")
     production.add_argument("--deny", action="store_true", help="end the release before production instead")
@@ -271,11 +271,11 @@ def _add_guarding(commands: Commands) -> None:
 
 
 def _approve_production(options: argparse.Namespace) -> int:
-    from llm_pipeline.operations.decisions import decide, offered_targets
-    from llm_pipeline.release.flow import production_question
+    from llm_pipeline.operations.decisions import decide, offered_targets, waiting_step
     from llm_pipeline.store.provenance import user_here
 
-    flow, step = open_flow(options, options.release_id), production_question()
+    flow = open_flow(options, options.release_id)
+    step = waiting_step(flow)
     targets = offered_targets(flow, step)
     if not targets:
         raise ConfigError(f"no target of {flow.record.release_id} has passed its gates", hint="see `llm-pipeline show`")

@@ -73,6 +73,8 @@ def _add_overrides(parser: argparse.ArgumentParser) -> None:
         help_text = f"only this {what} of the config's; give it again for another one"
         parser.add_argument(f"--{what}", action="append", dest=f"{what}s", metavar="NAME", help=help_text)
     parser.add_argument("--strategy", choices=("climb", "every"), help="the ladder's instead of the config's")
+    parser.add_argument("--budget-hours", type=float, metavar="HOURS", help="ask a person if the plan takes longer")
+    parser.add_argument("--budget-cost", type=float, metavar="MONEY", help="ask a person if the plan costs more")
 
 
 def _overrides(options: argparse.Namespace) -> Overrides:

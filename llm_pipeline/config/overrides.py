@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.model import ConfigModel, Names, Revision
+from llm_pipeline.config.budget import Amount, Budget
+from llm_pipeline.config.model import ConfigModel, Names, PositiveHours, Revision
 from llm_pipeline.config.release import LadderStrategy, ReleaseConfig
 
 
@@ -20,12 +21,16 @@ class Overrides(ConfigModel):
         recipes: Those of the config's recipes that are tried.
         targets: Those of the config's targets that it is built for, and promoted on.
         strategy: Of the ladder.
+        budget_hours: Planned time beyond which a person is asked.
+        budget_cost: Planned price beyond which a person is asked, in the deployment's currency.
     """
 
     revision: Revision | None = None
     recipes: Names | None = None
     targets: Names | None = None
     strategy: LadderStrategy | None = None
+    budget_hours: PositiveHours | None = None
+    budget_cost: Amount | None = None
 
     @classmethod
     def of(cls, asked: Mapping[str, Any]) -> Overrides:
@@ -54,17 +59,22 @@ class Overrides(ConfigModel):
             recipes=_some_of("recipes", self.recipes, config),
             targets=_some_of("targets", self.targets, config),
             strategy=None if self.strategy == config.ladder.strategy else self.strategy,
+            budget_hours=None if self.budget_hours == config.budget.hours else self.budget_hours,
+            budget_cost=None if self.budget_cost == config.budget.cost else self.budget_cost,
         )
 
     def applied(self, config: ReleaseConfig) -> ReleaseConfig:
         """The config as this run has it. The revision is no part of it: the first stage pins it to a commit."""
         recipes, targets = self.recipes or config.recipes, self.targets or config.targets
-        strategy = self.strategy or config.ladder.strategy
+        strategy, budget = self.strategy or config.ladder.strategy, config.budget
+        hours = budget.hours if self.budget_hours is None else self.budget_hours
+        cost = budget.cost if self.budget_cost is None else self.budget_cost
         return config.model_copy(
             update={
                 "recipes": recipes,
                 "targets": targets,
                 "places": {target: place for target, place in config.places.items() if target in targets},
+                "budget": Budget(hours=hours, cost=cost),
                 "ladder": config.ladder.model_copy(update={"strategy": strategy}),
             }
         )
@@ -74,16 +84,18 @@ class Overrides(ConfigModel):
 
     def __str__(self) -> str:
         """For people: `recipes fp8, int4_awq; targets h100`."""
-        return "; ".join(f"{_LABELS[name]} {_text(value)}" for name, value in self._given())
+        return "; ".join(f"{_LABELS.get(name, name)} {_text(value)}" for name, value in self._given())
 
     def _given(self) -> Iterator[tuple[str, Any]]:
         return ((name, value) for name, value in self if value is not None)
 
 
-_LABELS = {"revision": "revision", "recipes": "recipes", "targets": "targets", "strategy": "ladder strategy"}
+_LABELS = {"strategy": "ladder strategy", "budget_hours": "budget in hours", "budget_cost": "budget in money"}
 
 
 def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
     return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from llm_pipeline.config.budget import Budget
 from llm_pipeline.config.model import (
     BatchSize,
     ConfigModel,
@@ -258,6 +259,7 @@ class ReleaseConfig(ConfigModel):
         watch: Release by itself what is new on the hub; None for no watching.
         schedule: Cron expression for runs that release what is new since the last one, beside `watch` or instead of
             it; None for none. Missed ones are never made up for.
+        budget: What it may take by its plan before a person is asked.
         concurrency: What a release does when another one of its model is on its way in the same deployment:
             `wait` for its end, or `supersede` it: the older one stops at its next stage, and rolls its canary back.
         owner: Who answers for the release's DAG; None for the deployment's owner.
@@ -279,6 +281,7 @@ class ReleaseConfig(ConfigModel):
     drill: Drill | None = None
     watch: Watch | None = None
     schedule: Word | None = None
+    budget: Budget = Budget()
     concurrency: Literal["wait", "supersede"] = "wait"
     owner: Owner | None = None
 

@@ -14,6 +14,8 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
+from pydantic import Field
+
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError, Terminal
 from llm_pipeline.base.records import Frozen
@@ -22,7 +24,7 @@ from llm_pipeline.questions import Question, question_of
 from llm_pipeline.release.changes import changing
 from llm_pipeline.release.flow import production_question, release_flow, step_named
 from llm_pipeline.release.record import trusted_record
-from llm_pipeline.release.step import Effect, Scope
+from llm_pipeline.release.step import Effect, Kind, Scope
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood
 
@@ -43,6 +45,7 @@ class Decision(Frozen):
         targets: What it is about.
         question: The question, on one line.
         evidence: SHA-256 of the question as the person saw it, with the verdicts of the gates.
+        amounts: What was to be spent; see `Question`.
         asked_at: None when it was answered before it was asked.
         by: Who answered.
     """
@@ -52,6 +55,7 @@ class Decision(Frozen):
     targets: tuple[str, ...]
     question: str
     evidence: str
+    amounts: dict[str, float] = Field(default_factory=dict)
     asked_at: float | None = None
     answer: Answer = "waiting"
     answered_at: float | None = None
@@ -80,7 +84,8 @@ def decision_name(release_id: str, step: str, target: str = "") -> str:
 def put(flow: ReleaseProgress, step: str, targets: Sequence[str], question: Question, *, target: str = "") -> Decision:
     """Put a question; returns its answer instead where somebody answered it before it was put.
 
-    A question that was put and answered before is put anew: somebody wants to be asked again.
+    A question that was put and answered before is put anew: somebody wants to be asked again. But an approval to spend
+    stands, in any run, for all that spends no more.
 
     Args:
         flow: The release.
@@ -92,6 +97,8 @@ def put(flow: ReleaseProgress, step: str, targets: Sequence[str], question: Ques
     asked = _asked(flow, step, targets, question)
     for _ in range(_TRIES):
         known, revision = _read(flow, step, target)
+        if known is not None and _spends_no_more(known, asked):
+            return known
         if known is not None and known.answer != "waiting" and known.asked_at is None and _same(known, asked):
             return known
         waiting = asked.model_copy(update={"asked_at": time.time()})
@@ -122,6 +129,16 @@ def decide(
             words = f"{answer}: {flow.record.release_id} on {', '.join(decision.targets)}"
             return Decided(counted=True, message=words, decision=decision)
     raise Conflict(f"the question of {step} changes faster than it can be written")
+
+
+def waiting_step(flow: ReleaseProgress) -> str:
+    """The step whose question waits for an answer in this run of a release; by default, the one before production."""
+    for step in release_flow():
+        if step.kind is Kind.QUESTION and step.scope is Scope.RELEASE:
+            known, _ = _read(flow, step.name, "")
+            if known is not None and known.answer == "waiting" and known.run == _run(flow):
+                return step.name
+    return production_question()
 
 
 def read_decision(flow: ReleaseProgress, step: str, target: str = "") -> Decision | None:
@@ -184,7 +201,21 @@ def _question(flow: ReleaseProgress, step: str, targets: Sequence[str]) -> Decis
 
 def _asked(flow: ReleaseProgress, step: str, targets: Sequence[str], question: Question) -> Decision:
     evidence = sha256_json([question.title, question.body])
-    return Decision(run=_run(flow), step=step, targets=tuple(targets), question=question.line, evidence=evidence)
+    return Decision(
+        run=_run(flow),
+        step=step,
+        targets=tuple(targets),
+        question=question.line,
+        evidence=evidence,
+        amounts=dict(question.amounts),
+    )
+
+
+def _spends_no_more(known: Decision, asked: Decision) -> bool:
+    """Whether somebody approved, in any run, to spend what is asked about now."""
+    if known.answer != "approved" or not asked.amounts:
+        return False
+    return all(amount <= known.amounts.get(what, -1.0) for what, amount in asked.amounts.items())
 
 
 def _same(known: Decision, asked: Decision) -> bool:

@@ -22,6 +22,7 @@ from llm_pipeline.loadtest.sample_size import require_enough, sample_size
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host
 from llm_pipeline.planning.background import BackgroundCall
+from llm_pipeline.planning.budget import check_budget
 from llm_pipeline.planning.canary_power import canary_power
 from llm_pipeline.planning.cost_table import expected_warnings
 from llm_pipeline.planning.evaluation_data import EvaluationData, evaluation_data
@@ -225,6 +226,7 @@ def plan_release(
     predicted = predicted_seconds(loaded, facts, gpus, tasks, ladders)
     seen = looked_up(asked, deployment)
     costs = step_costs(loaded, steps, seen.history, predicted)
+    check_budget(loaded, costs)
     return Plan(
         config=str(loaded.path),
         release=release.name,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
 
 from llm_pipeline.release.additions import with_steps
 from llm_pipeline.release.step import (
@@ -28,27 +27,8 @@ from llm_pipeline.release.step import (
     Work,
 )
 
-if TYPE_CHECKING:
-    from llm_pipeline.config.release import ResolvedRelease
-
 ENTRY_POINTS = "llm_pipeline.steps"
 """Entry point group of the steps that other packages add; each names one `Step`."""
-
-
-def _tries_every_recipe(release: ResolvedRelease) -> bool:
-    return release.ladder.strategy == "every"
-
-
-def _reviews_licenses(release: ResolvedRelease, _percent: float | None) -> bool:
-    return release.approval.on_license_change
-
-
-def _requires_approval(release: ResolvedRelease, _percent: float | None) -> bool:
-    return release.approval.required
-
-
-def _approves_step(release: ResolvedRelease, percent: float | None) -> bool:
-    return percent in release.policy.canary.approve_before_percent
 
 
 RECIPES = Group(
@@ -61,7 +41,7 @@ RECIPES = Group(
         after=("accuracy", "baseline_gate"),
         needs=(Need("download", Ending.SKIPPED), Need("baseline_gate", Ending.SKIPPED)),
     ),
-    side_by_side=_tries_every_recipe,
+    side_by_side=lambda release: release.ladder.strategy == "every",
 )
 TARGETS = Group(
     name="targets",
@@ -99,6 +79,17 @@ FLOW: tuple[Step, ...] = (
         effect=Effect.RECORD,
     ),
     Step(
+        name="plan",
+        title="Plan",
+        words="Shows the plan, and asks a person if it exceeds the budget; otherwise continues by itself.",
+        kind=Kind.QUESTION,
+        after=("resolve",),
+        planned=False,
+        asks="llm_pipeline.planning.budget:budget_question",
+        shows="llm_pipeline.planning.budget:planned_text",
+        work=Work.PERSON,
+    ),
+    Step(
         name="review_license",
         title="Licence review",
         words=(
@@ -106,8 +97,8 @@ FLOW: tuple[Step, ...] = (
             "itself."
         ),
         kind=Kind.QUESTION,
-        after=("resolve",),
-        when=_reviews_licenses,
+        after=("plan",),
+        when=lambda release, _percent: release.approval.on_license_change,
         planned=False,
         asks="llm_pipeline.questions:license_question",
         work=Work.PERSON,
@@ -275,7 +266,7 @@ FLOW: tuple[Step, ...] = (
         kind=Kind.QUESTION,
         after=("load_test",),
         start=Start.ANY_GOOD,  # one target that passed is enough to ask
-        asked=_requires_approval,
+        asked=lambda release, _percent: release.approval.required,
         asks="llm_pipeline.questions:production_question",
         work=Work.PERSON,
     ),
@@ -290,7 +281,7 @@ FLOW: tuple[Step, ...] = (
         group=PROMOTION,
         kind=Kind.QUESTION,
         after=("approve",),
-        when=_approves_step,
+        when=lambda release, percent: percent in release.policy.canary.approve_before_percent,
         on_no=Ending.FAILED,
         work=Work.PERSON,
         task="approve",

@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 from llm_pipeline.artifacts.pinned import PinnedModel, Sha1
 from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.base.records import ArtifactRef, Frozen
+from llm_pipeline.config.budget import Budget
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.config.release import ResolvedRelease
@@ -44,6 +45,7 @@ class ReleaseRecord(Frozen):
         facts: What the model is; None in records of earlier versions.
         places: Names of the deployment's places, by the target that goes there; one that is missing has its own.
         planned_seconds: What the plan expected of each step, by `step_key`; nothing of those that it knew nothing of.
+        budget: What its last run may take by its plan before a person is asked.
         overrides: What the run that resolved it last has otherwise than the release config says.
         overridden_by: Who asked for that; empty for nobody.
         created_at: When it was resolved last: every run of the release resolves it again, so it tells runs apart.
@@ -60,6 +62,7 @@ class ReleaseRecord(Frozen):
     facts: ModelFacts | None = None
     places: dict[str, str] = Field(default_factory=dict)
     planned_seconds: dict[str, float] = Field(default_factory=dict)
+    budget: Budget = Budget()
     overrides: Overrides = Overrides()
     overridden_by: str = ""
     created_at: datetime

@@ -28,6 +28,7 @@ from llm_pipeline.config.policy import AccuracyPolicy, LoadTestPolicy
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, deciding_windows, read_outcome
 from llm_pipeline.loadtest.records import Records, join, read_records
+from llm_pipeline.planning.budget import budget_in_words
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.model import TargetPlan
 from llm_pipeline.planning.stage_cost import PlannedStage
@@ -43,6 +44,7 @@ from llm_pipeline.reporting.model import (
     CanaryMoment,
     CanarySample,
     CanaryStudy,
+    Fact,
     Gate,
     LatencyCurve,
     LoadStudy,
@@ -218,7 +220,7 @@ class _Collector:
             description=record.release.description,
             collected_at=datetime.now(UTC),
             headline=release_headline(record, results, pointers, failures, canaries),
-            facts=released_facts(record, results, pointers),
+            facts=(*released_facts(record, results, pointers), *self._budget()),
             highlights=highlights(variants, accuracy, loads, canaries),
             failures=failures,
             gates=self._gates(),
@@ -235,6 +237,10 @@ class _Collector:
             evaluation_data=before.data if before else (),
             gaps=tuple(self._gaps),
         )
+
+    def _budget(self) -> tuple[Fact, ...]:
+        words = self._try("the budget", lambda: budget_in_words(self._flow))
+        return (Fact(label="Budget", value=words),) if words else ()
 
     def _read_results(self) -> Results:
         results: dict[tuple[str, str], StageResult] = {}

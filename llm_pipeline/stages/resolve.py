@@ -125,6 +125,7 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
             for step in plan.stages
             if step.cost.seconds is not None
         },
+        budget=loaded.config.budget,
         overrides=loaded.overrides,
         overridden_by=context.config.overridden_by,
         created_at=datetime.now(UTC),

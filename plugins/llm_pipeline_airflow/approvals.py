@@ -14,8 +14,8 @@ from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.logging import Lines
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.notifications.happened import answered, asked
-from llm_pipeline.questions import question_of
-from llm_pipeline.release.flow import production_question, step_named
+from llm_pipeline.questions import question_of, shown_by
+from llm_pipeline.release.flow import step_named
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.connections import config_with_secrets
 from llm_pipeline_airflow.decision_trigger import AwaitedAnswer, DecisionTrigger, awaited_answer
@@ -167,8 +167,8 @@ class QuestionOperator(DecisionOperator):
 
     @property
     def answer_command(self) -> str:
-        """Of the question before production; see `DecisionOperator`."""
-        return f"llm-pipeline approve {self.release_id} [--deny]" if self.step == production_question() else ""
+        """Of a question that is put once; see `DecisionOperator`."""
+        return "" if self.target else f"llm-pipeline approve {self.release_id} [--deny]"
 
     def events_of(self, origin: Origin, happened: Happened, context: Context) -> tuple[Event, ...] | None:
         """The question, and its answer; people were told already why there is nothing to ask about."""
@@ -188,6 +188,8 @@ class QuestionOperator(DecisionOperator):
         if not step.asked(flow.release, None):
             log.info("the release config wants nobody to be asked")
             return None
+        if shown := shown_by(step, flow):
+            log.info("%s", Lines(shown))
         targets = self._targets(context)
         question = question_of(step)(flow, targets)
         if question is None:

@@ -37,6 +37,8 @@ def form_of(loaded: LoadedRelease) -> dict[str, Param]:
             title="Ladder",
             description="Whether the next recipe is tried only when the cheaper one did not pass, or all are.",
         ),
+        "budget_hours": _budget(config.budget.hours, "Budget, hours", "hours"),
+        "budget_cost": _budget(config.budget.cost, "Budget, money", loaded.deployment.currency),
         "replace": _replace(loaded),
         "dry_run": Param(
             False,
@@ -88,6 +90,12 @@ def _revision(loaded: LoadedRelease) -> Param:
 def _some(known: tuple[str, ...], title: str, description: str) -> Param:
     """Names to choose from; the form shows a list with all of them chosen."""
     return Param(list(known), type="array", examples=list(known), title=title, description=description)
+
+
+def _budget(configured: float | None, title: str, unit: str) -> Param:
+    what = f"A person is asked if the plan takes more {unit} than this; empty for "
+    what += "no limit." if configured is None else f"the config's {configured:g}."
+    return Param(configured, type=["null", "number"], title=title, description=what)
 
 
 def _replace(loaded: LoadedRelease) -> Param:

@@ -196,10 +196,15 @@ def test_runs_of_one_dag_queue_unless_the_newer_ones_supersede(project):
     assert "an older one stops at its next stage" in dag.doc_md
 
 
+def test_the_plan_is_shown_before_anything_is_fetched(dag):
+    assert upstream(dag, "plan") == {"resolve"}
+    assert dag.get_task("plan").defaults == ["Reject"]
+
+
 def test_a_changed_licence_is_reviewed_before_the_download(project):
     dag = release_dag(project.config)
     review = dag.get_task("review_license")
-    assert upstream(dag, "review_license") == {"resolve"}
+    assert upstream(dag, "review_license") == {"plan"}
     assert upstream(dag, "eval_data") == {"review_license"}
     assert upstream(dag, "download") == {"eval_data"}
     assert review.defaults == ["Reject"]
@@ -207,4 +212,4 @@ def test_a_changed_licence_is_reviewed_before_the_download(project):
 
     config = project.config.read_text()
     project.config.write_text(config.replace("approval: { ", "approval: { on_license_change: false, "))
-    assert upstream(release_dag(project.config), "eval_data") == {"resolve"}
+    assert upstream(release_dag(project.config), "eval_data") == {"plan"}

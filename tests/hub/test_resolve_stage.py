@@ -17,6 +17,7 @@ from llm_pipeline.flow import ReleaseProgress, resolve_request
 from llm_pipeline.hub import transfer
 from llm_pipeline.hub.transfer import DiskTooSmall
 from llm_pipeline.planning import host
+from llm_pipeline.planning.budget import budget_question, planned_text
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import execute
 from llm_pipeline.release.loading import load_release
@@ -137,6 +138,19 @@ def test_a_recipe_that_the_config_does_not_have_is_refused_before_anything_is_fe
     assert "int5 is not among the recipes of release demo" in error.message
     assert "a run may have some of" in str(error.hint)
     assert local_hub.faults.requests == []
+
+
+def test_the_plan_that_is_recorded_is_compared_with_the_budget(release: Release) -> None:
+    plain = release.resolve()
+    release.set(release.path, budget={"hours": 0.0001, "cost": 0})
+    limited = release.resolve()
+    assert limited.release_id == plain.release_id
+    flow = ReleaseProgress.open(load_release(release.path).deployment, limited.release_id)
+    question = budget_question(flow, flow.targets)
+    assert question is not None
+    assert question.amounts["hours"] > 0.0001
+    assert question.amounts["cost"] == 0  # a CPU costs nothing here
+    assert planned_text(flow).startswith("the plan:\nplan of demo\n")
 
 
 def test_a_run_without_changes_asks_its_first_stage_for_what_it_always_did(release: Release) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.loading import load_yaml
+from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
 from llm_pipeline.release.execute import key_content
 from llm_pipeline.stages.build import STAGE, BuildConfig
@@ -41,3 +42,10 @@ def key_of(path: Path) -> str:
 
 def test_the_shipped_targets_keep_their_keys() -> None:
     assert {path.stem: key_of(path) for path in TARGETS} == KEYS
+
+
+def test_a_release_is_named_by_the_same_fields_as_ever() -> None:
+    assert set(ResolvedRelease.model_fields) == {
+        "name", "description", "model", "baseline", "recipes", "targets", "policy", "evaluation", "workload",
+        "approval", "drill", "concurrency", "ladder",
+    }  # fmt: skip

@@ -124,11 +124,17 @@ def resolve(context: StageContext) -> StageOutput:
         datasets={PROMPTS_DATASET: ref},
         ladders=dict.fromkeys((target.name for target in loaded.release.targets), climbing_order(loaded.release)),
         planned_seconds=scripted(context.request).get("planned", {}),
+        budget=loaded.config.budget,
         overrides=loaded.overrides,
         overridden_by=context.config.overridden_by,
         created_at=datetime.now(UTC),
     )
     replace_document(context.store, record_name(release_id), record.model_dump(mode="json"))
+    if record.budget:
+        from llm_pipeline.planning.plan import plan_release
+
+        plan = plan_release(loaded.path, overrides=loaded.overrides, store_seconds=0, source_seconds=0)
+        replace_document(context.store, f"releases/{release_id}/plan.json", plan.model_dump(mode="json"))
     metrics = scripted(context.request).get("metrics", {})
     return StageOutput(release_id=release_id, metrics={"release_id": release_id, **metrics})
 

@@ -1,0 +1,132 @@
+"""Whether a release may take what its plan says: the budget, and the question to a person when it is exceeded.
+
+The plan is the one that `resolve` wrote: it counts what will be computed, one step after the other, and every recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from pydantic import ValidationError
+
+from llm_pipeline.base.errors import ConfigError, IntegrityError
+from llm_pipeline.base.quantities import duration
+from llm_pipeline.base.untrusted_text import markdown, one_line
+from llm_pipeline.config.budget import Budget
+from llm_pipeline.flow import ReleaseProgress
+from llm_pipeline.planning.model import Plan
+from llm_pipeline.planning.reuse import Step
+from llm_pipeline.planning.stage_cost import StepCost, TotalCost
+from llm_pipeline.planning.table import format_plan
+from llm_pipeline.questions import Question
+from llm_pipeline.release.loading import LoadedRelease
+
+_HOUR = 3600
+
+
+def check_budget(loaded: LoadedRelease, costs: Mapping[Step, StepCost]) -> None:
+    """Make sure that a budget can be compared with the plan.
+
+    Raises:
+        ConfigError: It limits the cost, and a GPU has no price.
+    """
+    needed = {cost.accelerator for cost in costs.values() if cost.gpus and cost.accelerator}
+    if loaded.config.budget.cost is not None and (free := sorted(needed - loaded.deployment.gpu_hour_prices.keys())):
+        name = loaded.deployment.name
+        raise ConfigError(
+            f"budget.cost: what {', '.join(free)} costs is not known in deployment {name}",
+            where=str(loaded.path),
+            hint=f"add it to gpu_hour_prices of deployments/{name}.yaml, or limit budget.hours instead",
+        )
+
+
+def budget_question(flow: ReleaseProgress, _targets: Sequence[str]) -> Question | None:
+    """Whether a release may take more than its budget; asked before anything large is fetched.
+
+    Raises:
+        IntegrityError: There is a budget, and no plan to compare it with.
+    """
+    budget = flow.record.budget
+    if not budget:
+        return None
+    total = _read_plan(flow).total
+    planned = dict(_planned(total, budget))
+    if all(amount <= getattr(budget, what) for what, amount in planned.items()):
+        return None
+    release_id, takes, limit = flow.record.release_id, in_words(total), _limit(budget, total.currency)
+    unknown = [f"Not known, and in no sum: {markdown(', '.join(total.not_known))}.", ""] if total.not_known else []
+    lines = [
+        f"Release {markdown(release_id)}, commit `{flow.record.model.commit}`.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| planned, one step after the other | {markdown(takes)} |",
+        f"| budget | {markdown(limit)} |",
+        "",
+        *unknown,
+        "The log of this task has the whole plan; nothing was computed yet.",
+        "**Approve** continues; an approval counts for every later run of this release that takes no more.",
+        "**Reject** ends the release here.",
+    ]
+    return Question(
+        line=f"{release_id} is planned to take {takes}, and its budget is {limit}. Go on?",
+        title=one_line(f"Spend more than the budget on {flow.record.model.id}?"),
+        body="\n".join(lines),
+        declined=f"rejected, for {takes} is more than the budget of {limit}: nothing was computed",
+        open=f"the plan takes {takes}, more than the budget of {limit}: run it again with --approve (or --reject)",
+        amounts=planned,
+    )
+
+
+def planned_text(flow: ReleaseProgress) -> str:
+    """The plan that a release was resolved with, for the log; empty where it has none."""
+    try:
+        return f"the plan:\n{format_plan(_read_plan(flow))}"
+    except IntegrityError as error:
+        return str(error)
+
+
+def budget_in_words(flow: ReleaseProgress) -> str:
+    """What a release was planned to take, beside its budget; empty for one without a budget.
+
+    Raises:
+        IntegrityError: It has no plan.
+    """
+    if not flow.record.budget:
+        return ""
+    total = _read_plan(flow).total
+    return f"{_limit(flow.record.budget, total.currency)}; planned {in_words(total)}"
+
+
+def in_words(total: TotalCost) -> str:
+    """Time, GPU-hours and price of a plan: `2 h 5 min, 4.2 hours of H200, 12.60 EUR`."""
+    hours = [f"{hours:.2g} hours of {name}" for name, hours in total.gpu_hours.items()]
+    price = [] if total.price is None else [f"{total.price:.2f} {total.currency}"]
+    return ", ".join([duration(total.seconds), *hours, *price])
+
+
+def _planned(total: TotalCost, budget: Budget) -> Iterator[tuple[str, float]]:
+    """What a budget limits, by its name there."""
+    if budget.hours is not None:
+        yield "hours", total.seconds / _HOUR
+    if budget.cost is not None:
+        yield "cost", total.price or 0.0  # without a price no GPU is needed: see `check_budget`
+
+
+def _limit(budget: Budget, currency: str) -> str:
+    hours = [] if budget.hours is None else [duration(budget.hours * _HOUR)]
+    return ", ".join([*hours, *([] if budget.cost is None else [f"{budget.cost:.2f} {currency}"])])
+
+
+def _read_plan(flow: ReleaseProgress) -> Plan:
+    name = f"releases/{flow.record.release_id}/plan.json"
+    document = flow.store.read_document(name)
+    hint = "run the release again: its first stage writes the plan anew"
+    if document is None:
+        raise IntegrityError("the release has no plan", where=name, hint=hint)
+    try:
+        return Plan.model_validate(document.value)
+    except ValidationError as error:
+        raise IntegrityError(
+            f"the plan cannot be understood: {error.errors()[0]['msg']}", where=name, hint=hint
+        ) from error

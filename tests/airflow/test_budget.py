@@ -1,0 +1,164 @@
+"""The budget: who is asked when the plan exceeds it, once, without Airflow and with it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from llm_pipeline_airflow.approvals import DecisionOperator
+from llm_pipeline_airflow.dag_factory import release_dag
+from test_impossible_release import without_hub  # noqa: F401 - a fixture
+
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.verdict import Verdict
+from llm_pipeline.config.overrides import Overrides
+from llm_pipeline.flow import ReleaseProgress
+from llm_pipeline.local_run import LocalRun
+from llm_pipeline.operations.decisions import decide, put, read_decision, waiting_step
+from llm_pipeline.planning.budget import budget_question, check_budget
+from llm_pipeline.planning.stage_cost import StepCost
+from llm_pipeline.questions import Question
+from llm_pipeline.release.flow import step_named
+from llm_pipeline.release.loading import load_release
+
+RELEASE = "tiny-01234567-00000000"
+pytestmark = pytest.mark.usefixtures("in_process")
+
+
+@pytest.fixture
+def project(without_hub):  # noqa: F811
+    """A release whose canary alone is planned to take longer than its budget."""
+    without_hub.config.write_text(without_hub.config.read_text() + "budget: { hours: 0.001 }\n")
+    return without_hub
+
+
+def run(project, answer: bool | None, **overrides) -> tuple[Verdict, list[str]]:
+    """The verdict of a run without Airflow, and the questions that it asked."""
+    asked: list[str] = []
+
+    def approve(question: str) -> bool | None:
+        asked.append(question)
+        return answer
+
+    return LocalRun(project.config, approve=approve, overrides=Overrides.of(overrides)).run(), asked
+
+
+def progress(project) -> ReleaseProgress:
+    return ReleaseProgress.open(load_release(project.config).deployment, RELEASE)
+
+
+def stages(project) -> set[str]:
+    return {stage for stage, _ in progress(project).results()}
+
+
+def reusable_keys(project) -> dict[tuple[str, str], str]:
+    """Keys of the stages whose results are reused; a canary's own has the run in it."""
+    found = progress(project).results().items()
+    return {(stage, subject): one.key for (stage, subject), one in found if step_named(stage).reusable}
+
+
+def test_an_approved_budget_is_not_asked_about_again(project):
+    verdict, (question,) = run(project, True)
+    assert verdict is Verdict.GO
+    assert f"{RELEASE} is planned to take" in question
+    assert question.endswith("and its budget is 3.6 s. Go on?")
+    assert run(project, False) == (Verdict.GO, [])
+
+
+def test_a_refused_budget_ends_the_release_before_anything_is_fetched_and_is_asked_about_again(project):
+    for _ in range(2):
+        verdict, asked = run(project, False)
+        assert (verdict, len(asked)) == (Verdict.NO_GO, 1)
+        assert stages(project) == {"resolve", "report"}
+    assert run(project, None)[0] is Verdict.INCONCLUSIVE
+
+
+def test_a_run_may_have_another_budget(project):
+    assert run(project, False, budget_hours=100) == (Verdict.GO, [])
+    record = progress(project).record
+    assert record.budget.hours == 100
+    assert record.overrides_in_words.startswith("budget in hours 100, by ")
+
+
+def test_without_a_budget_nobody_is_asked_and_a_budget_changes_no_key_and_no_id(project):
+    limited = project.config.read_text()
+    project.config.write_text(limited.replace("budget: { hours: 0.001 }\n", ""))
+    before = load_release(project.config)
+    assert run(project, False) == (Verdict.GO, [])
+    keys = reusable_keys(project)
+    project.config.write_text(limited.replace("0.001", "100, cost: 10"))
+    after = load_release(project.config)
+    assert after.release == before.release  # the release's id, and every stage's config, are made of it
+    assert after.config.budget.hours == 100
+    assert run(project, False) == (Verdict.GO, [])
+    assert reusable_keys(project) == keys
+
+
+def test_an_approval_stands_for_as_much_and_for_less_but_not_for_more(project):
+    run(project, False)
+    flow = progress(project)
+
+    def asks(**amounts: float) -> Question:
+        return Question(line="?", title="?", body=str(amounts), declined="", open="", amounts=amounts)
+
+    answered = put(flow, "plan", flow.targets, asks(hours=2.0, cost=5.0)).model_copy(update={"answer": "approved"})
+    name = f"releases/{RELEASE}/decisions/plan.json"
+    document = flow.store.read_document(name)
+    flow.store.write_document(name, answered.model_dump(mode="json"), document.revision)
+    assert put(flow, "plan", flow.targets, asks(hours=2.0, cost=5.0)).answer == "approved"
+    assert put(flow, "plan", flow.targets, asks(hours=1.5)).answer == "approved"
+    for more in ({"hours": 2.1, "cost": 5.0}, {"hours": 1.0, "tokens": 1.0}):
+        assert put(flow, "plan", flow.targets, asks(**more)).answer == "waiting"
+        flow.store.write_document(name, answered.model_dump(mode="json"), flow.store.read_document(name).revision)
+
+
+def test_the_command_line_answers_the_question_that_waits(project):
+    run(project, None)
+    flow = progress(project)
+    assert waiting_step(flow) == "plan"
+    decide(flow, "plan", flow.targets, approved=True, by="ann")
+    assert waiting_step(flow) == "approve"
+    assert read_decision(flow, "plan").by == "ann"
+    assert run(project, False) == (Verdict.GO, [])
+
+
+def test_the_question_has_what_is_planned_and_what_may_be_spent(project):
+    run(project, None)
+    question = budget_question(progress(project), ())
+    assert "| budget | 3.6 s |" in question.body
+    assert "Not known, and in no sum: " in question.body
+    assert set(question.amounts) == {"hours"}
+
+
+def test_a_cost_is_refused_as_budget_where_a_gpu_has_no_price(project):
+    loaded = load_release(project.config, Overrides(budget_cost=5))
+    check_budget(loaded, {("build", "cpu-a"): StepCost()})
+    with pytest.raises(ConfigError, match=r"budget\.cost: what H100-SXM5-80GB costs is not known") as told:
+        check_budget(loaded, {("build", "h100"): StepCost(accelerator="H100-SXM5-80GB", gpus=1)})
+    assert "gpu_hour_prices" in str(told.value.hint)
+    check_budget(load_release(project.config), {("build", "h100"): StepCost(accelerator="H100-SXM5-80GB", gpus=1)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answer", [True, False])
+def test_the_dag_asks_and_a_refusal_ends_it_well(project, airflow_database, monkeypatch, answer, caplog):
+    monkeypatch.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(project.config.parent))
+    monkeypatch.setattr("llm_pipeline_airflow.retries._FIRST_DELAY", timedelta(0))
+    asked = []
+
+    def ask(operator, context, _awaited) -> object:
+        asked.append((operator.task_id, operator.subject))
+        chosen = [operator.APPROVE if answer else operator.REJECT]
+        now = datetime.now(UTC)
+        event = {"chosen_options": chosen, "params_input": {}, "responded_at": now, "responded_by_user": None}
+        return operator.execute_complete(context, event)
+
+    monkeypatch.setattr(DecisionOperator, "ask", ask)
+    dag = release_dag(project.config)
+    ended = dag.test()
+    assert str(ended.state) == "success"
+    assert asked == [("plan", "Spend more than the budget on demo/tiny?")]
+    states = {ti.task_id: str(ti.state) for ti in ended.get_task_instances()}
+    assert (states["plan"], states["download"]) == ("success", "success" if answer else "skipped")
+    assert "failed" not in states.values()
+    assert "stages (" in caplog.text  # the plan's table
