@@ -23,6 +23,7 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import failure_name, read_stage_record, results_name, trusted_stage_record
 from llm_pipeline.release.flow import step_named
+from llm_pipeline.release.gpu_slots import gpus_taken
 from llm_pipeline.release.loading import LoadedRelease
 from llm_pipeline.release.record import ReleaseRecord, step_key, trusted_record
 from llm_pipeline.release.registry import load_stage, publishes
@@ -230,6 +231,7 @@ class ReleaseProgress:
             store=self.deployment.store,
             work_root=self.deployment.work_root,
             time_limit=time_limit(self.release, stage, self.record.planned_seconds.get(step_key(stage, subject))),
+            gpus=gpus_taken(self.deployment, self.record, stage, subject),
         )
 
     def chosen_recipe(self, target: str) -> str:

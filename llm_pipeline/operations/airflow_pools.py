@@ -41,6 +41,16 @@ def pool_problem(pool: str, slots: int, there: dict[str, int]) -> str:
     return ""
 
 
+def counted_gpus(deployment: Deployment) -> dict[str, set[int]]:
+    """How many GPUs the deployment says that each pool stands for; several where it contradicts itself."""
+    workers = deployment.workers
+    counted: dict[str, set[int]] = {}
+    for group in (workers.quantization, *workers.targets.values()):
+        if group.pool and group.gpus is not None:
+            counted.setdefault(group.pool, set()).add(group.gpus)
+    return counted
+
+
 def airflow_pools() -> dict[str, int]:
     """Slots by pool, as Airflow's own command says.
 

@@ -27,7 +27,7 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import engine_adapter
-from llm_pipeline.operations.airflow_pools import airflow_pools, pool_problem, slots_needed
+from llm_pipeline.operations.airflow_pools import airflow_pools, counted_gpus, pool_problem, slots_needed
 from llm_pipeline.operations.place_status import Health
 from llm_pipeline.operations.secret_sources import secret_sources
 from llm_pipeline.operations.status import deployment_status
@@ -263,10 +263,16 @@ def _pools(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Check]
     except ConfigError as error:
         yield Check(subject="pools", state="warning", detail=error.message, fix=error.hint)
         return
+    counted = counted_gpus(deployment)
     for pool, slots in needed.items():
+        said = counted.get(pool, set())
         if problem := pool_problem(pool, slots, there):
             fix = f'airflow pools set {pool} <GPUs> "<host>"'
             yield Check(subject=f"pool {pool}", state="failed", detail=problem, fix=fix)
+        elif said - {there[pool]}:
+            detail = f"{there[pool]} slots, and the deployment counts {' and '.join(map(str, sorted(said)))} GPUs"
+            fix = f'make `gpus` under `workers` and the pool agree: airflow pools set {pool} <GPUs> "<host>"'
+            yield Check(subject=f"pool {pool}", state="failed", detail=detail, fix=fix)
         else:
             yield Check(subject=f"pool {pool}", state="ok", detail=f"{there[pool]} slots, a task takes {slots} at most")
 

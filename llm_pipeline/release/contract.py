@@ -45,6 +45,20 @@ class TimeLimit(Frozen):
     setting: str = "time_limit of the policy"
 
 
+class HostGpus(Frozen):
+    """What a stage takes of the GPUs of its host.
+
+    Attributes:
+        pool: The Airflow pool that stands for them.
+        there: GPUs of the pool.
+        taken: GPUs that the stage takes.
+    """
+
+    pool: str
+    there: int = Field(ge=1)
+    taken: int = Field(ge=1)
+
+
 class StageRequest(Frozen):
     """What a stage's process is asked to do.
 
@@ -57,6 +71,7 @@ class StageRequest(Frozen):
         store: The artifact store; its URI is enough.
         work_root: Directory for private work; survives a crash, so that a stage can resume.
         time_limit: When the stage is stopped, wherever it runs.
+        gpus: The GPUs that its process holds while it runs; None for a stage without, or of an uncounted pool.
     """
 
     release_id: str
@@ -67,6 +82,7 @@ class StageRequest(Frozen):
     store: Store
     work_root: str
     time_limit: TimeLimit = TimeLimit()
+    gpus: HostGpus | None = None
 
 
 class Timings(Frozen):

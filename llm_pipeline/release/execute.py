@@ -41,6 +41,7 @@ from llm_pipeline.release.contract import (
     StageResult,
     Timings,
 )
+from llm_pipeline.release.gpu_slots import held
 from llm_pipeline.release.registry import load_stage, publishes
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseState
@@ -272,7 +273,8 @@ def _compute(
     threading.Thread(target=_import_early, args=(stage.imports,), daemon=True).start()
     inputs = {name: store.fetch(ref) for name, ref in request.inputs.items()}
     context = StageContext(request=request, config=config, inputs=inputs, workdir=workdir, store=store, key=key)
-    output: StageOutput = stage.run(context)
+    with held(request.gpus, Path(request.work_root)):
+        output: StageOutput = stage.run(context)
     if output.artifacts and not stage.publishes:  # its records are not signed
         made = ", ".join(sorted(output.artifacts))
         raise InternalError(f"stage {stage.name} is declared to publish nothing, and made artifacts: {made}")

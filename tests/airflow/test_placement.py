@@ -170,5 +170,17 @@ def test_pools_that_are_missing_or_too_small_are_named_before_a_task_waits_for_e
     assert found["pool gpus-b"].detail == "1 slots, and one task takes 2: it would never start"
 
 
+def test_a_pool_of_another_size_than_the_deployment_counts_is_named(workers, airflow_database):
+    deployment = workers.root / "configs/deployments/here.yaml"
+    deployment.write_text(deployment.read_text().replace("pool: gpus-h200 }", "pool: gpus-h200, gpus: 8 }"))
+    Pool.create_or_update_pool("gpus-h200", 4, "", include_deferred=False)
+    loaded = load_release(workers.config)
+    found = {check.subject: check for check in examine(loaded.deployment, loaded.release.targets)}
+    assert (found["pool gpus-h200"].state, found["pool gpus-h200"].detail) == (
+        "failed",
+        "4 slots, and the deployment counts 8 GPUs",
+    )
+
+
 def test_airflow_itself_loads_the_policy():
     assert settings.get_policy_plugin_manager().is_registered(cluster_policy)

@@ -1,0 +1,85 @@
+"""The GPUs of a host that a stage takes, held by its own process for as long as it runs.
+
+Airflow's pool counts tasks. When a worker is lost, Airflow gives its slots to others, and the stage that the worker
+started goes on: without this, two stages would share a GPU until the first one ends or its next try finds it. So a
+stage holds locks on files of its host as well. The kernel frees them when the process ends, however it does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llm_pipeline.base.errors import Transient
+from llm_pipeline.base.file_lock import flocked, flocked_within
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.release.contract import HostGpus
+from llm_pipeline.release.flow import step_named
+from llm_pipeline.release.step import Gpus, Place
+
+if TYPE_CHECKING:
+    from llm_pipeline.config.deployment import Deployment, WorkerGroup
+    from llm_pipeline.release.record import ReleaseRecord
+
+_FOLDER = "gpus"
+_POLL_SECONDS = 0.5
+
+log = get_logger(__name__)
+
+
+def gpus_taken(deployment: Deployment, record: ReleaseRecord, stage: str, subject: str) -> HostGpus | None:
+    """What a stage takes of its host; None where it takes nothing, or nobody said how many GPUs the host has."""
+    step, workers = step_named(stage), deployment.workers
+    group: WorkerGroup | None
+    if step is None or step.gpus is not Gpus.TAKEN:
+        return None
+    if step.place is Place.QUANTIZATION_HOST:
+        host = deployment.quantization_host
+        group, taken = workers.quantization, host.count if host else 1
+    else:
+        group = workers.targets.get(record.place_of(subject))
+        taken = max(1, record.release.target(subject).accelerator_count)
+    if group is None or group.pool is None or group.gpus is None:
+        return None
+    return HostGpus(pool=group.pool, there=group.gpus, taken=min(taken, group.gpus))
+
+
+@contextmanager
+def held(gpus: HostGpus | None, work_root: Path) -> Iterator[None]:
+    """Hold a stage's GPUs in the block; waits until so many are free, in the order in which stages asked."""
+    if gpus is None:
+        yield
+        return
+    folder = work_root / _FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as locks:
+        with flocked(
+            folder / f"{gpus.pool}.turn"
+        ):  # one takes at a time, so that a stage that needs many is not starved
+            _take(gpus, folder, locks)
+        yield
+
+
+def _take(gpus: HostGpus, folder: Path, locks: ExitStack) -> None:
+    files = [folder / f"{gpus.pool}.{number}" for number in range(gpus.there)]
+    mine: set[Path] = set()
+    told = False
+    while True:
+        for file in files:
+            if file not in mine and len(mine) < gpus.taken:
+                with suppress(_Taken):
+                    locks.enter_context(flocked_within(file, 0.0, _Taken(f"{file} is taken")))
+                    mine.add(file)
+        if len(mine) == gpus.taken:
+            return
+        if not told:
+            log.info("waiting for GPUs: stages of lost workers may still hold them", pool=gpus.pool, needed=gpus.taken)
+            told = True
+        time.sleep(_POLL_SECONDS)
+
+
+class _Taken(Transient):
+    """Another stage holds a GPU."""
