@@ -23,6 +23,7 @@ from llm_pipeline.release.claim import claim_name
 from llm_pipeline.release.claim_state import Claimant, ClaimState, LocalProcess
 from llm_pipeline.release.contract import StageResult, Timings
 from llm_pipeline.release.execute import KeyContent, concluded, record_name, results_name
+from llm_pipeline.release.newest import note_release
 from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.release.record import record_name as release_name
 from llm_pipeline.store import ArtifactStore, open_store
@@ -76,6 +77,7 @@ class History:
             created_at=self.now,
         )
         write_signed(self.store, release_name(release_id), record.model_dump(mode="json"))
+        note_release(self.store, record)
         return release_id
 
     def stage(

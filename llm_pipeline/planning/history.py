@@ -13,11 +13,12 @@ from functools import partial
 
 from pydantic import ValidationError
 
-from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.planning.background import side_by_side
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.loading import LoadedRelease
-from llm_pipeline.release.record import ReleaseRecord, read_record, record_name
+from llm_pipeline.release.newest import NotedRelease, newest_of_config, newest_of_model
+from llm_pipeline.release.record import ReleaseRecord, read_record
 from llm_pipeline.store import ArtifactStore
 
 RELEASES_READ = 5
@@ -83,16 +84,16 @@ def read_history(store: ArtifactStore, loaded: LoadedRelease) -> History:
         Transient: The store cannot be read now.
         ConfigError: There is no such store.
     """
-    names = store.list_documents("releases")
-    released = {name.split("/")[1] for name in names}
-    known = [release_id for release_id in released if record_name(release_id) in set(names)]
-    ours = [release_id for release_id in known if release_id.startswith(f"{loaded.config.name}-")]
-    records = _alike(loaded, side_by_side(partial(_record, store), ours))
-    own = [record for record in records if record.release.name == loaded.config.name]
+    records = _records(store, newest_of_config(store, loaded.config.name))
+    own = [record for record in _alike(loaded, records) if record.release.name == loaded.config.name]
     if not own:
-        own = _alike(loaded, side_by_side(partial(_record, store), known))
+        own = _alike(loaded, _records(store, newest_of_model(store, loaded.config.model.id)))
     newest = sorted(own, key=lambda record: record.created_at, reverse=True)[:RELEASES_READ]
-    return History(loaded.config.name, tuple(PastRelease(record, _results(store, record, names)) for record in newest))
+    return History(loaded.config.name, tuple(PastRelease(record, _results(store, record)) for record in newest))
+
+
+def _records(store: ArtifactStore, noted: Sequence[NotedRelease]) -> list[ReleaseRecord | None]:
+    return side_by_side(partial(_record, store), [one.release_id for one in noted])
 
 
 def _alike(loaded: LoadedRelease, records: Iterable[ReleaseRecord | None]) -> list[ReleaseRecord]:
@@ -113,12 +114,12 @@ def _alike(loaded: LoadedRelease, records: Iterable[ReleaseRecord | None]) -> li
 def _record(store: ArtifactStore, release_id: str) -> ReleaseRecord | None:
     try:
         return read_record(store, release_id)
-    except IntegrityError:
-        return None  # of another version of this package, perhaps; nothing is taken from it
+    except (IntegrityError, ConfigError):
+        return None  # of another version of this package, or removed: nothing is taken from it
 
 
-def _results(store: ArtifactStore, record: ReleaseRecord, names: Sequence[str]) -> dict[tuple[str, str], StageResult]:
-    wanted = [name for name in names if name.startswith(f"releases/{record.release_id}/results/")]
+def _results(store: ArtifactStore, record: ReleaseRecord) -> dict[tuple[str, str], StageResult]:
+    wanted = store.list_documents(f"releases/{record.release_id}/results")
     found = [result for result in side_by_side(partial(_result, store), wanted) if result]
     return {(result.stage, result.subject): result for result in found}
 

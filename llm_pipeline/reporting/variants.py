@@ -13,7 +13,8 @@ from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.model import TargetPlan
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import results_name
-from llm_pipeline.release.record import ReleaseRecord, read_record
+from llm_pipeline.release.newest import newest_of_model
+from llm_pipeline.release.record import ReleaseRecord, read_record, record_name
 from llm_pipeline.reporting.failures import failure_in_words
 from llm_pipeline.reporting.model import AccuracyStudy, EngineSpeed, FailedStage, Trial, Variant
 from llm_pipeline.reporting.production import UNQUANTIZED, Results, chosen_recipes, served_before
@@ -21,8 +22,6 @@ from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.pointers import Pointer, Pointers
 
 PartT = TypeVar("PartT")
-
-_RECORD_SUFFIX = "/release.json"
 
 
 class Attempt(Protocol):
@@ -70,17 +69,15 @@ class VariantReader:
                 return speed
         return None
 
-    def _unquantized_releases(self) -> list[ReleaseRecord]:
+    def _unquantized_releases(self) -> Iterator[ReleaseRecord]:
         """Other releases of the same model that chose recipe `none`, newest first."""
-        records = []
-        for name in self._store.list_documents("releases"):
-            release_id = name.removeprefix("releases/").removesuffix(_RECORD_SUFFIX)
-            if name != f"releases/{release_id}{_RECORD_SUFFIX}" or release_id == self._record.release_id:
+        for release_id in (noted.release_id for noted in newest_of_model(self._store, self._record.model.id)):
+            gone = self._store.read_document(record_name(release_id)) is None
+            if gone or release_id == self._record.release_id:
                 continue
             record = self._attempt(f"release {release_id}", partial(read_record, self._store, release_id))
             if record is not None and record.model.id == self._record.model.id and self._chose_none(record):
-                records.append(record)
-        return sorted(records, key=lambda record: record.created_at, reverse=True)
+                yield record
 
     def _chose_none(self, record: ReleaseRecord) -> bool:
         choices = [self._result(record.release_id, "choose", target.name) for target in record.release.targets]

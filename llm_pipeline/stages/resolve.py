@@ -28,8 +28,9 @@ from llm_pipeline.loadtest.workload_files import workload_files
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.release.changes import changing
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
-from llm_pipeline.release.execute import key_content, read_stage_record
+from llm_pipeline.release.execute import key_content, read_stage_record, results_name
 from llm_pipeline.release.loading import LoadedRelease, load_release
+from llm_pipeline.release.newest import newest_of_config, note_release
 from llm_pipeline.release.record import (
     PROMPTS_DATASET,
     TASKS_DATASET,
@@ -133,6 +134,7 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
     with changing(context.store, release_id):
         write_signed(context.store, record_name(release_id), record.model_dump(mode="json"))
         replace_document(context.store, f"releases/{release_id}/plan.json", plan.model_dump(mode="json"))
+    note_release(context.store, record)
     log.info("release named", release=release_id, model=model.id, commit=model.commit)
     if record.overrides:
         log.info("this run has otherwise than its config", overrides=record.overrides_in_words)
@@ -183,12 +185,11 @@ def model_released_before(store: ArtifactStore, release_name: str) -> PinnedMode
     Raises:
         IntegrityError: A record cannot be understood.
     """
-    names = set(store.list_documents("releases"))
-    fetched = {name.split("/")[1] for name in names if name.endswith(f"/results/{DOWNLOAD.name}.json")}
-    known = [name for name in fetched if name.startswith(f"{release_name}-") and record_name(name) in names]
-    records = [read_record(store, name) for name in known]
-    ours = [record for record in records if record.release.name == release_name]
-    return max(ours, key=lambda record: record.created_at).model if ours else None
+    for noted in newest_of_config(store, release_name):
+        fetched = store.read_document(results_name(noted.release_id, DOWNLOAD.name, ""))
+        if fetched is not None and store.read_document(record_name(noted.release_id)) is not None:
+            return read_record(store, noted.release_id).model
+    return None
 
 
 def name_release(

@@ -41,6 +41,7 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.release.contract import StageFailure, StageResult, Timings
 from llm_pipeline.release.execute import KeyContent, StageRecord, failure_name, results_name
 from llm_pipeline.release.execute import record_name as stage_record_name
+from llm_pipeline.release.newest import note_release
 from llm_pipeline.release.record import ReleaseRecord, record_name
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
@@ -319,6 +320,7 @@ def other_release(
     earlier = START - timedelta(hours=hours_earlier)
     record = record.model_copy(update={"release_id": release_id, "created_at": earlier})
     sample.store.write_document(record_name(release_id), record.model_dump(mode="json"), None)
+    note_release(sample.store, record)
     checkpoint = sample.publish("checkpoint", {"model.safetensors": recipe.encode() * 1000})
     for stage, subject, metrics, artifacts in (
         ("quantize", recipe, {}, {"checkpoint": checkpoint}),

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.release.record import record_name
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.html import render_report
 from llm_pipeline.reporting.model import EngineSpeed, ReportData, Variant
 from llm_pipeline.reporting.variants_plot import plot_variants
+from llm_pipeline.store.signed_documents import replace_document
 
 
 @pytest.fixture
@@ -84,7 +86,8 @@ def test_a_measurement_on_another_device_says_so(sample, release) -> None:
 
 
 def test_a_release_that_cannot_be_read_is_a_gap(sample, release) -> None:
-    release.store.write_document("releases/broken/release.json", {"release_id": "broken"}, None)
+    sample.other_release(release, "broken", "none", (80.0, 700.0))
+    replace_document(release.store, record_name("broken"), {"release_id": "broken"})
     data = collect(release.store, sample.RELEASE)
     assert any("release broken" in gap for gap in data.gaps)
     assert row(data, "fp8").engines

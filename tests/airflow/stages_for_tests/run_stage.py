@@ -107,6 +107,7 @@ def output(context: StageContext, plan: dict) -> StageOutput:
 def resolve(context: StageContext) -> StageOutput:
     from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
     from llm_pipeline.planning.ladder import climbing_order
+    from llm_pipeline.release.newest import note_release
     from llm_pipeline.release.record import PROMPTS_DATASET, ReleaseRecord, record_name
 
     loaded = context.config.loaded
@@ -130,6 +131,7 @@ def resolve(context: StageContext) -> StageOutput:
         created_at=datetime.now(UTC),
     )
     replace_document(context.store, record_name(release_id), record.model_dump(mode="json"))
+    note_release(context.store, record)
     if record.budget:
         from llm_pipeline.planning.plan import plan_release
 

@@ -1,0 +1,154 @@
+"""What a new release is compared with is found by as many requests in a full store as in an empty one."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import store_history
+from store_history import MODEL, History
+
+from llm_pipeline.base.errors import Transient
+from llm_pipeline.release.newest import NOTED, newest_of_config, newest_of_model, note_release
+from llm_pipeline.release.record import read_record, record_name
+from llm_pipeline.stages.resolve import model_released_before
+
+
+class Counting:
+    """A store that counts what is asked of it."""
+
+    def __init__(self, store: Any) -> None:
+        self._store, self.asked = store, Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked[name] += 1
+        return getattr(self._store, name)
+
+
+class ReadOnly:
+    """A store that refuses to be written."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def write_document(self, *_arguments: Any) -> str:
+        raise Transient("this process may only read")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> History:
+    return History(tmp_path)
+
+
+def resolved(history: History, numbers: range, config: str = "tiny") -> list[str]:
+    found = []
+    for number in numbers:
+        history.pass_days(1)
+        found.append(history.resolve(number, config))
+    return found
+
+
+def ids(noted: Any) -> list[str]:
+    return [one.release_id for one in noted]
+
+
+def forget(history: History) -> None:
+    """Leave the store as a version before left it."""
+    shutil.rmtree(history.root / "store/index/newest")
+
+
+def test_releases_of_a_config_and_of_its_model_come_the_newest_first(history):
+    first, second = resolved(history, range(1, 3))
+    (other,) = resolved(history, range(3, 4), "other")
+    assert ids(newest_of_config(history.store, "tiny")) == [second, first]
+    assert ids(newest_of_model(history.store, MODEL)) == [other, second, first]
+    assert newest_of_model(history.store, "demo/unknown") == ()
+    resolved(history, range(1, 2))  # again
+    assert ids(newest_of_config(history.store, "tiny")) == [first, second]
+
+
+def test_no_more_than_the_newest_are_remembered(history):
+    made = resolved(history, range(NOTED + 3))
+    assert ids(newest_of_config(history.store, "tiny")) == made[::-1][:NOTED]
+
+
+def test_a_store_of_a_version_before_is_read_once(history):
+    made = resolved(history, range(3))
+    forget(history)
+    assert ids(newest_of_config(history.store, "tiny")) == made[::-1]
+    counting = Counting(history.store)
+    assert ids(newest_of_model(counting, MODEL)) == made[::-1]
+    assert counting.asked == {"read_document": 2}
+
+
+def test_the_first_release_after_an_upgrade_hides_no_earlier_one(history):
+    first, second = resolved(history, range(1, 3))
+    forget(history)
+    note_release(history.store, read_record(history.store, second))
+    assert ids(newest_of_config(history.store, "tiny")) == [second, first]
+
+
+def test_a_process_that_may_only_read_is_told_all_the_same(history):
+    made = resolved(history, range(3))
+    forget(history)
+    assert ids(newest_of_config(ReadOnly(history.store), "tiny")) == made[::-1]
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b'{"revision": "1", "value": {"releases": [{}]}}'])
+def test_a_damaged_document_is_made_anew_from_the_records(history, content):
+    made = resolved(history, range(3))
+    (history.root / "store/index/newest/configs/tiny.json").write_bytes(content)
+    assert ids(newest_of_config(history.store, "tiny")) == made[::-1]
+    note_release(history.store, read_record(history.store, made[0]))
+    assert ids(newest_of_config(history.store, "tiny")) == made[::-1]
+
+
+def test_releases_that_are_noted_at_the_same_moment_are_all_there(history):
+    records = [read_record(history.store, release_id) for release_id in resolved(history, range(6))]
+    forget(history)
+    newest_of_config(history.store, "tiny")
+    (history.root / "store/index/newest/configs/tiny.json").unlink()
+    threads = [threading.Thread(target=note_release, args=(history.store, record)) for record in records]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(newest_of_config(history.store, "tiny")) == len(records)
+
+
+def test_the_licence_is_compared_with_that_of_the_newest_release_that_fetched_something(history):
+    fetched, _resolved_only, removed = resolved(history, range(1, 4))
+    for release_id in (fetched, removed):
+        history.stage(release_id, "download", produces=("checkpoint",))
+    history.store.delete_document(record_name(removed))
+    found = model_released_before(history.store, "tiny")
+    assert found is not None
+    assert found.commit == read_record(history.store, fetched).model.commit
+    assert model_released_before(history.store, "never-released") is None
+
+
+def test_what_is_asked_of_the_store_does_not_grow_with_the_releases_in_it(history, monkeypatch):
+    own = history.release(1)
+    asked = []
+    for number in range(3):
+        counting = Counting(history.store)
+        assert model_released_before(counting, "tiny") is not None
+        note_release(counting, read_record(history.store, own))
+        asked.append(dict(counting.asked))
+        monkeypatch.setattr(store_history, "MODEL", f"demo/model-{number}")
+        for other in range(4):
+            history.release(other, f"config-{number}")
+        monkeypatch.undo()
+    assert asked[0] == asked[1] == asked[2]
+    assert "list_documents" not in asked[0]
