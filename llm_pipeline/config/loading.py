@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -31,6 +32,23 @@ _LONGEST_INPUT_SHOWN = 80
 _MOST_MISTAKES_TOLD = 20
 
 
+_FileKey = tuple[Path, type[BaseModel], tuple[tuple[str, str], ...]]
+_READ: ContextVar[dict[_FileKey, Any] | None] = ContextVar("files_read", default=None)
+
+
+@contextmanager
+def each_file_read_once() -> Iterator[None]:
+    """Read no file twice in the block: releases share their deployment, policy, recipes and targets."""
+    if _READ.get() is not None:
+        yield
+        return
+    token = _READ.set({})
+    try:
+        yield
+    finally:
+        _READ.reset(token)
+
+
 def load_yaml(path: Path, model: type[ModelT], **fixed: str) -> ModelT:
     """Read one YAML file into a model; `fixed` are keys that come from the file's name.
 
@@ -38,6 +56,16 @@ def load_yaml(path: Path, model: type[ModelT], **fixed: str) -> ModelT:
         ConfigError: The file is missing, is not YAML, or does not fit the model; one line a mistake, and
             the first twenty of them.
     """
+    known, key = _READ.get(), (path, model, tuple(sorted(fixed.items())))
+    if known is None:
+        return _load(path, model, fixed)
+    if key not in known:
+        known[key] = _load(path, model, fixed)
+    found: ModelT = known[key]
+    return found
+
+
+def _load(path: Path, model: type[ModelT], fixed: Mapping[str, str]) -> ModelT:
     document = parse_yaml(_read(path), where=str(path))
     data, node = document.value, document.node
     if not isinstance(data, dict):

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-_POLL = timedelta(seconds=20)
+_POLL, _LONGEST_POLL = timedelta(seconds=20), timedelta(minutes=2)
+"""Each look is a task of a worker, for every release that waits: the longer one has waited, the rarer its looks."""
 _LONGEST_WAIT = timedelta(days=7)
 _UNFINISHED = ["queued", "running"]
 _LOOPBACK = (None, "localhost", "127.0.0.1", "::1")
@@ -47,7 +48,14 @@ class ClaimSensor(BaseSensorOperator):
     ui_color = "#f3e8d9"
 
     def __init__(self, *, config_path: str, **kwargs: Any) -> None:
-        super().__init__(mode="reschedule", poke_interval=_POLL, timeout=_LONGEST_WAIT, **kwargs)
+        super().__init__(
+            mode="reschedule",
+            poke_interval=_POLL,
+            exponential_backoff=True,
+            max_wait=_LONGEST_POLL,
+            timeout=_LONGEST_WAIT,
+            **kwargs,
+        )
         self.config_path = config_path
 
     def poke(self, context: Context) -> bool:

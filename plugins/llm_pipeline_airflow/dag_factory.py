@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG, BaseOperator, TriggerRule, task_group
+from airflow.sdk.definitions.param import ParamsDict
 
 from llm_pipeline.config.release import ReleaseConfig
 from llm_pipeline.planning.ladder import climbing_order
@@ -85,6 +86,7 @@ def release_dag(config_path: Path) -> DAG:
     )
     tasks = release_tasks(loaded.release, climbing_order(loaded.release))
     drawing = _Drawing(loaded)
+    params, dag.params = dag.params, ParamsDict()  # else each operator copies them: a quarter of the parse
     with dag:
         for lane, members in groupby(tasks, key=lambda task: task.lane):
             if lane is not None:
@@ -92,6 +94,7 @@ def release_dag(config_path: Path) -> DAG:
                 continue
             for task in members:
                 drawing.add(task)
+    dag.params = params
     return dag
 
 

@@ -16,6 +16,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from llm_pipeline.base.logging import Lines
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.loading import each_file_read_once
 from llm_pipeline.release.loading import load_release
 from llm_pipeline_airflow.command import CommandOperator, FoundWrong
 from llm_pipeline_airflow.connections import deployment_with_secrets
@@ -107,6 +108,7 @@ class UsedDeployment:
     engines: tuple[str, ...] = ()
 
 
+@each_file_read_once()
 def used_deployments(folders: tuple[Path, ...]) -> list[UsedDeployment]:
     """The deployments of all release configs that are right; mistakes are reported by `check_release_configs`."""
     found: dict[Path, Deployment] = {}

@@ -12,6 +12,7 @@ from pathlib import Path
 from airflow.sdk import DAG, get_parsing_context
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.config.loading import each_file_read_once
 from llm_pipeline_airflow.dag_factory import release_dag
 from llm_pipeline_airflow.deployment_dags import (
     guard_dag,
@@ -29,6 +30,7 @@ from llm_pipeline_airflow.runs import dag_id_of
 from llm_pipeline_airflow.settings import release_configs, release_folders, require_folders
 
 
+@each_file_read_once()
 def release_dags(folders: tuple[Path, ...]) -> dict[str, DAG]:
     """The DAGs of all release configs that are right, by DAG id; a worker makes only the one it runs.
 
@@ -55,6 +57,7 @@ def all_dags(dag_file: str) -> dict[str, DAG]:
     return {dag_id: dag for dags in (release_dags(folders), *of_deployments) for dag_id, dag in dags.items()}
 
 
+@each_file_read_once()
 def check_release_configs(folders: tuple[Path, ...]) -> None:
     """Refuse if the DAG of any release config, or of a deployment that one names, cannot be made.
 

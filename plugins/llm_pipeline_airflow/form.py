@@ -7,6 +7,7 @@ the run's first task, before it waits for its turn, and again by `resolve`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Param
@@ -73,12 +74,16 @@ def who_started(context: Context) -> str:
     return getattr(context["dag_run"], "triggering_user_name", None) or f"run {run_name(context)}"
 
 
+@cache
+def _revision_pattern() -> str:
+    return str(ModelSource.model_json_schema()["properties"]["revision"]["pattern"])
+
+
 def _revision(loaded: LoadedRelease) -> Param:
-    schema = ModelSource.model_json_schema()["properties"]["revision"]
     return Param(
         None,
         type=["null", "string"],
-        pattern=schema["pattern"],
+        pattern=_revision_pattern(),
         title="Revision",
         description=(
             f"Branch, tag or commit of {loaded.config.model.id}; "

@@ -133,3 +133,11 @@ def test_a_run_with_nothing_to_release_takes_nobodys_turn(project, store, monkey
     with pytest.raises(AirflowSkipException):
         ClaimSensor(task_id="claim", config_path=str(project.config)).poke({"task_reschedule_count": 0})
     assert read_claim(store, MODEL).everyone == ()
+
+
+def test_a_release_that_waits_for_long_looks_rarely(project):
+    sensor = ClaimSensor(task_id="claim", config_path=str(project.config))
+    started = datetime.now(UTC)
+    waits = [sensor._get_next_poke_interval(started, lambda seconds=seconds: seconds, 1) for seconds in (1, 3600)]
+    assert waits[0] <= 40
+    assert waits[1] == 120

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from llm_pipeline_airflow.deployment_dags import guard_dags, retention_dags, rol
 from llm_pipeline_airflow.discovery import check_release_configs, release_dags
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.config import loading as config_files
 from llm_pipeline.release import loading
 
 DAGS = Path(__file__).resolve().parents[2] / "dags"
@@ -141,7 +143,7 @@ def test_a_config_that_raises_anything_is_named_in_the_import_error(project, odd
 
 
 def test_a_dag_that_cannot_be_made_of_a_config_that_loads_is_named_too(project, monkeypatch):
-    monkeypatch.setattr(dag_factory, "_revision_parameter", lambda *_: (_ for _ in ()).throw(OverflowError("too long")))
+    monkeypatch.setattr(dag_factory, "form_of", lambda *_: (_ for _ in ()).throw(OverflowError("too long")))
     assert release_dags((project.config.parent,)) == {}
     with pytest.raises(ConfigError, match=r"tiny\.yaml: OverflowError: too long"):
         check_release_configs((project.config.parent,))
@@ -199,3 +201,22 @@ def test_an_odd_config_leaves_the_other_dags_alone_and_is_named(project, text):
     assert set(release_dags((project.config.parent,))) == {"release__tiny"}
     with pytest.raises(ConfigError, match=r"odd\.yaml:\d+: "):
         check_release_configs((odd.parent,))
+
+
+def test_a_file_that_many_releases_share_is_read_once_a_parse(project, monkeypatch):
+    for number in range(3):
+        project.config.with_name(f"more-{number}.yaml").write_text(project.config.read_text())
+    read: Counter[str] = Counter()
+    parse = config_files.parse_yaml
+
+    def counted(data: bytes, *, where: str):
+        read[Path(where).name] += 1
+        return parse(data, where=where)
+
+    monkeypatch.setattr(config_files, "parse_yaml", counted)
+    assert len(release_dags((project.config.parent,))) == 4
+    assert set(read.values()) == {1}
+    policy = project.root / "configs/policies/quick.yaml"
+    policy.write_text(policy.read_text().replace("[5, 100]", "[50, 100]"))
+    changed = release_dags((project.config.parent,))["release__tiny"]
+    assert "promotion_1.canary_50" in changed.task_ids
