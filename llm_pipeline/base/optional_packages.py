@@ -44,6 +44,8 @@ EXTRAS: Mapping[str, frozenset[str]] = {
     "docker": frozenset({"docker", "requests"}),
     "kubernetes": frozenset({"kubernetes"}),
     "apprise": frozenset({"apprise"}),
+    "mlflow": frozenset({"mlflow"}),
+    "otel": frozenset({"opentelemetry"}),
     "signing": frozenset({"OpenSSL", "cryptography", "model_signing", "sigstore"}),
     "tensorrt-llm": frozenset({"tensorrt_llm"}),
 }
