@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, JsonValue, ValidationError
 
 from llm_pipeline.artifacts.pinned import PinnedModel, Sha1
 from llm_pipeline.base.errors import ConfigError, IntegrityError
@@ -123,8 +126,40 @@ def _document(store: ArtifactStore, release_id: str) -> Document:
     return document
 
 
+def parse_record(value: JsonValue) -> ReleaseRecord:
+    """A record from its document. Settings that this version no longer has are left out: what was released stands.
+
+    Raises:
+        ValidationError: It is no record, or it lacks something.
+    """
+    try:
+        return ReleaseRecord.model_validate(value)
+    except ValidationError as error:
+        former = [
+            one["loc"] for one in error.errors() if one["type"] == "extra_forbidden" and one["loc"][0] in _CONFIGS
+        ]
+        if not former:
+            raise
+    return ReleaseRecord.model_validate(_without(value, former))
+
+
+_CONFIGS = ("release", "deployment")
+"""What a record holds of the config, which changes from version to version."""
+
+
+def _without(value: Any, places: Sequence[tuple[int | str, ...]]) -> Any:
+    whole = copy.deepcopy(value)
+    for *path, key in places:
+        holder = whole
+        for part in path:
+            if isinstance(holder, list) or part in holder:  # a union's place names the kind that was tried, too
+                holder = holder[part]
+        holder.pop(key, None)
+    return whole
+
+
 def _understood(document: Document, release_id: str) -> ReleaseRecord:
     try:
-        return ReleaseRecord.model_validate(document.value)
+        return parse_record(document.value)
     except ValidationError as error:
         raise IntegrityError(f"the record of release {release_id} is not valid: {error}") from error

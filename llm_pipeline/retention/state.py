@@ -22,7 +22,7 @@ from llm_pipeline.release.claim import read_claims
 from llm_pipeline.release.claim_state import ClaimState
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import StageRecord
-from llm_pipeline.release.record import ReleaseRecord
+from llm_pipeline.release.record import parse_record
 from llm_pipeline.store.artifact_store import ArtifactStore, Document, Leftover, StoredArtifact
 from llm_pipeline.store.lease import lease_of
 from llm_pipeline.store.pending_deletion import Condemned, read_condemned
@@ -225,7 +225,7 @@ def _release(release_id: str, names: list[str], documents: Mapping[str, Document
 def _understood(
     state: ReleaseState, record: Document, results: list[Document], canaries: list[Document]
 ) -> ReleaseState:
-    release = ReleaseRecord.model_validate(record.value)
+    release = parse_record(record.value)
     ended = [StageResult.model_validate(document.value) for document in results]
     open_canaries = [CanaryRecord.model_validate(document.value) for document in canaries]
     began = release.created_at
