@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -30,6 +31,7 @@ from llm_pipeline.config.target import Target
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")])
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES}
+ROLES = ("jobs", "staging", "routers")
 FRAGMENTS = {
     "release": (ReleaseConfig, "releases/demo.yaml"),
     "policy": (Policy, "policies/demo.yaml"),
@@ -98,8 +100,16 @@ def _fragments() -> list[tuple[str, str, str]]:
         (page, kind.strip(), block)
         for page, text in TEXTS.items()
         for language, kind, block in _FENCED.findall(text)
-        if language == "yaml"
+        if language == "yaml" and kind.strip() != "role"
     ]
+
+
+def test_the_roles_that_a_cluster_needs_are_valid() -> None:
+    blocks = [block for _, kind, block in _FENCED.findall(TEXTS["docs/cluster.md"]) if kind.strip() == "role"]
+    roles = [role for block in blocks for role in yaml.safe_load_all(block)]
+    assert {role["metadata"]["name"] for role in roles} == {f"llm-pipeline-{name}" for name in ROLES}
+    for role in roles:
+        kubernetes_validate.validate(role, "1.37", strict=True)
 
 
 @pytest.mark.parametrize(("page", "kind", "block"), _fragments())

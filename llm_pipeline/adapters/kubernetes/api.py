@@ -13,7 +13,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, ClassVar, NoReturn
 
-from llm_pipeline.adapters.kubernetes.job import CONTAINER, DIGEST_ANNOTATION
+from llm_pipeline.adapters.kubernetes.job import CONTAINER, DIGEST_ANNOTATION, JOB_LABEL
 from llm_pipeline.adapters.kubernetes.state import JobState, PodState, job_state, pod_state
 from llm_pipeline.base.errors import ConfigError, Transient, Unsupported
 from llm_pipeline.base.logging import get_logger
@@ -36,7 +36,7 @@ class Cluster:
         context: Context of the kubeconfig; None for the pod's own service account, or the current context.
     """
 
-    NEEDS: ClassVar[str] = "create, get, list and delete Jobs; get, list and delete Pods; get pods/log"
+    NEEDS: ClassVar[str] = "create, get, list and delete Jobs; list and delete Pods; get pods/log"
 
     def __init__(self, namespace: str, context: str | None) -> None:
         self._namespace = namespace
@@ -85,7 +85,7 @@ class Cluster:
 
     def pods(self, job_name: str) -> list[PodState]:
         """The pods of a Job, the newest last; also those that an owner's deletion left behind."""
-        selector = f"batch.kubernetes.io/job-name={job_name}"
+        selector = f"{JOB_LABEL}={job_name}"
         found = self._call(self._core.list_namespaced_pod, self._namespace, label_selector=selector)
         return sorted((pod_state(pod) for pod in found.items), key=lambda pod: pod.created_at)
 

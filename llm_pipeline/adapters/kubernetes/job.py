@@ -24,6 +24,9 @@ from llm_pipeline.store.provenance import CONTAINER_VARIABLE
 DIGEST_ANNOTATION = f"{LABEL_PREFIX}request-digest"
 REQUEST_ANNOTATION = f"{LABEL_PREFIX}request"
 WORK_LABEL = f"{LABEL_PREFIX}work"
+JOB_LABEL = f"{LABEL_PREFIX}job"
+"""The Job of a pod: Kubernetes' own label for it has two names, and clusters before 1.27 know the older one only."""
+
 CONTAINER = "stage"
 
 _REQUEST_DIRECTORY = "/var/run/llm-pipeline"
@@ -69,7 +72,10 @@ def job_manifest(
             "ttlSecondsAfterFinished": _KEPT_SECONDS,
             "activeDeadlineSeconds": _deadline_seconds(environment, request),
             "template": {
-                "metadata": {"labels": labels, "annotations": digest | _LEFT_ALONE | {REQUEST_ANNOTATION: text}},
+                "metadata": {
+                    "labels": labels | {JOB_LABEL: job.name},
+                    "annotations": digest | _LEFT_ALONE | {REQUEST_ANNOTATION: text},
+                },
                 "spec": _pod(environment, image, request, job, withheld if environment.secrets else frozenset()),
             },
         },
