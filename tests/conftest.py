@@ -158,3 +158,13 @@ def quantized(source, recipe, tmp_path_factory):
         return made[name]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def kubernetes_server():
+    """A real Kubernetes API server, one a test process; skips where it was not built (`make kubernetes`)."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    import kubernetes_server as module
+
+    with module.kubernetes_server() as server:
+        yield server

@@ -3,7 +3,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -39,17 +39,47 @@ def quiet_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CustomResources]:
-    """An empty cluster, which the Kubernetes client of this process finds."""
+def double_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CustomResources]:
+    """An empty double of a cluster, which the Kubernetes client of this process finds."""
     from custom_resources import CustomResources
 
-    found = CustomResources(tmp_path_factory.mktemp("cluster"))
+    yield from _found(CustomResources(tmp_path_factory.mktemp("cluster")))
+
+
+@pytest.fixture(scope="module")
+def real_cluster(tmp_path_factory: pytest.TempPathFactory, kubernetes_routes: Any) -> Iterator[Any]:
+    """A real API server in its place, asked with the permissions that the documentation names."""
+    from real_resources import RealResources
+    from router_contract import NAMESPACE
+
+    yield from _found(RealResources(kubernetes_routes, tmp_path_factory.mktemp("cluster"), NAMESPACE))
+
+
+@pytest.fixture(scope="module", params=["double", pytest.param("real", marks=pytest.mark.thorough)])
+def cluster(request: pytest.FixtureRequest) -> CustomResources:
+    """Both, one after the other."""
+    found: CustomResources = request.getfixturevalue(f"{request.param}_cluster")
+    return found
+
+
+@pytest.fixture(scope="session")
+def kubernetes_routes(kubernetes_server: Any) -> Any:
+    """A real API server that knows routes, with the namespace of the tests' ones."""
+    from real_resources import define_routes
+    from router_contract import NAMESPACE
+
+    define_routes(kubernetes_server)
+    kubernetes_server.namespace(NAMESPACE)
+    return kubernetes_server
+
+
+def _found(api: Any) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KUBECONFIG", str(found.kubeconfig()))
+        patch.setenv("KUBECONFIG", str(api.kubeconfig()))
         patch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
         patch.setattr("llm_pipeline.adapters.kubernetes.custom_object._WAITS_SECONDS", (0.0, 0.0))
-        yield found
-    found.close()
+        yield api
+    api.close()
 
 
 @pytest.fixture(scope="module")

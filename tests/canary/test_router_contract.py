@@ -29,11 +29,11 @@ from llm_pipeline.canary.router import ALL, RouterConflict, RouterUnavailable, a
 
 
 @pytest.fixture(scope="module")
-def api(cluster: CustomResources) -> Iterator[CustomResources]:
+def api(double_cluster: CustomResources) -> Iterator[CustomResources]:
     """A cluster whose gateway acknowledges every route."""
     services = {"llm-blue": "blue", "llm-green": "green"}
-    controller = GatewayController(cluster, NAMESPACE, "llm", services, lambda _: None)
-    yield cluster
+    controller = GatewayController(double_cluster, NAMESPACE, "llm", services, lambda _: None)
+    yield double_cluster
     controller.stop()
 
 

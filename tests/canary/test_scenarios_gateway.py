@@ -24,12 +24,12 @@ SERVICES: dict[str, SlotName] = {"llm-blue": "blue", "llm-green": "green"}
 
 
 @pytest.fixture
-def subject(cluster: CustomResources) -> KubernetesSubject:
-    return gateway_subject(cluster)
+def subject(double_cluster: CustomResources) -> KubernetesSubject:
+    return gateway_subject(double_cluster)
 
 
 @pytest.fixture
-def routed(trial: Trial, cluster: CustomResources, subject: KubernetesSubject) -> Iterator[Trial]:
+def routed(trial: Trial, double_cluster: CustomResources, subject: KubernetesSubject) -> Iterator[Trial]:
     """A trial whose traffic is moved by an HTTPRoute only; users come through the gateway's Envoy."""
     envoy = trial.site.router
 
@@ -43,11 +43,11 @@ def routed(trial: Trial, cluster: CustomResources, subject: KubernetesSubject) -
         slices = {"name": f"{service}-1", "namespace": NAMESPACE, "labels": {"kubernetes.io/service-name": service}}
         endpoint = {"addresses": ["127.0.0.1"], "conditions": {"ready": True}}
         kind = {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4"}
-        cluster.apply("endpointslices", {**kind, "metadata": slices, "endpoints": [endpoint]})
+        double_cluster.apply("endpointslices", {**kind, "metadata": slices, "endpoints": [endpoint]})
     trial.router = subject.router
     trial.router.write(all_to(trial.stable, owner="before", epoch=0), None)
     trial.traffic = CountedTraffic(EnvoyStatistics(envoy))
-    gateway = GatewayController(cluster, NAMESPACE, "llm", SERVICES, act)
+    gateway = GatewayController(double_cluster, NAMESPACE, "llm", SERVICES, act)
     yield trial
     gateway.stop()
 

@@ -190,3 +190,26 @@ def kubernetes_place(deployment, python, cluster, tmp_path) -> Place:
     cluster.missing_images.add("registry.test/no/such:1")
     nowhere = there.model_copy(update={"image": "registry.test/no/such:1", "start_timeout_minutes": 1e-4})
     return Place(deployment(there, nowhere), lambda job: cluster.kill(job.name))
+
+
+@pytest.fixture
+def real_kubernetes(tmp_path: Path, monkeypatch, kubernetes_server) -> Iterator[Any]:
+    """A namespace of a real Kubernetes API server, with a double of a node."""
+    from kubernetes_namespace import KubernetesNamespace
+
+    cluster = KubernetesNamespace(kubernetes_server, tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig()))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def real_kubernetes_place(deployment, python, real_kubernetes, tmp_path) -> Place:
+    shared = ClaimMount(claim="shared", path=str(tmp_path), writable=True)
+    there = KubernetesEnvironment(
+        runner="kubernetes", namespace=real_kubernetes.namespace, image=IMAGE, python=python, claims=(shared,)
+    )
+    real_kubernetes.node.missing_images.add("registry.test/no/such:1")
+    nowhere = there.model_copy(update={"image": "registry.test/no/such:1", "start_timeout_minutes": 0.1})
+    return Place(deployment(there, nowhere), lambda job: real_kubernetes.kill(job.name))

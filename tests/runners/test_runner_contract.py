@@ -1,4 +1,7 @@
-"""What every runner promises, in real processes: of this machine, of a container engine, and of two doubles."""
+"""What every runner promises, in real processes: of this machine, of a container engine, and of two doubles.
+
+In `make test-thorough` pods are those of a real Kubernetes API server, too.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ print(Runners(deployment).submit(request, Placement(environment="control")).mode
 """
 
 
-@pytest.fixture(params=["process", "docker", "real_docker", "kubernetes"])
+REAL_KUBERNETES = pytest.param("real_kubernetes", marks=pytest.mark.thorough)
+
+
+@pytest.fixture(params=["process", "docker", "real_docker", "kubernetes", REAL_KUBERNETES])
 def place(request):
     return request.getfixturevalue(f"{request.param}_place")
 
