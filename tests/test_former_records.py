@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
+
+sys.path.insert(0, str(Path(__file__).parent))
 from store_history import History
 
 from llm_pipeline.base.errors import IntegrityError

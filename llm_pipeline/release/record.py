@@ -152,7 +152,7 @@ def _without(value: Any, places: Sequence[tuple[int | str, ...]]) -> Any:
     for *path, key in places:
         holder = whole
         for part in path:
-            if isinstance(holder, list) or part in holder:  # a union's place names the kind that was tried, too
+            if isinstance(part, int) or part in holder:  # a union's place names the kind that was tried, too
                 holder = holder[part]
         holder.pop(key, None)
     return whole
