@@ -86,6 +86,7 @@ class LocalRun:
             Claimant.of(loaded.config, LocalProcess.here(), asked_at=datetime.now(UTC)),
         )
         self._job: Job | None = None
+        self._began: datetime | None = None
         self._started = time.monotonic()
         self._tasks: tuple[Task, ...] = ()
         self._endings = Endings(())
@@ -174,7 +175,7 @@ class LocalRun:
 
     def _run(self, flow: ReleaseProgress, instance: Instance) -> Ending:
         """Run a stage; an error or a verdict other than GO ends only what comes after it."""
-        step = instance.task.step
+        step, self._began = instance.task.step, datetime.now(UTC)
         try:
             result = self._process(flow.request(step.name, instance.subject))
         except PipelineError as error:
@@ -192,7 +193,7 @@ class LocalRun:
 
     def _failed(self, instance: Instance, error: PipelineError) -> None:
         step = instance.task.step
-        self._teller.failed(step.name, instance.subject, error)
+        self._teller.failed(step.name, instance.subject, error, began=self._began)
         if step.scope is Scope.RECIPE:
             log.warning("%s failed, the next recipe is tried: %s", _name(instance), error)
         elif step.decides or step.effect is Effect.PRODUCTION:
@@ -288,14 +289,14 @@ class LocalRun:
     def _process(self, request: StageRequest) -> StageResult:
         """Run one stage's process, again after a transient error; one line when it is done."""
         for attempt in range(1, _ATTEMPTS + 1):
-            started, began = time.monotonic(), datetime.now(UTC)
+            started, self._began = time.monotonic(), datetime.now(UTC)
             try:
                 self._job = self._runner.submit(request, placement(request))
                 result = self._wait(self._job, request.stage)
             except Transient as error:
                 if attempt == _ATTEMPTS:
                     raise
-                self._teller.failed(request.stage, request.subject, error, tried_again=True, began=began)
+                self._teller.failed(request.stage, request.subject, error, tried_again=True, began=self._began)
                 log.warning("%s; trying again in %g s", error, _BACK_OFF_SECONDS * attempt)
                 time.sleep(_BACK_OFF_SECONDS * attempt)
                 continue

@@ -12,10 +12,13 @@ from typing import Any, Protocol, runtime_checkable
 
 from llm_pipeline.base.adapters import adapter
 from llm_pipeline.base.errors import Terminal, Transient
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.notifications import Notifications
 from llm_pipeline.notifications.event import Event
 from llm_pipeline.notifications.message import Message
 from llm_pipeline.store.artifact_store import ArtifactStore
+
+log = get_logger(__name__)
 
 
 class NotSent(Transient):
@@ -78,10 +81,16 @@ def channels(
 ) -> Iterator[tuple[str, Channel | Recorder]]:
     """The channels whose secrets can be had here, with their names; others are left to whoever has theirs.
 
+    One that cannot be opened is logged, and `doctor` says why.
+
     An entry point `llm_pipeline.notifications` names an `Adapter` whose `open` takes the channel's settings and the
     `ConnectionReader`, and returns the channel, or None where its secret cannot be had here.
     """
     for name, settings in config.by_name().items():
-        channel: Channel | Recorder | None = adapter("notifications", settings.kind).open(settings, connections)
+        channel: Channel | Recorder | None = None
+        try:
+            channel = adapter("notifications", settings.kind).open(settings, connections)
+        except Exception as error:  # noqa: BLE001 - the others tell nevertheless; its text may hold where people are
+            log.warning("a channel cannot be opened", channel=name, reason=type(error).__name__)
         if channel is not None:
             yield name, channel

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from llm_pipeline_airflow.dag_factory import release_dag
 
+from llm_pipeline.adapters.opentelemetry.adapter import ADAPTER, OpenTelemetryChannel
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.notifications import outbox
@@ -110,9 +112,26 @@ def test_what_a_receiver_does_not_take_comes_later_and_once(told, received):
     failed = spans["download"]
     assert failed.status.code == failed.status.STATUS_CODE_ERROR
     assert "asked for a terminal error" in failed.status.message
+    counted = dict(received.points)
+    store.delete_document("told/here.telemetry.json")  # as if it died before it wrote down what it had sent
+    received.spans.clear()
+    outbox.tell(store, loaded.deployment, no_connections)
+    again = by_name(received)
+    assert {name: span.span_id for name, span in again.items()} == {name: span.span_id for name, span in spans.items()}
+    assert received.points == counted, "nothing is counted twice"
     assert sum(value for (name, _, labels), value in received.points.items() if "events" in name) == len(
         [event for event in read(store) if event.kind != "stage"]
     )
+
+
+def test_doctor_says_what_is_sent(monkeypatch):
+    settings = OpenTelemetryChannel(kind="opentelemetry")
+    assert "no OTEL_EXPORTER_OTLP_ENDPOINT" in ADAPTER.probe(settings)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:9/v1/traces")
+    assert ADAPTER.probe(settings) == "traces by otlp, metrics by none"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier-pigeon")
+    with pytest.raises(ConfigError, match="no exporter 'carrier-pigeon' of OpenTelemetry's traces"):
+        ADAPTER.probe(settings)
 
 
 def test_without_an_exporter_nothing_is_imported():

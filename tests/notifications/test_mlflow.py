@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.adapters.mlflow.adapter import ADAPTER
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.config.notifications import Notifications
 from llm_pipeline.notifications import outbox
-from llm_pipeline.notifications.channel import channels, no_connections
+from llm_pipeline.notifications.channel import NotSent, channels, no_connections
 from llm_pipeline.notifications.event import Origin
 from llm_pipeline.notifications.happened import ended
 from llm_pipeline.release.contract import StageResult
@@ -33,6 +34,7 @@ def test_without_a_server_nothing_is_imported(monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert list(channels(CHANNEL)) == []
     assert CHANNEL.wants_stages
+    assert "no MLFLOW_TRACKING_URI" in ADAPTER.probe(CHANNEL.channels["runs"])
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +143,10 @@ def test_a_server_that_is_away_holds_nothing_up_and_gets_it_later(releases, serv
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+    with pytest.raises(NotSent, match="MLflow does not answer"):
+        ADAPTER.probe(CHANNEL.channels["runs"])
     assert releases.tell(*finished(releases, release_id)) == 0
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    assert "experiment releases" in ADAPTER.probe(CHANNEL.channels["runs"])
     assert releases.tell() == 3
     the_run(server, release_id)

@@ -84,6 +84,15 @@ def test_each_event_is_told_once_however_often_and_by_whom_it_is_asked(store, ch
     assert [text.rpartition(": ")[2] for text in chat.texts] == [kind.value for kind in STORY]
 
 
+def test_a_channel_that_cannot_be_opened_keeps_no_other_from_telling(store, chat, monkeypatch, caplog):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier-pigeon")
+    two = {"first": {"kind": "opentelemetry"}, "second": {"kind": "webhook", "variable": "CHAT_WEBHOOK"}}
+    happened(store, *STORY[:2])
+    assert told(store, chat, Notifications.model_validate({"channels": two})) == 2
+    assert "a channel cannot be opened" in caplog.text
+
+
 def test_only_what_is_wanted_is_told_and_the_rest_is_over(store, chat):
     happened(store, *STORY)
     assert told(store, chat, CONFIG.model_copy(update={"events": ("rollback",)})) == 1

@@ -76,6 +76,17 @@ class RunRecorder:
         except MlflowException as error:
             raise NotSent(f"MLflow did not take a release: {error.error_code}", hint="see MLFLOW_*") from error
 
+    def look(self) -> None:
+        """Ask the server for anything.
+
+        Raises:
+            NotSent: It does not answer.
+        """
+        try:
+            self._client.search_experiments(max_results=1)
+        except MlflowException as error:
+            raise NotSent(f"MLflow does not answer: {error.error_code}", hint="see MLFLOW_*") from error
+
     def _run(self, record: ReleaseRecord) -> str:
         """The release's run; made if there is none, and running again if it had ended."""
         experiment = self._experiment_id()

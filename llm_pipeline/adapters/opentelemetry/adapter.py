@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from llm_pipeline.base.adapters import Adapter, OnCall
+from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.config.notifications import ChannelModel
 
 if TYPE_CHECKING:
@@ -39,8 +40,31 @@ def exporters(signal: str) -> tuple[str, ...]:
 def _open(_settings: OpenTelemetryChannel, _connections: ConnectionReader) -> Recorder | None:
     """The recorder; None, and nothing imported, where the environment names no exporter."""
     chosen = {signal: exporters(signal) for signal in _SIGNALS}
-    recorder: Recorder | None = _RECORDER(chosen["TRACES"], chosen["METRICS"]) if any(chosen.values()) else None
+    return _recorder(chosen["TRACES"], chosen["METRICS"]) if any(chosen.values()) else None
+
+
+def _recorder(traces: tuple[str, ...], metrics: tuple[str, ...]) -> Recorder:
+    try:
+        recorder: Recorder = _RECORDER(traces, metrics)
+    except ImportError as error:
+        raise Unsupported(
+            "OpenTelemetry's SDK is not installed in this interpreter", hint="pip install 'llm-pipeline[otel]'"
+        ) from error
     return recorder
 
 
-ADAPTER = Adapter(config=OpenTelemetryChannel, open=_open)
+def _probe(_settings: OpenTelemetryChannel) -> str:
+    """What `doctor` says.
+
+    Raises:
+        Unsupported: OpenTelemetry is not installed here.
+        ConfigError: An exporter that the environment names is not.
+    """
+    chosen = {signal.lower(): exporters(signal) for signal in _SIGNALS}
+    if not any(chosen.values()):
+        return "nothing is sent from here: the environment has no OTEL_EXPORTER_OTLP_ENDPOINT"
+    _recorder(chosen["traces"], chosen["metrics"])
+    return ", ".join(f"{signal} by {' and '.join(names) or 'none'}" for signal, names in chosen.items())
+
+
+ADAPTER = Adapter(config=OpenTelemetryChannel, open=_open, probe=_probe)
