@@ -102,10 +102,10 @@ def _update(options: ServingManifestOptions) -> dict[str, int]:
 
 
 def service(release: ServedRelease, plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, Any]:
-    """A `v1` Service with the ports of the server."""
+    """A `v1` Service with the ports of the server; older servers apply no port server-side without its protocol."""
     protocols = {"http": "http", "grpc": "kubernetes.io/h2c", "metrics": "http"}
     ports = [
-        {"name": name, "port": port, "targetPort": name, "appProtocol": protocols[name]}
+        {"name": name, "port": port, "targetPort": name, "protocol": "TCP", "appProtocol": protocols[name]}
         for name, port in plan.ports.by_name().items()
     ]
     return {
