@@ -1,11 +1,12 @@
 # Everything a newcomer needs: `make demo`, then `make down`. `make help` lists the rest.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 CONTROL := .envs/control/bin/python
+cluster_site := $(CURDIR)/.pipeline/cluster-site
 MODEL := .envs/model/bin/python
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE # bytecode that is there saves each of a thousand processes some start-up
-.PHONY: help environments docs-packages docs demo demo-rollback own-model down kubernetes test test-thorough test-servers test-live test-airflow test-end-to-end test-calm test-model lint clean distclean bench-demo bench-overhead bench-house bench-transfer bench-accuracy bench-recipes bench-plan bench-load-gate bench-loadgen bench-serving bench-canary bench-canary-routing bench-canary-chaos
+.PHONY: help environments docs-packages docs demo demo-rollback own-model down kubernetes test test-thorough test-servers test-live test-airflow test-end-to-end test-calm test-model lint clean distclean bench-demo bench-overhead bench-house bench-transfer bench-accuracy bench-recipes bench-plan bench-load-gate bench-loadgen bench-serving bench-canary bench-canary-routing bench-canary-chaos bench-scale
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -118,6 +119,11 @@ bench-canary-routing: environments ## 200 weight changes under load, and the tim
 
 bench-canary-chaos: environments ## Half an hour of releases while everything breaks: lost requests, and what agrees at the end
 	@$(CONTROL) benchmarks/canary_chaos.py
+
+bench-scale: environments ## Twenty releases at once on Celery with killed workers; store calls and DAG parsing as both grow
+	@test -d $(cluster_site)/celery || $(CONTROL) -m pip install --quiet --no-deps --target $(cluster_site) --requirement docker/constraints/cluster-py311.txt
+	@PYTHONPATH=$(cluster_site) $(CONTROL) benchmarks/scale.py
+	@$(CONTROL) benchmarks/scale_growth.py
 
 bench-recipes: environments ## Every recipe that a CPU can make, on the demo's model, through the accuracy gate
 	@$(MODEL) benchmarks/recipes.py

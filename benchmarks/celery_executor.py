@@ -11,23 +11,27 @@ docker/constraints/cluster-py311.txt beside the control environment, and the pro
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
-import secrets
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.cluster_services import (
+    ancestors,
+    celery_settings,
+    celery_workers,
+    kill_worker,
+    postgres,
+    redis,
+    require_programs,
+)
 from benchmarks.goals import at_most, goal
 from llm_pipeline.base import detached
 from llm_pipeline.demo.airflow_client import AirflowAccess
@@ -36,10 +40,9 @@ from llm_pipeline.demo.console import Console
 from llm_pipeline.demo.layout import TARGET, DemoLayout
 from llm_pipeline.demo.releases import Demo
 
-POSTGRES_PORT, REDIS_PORT, AIRFLOW_PORT = 18932, 18979, 18090
+AIRFLOW_PORT = 18090
 WORKERS = {"worker-1": "default", "worker-2": "default", "worker-of-target": "target-host"}
 """The queue that each worker listens to."""
-DATABASE = "airflow"
 WATCHED_SECONDS = 500.0
 FOUND = ("still runs; following it", "already completed successfully, skipping resubmission")
 """What the log of the next try says when it goes on from the first one's stage, or takes its result."""
@@ -59,26 +62,21 @@ class CeleryDemo(Demo):
             self._layout.airflow_port,
             releases=self._layout.configs / "releases",
             settings=self._settings,
-            workers={
-                name: (
-                    *("celery", "worker", "--concurrency", "3", "--skip-serve-logs"),
-                    *("--celery-hostname", name, "--queues", queue),
-                )
-                for name, queue in WORKERS.items()
-            },
+            workers=celery_workers(WORKERS, concurrency=3),
         )
         return self.access
 
 
 def main() -> int:
     """Run the release."""
-    _require_programs()
+    require_programs()
     layout = DemoLayout(airflow_port=AIRFLOW_PORT, configs=_configs())
     for kept in (layout.root / "store", layout.root / "work", layout.airflow):
         shutil.rmtree(kept, ignore_errors=True)  # all of the work is to be done
     with ExitStack() as until_done:
         place = Path(until_done.enter_context(tempfile.TemporaryDirectory(prefix="celery-")))
-        settings = _settings(until_done.enter_context(_postgres(place)), until_done.enter_context(_redis(place)))
+        database, broker = until_done.enter_context(postgres(place)), until_done.enter_context(redis(place))
+        settings = celery_settings(database.address, broker)
         console = Console()
         console.follow_logs()
         demo = CeleryDemo(layout, console, settings)
@@ -161,89 +159,16 @@ class _Killer(threading.Thread):
         records = (self._layout.root / "work" / "jobs").glob("*/accuracy.*/*/process.json")
         alive = {path.parent: found for path in records if (found := detached.load(path)) and found.alive}
         self._job, stage = next(iter(alive.items()), (None, None))
-        ancestors = list(_ancestors(stage.pid)) if stage else []
+        above = list(ancestors(stage.pid)) if stage else []
         for name in WORKERS:
             worker = detached.load(self._layout.airflow / "processes" / f"{name}.json")
-            if worker and worker.pid in ancestors:
-                for pid in (*ancestors[: ancestors.index(worker.pid)], worker.pid):
-                    os.kill(pid, signal.SIGKILL)
-                os.killpg(worker.pid, signal.SIGKILL)
+            if worker and worker.pid in above:
+                kill_worker(worker, above[: above.index(worker.pid)])
                 return name
         return ""
 
     def _second_tries(self) -> Iterator[Path]:
         return self._layout.airflow.glob("logs/**/*accuracy*/**/attempt=2.log")
-
-
-def _ancestors(pid: int) -> Iterator[int]:
-    """The parents of a process, nearest first, without init."""
-    while pid > 1:
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
-        except FileNotFoundError:
-            return
-        pid = int(stat[stat.rindex(")") + 2 :].split()[1])
-        if pid > 1:
-            yield pid
-
-
-def _require_programs() -> None:
-    missing = [name for name in ("redis-server", "runuser") if shutil.which(name) is None]
-    if not list(Path("/usr/lib/postgresql").glob("*/bin/initdb")):
-        missing.append("initdb of PostgreSQL")
-    if missing or importlib.util.find_spec("celery") is None:
-        raise SystemExit(f"missing: {', '.join(missing) or 'the packages of docker/constraints/cluster-py311.txt'}")
-
-
-def _settings(database: str, broker: str) -> dict[str, str]:
-    return {
-        "AIRFLOW__CORE__EXECUTOR": "CeleryExecutor",
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"postgresql+psycopg2://{database}",
-        "AIRFLOW__CELERY__BROKER_URL": broker,
-        "AIRFLOW__CELERY__RESULT_BACKEND": f"db+postgresql+psycopg2://{database}",
-        "AIRFLOW__CELERY__WORKER_ENABLE_REMOTE_CONTROL": "False",
-        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
-        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
-        "C_FORCE_ROOT": "true",
-    }
-
-
-@contextmanager
-def _postgres(place: Path) -> Iterator[str]:
-    """A PostgreSQL of our own on loopback; gives `user:password@host/database`."""
-    binaries = max(Path("/usr/lib/postgresql").glob("*/bin"))
-    place.chmod(0o755)
-    data, password = place / "postgres", secrets.token_hex(16)
-    data.mkdir()
-    shutil.chown(data, "postgres")
-    secret = place / "password"
-    secret.write_text(password)
-    shutil.chown(secret, "postgres")
-    as_postgres = ["runuser", "-u", "postgres", "--"]
-    initialize = [binaries / "initdb", "--pgdata", data, "--auth", "scram-sha-256", "--pwfile", secret]
-    subprocess.run([*as_postgres, *map(str, initialize)], check=True, capture_output=True)
-    options = f"-p {POSTGRES_PORT} -c listen_addresses=127.0.0.1 -c unix_socket_directories={data}"
-    control = [*as_postgres, str(binaries / "pg_ctl"), "--pgdata", str(data), "--wait"]
-    subprocess.run(
-        [*control, "--log", str(data / "log"), "--options", options, "start"], check=True, capture_output=True
-    )
-    try:
-        create = [binaries / "createdb", "--host", "127.0.0.1", "--port", str(POSTGRES_PORT), "--username", "postgres"]
-        subprocess.run([*map(str, create), DATABASE], env={"PGPASSWORD": password}, check=True)
-        yield f"postgres:{password}@127.0.0.1:{POSTGRES_PORT}/{DATABASE}"
-    finally:
-        subprocess.run([*control, "--mode", "immediate", "stop"], check=False, capture_output=True)
-
-
-@contextmanager
-def _redis(place: Path) -> Iterator[str]:
-    """A Redis of our own on loopback; gives its URL."""
-    command = ["redis-server", "--port", str(REDIS_PORT), "--bind", "127.0.0.1", "--save", "", "--dir", str(place)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
-        try:
-            yield f"redis://127.0.0.1:{REDIS_PORT}/0"
-        finally:
-            server.terminate()
 
 
 if __name__ == "__main__":

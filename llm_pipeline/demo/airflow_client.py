@@ -94,6 +94,10 @@ class AirflowClient:
         answer = self._call("POST", f"/api/v2/dags/{_part(dag_id)}/dagRuns", json=body)
         return str(answer["dag_run_id"])
 
+    def make_pool(self, name: str, slots: int) -> None:
+        """Make a pool."""
+        self._call("POST", "/api/v2/pools", json={"name": name, "slots": slots})
+
     def latest_run(self, dag_id: str) -> str:
         """Id of the run that was started last.
 

@@ -1,0 +1,371 @@
+"""Twenty releases of ten models at once on Airflow's Celery executor, with two GPU slots and workers killed at random.
+
+    PYTHONPATH=CLUSTER_SITE python benchmarks/scale.py [--models 10] [--kills 6] [--keep]
+
+Real: Airflow's services, PostgreSQL, Redis, three Celery workers, our DAGs, operators, claims, store, runner and stage
+processes. Light: what the stages do (`scale_stages.py`), so that two cores are enough. Each model has two releases that
+are triggered at the same moment. Half of the models let them wait for each other, the other half let the newer one
+supersede the older. One model's accuracy gate says NO_GO, and one build fails once. All stages that take GPUs share a
+pool of two slots. Workers are ended with SIGKILL, whole, and come back some seconds later.
+
+Shown, one line a goal (exit code 1 when one is missed): every release ended as it should, by the store's records; no
+release overtook another of its model; nothing starved; never more than two stages held a GPU, by what the stages
+themselves wrote; stages of killed workers were found again or tried again. Printed: CPU seconds of Airflow's services
+and statements to its database, a release and a task. `make bench-scale` fetches the packages and runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import stat
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.cluster_services import (
+    Postgres,
+    ancestors,
+    celery_settings,
+    celery_workers,
+    cpu_seconds,
+    descendants,
+    kill_worker,
+    postgres,
+    redis,
+    require_programs,
+)
+from benchmarks.goals import at_least, at_most, goal
+from llm_pipeline.base import detached
+from llm_pipeline.demo.airflow_client import AirflowAccess, AirflowClient
+from llm_pipeline.demo.airflow_services import start_airflow, stop_airflow
+from llm_pipeline.inspection.release_index import read_releases
+from llm_pipeline.release.claim import read_claims
+from llm_pipeline.store import open_store
+
+ROOT = Path(__file__).resolve().parents[1]
+AIRFLOW_PORT = 18091
+POOL, SLOTS = "gpus", 2
+WORKERS = ("worker-1", "worker-2", "worker-3")
+CONCURRENCY = 4
+SERVICES = ("scheduler", "api-server", "dag-processor", "triggerer")
+REFUSED_MODEL = "m9"
+LONGEST_SECONDS = 2400.0
+SECONDS_BETWEEN_KILLS = (20.0, 45.0)
+SECONDS_UNTIL_BACK = 8.0
+STARVED_SECONDS = 600.0
+FOUND = ("still running; following it", "still runs; following it", "skipping resubmission")
+
+RELEASE = """
+description: One of two releases of {model} that want their turn at the same time.
+model: {{ id: demo/{model} }}
+recipes: [small]
+targets: [{model}]
+policy: quick
+deployment: here
+evaluation: {{ tasks: [a_task], served_tasks: [a_task] }}
+workload: {{ prompts: prompts.jsonl, rate_per_second: 20, duration_seconds: 30 }}
+approval: {{ required: false, on_license_change: false }}
+concurrency: {concurrency}
+"""
+POLICY = """
+load_test: { service_level: { first_token_milliseconds: 100, end_to_end_milliseconds: 200 } }
+canary: { steps_percent: [100] }
+"""
+TARGET = "{ accelerator: cpu, accelerator_count: 0, engine: openvino_cpu }"
+DEPLOYMENT = """
+store: {root}/store
+work_root: {root}/work
+state_root: {root}/state
+environments: {{ control: {root}/python, model: {root}/python }}
+triton_home: {root}/triton
+guard: {{ schedule: null }}
+workers:
+  quantization: {group}
+  targets:
+{targets}
+places:
+{places}
+"""
+
+
+def main() -> int:
+    """Run the releases and judge how they ended."""
+    options = _options()
+    require_programs()
+    random.seed(options.seed)
+    with ExitStack() as until_done:
+        place = Path(tempfile.mkdtemp(prefix="scale-"))
+        if not options.keep:
+            until_done.callback(shutil.rmtree, place, ignore_errors=True)
+        models = [f"m{number}" for number in range(options.models)]
+        write_project(place, models, counted=not options.pool_alone)
+        database, broker = until_done.enter_context(postgres(place)), until_done.enter_context(redis(place))
+        cluster = Cluster(place, celery_settings(database.address, broker) | _SETTINGS)
+        until_done.callback(stop_airflow, cluster.home)
+        until_done.enter_context(cluster.client)
+        return 0 if all(_judged(_run(cluster, database, models, options.kills))) else 1
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--models", type=int, default=10, help="each has two releases")
+    parser.add_argument("--kills", type=int, default=6, help="workers that are killed")
+    parser.add_argument("--pool-alone", action="store_true", help="do not count the pool's GPUs in the deployment")
+    parser.add_argument("--seed", type=int, default=21, help="of the moments and the workers")
+    parser.add_argument("--keep", action="store_true", help="leave the directory with logs and store")
+    return parser.parse_args()
+
+
+_SETTINGS = {
+    "AIRFLOW__CORE__PARALLELISM": "32",
+    "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "60",
+    "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT_CHECK_INTERVAL": "15",
+}
+
+
+class Cluster:
+    """Airflow with its workers, one of which ends now and then."""
+
+    def __init__(self, place: Path, settings: dict[str, str]) -> None:
+        self.place, self.home = place, place / "airflow"
+        self._settings = settings
+        self.start()
+        (self.home / "airflow.db").touch()  # the database is made: workers come back without a look at it
+        self.client = AirflowClient(self.start())
+
+    def start(self) -> AirflowAccess:
+        """Start what does not run."""
+        return start_airflow(
+            self.home,
+            AIRFLOW_PORT,
+            releases=self.place / "configs/releases",
+            settings=self._settings,
+            workers=celery_workers(dict.fromkeys(WORKERS, "default"), CONCURRENCY),
+        )
+
+    def process(self, name: str) -> detached.DetachedProcess:
+        """The process of a service or of a worker."""
+        found = detached.load(self.home / "processes" / f"{name}.json")
+        if found is None:
+            raise SystemExit(f"{name} was never started")
+        return found
+
+    def cpu(self) -> dict[str, float]:
+        """CPU seconds of each service until now."""
+        return {name: cpu_seconds(self.process(name).pid) for name in SERVICES}
+
+
+@dataclass
+class Outcome:
+    """What was seen of one run of the benchmark."""
+
+    models: list[str]
+    states: dict[str, str]
+    seconds: float
+    kills: list[str]
+    cpu: dict[str, float]
+    statements: int
+    cluster: Cluster
+    database: Postgres
+    runs: dict[str, str] = field(default_factory=dict)
+
+
+def _run(cluster: Cluster, database: Postgres, models: Sequence[str], kills: int) -> Outcome:
+    client = cluster.client
+    client.make_pool(POOL, SLOTS)
+    dags = [f"release__{model}-{which}" for model in models for which in "ab"]
+    deadline = time.monotonic() + 300
+    while not all(client.has_dag(dag) for dag in dags):
+        if time.monotonic() > deadline:
+            raise SystemExit(f"the DAGs are not there: {client.import_errors()}")
+        time.sleep(1)
+    for dag in dags:
+        client.unpause(dag)
+    killer = _Killer(cluster, kills)
+    before, statements, begun = cluster.cpu(), database.statements(), time.monotonic()
+    runs = {dag: client.trigger(dag) for dag in dags}
+    killer.start()
+    states: dict[str, str] = {}
+    while len(states) < len(dags) and time.monotonic() - begun < LONGEST_SECONDS:
+        time.sleep(5)
+        query = "SELECT dag_id, state FROM dag_run WHERE state IN ('success', 'failed')"
+        states = dict(database.rows(query))
+    seconds = time.monotonic() - begun
+    killer.over.set()
+    killer.join()
+    after = cluster.cpu()
+    return Outcome(
+        models=list(models),
+        states={dag: states.get(dag, "unfinished") for dag in dags},
+        seconds=seconds,
+        kills=killer.kills,
+        cpu={name: after[name] - before[name] for name in SERVICES},
+        statements=database.statements() - statements,
+        cluster=cluster,
+        database=database,
+        runs=runs,
+    )
+
+
+class _Killer(threading.Thread):
+    """Ends a worker whose task has a stage that runs, a random one, again and again; it comes back."""
+
+    def __init__(self, cluster: Cluster, kills: int) -> None:
+        super().__init__(daemon=True)
+        self._cluster, self._left = cluster, kills
+        self.kills: list[str] = []
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        """Kill until there were enough."""
+        while self._left and not self.over.wait(random.uniform(*SECONDS_BETWEEN_KILLS)):  # noqa: S311
+            working = list(self._working())
+            if not working:
+                continue
+            name, worker, stage = random.choice(working)  # noqa: S311
+            kill_worker(worker, descendants(worker.pid))
+            self.kills.append(f"{name} during {stage}")
+            self._left -= 1
+            self.over.wait(SECONDS_UNTIL_BACK)
+            self._cluster.start()
+
+    def _working(self) -> Iterator[tuple[str, detached.DetachedProcess, str]]:
+        """The workers that wait for a stage now, with the stage."""
+        workers = {name: self._cluster.process(name) for name in WORKERS}
+        for record in (self._cluster.place / "work/jobs").glob("*/*/*/process.json"):
+            stage = detached.load(record)
+            above = set(ancestors(stage.pid)) if stage and stage.alive else set()
+            yield from ((name, worker, record.parts[-3]) for name, worker in workers.items() if worker.pid in above)
+
+
+def _judged(outcome: Outcome) -> Iterator[bool]:
+    releases = len(outcome.states)
+    right, wrong = _endings(outcome)
+    yield goal("releases_that_ended_right", f"{right} of {releases} {wrong}".strip(), str(releases), met=not wrong)
+    claims = read_claims(open_store(f"file://{outcome.cluster.place}/store"))
+    left = [model for model, state in claims.items() if state.everyone]
+    yield goal("claims_left", ", ".join(left) or "none", "none", met=not left)
+    spans = _spans(outcome.cluster.place / "work/gpu.jsonl")
+    most, when = _most_at_once(spans)
+    yield goal("gpu_stages_at_once", f"{most} of {len(spans)} {when}".strip(), f"at most {SLOTS}", met=most <= SLOTS)
+    yield at_most("longest_wait_for_a_slot", _longest_wait(outcome.database), STARVED_SECONDS, "s")
+    yield at_least("workers_killed", len(outcome.kills), 1)
+    found, retried = _second_tries(outcome.cluster.home)
+    yield goal("stages_found_again", f"{found} found, {retried} tries after the first", "1 found", met=found > 0)
+    tasks = int(outcome.database.rows("SELECT count(*) FROM task_instance WHERE state IS NOT NULL")[0][0])
+    print(f"{releases} releases, {tasks} task instances, {outcome.seconds:.0f} s, killed: {', '.join(outcome.kills)}")
+    for name, seconds in outcome.cpu.items():
+        print(f"CPU {name}: {seconds / releases:.2f} s a release, {seconds / tasks:.3f} s a task")
+    print(
+        f"database: {outcome.statements / releases:.0f} statements a release, {outcome.statements / tasks:.0f} a task"
+    )
+    print(f"states: {json.dumps(outcome.states)}")
+
+
+def _endings(outcome: Outcome) -> tuple[int, str]:
+    """How many releases ended as they should, and what the others did."""
+    store = open_store(f"file://{outcome.cluster.place}/store")
+    rows = {one.row.release_id.rpartition("-")[0].rpartition("-")[0]: one for one in read_releases(store).whole}
+    wrong = []
+    for number, model in enumerate(outcome.models):
+        ended = [outcome.states[f"release__{model}-{which}"] for which in "ab"]
+        verdicts = [rows[name].row.verdict if (name := f"{model}-{which}") in rows else "none" for which in "ab"]
+        told = [_superseded(outcome, model, which) for which in "ab"]
+        wanted = "failed" if model == REFUSED_MODEL else "success"
+        verdict = "NO_GO" if model == REFUSED_MODEL else "GO"
+        for which in (0, 1):
+            fine = ended[which] == wanted and verdicts[which] == verdict
+            older = number % 2 and told[which] and not told[1 - which]
+            if not fine and not (ended[which] == "failed" and older):
+                wrong.append(f"{model}-{'ab'[which]}: {ended[which]}, {verdicts[which]}")
+    return len(outcome.states) - len(wrong), "; ".join(wrong)
+
+
+def _superseded(outcome: Outcome, model: str, which: str) -> bool:
+    """Whether a log of the release says that a newer one took its place."""
+    logs = outcome.cluster.home.glob(f"logs/dag_id=release__{model}-{which}/**/*.log")
+    return any("superseded by" in log.read_text(errors="replace") for log in logs)
+
+
+def _spans(record: Path) -> list[tuple[float, float, str]]:
+    """When each stage held its GPU; one that never said that it ended held it as long as nothing else of it came."""
+    begun: dict[int, tuple[float, str]] = {}
+    spans = []
+    for line in record.read_text().splitlines():
+        note = json.loads(line)
+        if note["what"] == "begun":
+            begun[note["pid"]] = (note["at"], f"{note['release']} {note['stage']}")
+        else:
+            at, name = begun.pop(note["pid"])
+            spans.append((at, note["at"], name))
+    return spans
+
+
+def _most_at_once(spans: Sequence[tuple[float, float, str]]) -> tuple[int, str]:
+    """The most stages that held a GPU at the same moment, and which, if they were too many."""
+    most: list[str] = []
+    for at, _, _ in spans:
+        there = [name for begun, ended, name in spans if begun <= at < ended]
+        most = max(most, there, key=len)
+    return len(most), f"({', '.join(most)})" if len(most) > SLOTS else ""
+
+
+def _longest_wait(database: Postgres) -> float:
+    """Between the moment at which a GPU task could have begun and the one at which it began."""
+    query = f"SELECT max(extract(epoch FROM start_date - scheduled_dttm)) FROM task_instance WHERE pool = '{POOL}'"  # noqa: S608
+    return float(database.rows(query)[0][0] or 0)
+
+
+def _second_tries(home: Path) -> tuple[int, int]:
+    """How many later tries went on from an earlier one's stage, and how many there were."""
+    logs = [log for log in home.glob("logs/**/attempt=*.log") if not log.name.endswith("=1.log")]
+    texts = [log.read_text(errors="replace") for log in logs]
+    return sum(any(words in text for words in FOUND) for text in texts), len(texts)
+
+
+def write_project(root: Path, models: Sequence[str], *, counted: bool = True) -> None:
+    """Write the releases `<model>-a` and `<model>-b` of each model, and all that they name."""
+    places = "\n".join(f"  {model}: {_place(18600 + 12 * number)}" for number, model in enumerate(models))
+    group = f"{{ pool: {POOL}, gpus: {SLOTS} }}" if counted else f"{{ pool: {POOL} }}"
+    targets = "\n".join(f"    {model}: {group}" for model in models)
+    files = {
+        "policies/quick.yaml": POLICY,
+        "deployments/here.yaml": DEPLOYMENT.format(root=root, group=group, targets=targets, places=places),
+        "quantization/small.yaml": "weights: int8_weight_only",
+        "prompts.jsonl": '{"prompt": "a"}',
+        **{f"targets/{model}.yaml": TARGET for model in models},
+    }
+    for number, model in enumerate(models):
+        concurrency = "supersede" if number % 2 else "wait"
+        for which in "ab":
+            files[f"releases/{model}-{which}.yaml"] = RELEASE.format(model=model, concurrency=concurrency)
+    for name, text in files.items():
+        path = root / "configs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (root / "work").mkdir()
+    python = root / "python"
+    python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {ROOT}/benchmarks/scale_stages.py "$@"\n')
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+
+
+def _place(port: int) -> str:
+    slots = []
+    for number, name in enumerate(("staging", "blue", "green")):
+        first = port + 3 * number
+        slots.append(f"{name}: {{ http: {first}, grpc: {first + 1}, metrics: {first + 2} }}")
+    return f"{{ {', '.join(slots)}, router: {{ port: {port + 9}, admin_port: {port + 10} }} }}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
