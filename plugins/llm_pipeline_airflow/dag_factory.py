@@ -11,17 +11,18 @@ whatever is cleared, the run takes its turn among the model's releases again, an
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import DAG, BaseOperator, TriggerRule, task_group
+from airflow.sdk import DAG, BaseOperator, TaskGroup, TriggerRule, task_group
 from airflow.sdk.definitions.param import ParamsDict
 
 from llm_pipeline.config.release import ReleaseConfig
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.release.loading import LoadedRelease, load_release
-from llm_pipeline.release.step import Effect, Ending, Kind, Scope, Start
+from llm_pipeline.release.step import Effect, Ending, Group, Kind, Scope, Start
 from llm_pipeline.release.tasks import Lane, Task, release_tasks
 from llm_pipeline_airflow.approvals import QuestionOperator
 from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
@@ -88,12 +89,8 @@ def release_dag(config_path: Path) -> DAG:
     drawing = _Drawing(loaded)
     params, dag.params = dag.params, ParamsDict()  # else each operator copies them: a quarter of the parse
     with dag:
-        for lane, members in groupby(tasks, key=lambda task: task.lane):
-            if lane is not None:
-                drawing.add_group(lane, tuple(members))
-                continue
-            for task in members:
-                drawing.add(task)
+        for group, members in groupby(tasks, key=lambda task: task.lane and task.lane.group):
+            drawing.add_group(group, tuple(members))
     dag.params = params
     return dag
 
@@ -105,7 +102,21 @@ class _Drawing:
         self._loaded = loaded
         self._operators: dict[str, BaseOperator] = {}
 
-    def add_group(self, lane: Lane, members: tuple[Task, ...]) -> None:
+    def add_group(self, group: Group | None, members: tuple[Task, ...]) -> None:
+        """Add the tasks of one of the flow's groups, or of none.
+
+        Items that come in turn have a group each; one around them, which names no task, is a single box while closed.
+        """
+        lanes = [(lane, tuple(tasks)) for lane, tasks in groupby(members, key=lambda task: task.lane)]
+        with _around(group) if group and len(lanes) > 1 else nullcontext():
+            for lane, tasks in lanes:
+                if lane is not None:
+                    self._add_lane(lane, tasks)
+                    continue
+                for task in tasks:
+                    self.add(task)
+
+    def _add_lane(self, lane: Lane, members: tuple[Task, ...]) -> None:
         """Add the tasks of a lane, in a group that is mapped over its items."""
         over = lane.group.over.value
 
@@ -194,6 +205,10 @@ class _Drawing:
         group = torn[0].task_group if torn else None
         before = [above for one in torn for above in one.upstream_list if task.lane and above.task_group is group]
         return [*before, *torn]  # type: ignore[list-item]
+
+
+def _around(group: Group) -> TaskGroup:
+    return TaskGroup(group_id=group.name, prefix_group_id=False, group_display_name=group.title, tooltip=group.words)
 
 
 def turn(task: Task) -> PromotionOrder:

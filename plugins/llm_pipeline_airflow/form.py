@@ -33,7 +33,7 @@ def form_of(loaded: LoadedRelease) -> dict[str, Param]:
         "strategy": Param(
             config.ladder.strategy,
             type="string",
-            examples=["climb", "every"],
+            enum=["climb", "every"],
             values_display={"climb": "climb: until one passes", "every": "every: try all of them"},
             title="Ladder",
             description="Whether the next recipe is tried only when the cheaper one did not pass, or all are.",

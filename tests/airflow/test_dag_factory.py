@@ -140,6 +140,22 @@ def test_groups_are_mapped_over_the_names_in_the_config(dag):
     assert groups["targets"]._expand_input.value == {"target": ["cpu-a", "cpu-b"]}
 
 
+def test_what_comes_in_turn_is_one_box_of_the_graph_whose_tasks_keep_their_names(dag):
+    boxes = list(dag.task_group.children)
+    assert boxes[boxes.index("baseline_gate") + 1 :] == [
+        "recipes",
+        "targets",
+        "approve",
+        "promotion",
+        "report",
+        "give_back",
+    ]
+    groups = dag.task_group.get_task_group_dict()
+    assert list(groups["recipes"].children) == ["recipes_1", "recipes_2"]
+    assert groups["promotion"].group_display_name == "Promotion"
+    assert "promotion_2.settle" in dag.task_dict
+
+
 def test_the_form_offers_another_revision(dag):
     revision = dag.params.get_param("revision")
     assert revision.value is None
