@@ -18,7 +18,7 @@ def add_commands(commands: Commands) -> None:
     """Add it to the parser."""
     doctor = commands.add_parser(
         "doctor",
-        help="check this host: interpreters, containers, cluster, store, disk, ports, Triton, pools, GPUs, driver",
+        help="check this host: interpreters, containers, cluster, store, disk, ports, Triton, Airflow, GPUs, driver",
         description="Check this host by doing what stages do. Exit code 4 if a check failed.",
     )
     doctor.add_argument("config", type=Path, nargs="?", help="a release config, for its deployment and targets")

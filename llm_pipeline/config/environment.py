@@ -33,6 +33,14 @@ class EnvironmentModel(ConfigModel):
         """Its interpreter, where that is one of this host: commands and servers' code run in it; None elsewhere."""
         return None
 
+    def is_deferrable(self) -> bool:
+        """Whether an Airflow task may wait for a stage there in the triggerer, and hold no worker meanwhile."""
+        return False
+
+    def is_seen_on_its_host_only(self) -> bool:
+        """Whether no other host can tell if a stage there still runs."""
+        return True
+
     def problems(self) -> Iterator[str]:
         """Why no stage can run there, as far as its settings tell; `plan` refuses a release that needs it."""
         yield from ()

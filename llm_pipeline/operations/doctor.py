@@ -27,7 +27,7 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import engine_adapter
-from llm_pipeline.operations.airflow_pools import airflow_pools, counted_gpus, pool_problem, slots_needed
+from llm_pipeline.operations import airflow_pools as airflow
 from llm_pipeline.operations.place_status import Health
 from llm_pipeline.operations.secret_sources import secret_sources
 from llm_pipeline.operations.status import deployment_status
@@ -92,7 +92,7 @@ def examine(
         *_secrets(deployment),
         *(Check(subject="credentials", state="warning", detail=line) for line in _credentials(deployment)),
         *_ports(deployment),
-        *_pools(deployment, targets),
+        *_airflow(deployment, targets),
         *_places(deployment),
         *_slots(deployment),
         *_users_ports(deployment),
@@ -254,27 +254,31 @@ def _ports(deployment: Deployment) -> Iterator[Check]:
         yield Check(subject="ports", state="ok", detail=f"free, or our own servers': {len(deployment.places)} places")
 
 
-def _pools(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Check]:
-    needed = slots_needed(deployment, targets)
-    if not needed:
-        return
+def _airflow(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Check]:
+    """What Airflow must have; it is asked for nothing that the deployment does not need."""
+    needed, deferred = airflow.slots_needed(deployment, targets), airflow.has_deferrable(deployment)
     try:
-        there = airflow_pools()
+        there = airflow.airflow_pools() if needed else {}
+        asleep = airflow.triggerer_problem() if deferred else ""
     except ConfigError as error:
-        yield Check(subject="pools", state="warning", detail=error.message, fix=error.hint)
+        yield Check(subject="Airflow", state="warning", detail=error.message, fix=error.hint)
         return
-    counted = counted_gpus(deployment)
+    counted = airflow.counted_gpus(deployment)
     for pool, slots in needed.items():
-        said = counted.get(pool, set())
-        if problem := pool_problem(pool, slots, there):
-            fix = f'airflow pools set {pool} <GPUs> "<host>"'
+        said, fix = counted.get(pool, set()), f'airflow pools set {pool} <GPUs> "<host>" --include-deferred'
+        if problem := airflow.pool_problem(pool, slots, there, deferred=deferred):
             yield Check(subject=f"pool {pool}", state="failed", detail=problem, fix=fix)
-        elif said - {there[pool]}:
-            detail = f"{there[pool]} slots, and the deployment counts {' and '.join(map(str, sorted(said)))} GPUs"
-            fix = f'make `gpus` under `workers` and the pool agree: airflow pools set {pool} <GPUs> "<host>"'
+        elif said - {there[pool].slots}:
+            detail = f"{there[pool].slots} slots, and the deployment counts {' and '.join(map(str, sorted(said)))} GPUs"
+            fix = f"make `gpus` under `workers` and the pool agree: {fix}"
             yield Check(subject=f"pool {pool}", state="failed", detail=detail, fix=fix)
         else:
-            yield Check(subject=f"pool {pool}", state="ok", detail=f"{there[pool]} slots, a task takes {slots} at most")
+            detail = f"{there[pool].slots} slots, a task takes {slots} at most"
+            yield Check(subject=f"pool {pool}", state="ok", detail=detail)
+    if asleep:
+        yield Check(subject="triggerer", state="failed", detail=asleep, fix="start one: airflow triggerer")
+    elif deferred:
+        yield Check(subject="triggerer", state="ok", detail="it runs")
 
 
 def _users_ports(deployment: Deployment) -> Iterator[Check]:

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, ResumableJobMixin
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import (
+    AirflowFailException,
+    AirflowSkipException,
+    TaskDeferralError,
+    TaskDeferralTimeout,
+)
 
-from llm_pipeline.base.errors import Terminal, Transient
+from llm_pipeline.base.errors import ErrorDocument, Terminal, Transient, from_document
 from llm_pipeline.base.logging import Lines, LogRelay
 from llm_pipeline.flow import ReleaseProgress, passed, placement, resolve_request
 from llm_pipeline.notifications.happened import ended, judged
 from llm_pipeline.operations.replacement import replace
-from llm_pipeline.release.contract import StageRequest, StageResult
+from llm_pipeline.release.contract import StageRequest, StageResult, TimeLimit
 from llm_pipeline.release.evidence_text import log_table, metric_lines
 from llm_pipeline.release.loading import ConfiguredRelease, load_release
+from llm_pipeline.release.time_limit import GRACE_SECONDS, out_of_time
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners
 from llm_pipeline.runners.stage_environment import secret_connections
@@ -29,9 +37,11 @@ from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.commit_of_run import remember_commit, revision_of_run, run_name
 from llm_pipeline_airflow.connections import config_with_secrets, fetch_secrets
 from llm_pipeline_airflow.form import overrides_of, who_started
+from llm_pipeline_airflow.job_trigger import JobTrigger, may_be_watched, watched_job
 from llm_pipeline_airflow.lineage import lineage_of
 from llm_pipeline_airflow.links import ReleaseReportLink
 from llm_pipeline_airflow.logs import get_logger
+from llm_pipeline_airflow.placement import queue_of
 from llm_pipeline_airflow.runs import remember_run
 from llm_pipeline_airflow.states import require_any
 
@@ -50,6 +60,8 @@ LABEL_TEMPLATE = "{{ task.label }}"
 
 _SHORTEST_POLL_SECONDS = 0.05
 _LONGEST_POLL_SECONDS = 1.0
+_SECONDS_BEFORE_DEFERRAL = 10.0
+"""A stage that ends sooner is not worth a deferral, which takes two starts of a task."""
 
 _RUNNING, _ENDED, _LOST = "running", "ended", "lost"
 
@@ -58,8 +70,9 @@ class StageOperator(ResumableJobMixin, BaseOperator):
     """Runs one stage of a release.
 
     The stage is a detached process, a container or a pod. When the worker dies, the next try finds it by the job in the
-    task state store and goes on reading its log; nothing is started twice. A verdict other than GO fails the task
-    without a retry, and so does every terminal error; transient ones are tried again.
+    task state store and goes on reading its log; nothing is started twice. While a container or a pod runs, the task is
+    deferred: it holds no worker, and the triggerer relays the log (`job_trigger`). A verdict other than GO fails the
+    task without a retry, and so does every terminal error; transient ones are tried again.
 
     Args:
         config_path: The release config; it says where the release's store and interpreters are.
@@ -74,6 +87,8 @@ class StageOperator(ResumableJobMixin, BaseOperator):
     external_id_key = "stage_job"
     operator_extra_links = (ReleaseReportLink(),)
     ui_color = "#d9e8fb"
+    attends = False
+    """Whether it has something to do while its stage runs, and so is never deferred."""
 
     def __init__(
         self,
@@ -97,7 +112,9 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         self._result: StageResult | None = None
         self._runner: Runners | None = None
         self._job: Job | None = None
-        self._returned: dict[str, Any] | None = None
+        self._returned: Any = None
+        self.stays = self.attends
+        self._offset = 0
 
     @property
     def label(self) -> str:
@@ -106,15 +123,47 @@ class StageOperator(ResumableJobMixin, BaseOperator):
 
     def execute(self, context: Context) -> Any:
         """Run the stage and return its verdict, key, metrics and whether its result was reused."""
+        with self._told_errors():
+            return self.execute_resumable(context)
+
+    def resume(self, context: Context, job: JsonValue, event: dict[str, str]) -> Any:
+        """Go on when the triggerer has seen the stage's end, or cannot see it; what `execute` returns."""
+        self.stays, self._offset = True, int(event["offset"])
+        if event["problem"]:
+            log.warning("the triggerer cannot see the stage, so this worker follows it: %s", event["problem"])
+        elif self._runner_here().is_active(Job.model_validate(job)):
+            log.warning("the triggerer sees another engine than this worker, which follows the stage itself")
+        with self._told_errors():
+            if event["overdue"]:
+                raise from_document(ErrorDocument.model_validate_json(event["overdue"]))
+            return self.poll_until_complete(job, context)
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """See `BaseOperator`; a triggerer that failed, or that nobody started, loses no result.
+
+        Raises:
+            StageOutOfTime: The stage has not ended in time; it is stopped.
+        """
         try:
-            returned = self.execute_resumable(context)
+            return super().resume_execution(next_method, next_kwargs, context)
+        except TaskDeferralTimeout as error:
+            with self._told_errors():
+                self._end_overdue(context, error)
+        except TaskDeferralError as error:
+            log.warning("the triggerer failed, so this worker follows the stage: %s", error)
+        self.stays = True
+        return self.execute(context)
+
+    @contextmanager
+    def _told_errors(self) -> Iterator[None]:
+        try:
+            yield
         except Terminal as error:
             self._ending = error.kind
             raise AirflowFailException(error.told) from error
         except Transient as error:
             log.warning("%s", error.told)  # what Airflow shows of the exception itself names no runbook
             raise
-        return returned
 
     def on_kill(self) -> None:
         """Stop the stage's whole process group."""
@@ -147,7 +196,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         """The release config and its deployment, read once a try; what else it names is in the release's record."""
         return config_with_secrets(self.config_path)
 
-    def conclude(self, context: Context, result: StageResult) -> dict[str, Any]:  # noqa: ARG002 - for subclasses
+    def conclude(self, context: Context, result: StageResult) -> Any:  # noqa: ARG002 - for subclasses
         """Turn a stage's result into the task's: what is returned crosses XCom."""
         self._result = result
         _log_result(result)
@@ -211,27 +260,69 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         """A terminal error counts too, for it is final."""
         return status == _ENDED
 
-    def poll_until_complete(self, external_id: JsonValue, context: Context) -> dict[str, Any]:  # type: ignore[override]
-        """Relay the stage's log until it ends, and return its result: a reconnected try returns this value."""
-        self._job, runner, offset = Job.model_validate(external_id), self._runner_here(), 0
+    def poll_until_complete(self, external_id: JsonValue, context: Context) -> Any:
+        """Relay the stage's log until it ends, and return its result: a reconnected try returns this value.
+
+        Raises:
+            TaskDeferred: It has not ended soon, and a triggerer can see when it does.
+        """
+        self._job, runner = Job.model_validate(external_id), self._runner_here()
         wait, relay, watch = _SHORTEST_POLL_SECONDS, LogRelay(log), Watch(self._job)
+        deferred_at = time.monotonic() + _SECONDS_BEFORE_DEFERRAL
         active = True
         while active:
             active = runner.is_active(self._job)  # before reading: nothing written before the end is missed
-            lines, offset = runner.read_log(self._job, offset)
+            lines, self._offset = runner.read_log(self._job, self._offset)
             for line in lines:
                 relay.relay(line)
             self.attend()
+            if active and time.monotonic() >= deferred_at:
+                self._defer(self._job, context)
             if active:
                 watch.look(runner, lines)
                 time.sleep(wait)
                 wait = min(wait * 1.5, _LONGEST_POLL_SECONDS) if not lines else _SHORTEST_POLL_SECONDS
         return self.get_job_result(external_id, context)
 
+    def _defer(self, job: Job, context: Context) -> None:
+        """Wait in the triggerer, if it can see the job; return if it cannot."""
+        deployment = self.configured.deployment
+        if self.stays or not may_be_watched(deployment, job):
+            self.stays = True  # without asking again
+            return
+        self.queue = queue_of(self.executor_config, context["ti"].map_index) or self.queue
+        self.defer(
+            trigger=JobTrigger(watched=watched_job(deployment, job, self._offset).model_dump_json()),
+            method_name="resume",
+            kwargs={"job": job.model_dump(mode="json")},
+            timeout=self._longest_deferral(job, context),
+        )
+
+    def _longest_deferral(self, job: Job, context: Context) -> timedelta:
+        """A little more than the job's own time, or what is left of the task's, which Airflow 3.3 does not count."""
+        longest = timedelta(seconds=job.time_limit.longest_seconds + job.start_seconds + 4 * GRACE_SECONDS)
+        if self.execution_timeout is not None:
+            longest = min(longest, context["ti"].start_date + self.execution_timeout - datetime.now(UTC))
+        return max(longest, timedelta(seconds=1))
+
+    def _end_overdue(self, context: Context, error: TaskDeferralTimeout) -> None:
+        """Stop a stage that still runs; return if it ended, which no triggerer saw."""
+        state = context.get("task_state_store")
+        noted = state.get(self.external_id_key) if state is not None else None
+        if noted is None or not self._runner_here().is_active(job := Job.model_validate(noted)):
+            log.warning("no triggerer told of the stage's end: does one run?")
+            return
+        self._runner_here().cancel(job)
+        allowed = job.time_limit
+        if self.execution_timeout is not None and self.execution_timeout.total_seconds() < allowed.longest_seconds:
+            seconds = self.execution_timeout.total_seconds()
+            allowed = TimeLimit(seconds=seconds, basis="execution_timeout", setting="execution_timeout of the task")
+        raise out_of_time(allowed, ran=allowed.seconds, silent=None) from error
+
     def attend(self) -> None:
         """Called again and again while the stage runs."""
 
-    def get_job_result(self, external_id: JsonValue, context: Context) -> dict[str, Any]:
+    def get_job_result(self, external_id: JsonValue, context: Context) -> Any:
         """The task's result, or the stage's error; see `ResumableJobMixin`."""
         if self._returned is None:  # a fresh try asks twice: after polling, and for the result
             job = Job.model_validate(external_id)
@@ -265,10 +356,6 @@ class ResolveOperator(StageOperator):
         kwargs.setdefault("stage", "resolve")
         super().__init__(config_path=config_path, **kwargs)
 
-    def execute(self, context: Context) -> Any:
-        """Run the stage and return the release's id."""
-        return super().execute(context)["release_id"]
-
     def request(self, context: Context) -> StageRequest:
         """What the stage is asked to do.
 
@@ -284,14 +371,14 @@ class ResolveOperator(StageOperator):
             replace(store, loaded.places.values(), loaded.config.model.id, by=f"run {run_name(context)}")
         return resolve_request(loaded, revision, by=who_started(context))
 
-    def conclude(self, context: Context, result: StageResult) -> dict[str, Any]:
-        """Remember which release this run works on, for the report's tab, and for the release watch."""
+    def conclude(self, context: Context, result: StageResult) -> str:
+        """Remember which release this run works on, for the report's tab, and for the release watch; returns its id."""
         store = open_store(self.configured.deployment.store)
         remember_run(store, context["dag_run"].dag_id, context["run_id"], result.release_id)
         remember_commit(self.configured, result.release_id, context)
-        returned = super().conclude(context, result)
+        super().conclude(context, result)
         self._ending = result.release_id
-        return returned
+        return result.release_id
 
 
 def _log_result(result: StageResult) -> None:

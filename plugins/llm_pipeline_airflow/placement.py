@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from llm_pipeline.release.step import Gpus, Place
 
 if TYPE_CHECKING:  # every Airflow process loads this module
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from llm_pipeline.config.deployment import Deployment, WorkerGroup
     from llm_pipeline.release.loading import LoadedRelease
@@ -45,6 +45,12 @@ def placement_of_targets(deployment: Deployment, targets: Sequence[str]) -> dict
     """Arguments of an operator that is mapped over targets and takes no slot: it runs where their servers are."""
     table = [_arguments(deployment.workers.targets.get(target), slots=0) for target in targets]
     return {"executor_config": {TABLE_KEY: table}} if any(table) else {}
+
+
+def queue_of(executor_config: Mapping[str, Any] | None, map_index: int | None) -> str:
+    """The queue that the cluster policy gave a task instance, for the operator still has the task's; empty for none."""
+    table = (executor_config or {}).get(TABLE_KEY, ())
+    return str(table[map_index].get("queue", "")) if map_index is not None and 0 <= map_index < len(table) else ""
 
 
 def _arguments(group: WorkerGroup | None, *, slots: int) -> dict[str, Any]:

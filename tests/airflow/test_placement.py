@@ -9,6 +9,7 @@ import pytest
 from airflow import settings
 from airflow.dag_processing.bundles.manager import DagBundlesManager
 from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
+from airflow.jobs.job import Job
 from airflow.models.dagbag import DBDagBag
 from airflow.models.pool import Pool
 from airflow.models.taskinstance import TaskInstance, clear_task_instances
@@ -20,6 +21,7 @@ from llm_pipeline_airflow.dag_factory import release_dag
 from sqlalchemy import select
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.operations.airflow_pools import triggerer_problem
 from llm_pipeline.operations.doctor import examine
 from llm_pipeline.release.loading import load_release
 
@@ -166,7 +168,7 @@ def test_pools_that_are_missing_or_too_small_are_named_before_a_task_waits_for_e
         "pool gpus-a": "failed",
         "pool gpus-b": "failed",
     }
-    assert found["pool gpus-a"].fix == 'airflow pools set gpus-a <GPUs> "<host>"'
+    assert found["pool gpus-a"].fix == 'airflow pools set gpus-a <GPUs> "<host>" --include-deferred'
     assert found["pool gpus-b"].detail == "1 slots, and one task takes 2: it would never start"
 
 
@@ -180,6 +182,23 @@ def test_a_pool_of_another_size_than_the_deployment_counts_is_named(workers, air
         "failed",
         "4 slots, and the deployment counts 8 GPUs",
     )
+
+
+def test_a_pool_must_count_the_deferred_tasks_of_containers_and_a_triggerer_must_run(workers, airflow_database):
+    deployment = workers.root / "configs/deployments/here.yaml"
+    in_containers = "environments: { gpus: { runner: docker, image: 'registry.test/llm/model:1' },"
+    deployment.write_text(deployment.read_text().replace("environments: {", in_containers))
+    Pool.create_or_update_pool("gpus-h200", 4, "", include_deferred=False)
+    Pool.create_or_update_pool("gpus-b", 2, "", include_deferred=True)
+    loaded = load_release(workers.config)
+    found = {check.subject: check for check in examine(loaded.deployment, loaded.release.targets)}
+    assert (found["pool gpus-h200"].state, found["pool gpus-b"].state) == ("failed", "ok")
+    assert "it does not count deferred tasks" in found["pool gpus-h200"].detail
+    assert found["triggerer"].state == "failed"
+    with settings.Session() as session:
+        session.add(Job(job_type="TriggererJob", state="running", latest_heartbeat=datetime.now(UTC)))
+        session.commit()
+    assert triggerer_problem() == ""
 
 
 def test_airflow_itself_loads_the_policy():

@@ -46,6 +46,8 @@ class KubernetesEnvironment(EnvironmentModel):
         start_timeout_minutes: Longest wait for a node and the image.
         time_limit_minutes: Longest run; None for a little more than the stage's own, the policy's
             `time_limit.maximum_hours`.
+        deferrable: Whether a task in Airflow waits for its pod in the triggerer, and holds no worker meanwhile. The
+            triggerer must reach the cluster as workers do.
     """
 
     runner: Literal["kubernetes"]
@@ -68,6 +70,15 @@ class KubernetesEnvironment(EnvironmentModel):
     labels: Labels = Field(default={})
     start_timeout_minutes: PositiveMinutes = 30.0
     time_limit_minutes: PositiveMinutes | None = None
+    deferrable: bool = True
+
+    def is_deferrable(self) -> bool:
+        """As its setting says."""
+        return self.deferrable
+
+    def is_seen_on_its_host_only(self) -> bool:
+        """A cluster is seen from everywhere."""
+        return False
 
 
 _RUNNER = "llm_pipeline.adapters.kubernetes.runner:KubernetesRunner"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -31,7 +32,7 @@ from llm_pipeline.runners.job_names import job_base_name, job_name_prefix, work_
 from llm_pipeline.runners.runner import Job, Placement
 from llm_pipeline.runners.stage_environment import withheld_secrets
 from llm_pipeline.store import open_store
-from llm_pipeline.store.artifact_store import Document
+from llm_pipeline.store.artifact_store import ArtifactStore, Document
 from llm_pipeline.store.signed_documents import refusal, replace_document, require_signed
 
 log = get_logger(__name__)
@@ -47,9 +48,13 @@ class KubernetesRunner:
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
-        self._store = open_store(deployment.store)
         self._clusters: dict[str, Cluster] = {}
         self._running_pods: dict[str, str] = {}
+
+    @cached_property
+    def _store(self) -> ArtifactStore:
+        """Opened at its first use: whether a Job runs is asked where nobody may reach the store."""
+        return open_store(self._deployment.store)
 
     @staticmethod
     def probe(environment: KubernetesEnvironment) -> str:

@@ -57,7 +57,10 @@ def run(context: StageContext) -> StageOutput:
     log.warning("a warning of the stage", subject=request.subject)
     for _ in range(int(plan.get("seconds", 0) * 10)):
         time.sleep(0.1)
+    heard = "hears" not in plan
     while "until" in plan and not Path(plan["until"]).exists():
+        if not heard and (heard := Path(plan["hears"]).exists()):
+            log.info("heard")
         time.sleep(0.1)
     if plan.get("hang") and not _tried_before(context):
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -1,0 +1,201 @@
+"""Waits in Airflow's triggerer for the end of a stage's container or pod, so that its task holds no worker meanwhile.
+
+The trigger only looks and relays the log. The task that it wakes finds the job again, prints the rest of its log, and
+judges its outcome: a trigger that sees nothing, or that is told nonsense, can end no stage and make no result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from functools import lru_cache, partial
+from typing import Any, TypeVar
+
+from airflow.sdk.configuration import conf
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from llm_pipeline.base.errors import PipelineError, StageOutOfTime
+from llm_pipeline.base.logging import LogRelay
+from llm_pipeline.base.records import Frozen
+from llm_pipeline.config.deployment import Deployment, Workers
+from llm_pipeline.config.notifications import Notifications
+from llm_pipeline.runners.runner import Job
+from llm_pipeline.runners.runners import Runners
+from llm_pipeline.runners.stage_environment import secret_connections
+from llm_pipeline.runners.watch import Watch
+from llm_pipeline_airflow.connections import fetch_secrets
+from llm_pipeline_airflow.faults import contained
+from llm_pipeline_airflow.logs import get_logger
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+SHORTEST_LOOK_SECONDS = 5.0
+"""Not less: Airflow 3.3 takes a task whose trigger fires before its scheduler saw the deferral for a failed one."""
+_LONGEST_LOOK_SECONDS = 30.0
+_LATE_AT_MOST = 0.01
+"""How late the end of a stage may be seen, as a fraction of the time that it took."""
+_PATIENCE_SECONDS = 300.0
+_PATIENCE_AT_FIRST_SECONDS = 30.0
+_LOCAL_EXECUTOR = "LocalExecutor"
+_THREADS = ThreadPoolExecutor(8, thread_name_prefix="stage-jobs")
+"""Own ones: an engine that does not answer must not hold up triggers of others."""
+
+
+class WatchedJob(Frozen):
+    """What a triggerer needs to find a job: it may have no file of the release. It holds no secret.
+
+    Attributes:
+        deployment: The deployment, as far as its runner needs it.
+        job: The job.
+        offset: Where the task left the job's log.
+        since: When it did.
+    """
+
+    deployment: Deployment
+    job: Job
+    offset: int
+    since: datetime
+
+
+def watched_job(deployment: Deployment, job: Job, offset: int) -> WatchedJob:
+    """What to hand to the triggerer."""
+    environments = {job.environment: deployment.environments[job.environment]}
+    without: dict[str, Any] = {"places": {}, "workers": Workers(), "notifications": Notifications()}
+    return WatchedJob(
+        deployment=deployment.model_copy(update={**without, "environments": environments}),
+        job=job,
+        offset=offset,
+        since=datetime.now(UTC),
+    )
+
+
+def may_be_watched(deployment: Deployment, job: Job) -> bool:
+    """Whether a triggerer sees if the job still runs, as far as that can be known here.
+
+    An engine behind a socket of this host is seen by a triggerer of this host: where Airflow is all on one host, and
+    where tasks of each queue have triggerers of their own.
+    """
+    environment = deployment.environments.get(job.environment)
+    if environment is None or not environment.is_deferrable():
+        return False
+    if not environment.is_seen_on_its_host_only():
+        return True
+    if conf.getboolean("triggerer", "queues_enabled", fallback=False):
+        return True
+    return bool(conf.get("core", "executor", fallback="") == _LOCAL_EXECUTOR)
+
+
+class JobTrigger(BaseTrigger):
+    """Fires when the job has ended, was ended because it hung, or cannot be seen from here.
+
+    Its event has the `offset` in the job's log, the `problem` of a job that is not seen, and the error, as JSON, of one
+    that is `overdue`.
+
+    Args:
+        watched: A `WatchedJob` as JSON.
+    """
+
+    def __init__(self, *, watched: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._json = watched
+        self._relay = LogRelay(log)
+        self._offset = 0
+        self._watch: Watch | None = None
+        self._overdue = ""
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """The class and its arguments; see `BaseTrigger`."""
+        return "llm_pipeline_airflow.job_trigger.JobTrigger", {"watched": self._json}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look until the job has ended. One that cannot be looked at for long is given back to a worker."""
+        watched = WatchedJob.model_validate_json(self._json)
+        self._offset, self._watch = watched.offset, Watch(watched.job)
+        if _seconds_since(watched.since) > _LONGEST_LOOK_SECONDS:
+            log.info("this triggerer took over; the stage's log follows from where its worker left it")
+        seen_at, patience, problem, active = datetime.now(UTC), _PATIENCE_AT_FIRST_SECONDS, "", True
+        while active and not problem:
+            await asyncio.sleep(_pause_seconds(watched.since))
+            with contained(f"looking for {watched.job.name}") as faults:
+                active = await _in_thread(partial(self._look, watched))
+                seen_at, patience = datetime.now(UTC), _PATIENCE_SECONDS
+            for fault in faults:
+                log.warning("cannot see whether the stage still runs: %s", fault)
+                problem = str(fault) if _seconds_since(seen_at) >= patience else ""
+        # A pod's offset is a time with more than 64 bits, which Airflow's messages cannot carry as a number.
+        event = {"offset": str(self._offset), "problem": problem, "overdue": self._overdue}
+        yield TriggerEvent(event)  # type: ignore[no-untyped-call]
+
+    async def on_kill(self) -> None:
+        """End the job of a task that was cleared or marked: in a thread that goes on when Airflow waits no longer."""
+        await _in_thread(self._kill)
+
+    def _look(self, watched: WatchedJob) -> bool:
+        job = watched.job
+        try:
+            runner = _runner(watched)
+            active = runner.is_active(job)  # before reading: nothing written before the end is missed
+            lines, self._offset = runner.read_log(job, self._offset)
+        except PipelineError:
+            _open.cache_clear()  # its credentials may have been changed
+            raise
+        for line in lines:
+            self._relay.relay(line)
+        if active and self._watch is not None and (job.outcome_document or job.log.exists()):
+            try:
+                self._watch.look(runner, lines)
+            except StageOutOfTime as error:
+                self._overdue = error.to_document().model_dump_json()
+                return False
+        return active
+
+    def _kill(self) -> None:
+        watched = WatchedJob.model_validate_json(self._json)
+        with contained(f"stopping {watched.job.name}") as faults:
+            if self._still_waits():
+                log.info("another triggerer watches the stage now")
+                return
+            log.warning("stopping the stage's processes: the task was killed")
+            _runner(watched).cancel(watched.job)
+        for fault in faults:
+            log.error("the stage may still run: %s", fault)
+
+    def _still_waits(self) -> bool:
+        ti = self.task_instance
+        if ti is None:
+            return False
+        found = RuntimeTaskInstance.get_task_states(
+            dag_id=ti.dag_id, map_index=ti.map_index, task_ids=[ti.task_id], run_ids=[ti.run_id]
+        )
+        return "deferred" in found.get(ti.run_id, {}).values()
+
+
+def _runner(watched: WatchedJob) -> Runners:
+    """One for all jobs of a deployment's environment: each has connections of its own to a cluster or an engine."""
+    return _open(watched.deployment.model_dump_json())
+
+
+@lru_cache(maxsize=16)
+def _open(deployment: str) -> Runners:
+    opened = Deployment.model_validate_json(deployment)
+    fetch_secrets(secret_connections(opened))  # what the store asks for: a pod that waits in vain is noted there
+    return Runners(opened)
+
+
+def _seconds_since(moment: datetime) -> float:
+    return (datetime.now(UTC) - moment).total_seconds()
+
+
+def _pause_seconds(since: datetime) -> float:
+    return min(max(SHORTEST_LOOK_SECONDS, _LATE_AT_MOST * _seconds_since(since)), _LONGEST_LOOK_SECONDS)
+
+
+async def _in_thread(function: Callable[[], T]) -> T:
+    """Its log belongs to the same task: Airflow knows that by context variables."""
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, contextvars.copy_context().run, function)

@@ -1,0 +1,375 @@
+"""A stage in a container or a pod holds no worker: its task is deferred, and finds it again whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from airflow.sdk.exceptions import TaskDeferred
+
+from llm_pipeline.adapters.docker.environment import DockerEnvironment
+from llm_pipeline.base.errors import RemoteStageTransient, StageOutOfTime, Transient
+from llm_pipeline.config.loading import load_deployment
+from llm_pipeline.release import time_limit
+from llm_pipeline.release.contract import StageRequest, TimeLimit
+from llm_pipeline.release.loading import load_release
+from llm_pipeline.runners.runner import Job
+from llm_pipeline.runners.runners import Runners
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "doubles"))
+
+pytestmark = pytest.mark.slow
+
+IMAGE, DIGEST = "registry.test/llm/control:1", f"sha256:{'0' * 63}7"
+SUBJECT = "one"
+
+
+class StateStore(dict):
+    """Airflow's task state store, as far as the mixin uses it: it outlives a try."""
+
+    def set(self, key, value):
+        self[key] = value
+
+    def delete(self, key):
+        self.pop(key, None)
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch):
+    from docker_engine import DockerEngine
+
+    double = DockerEngine(tmp_path)
+    double.images[IMAGE] = DIGEST
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{double.socket}")
+    yield double
+    double.close()
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    from kubernetes_api import KubernetesApi
+
+    api = KubernetesApi(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig()))
+    yield api
+    api.close()
+
+
+def in_containers(root: Path, python: str) -> dict:
+    return {"runner": "docker", "image": IMAGE, "python": python, "network": "none"}
+
+
+def in_pods(root: Path, python: str) -> dict:
+    claim = {"claim": "shared", "path": str(root), "writable": True}
+    image = "registry.test/llm/control@sha256:0"
+    return {"runner": "kubernetes", "namespace": "llm", "image": image, "python": python, "claims": [claim]}
+
+
+def put(project, make, **changes) -> None:
+    """Let the deployment's stages run in containers or pods."""
+    path = project.root / "configs/deployments/here.yaml"
+    deployment = yaml.safe_load(path.read_text())
+    deployment["environments"]["control"] = make(project.root, str(project.root / "python")) | changes
+    path.write_text(yaml.safe_dump(deployment))
+
+
+@pytest.fixture(params=["engine", "cluster"])
+def place(request, project):
+    """The double of an engine or of a cluster, in which stages run."""
+    double = request.getfixturevalue(request.param)
+    put(project, in_containers if request.param == "engine" else in_pods)
+    return double
+
+
+@dataclass
+class Task:
+    """One task of Airflow's, whose stage runs until it may end.
+
+    Attributes:
+        operator: Makes a new operator object, as every start of the task has one.
+        context: What outlives its starts.
+    """
+
+    project: Any
+    operator: Any
+    context: dict[str, Any] = field(
+        default_factory=lambda: {
+            "task_state_store": StateStore(),
+            "ti": SimpleNamespace(map_index=-1, start_date=datetime.now(UTC), stats_tags={}),
+        }
+    )
+
+    def execute(self, **options: Any) -> Any:
+        return self.operator(**options).execute(self.context)
+
+    def deferred(self, **options: Any) -> TaskDeferred:
+        with pytest.raises(TaskDeferred) as caught:
+            self.execute(**options)
+        return caught.value
+
+    def resume(self, deferral: TaskDeferred, event: dict[str, str]) -> Any:
+        return self.operator().resume_execution("resume", {**deferral.kwargs, "event": event}, self.context)
+
+    def give_up(self, error: str) -> Any:
+        """Resume as after a trigger that failed, or that fired nothing in time."""
+        return self.operator().resume_execution("__fail__", {"error": error, "traceback": ["a line"]}, self.context)
+
+    def end(self) -> None:
+        """Let the stage end."""
+        (self.project.root / "end").touch()
+
+    def starts(self) -> int:
+        """How often the stage was started."""
+        marker = self.project.root / "started"
+        return len(marker.read_text().splitlines()) if marker.exists() else 0
+
+    def runs(self, deferral: TaskDeferred) -> bool:
+        return self.runners().is_active(job_of(deferral))
+
+    def runners(self) -> Runners:
+        return Runners(load_deployment(self.project.root / "configs/deployments/here.yaml"))
+
+
+@pytest.fixture
+def task(project, monkeypatch) -> Task:
+    from llm_pipeline_airflow import job_trigger, operators
+
+    monkeypatch.setattr(operators, "_SECONDS_BEFORE_DEFERRAL", 0.0)
+    monkeypatch.setattr(job_trigger, "SHORTEST_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(job_trigger, "_PATIENCE_AT_FIRST_SECONDS", 0.0)
+    job_trigger._open.cache_clear()
+    project.script(**{f"report/{SUBJECT}": {"until": f"{project.root}/end", "file": f"{project.root}/started"}})
+
+    class ReportOperator(operators.StageOperator):
+        limit = TimeLimit()
+
+        def request(self, context):  # noqa: ARG002
+            deployment = load_release(Path(self.config_path)).deployment
+            place = {"store": deployment.store, "work_root": deployment.work_root}
+            names = {"release_id": "tiny-01234567-00000000", "stage": "report", "subject": SUBJECT}
+            return StageRequest(**names, config={}, time_limit=self.limit, **place)
+
+    def new(**options: Any) -> ReportOperator:
+        names = {"task_id": "report", "stage": "report", "subject": SUBJECT, "config_path": str(project.config)}
+        return ReportOperator(**names, **options)
+
+    return Task(project, new)
+
+
+def another(trigger):
+    """The trigger as another process makes it from what Airflow keeps."""
+    from llm_pipeline_airflow.job_trigger import JobTrigger
+
+    name, arguments = trigger.serialize()
+    assert name == f"{JobTrigger.__module__}.{JobTrigger.__qualname__}"
+    return JobTrigger(**json.loads(json.dumps(arguments)))
+
+
+def woken(trigger, seconds: float = 60.0) -> dict[str, str]:
+    """What a triggerer tells the task when the trigger has fired."""
+
+    async def fired() -> dict[str, str]:
+        async for event in another(trigger).run():
+            return json.loads(json.dumps(event.payload))
+        raise AssertionError("the trigger fired no event")
+
+    return asyncio.run(asyncio.wait_for(fired(), seconds))
+
+
+def job_of(deferral: TaskDeferred) -> Job:
+    return Job.model_validate(deferral.kwargs["job"])
+
+
+def wait_until(condition, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def test_a_task_waits_in_the_triggerer_which_relays_the_log_and_resumes_with_the_result(place, task, caplog):
+    caplog.set_level("INFO")
+    waiting = task.deferred()
+    with ThreadPoolExecutor(1) as triggerer:
+        event = triggerer.submit(woken, waiting.trigger)
+        wait_until(lambda: "a warning of the stage" in caplog.text)
+        assert not event.done()
+        task.end()
+    assert (event.result()["problem"], event.result()["overdue"]) == ("", "")
+    assert task.resume(waiting, event.result())["metrics"] == {"bytes": 1003}
+    assert caplog.text.count("a warning of the stage") == 1, "by the trigger or the task, not by both"
+    assert task.starts() == 1
+    assert not task.context["task_state_store"]
+
+
+def test_a_try_after_a_killed_worker_defers_with_the_same_job(place, task):
+    first, second = task.deferred(), task.deferred()
+    assert job_of(first) == job_of(second)
+    task.end()
+    woken(second.trigger)
+    assert task.execute()["metrics"] == {"bytes": 1003}, "also if the worker that was woken was killed"
+    assert task.starts() == 1
+
+
+@pytest.mark.parametrize("state", ["deferred", "failed", None])
+def test_a_killed_task_takes_its_job_with_it_and_one_that_still_waits_does_not(place, task, monkeypatch, state):
+    from llm_pipeline_airflow.job_trigger import RuntimeTaskInstance
+
+    waiting = task.deferred()
+    wait_until(task.starts)
+    states = {} if state is None else {"run": {"report": state}}
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", lambda **_: states)
+    trigger = another(waiting.trigger)
+    trigger.task_instance = SimpleNamespace(dag_id="dag", task_id="report", run_id="run", map_index=-1)
+    asyncio.run(trigger.on_kill())
+    assert task.runs(waiting) is (state == "deferred")
+    task.end()
+
+
+def test_a_deferral_that_takes_too_long_ends_the_job(place, task):
+    assert task.deferred().timeout >= timedelta(hours=24)
+    waiting = task.deferred(execution_timeout=timedelta(seconds=30))
+    assert waiting.timeout <= timedelta(seconds=30)
+    wait_until(task.starts)
+    with pytest.raises(StageOutOfTime, match="stopped after its time limit"):
+        task.give_up("Trigger timeout")
+    assert not task.runs(waiting)
+    with pytest.raises(Transient):
+        task.runners().outcome(job_of(waiting))
+
+
+def test_a_stage_that_ended_without_a_triggerer_is_judged_when_its_time_is_over(place, task):
+    waiting = task.deferred()
+    task.end()
+    wait_until(lambda: not task.runs(waiting))
+    assert task.give_up("Trigger timeout")["metrics"] == {"bytes": 1003}
+
+
+def test_a_stage_that_hangs_is_stopped_by_the_triggerer(cluster, task, monkeypatch):
+    put(task.project, in_pods)
+    task.project.script(**{f"report/{SUBJECT}": {"hang": True}})
+    monkeypatch.setattr(time_limit, "GRACE_SECONDS", 0.1)
+    first = task.operator()
+    first.limit = TimeLimit(seconds=3.0)
+    with pytest.raises(TaskDeferred) as caught:
+        first.execute(task.context)
+    waiting = caught.value
+    event = woken(waiting.trigger)
+    with pytest.raises(RemoteStageTransient, match="StageOutOfTime: the stage was stopped after its time limit of 3"):
+        task.resume(waiting, event)
+    assert not task.runs(waiting)
+
+
+def test_a_triggerer_that_cannot_run_the_trigger_leaves_the_stage_to_a_worker(place, task):
+    task.deferred()
+    task.end()
+    assert task.give_up("Trigger failure")["metrics"] == {"bytes": 1003}
+    assert task.starts() == 1
+
+
+def test_a_triggerer_that_sees_another_engine_gives_the_stage_back_to_its_worker(engine, task, monkeypatch, caplog):
+    from docker_engine import DockerEngine
+
+    put(task.project, in_containers)
+    waiting = task.deferred()
+    (elsewhere := task.project.root / "elsewhere").mkdir()
+    other = DockerEngine(elsewhere)
+    with monkeypatch.context() as triggerer:
+        triggerer.setenv("DOCKER_HOST", f"unix://{other.socket}")
+        event = woken(waiting.trigger)
+    other.close()
+    with ThreadPoolExecutor(1) as worker:
+        returned = worker.submit(task.resume, waiting, event)
+        wait_until(lambda: "the triggerer sees another engine than this worker" in caplog.text)
+        task.end()
+    assert returned.result()["metrics"] == {"bytes": 1003}
+    assert task.starts() == 1
+
+
+def test_a_triggerer_without_an_engine_says_so(engine, task, monkeypatch, caplog):
+    put(task.project, in_containers)
+    waiting = task.deferred()
+    with monkeypatch.context() as triggerer:
+        triggerer.setenv("DOCKER_HOST", "unix:///no/such/socket")
+        event = woken(waiting.trigger)
+    assert "the Docker engine does not answer" in event["problem"]
+    task.end()
+    assert task.resume(waiting, event)["metrics"] == {"bytes": 1003}
+    assert "the triggerer cannot see the stage" in caplog.text
+
+
+def test_a_cluster_that_is_away_for_a_moment_wakes_nobody(cluster, task, caplog):
+    put(task.project, in_pods)
+    waiting = task.deferred()
+    with ThreadPoolExecutor(1) as triggerer:
+        event = triggerer.submit(woken, waiting.trigger)
+        wait_until(lambda: "a warning of the stage" in caplog.text)
+        cluster.answer(403, times=2, to="GET jobs")
+        wait_until(lambda: "cannot see whether the stage still runs" in caplog.text)
+        assert not event.done()
+        task.end()
+    assert task.resume(waiting, event.result())["metrics"] == {"bytes": 1003}
+
+
+def watchable(monkeypatch, environment, *, executor="CeleryExecutor", queues="False", engine="") -> bool:
+    from llm_pipeline_airflow.job_trigger import may_be_watched
+
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", executor)
+    monkeypatch.setenv("AIRFLOW__TRIGGERER__QUEUES_ENABLED", queues)
+    monkeypatch.setenv("DOCKER_HOST", engine) if engine else monkeypatch.delenv("DOCKER_HOST", raising=False)
+    deployment = SimpleNamespace(environments={"control": environment})
+    return may_be_watched(deployment, Job(environment="control", directory=Path("/"), request_digest=""))
+
+
+def test_a_task_waits_where_a_triggerer_can_see_its_container(monkeypatch):
+    docker = DockerEnvironment(runner="docker", image=IMAGE)
+    assert not watchable(monkeypatch, docker)
+    assert watchable(monkeypatch, docker, executor="LocalExecutor")
+    assert watchable(monkeypatch, docker, queues="True")
+    assert watchable(monkeypatch, docker, engine="tcp://10.0.0.7:2376")
+    off = docker.model_copy(update={"deferrable": False})
+    assert not watchable(monkeypatch, off, executor="LocalExecutor", queues="True", engine="tcp://10.0.0.7:2376")
+
+
+def test_a_stage_of_this_host_keeps_its_worker(task):
+    task.end()
+    assert task.execute()["metrics"] == {"bytes": 1003}
+
+
+def test_a_task_that_tells_people_while_its_stage_runs_keeps_its_worker(engine, task):
+    from llm_pipeline_airflow.promotion import NotifyingOperator
+
+    assert NotifyingOperator(task_id="canary", stage="canary", config_path="").stays
+    put(task.project, in_containers)
+    staying = task.operator()
+    staying.stays = True
+    looks = []
+
+    def attend() -> None:
+        looks.append(1)
+        if len(looks) == 3:
+            task.end()
+
+    staying.attend = attend
+    assert staying.execute(task.context)["metrics"] == {"bytes": 1003}
+
+
+def test_the_triggerer_of_a_task_is_that_of_its_own_queue(engine, task):
+    put(task.project, in_containers)
+    table = [{"queue": "on-a"}, {"queue": "on-b", "pool": "gpus"}]
+    mapped = task.operator(executor_config={"llm_pipeline": table})
+    task.context["ti"].map_index = 1
+    with pytest.raises(TaskDeferred):
+        mapped.execute(task.context)
+    assert mapped.queue == "on-b"
+    task.end()

@@ -1,0 +1,228 @@
+"""A whole Airflow with one worker slot and six containers: workers and triggerer are killed while they run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_airflow import until
+from test_deferral import DIGEST, IMAGE, in_containers, in_pods, put
+
+from llm_pipeline.base import detached
+from llm_pipeline.base.labels import LABEL_PREFIX
+from llm_pipeline.demo.airflow_client import AirflowAccess, AirflowClient
+from llm_pipeline.demo.airflow_services import start_airflow, stop_airflow
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "doubles"))
+
+pytestmark = pytest.mark.thorough
+
+DAGS = Path(__file__).parent / "dags_for_tests"
+KEPT = ("one", "two", "three")
+
+
+@dataclass
+class Jobs:
+    """An Airflow, the projects of its DAGs, and the doubles that their stages run in."""
+
+    home: Path
+    port: int
+    settings: dict[str, str]
+    engine: Any
+    cluster: Any
+    projects: dict[str, Any]
+
+    def start(self) -> AirflowAccess:
+        return start_airflow(self.home, self.port, settings=self.settings)
+
+    def kill_triggerer(self) -> None:
+        triggerer = detached.load(self.home / "processes" / "triggerer.json")
+        os.killpg(triggerer.pid, signal.SIGKILL)
+        until(lambda: not triggerer.group_alive)
+
+    def started(self, dag_id: str, name: str) -> int:
+        """How often a stage was started."""
+        marker = self.projects[dag_id].root / f"{name}.started"
+        return len(marker.read_text().splitlines()) if marker.exists() else 0
+
+    def running(self) -> set[str]:
+        """The stages whose containers run."""
+        containers = [self.engine.container(name) for name in self.engine.names()]
+        return {one.options["Labels"][f"{LABEL_PREFIX}subject"] for one in containers if one.status == "running"}
+
+    def end(self, dag_id: str, *names: str) -> None:
+        """Let stages end."""
+        for name in names:
+            (self.projects[dag_id].root / f"{name}.end").touch()
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory, make_project, empty_database) -> Iterator[Jobs]:
+    from docker_engine import DockerEngine
+    from kubernetes_api import KubernetesApi
+
+    root = tmp_path_factory.mktemp("jobs")
+    home = root / "airflow"
+    home.mkdir()
+    shutil.copyfile(empty_database, home / "airflow.db")
+    (home / "migrated").write_text(version("apache-airflow"))
+    (root / "engine").mkdir()
+    engine, cluster = DockerEngine(root / "engine"), KubernetesApi(root)
+    engine.images[IMAGE] = DIGEST
+    projects = {}
+    for dag_id, make in (("containers", in_containers), ("pods", in_pods)):
+        (root / dag_id).mkdir()
+        projects[dag_id] = project = make_project(root / dag_id)
+        put(project, make)
+        names = ("one", "two", "three", "marked", "cleared", "overdue")
+        paths = {"until": "end", "file": "started", "hears": "said"}
+        project.script(
+            **{f"report/{n}": {key: f"{project.root}/{n}.{end}" for key, end in paths.items()} for n in names}
+        )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings = {
+        "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS),
+        "AIRFLOW__CORE__PARALLELISM": "1",
+        "AIRFLOW__SCHEDULER__TRIGGER_TIMEOUT_CHECK_INTERVAL": "5",
+        "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "6",
+        "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
+        "DOCKER_HOST": f"unix://{engine.socket}",
+        "KUBECONFIG": str(cluster.kubeconfig()),
+        "JOBS_PROJECTS": str(root),
+    }
+    airflow = Jobs(home, port, settings, engine, cluster, projects)
+    try:
+        airflow.start()
+        yield airflow
+    finally:
+        stop_airflow(home)
+        engine.close()
+        cluster.close()
+
+
+@pytest.fixture(scope="module")
+def client(jobs) -> Iterator[AirflowClient]:
+    with AirflowClient(jobs.start()) as client:
+        for dag_id in ("containers", "pods"):
+            until(lambda dag_id=dag_id: client.has_dag(dag_id))
+            client.unpause(dag_id)
+        yield client
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a DAG."""
+
+    client: AirflowClient
+    dag_id: str
+    run_id: str
+
+    @property
+    def path(self) -> str:
+        return f"/api/v2/dags/{self.dag_id}/dagRuns/{self.run_id}/taskInstances"
+
+    def states(self) -> dict[str, str | None]:
+        return {one.task_id: one.state for one in self.client.task_states(self.dag_id, self.run_id)}
+
+    def tries(self, task_id: str) -> int:
+        return next(one.tries for one in self.client.task_states(self.dag_id, self.run_id) if one.task_id == task_id)
+
+    def log(self, task_id: str) -> str:
+        """The log of the last try, as its page shows it."""
+        return "\n".join(self.client.task_log(self.dag_id, self.run_id, task_id, attempt=max(1, self.tries(task_id))))
+
+    def mark_failed(self, task_id: str) -> None:
+        self.client._call("PATCH", f"{self.path}/{task_id}", json={"new_state": "failed"})
+
+    def clear(self, task_id: str) -> None:
+        body = {"dry_run": False, "task_ids": [task_id], "dag_run_id": self.run_id, "only_failed": False}
+        self.client._call("POST", f"/api/v2/dags/{self.dag_id}/clearTaskInstances", json=body)
+
+    def ended(self) -> bool:
+        return self.client.run_state(self.dag_id, self.run_id) in ("success", "failed")
+
+
+def kill_a_worker(jobs: Jobs, run: Run) -> str:
+    """Kill the process of a task that has started its container and is not deferred yet; returns the task's id."""
+
+    def killed() -> str:
+        assert not run.ended()
+        for name, state in run.states().items():
+            if state == "running" and name in KEPT and jobs.started(run.dag_id, name):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(run.client._call("GET", f"{run.path}/{name}")["pid"], signal.SIGKILL)
+                    return name
+        return ""
+
+    return until(killed)
+
+
+@pytest.fixture(scope="module")
+def containers(jobs, client) -> Run:
+    """A run whose worker and triggerer were killed, and of which one task was marked failed and one cleared."""
+    run = Run(client, "containers", client.trigger("containers"))
+    killed = kill_a_worker(jobs, run)
+    names = {*KEPT, "marked", "cleared"}
+    until(lambda: {name for name, state in run.states().items() if state == "deferred"} >= names, 600)
+    assert jobs.running() >= names
+    assert run.tries(killed) == 2
+
+    (jobs.projects["containers"].root / "two.said").touch()
+    until(lambda: "INFO heard" in run.log("two"))
+    jobs.kill_triggerer()
+    jobs.start()
+    for name in ("two", "marked", "cleared"):
+        until(lambda name=name: "this triggerer took over" in run.log(name))
+
+    run.mark_failed("marked")
+    until(lambda: "marked" not in jobs.running())
+    assert jobs.running() >= names - {"marked"}
+    run.clear("cleared")
+    until(lambda: jobs.started("containers", "cleared") == 2)
+    jobs.end("containers", *KEPT, "cleared")
+    until(run.ended, 600)
+    return run
+
+
+def test_one_worker_slot_is_enough_for_six_containers_and_each_stage_has_one_result(containers, jobs):
+    assert containers.states() == {
+        "one": "success", "two": "success", "three": "success", "cleared": "success",
+        "marked": "failed", "overdue": "failed",
+    }  # fmt: skip
+    assert [jobs.started("containers", name) for name in (*KEPT, "marked", "overdue")] == [1] * 5
+    assert not jobs.running()
+
+
+def test_the_log_of_a_deferred_task_shows_what_its_stage_says(containers):
+    log = containers.log("two")
+    assert (
+        log.index("WARNING a warning of the stage  subject=two") < log.index("INFO heard") < log.index("INFO metrics:")
+    )
+
+
+def test_a_stage_that_is_overdue_is_stopped(containers):
+    assert "Task failed with exception" in containers.log("overdue")
+
+
+def test_pods_hold_no_worker_either(jobs, client):
+    run = Run(client, "pods", client.trigger("pods"))
+    until(lambda: set(run.states().values()) == {"deferred"})
+    until(lambda: re.search(r"INFO trigger .* starting", run.log("marked")))  # before that, nobody would end its pod
+    run.mark_failed("marked")
+    until(lambda: len(jobs.cluster.names()) == 2)
+    jobs.end("pods", "one", "two")
+    until(run.ended)
+    assert run.states() == {"one": "success", "two": "success", "marked": "failed"}
+    assert [jobs.started("pods", name) for name in ("one", "two", "marked")] == [1, 1, 1]
