@@ -8,14 +8,15 @@ stage holds locks on files of its host as well. The kernel frees them when the p
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import Transient
-from llm_pipeline.base.file_lock import flocked, flocked_within
+from llm_pipeline.base.file_lock import flocked_within
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.progress import made_progress
 from llm_pipeline.release.contract import HostGpus
 from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.step import Gpus, Place
@@ -49,37 +50,45 @@ def gpus_taken(deployment: Deployment, record: ReleaseRecord, stage: str, subjec
 
 @contextmanager
 def held(gpus: HostGpus | None, work_root: Path) -> Iterator[None]:
-    """Hold a stage's GPUs in the block; waits until so many are free, in the order in which stages asked."""
+    """Hold a stage's GPUs in the block; waits until so many are free, and that counts towards no time limit."""
     if gpus is None:
         yield
         return
     folder = work_root / _FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as locks:
-        with flocked(
-            folder / f"{gpus.pool}.turn"
-        ):  # one takes at a time, so that a stage that needs many is not starved
-            _take(gpus, folder, locks)
+        with ExitStack() as turn:  # one takes at a time, so that a stage that needs many is not starved
+            _wait_for(gpus, lambda: _locked(folder / f"{gpus.pool}.turn", turn))
+            free = [folder / f"{gpus.pool}.{number}" for number in range(gpus.there)]
+            for _ in range(gpus.taken):
+                _wait_for(gpus, lambda: _one_locked(free, locks))
         yield
 
 
-def _take(gpus: HostGpus, folder: Path, locks: ExitStack) -> None:
-    files = [folder / f"{gpus.pool}.{number}" for number in range(gpus.there)]
-    mine: set[Path] = set()
+def _wait_for(gpus: HostGpus, done: Callable[[], bool]) -> None:
     told = False
-    while True:
-        for file in files:
-            if file not in mine and len(mine) < gpus.taken:
-                with suppress(_Taken):
-                    locks.enter_context(flocked_within(file, 0.0, _Taken(f"{file} is taken")))
-                    mine.add(file)
-        if len(mine) == gpus.taken:
-            return
+    while not done():
         if not told:
             log.info("waiting for GPUs: stages of lost workers may still hold them", pool=gpus.pool, needed=gpus.taken)
             told = True
+        made_progress()  # whoever holds them has a limit of its own
         time.sleep(_POLL_SECONDS)
 
 
+def _one_locked(free: list[Path], locks: ExitStack) -> bool:
+    for file in free:
+        if _locked(file, locks):
+            free.remove(file)
+            return True
+    return False
+
+
+def _locked(file: Path, locks: ExitStack) -> bool:
+    with suppress(_Taken):
+        locks.enter_context(flocked_within(file, 0.0, _Taken(f"{file} is taken")))
+        return True
+    return False
+
+
 class _Taken(Transient):
-    """Another stage holds a GPU."""
+    """Another stage holds it."""
