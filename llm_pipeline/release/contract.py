@@ -173,14 +173,14 @@ class StageOutput:
     """What a stage's `run` returns; publishing is done for it.
 
     Attributes:
-        artifacts: Directories to publish, by output name.
+        artifacts: Directories to publish, by output name; one of the stage's inputs is passed on by its own name.
         metrics: Small facts for the log, the UI and the report.
         judgement: The verdict, when the stage is a gate.
         tool_seconds: Time spent inside the tool the stage exists for (the rest is our overhead).
         release_id: Set by the first stage only, which names the release.
     """
 
-    artifacts: Mapping[str, Produced] = field(default_factory=dict)
+    artifacts: Mapping[str, Produced | ArtifactRef] = field(default_factory=dict)
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     judgement: Judgement | None = None
     tool_seconds: float = 0.0

@@ -319,9 +319,18 @@ def _publish(
     )
     refs = {}
     for name, produced in output.artifacts.items():
+        if isinstance(produced, ArtifactRef):
+            refs[name] = _passed_on(produced, request)
+            continue
         refs[name] = publish_spared(store, produced.kind, produced.directory, provenance)
         log.info(f"published {name}", artifact=str(refs[name]), megabytes=store.manifest(refs[name]).size / 1e6)
     return refs
+
+
+def _passed_on(ref: ArtifactRef, request: StageRequest) -> ArtifactRef:
+    if ref not in request.inputs.values():
+        raise InternalError(f"stage {request.stage} passes on {ref}, which is none of its inputs")
+    return ref
 
 
 def _reuse(stage: Stage[Any], store: ArtifactStore, key: str) -> StageResult | None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from llm_pipeline.base.directory_listing import walk_files
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.records import ArtifactRef, Metric
@@ -49,24 +47,18 @@ class QuantizeConfig(ConfigModel):
 def run(context: StageContext[QuantizeConfig]) -> StageOutput:
     """Quantize in the work directory; what an earlier attempt finished there or in the store is not done again."""
     if context.config.recipe.weights == "none":
-        began = time.monotonic()
-        require_model_tensors(context.inputs["checkpoint"])  # by Transformers' own model, whose import takes seconds
-        checked_seconds = time.monotonic() - began
-        return _pass_through(context.inputs["checkpoint"], context.workdir / "checkpoint", checked_seconds)
+        return _pass_through(context)
     return _quantize(context)
 
 
-def _pass_through(source: Path, destination: Path, tool_seconds: float) -> StageOutput:
-    shutil.rmtree(destination, ignore_errors=True)
-    for path in walk_files(source):
-        copy = destination / path.relative_to(source)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, copy)  # without the store's read-only modes
-    size = _weight_bytes(destination)
+def _pass_through(context: StageContext[QuantizeConfig]) -> StageOutput:
+    source, began = context.inputs["checkpoint"], time.monotonic()
+    require_model_tensors(source)  # by Transformers' own model, whose import takes seconds
+    seconds, size = time.monotonic() - began, _weight_bytes(source)
     log.info("the recipe keeps the baseline's precision: the checkpoint passes unchanged", bytes=size)
     metrics: dict[str, Metric] = {"bytes": size, "size_ratio": 1.0, "layers_quantized": 0, "calibration_samples": 0}
-    artifacts = {"checkpoint": Produced("checkpoint", destination)}
-    return StageOutput(artifacts=artifacts, metrics=metrics, tool_seconds=tool_seconds)
+    artifacts = {"checkpoint": context.request.inputs["checkpoint"]}
+    return StageOutput(artifacts=artifacts, metrics=metrics, tool_seconds=seconds)
 
 
 def _quantize(context: StageContext[QuantizeConfig]) -> StageOutput:

@@ -242,3 +242,19 @@ def test_a_record_with_artifacts_of_a_stage_that_publishes_none_is_computed_agai
     succeed(request_for())
     monkeypatch.setattr(execution, "publishes", lambda _name: False)
     assert not succeed(request_for()).reused
+
+
+def test_a_stage_passes_an_input_on_without_a_copy_and_nothing_else(
+    counter: Counter, request_for, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = succeed(request_for()).artifacts["text"]
+    passing = dataclasses.replace(
+        execution.load_stage("count"), name="pass", run=lambda _context: StageOutput(artifacts={"same": made})
+    )
+    monkeypatch.setattr(execution, "load_stage", lambda _name: passing)
+    given = request_for().model_copy(update={"inputs": {"text": made}})
+    assert succeed(given).artifacts == {"same": made}
+    assert succeed(given).reused
+    assert [stored.ref for stored in open_store(given.store).artifacts()] == [made]
+    error = fail(request_for()).error
+    assert error.message == f"stage count passes on {made}, which is none of its inputs"
