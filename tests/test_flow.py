@@ -27,6 +27,7 @@ from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers
 
 MORNING = datetime(2026, 1, 5, 9, tzinfo=UTC)
+RECIPES = ("none", "int3", "int4", "int8", "fp8", "nowhere")
 REPOSITORY = ArtifactRef(kind="model_repository", digest="a" * 64)
 
 
@@ -45,10 +46,10 @@ def flow(store: ArtifactStore, resolved_at: datetime, **changes: Any) -> Release
         release_id="r1",
         release=ResolvedRelease(
             name="r",
-            description="one target, one recipe",
+            description="one target",
             baseline=Baseline(dtype="bfloat16"),
             model=ModelSource(id="demo/tiny"),
-            recipes=(QuantizationRecipe(name="none", weights="none"),),
+            recipes=tuple(QuantizationRecipe(name=name, weights="none") for name in RECIPES),
             targets=(Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu"),),
             policy=Policy(name="demo", load_test=LoadTestPolicy(service_level=level)),
             evaluation=Evaluation(tasks=("arithmetic",), served_tasks=("arithmetic",)),
