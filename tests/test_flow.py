@@ -27,7 +27,7 @@ from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers
 
 MORNING = datetime(2026, 1, 5, 9, tzinfo=UTC)
-RECIPES = ("none", "int3", "int4", "int8", "fp8", "nowhere")
+RECIPES = dict.fromkeys(("int3", "int4", "int8", "fp8", "nowhere"), "int8_weight_only") | {"none": "none"}
 REPOSITORY = ArtifactRef(kind="model_repository", digest="a" * 64)
 
 
@@ -49,7 +49,7 @@ def flow(store: ArtifactStore, resolved_at: datetime, **changes: Any) -> Release
             description="one target",
             baseline=Baseline(dtype="bfloat16"),
             model=ModelSource(id="demo/tiny"),
-            recipes=tuple(QuantizationRecipe(name=name, weights="none") for name in RECIPES),
+            recipes=tuple(QuantizationRecipe(name=name, weights=weights) for name, weights in RECIPES.items()),
             targets=(Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu"),),
             policy=Policy(name="demo", load_test=LoadTestPolicy(service_level=level)),
             evaluation=Evaluation(tasks=("arithmetic",), served_tasks=("arithmetic",)),
