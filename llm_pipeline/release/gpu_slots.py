@@ -50,7 +50,7 @@ def gpus_taken(deployment: Deployment, record: ReleaseRecord, stage: str, subjec
 
 @contextmanager
 def held(gpus: HostGpus | None, work_root: Path) -> Iterator[None]:
-    """Hold a stage's GPUs in the block; waits until so many are free, and that counts towards no time limit."""
+    """Hold a stage's GPUs in the block; waits until so many are free, which prolongs its time limit."""
     if gpus is None:
         yield
         return
