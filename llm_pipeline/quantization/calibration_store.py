@@ -7,7 +7,6 @@ it, and no kill, costs it again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -21,7 +20,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.lease import Lease, LeaseHeld
+from llm_pipeline.store.lease import lease_in_turn
 from llm_pipeline.store.pending_deletion import publish_spared, spare
 from llm_pipeline.store.provenance import Provenance
 from llm_pipeline.store.signed_documents import conclusion_problem, signed_conclusion
@@ -29,7 +28,6 @@ from llm_pipeline.store.signed_documents import conclusion_problem, signed_concl
 log = get_logger(__name__)
 
 KIND = "calibration"
-_POLL_SECONDS = 1.0
 _FORMAT = 1
 _TOOLS = ("nvidia-modelopt", "torch", "transformers")
 
@@ -85,24 +83,17 @@ def shared_calibration(
     Returns:
         The directory that it is in, and whether it was computed now.
     """
-    waited, name = False, calibration_document(key)
-    while True:
-        try:
-            with Lease(store, name) as lease:
-                if (found := _fetch(store, name, lease.conclusion)) is not None:
-                    return found, "restored"
-                origin: Origin = "restored" if directory.is_dir() else "computed"
-                if origin == "computed":
-                    compute(directory)
-                ref = publish_spared(store, KIND, directory, provenance)
-                lease.conclude(signed_conclusion(store, name, {"artifact": ref.model_dump(mode="json")}))
-                log.info("calibration saved", artifact=str(ref), key=key[:12])
-                return directory, origin
-        except LeaseHeld as held:
-            if not waited:
-                log.info("another process is making the same calibration; waiting for it", reason=held.message)
-            waited = True
-            time.sleep(_POLL_SECONDS)
+    name = calibration_document(key)
+    with lease_in_turn(store, name) as lease:
+        if (found := _fetch(store, name, lease.conclusion)) is not None:
+            return found, "restored"
+        origin: Origin = "restored" if directory.is_dir() else "computed"
+        if origin == "computed":
+            compute(directory)
+        ref = publish_spared(store, KIND, directory, provenance)
+        lease.conclude(signed_conclusion(store, name, {"artifact": ref.model_dump(mode="json")}))
+        log.info("calibration saved", artifact=str(ref), key=key[:12])
+        return directory, origin
 
 
 def _fetch(store: ArtifactStore, name: str, conclusion: dict[str, JsonValue] | None) -> Path | None:

@@ -29,7 +29,6 @@ from llm_pipeline.base.errors import (
     is_unexpected,
 )
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.base.progress import made_progress
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.release.changes import changing
 from llm_pipeline.release.contract import (
@@ -44,7 +43,7 @@ from llm_pipeline.release.contract import (
 from llm_pipeline.release.gpu_slots import held
 from llm_pipeline.release.registry import load_stage, publishes
 from llm_pipeline.store import ArtifactStore, open_store
-from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseState
+from llm_pipeline.store.lease import LeaseState, lease_in_turn
 from llm_pipeline.store.pending_deletion import publish_spared
 from llm_pipeline.store.provenance import Provenance, here
 from llm_pipeline.store.signed_documents import (
@@ -59,7 +58,6 @@ log = get_logger(__name__)
 
 _RECORD_FORMAT = 2
 """Raised whenever a stage's record gets another form: a store with older ones computes anew, and fails nothing."""
-_LEASE_POLL_SECONDS = 1.0
 
 
 def execute(request: StageRequest) -> StageResult | StageFailure:
@@ -224,10 +222,12 @@ def _execute(request: StageRequest) -> StageResult:
         raise ConfigError(f"the request does not fit stage {stage.name}: {error}", where=request.stage) from error
     store = open_store(request.store)
     content = key_content(stage, config, request.inputs, request.subject)
-    if not stage.reusable:
-        result = _compute(stage, config, request, store, content)
-    else:
-        result = _reuse(stage, store, content.key) or _compute_once(stage, config, request, store, content)
+    result = _reuse(stage, store, content.key) if stage.reusable else _compute(stage, config, request, store, content)
+    if result is None:
+        with lease_in_turn(store, record_name(content.key)) as lease:
+            if (result := _reuse(stage, store, content.key)) is None:
+                result = _compute(stage, config, request, store, content)
+                lease.conclude(concluded(store, content, result, signed=stage.publishes))
     timings = Timings(
         started_at=started,
         total_seconds=time.monotonic() - clock,
@@ -239,27 +239,6 @@ def _execute(request: StageRequest) -> StageResult:
     with changing(store, release_id) if stage.changes_release else contextlib.nullcontext():
         write(store, results_name(release_id, stage.name, request.subject), result.model_dump(mode="json"))
     return result
-
-
-def _compute_once(
-    stage: Stage[Any], config: Any, request: StageRequest, store: ArtifactStore, content: KeyContent
-) -> StageResult:
-    """Compute under the lease of the key; whoever waits for the lease reuses what its holder made."""
-    waited = False
-    while True:
-        try:
-            with Lease(store, record_name(content.key)) as lease:
-                if done := _reuse(stage, store, content.key):
-                    return done
-                result = _compute(stage, config, request, store, content)
-                lease.conclude(concluded(store, content, result, signed=stage.publishes))
-                return result
-        except LeaseHeld as held:
-            if not waited:
-                log.info("the same work is being done elsewhere; waiting for its result", reason=held.message)
-            waited = True
-            made_progress()  # whoever does the work has a limit of its own
-            time.sleep(_LEASE_POLL_SECONDS)
 
 
 def _compute(

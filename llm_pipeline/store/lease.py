@@ -11,6 +11,8 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -19,11 +21,14 @@ from pydantic import JsonValue
 from llm_pipeline.base.detached import process_is_stopped, process_start_ticks, visible_processes
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.progress import made_progress
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict, Document
 from llm_pipeline.store.documents import understood
 
 log = get_logger(__name__)
+
+_POLL_SECONDS = 1.0
 
 
 class LeaseHeld(Transient):
@@ -211,3 +216,21 @@ class Lease:
                 log.warning("could not renew a lease", lease=self._document, reason=str(error))
             except Exception:  # the thread must go on: a lease that nobody renews is taken over
                 log.exception("could not renew a lease", lease=self._document)
+
+
+@contextmanager
+def lease_in_turn(store: ArtifactStore, document: str) -> Iterator[Lease]:
+    """Hold the lease of work that others may be doing, as soon as it is free: its conclusion may say all by then."""
+    told = False
+    with ExitStack() as stack:
+        while True:
+            try:
+                lease = stack.enter_context(Lease(store, document))
+                break
+            except LeaseHeld as held:
+                if not told:
+                    log.info("the same work is being done elsewhere; waiting for its result", reason=held.message)
+                told = True
+                made_progress()  # whoever does the work has a limit of its own
+                time.sleep(_POLL_SECONDS)
+        yield lease

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 
+from llm_pipeline.base.progress import last_progress
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.quantization import calibration_store
 from llm_pipeline.quantization.calibration_store import KIND, calibration_document, shared_calibration
-from llm_pipeline.store import open_store
+from llm_pipeline.store import lease, open_store
 from llm_pipeline.store.lease import LeaseState
 from llm_pipeline.store.provenance import Provenance
 
@@ -72,7 +74,6 @@ def test_one_that_is_damaged_is_made_again(store, calibrate):
 
 
 def test_who_needs_it_while_it_is_made_waits_for_it(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(calibration_store, "_POLL_SECONDS", 0.01)
     begun, go_on, waiting = threading.Event(), threading.Event(), threading.Event()
     made, outcomes = [], {}
 
@@ -86,13 +87,19 @@ def test_who_needs_it_while_it_is_made_waits_for_it(store, tmp_path, monkeypatch
 
         outcomes[machine] = shared_calibration(store, KEY, tmp_path / machine, compute, Provenance())[1]
 
-    monkeypatch.setattr(calibration_store.time, "sleep", lambda _: waiting.set())
+    def slept(_seconds):
+        time.sleep(0.01)
+        waiting.set()
+
+    monkeypatch.setattr(lease, "time", SimpleNamespace(time=time.time, sleep=slept))
+    before = time.monotonic()
     first = threading.Thread(target=ask, args=("first",))
     second = threading.Thread(target=ask, args=("second",))
     first.start()
     assert begun.wait(30)
     second.start()
     assert waiting.wait(30)
+    assert last_progress() > before, "the time limit of who waits goes on"
     go_on.set()
     first.join(30)
     second.join(30)

@@ -172,7 +172,7 @@ def test_of_two_processes_that_want_one_stage_key_one_computes_and_the_other_wai
 ) -> None:
     stage = Stage(name="count", version=1, config=Nothing, run=_counted, environment="control")
     monkeypatch.setattr("llm_pipeline.release.execute.load_stage", lambda _name: stage)
-    monkeypatch.setattr("llm_pipeline.release.execute._LEASE_POLL_SECONDS", 0.1)
+    monkeypatch.setattr("llm_pipeline.store.lease._POLL_SECONDS", 0.1)
     ended: multiprocessing.Queue[str] = multiprocessing.Queue()
     runs = tmp_path / "runs"
     if first_is_killed:
