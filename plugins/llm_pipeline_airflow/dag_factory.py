@@ -11,7 +11,8 @@ whatever is cleared, the run takes its turn among the model's releases again, an
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections import Counter
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -86,11 +87,15 @@ def release_dag(config_path: Path) -> DAG:
         deadline=deadline_of(loaded),
     )
     tasks = release_tasks(loaded.release, climbing_order(loaded.release))
-    drawing = _Drawing(loaded)
+    drawing = _Drawing(loaded, tasks)
     params, dag.params = dag.params, ParamsDict()  # else each operator copies them: a quarter of the parse
     with dag:
-        for group, members in groupby(tasks, key=lambda task: task.lane and task.lane.group):
-            drawing.add_group(group, tuple(members))
+        for lane, members in groupby(tasks, key=lambda task: task.lane):
+            if lane is not None:
+                drawing.add_lane(lane, tuple(members))
+                continue
+            for task in members:
+                drawing.add(task)
     dag.params = params
     return dag
 
@@ -98,35 +103,31 @@ def release_dag(config_path: Path) -> DAG:
 class _Drawing:
     """The operators of one DAG, each behind those that it comes after."""
 
-    def __init__(self, loaded: LoadedRelease) -> None:
+    def __init__(self, loaded: LoadedRelease, tasks: Sequence[Task]) -> None:
         self._loaded = loaded
+        self._lanes = Counter(lane.group.name for lane in {task.lane for task in tasks if task.lane})
+        self._boxes: dict[str, TaskGroup] = {}
         self._operators: dict[str, BaseOperator] = {}
 
-    def add_group(self, group: Group | None, members: tuple[Task, ...]) -> None:
-        """Add the tasks of one of the flow's groups, or of none.
-
-        Items that come in turn have a group each; one around them, which names no task, is a single box while closed.
-        """
-        lanes = [(lane, tuple(tasks)) for lane, tasks in groupby(members, key=lambda task: task.lane)]
-        with _around(group) if group and len(lanes) > 1 else nullcontext():
-            for lane, tasks in lanes:
-                if lane is not None:
-                    self._add_lane(lane, tasks)
-                    continue
-                for task in tasks:
-                    self.add(task)
-
-    def _add_lane(self, lane: Lane, members: tuple[Task, ...]) -> None:
+    def add_lane(self, lane: Lane, members: Sequence[Task]) -> None:
         """Add the tasks of a lane, in a group that is mapped over its items."""
-        over = lane.group.over.value
+        over, box = lane.group.over.value, self._box(lane.group)
 
-        @task_group(group_id=lane.id, group_display_name=lane.title, tooltip=lane.group.words)
+        @task_group(group_id=lane.id, group_display_name=lane.title, tooltip=lane.group.words, parent_group=box)
         def group(**mapped: str) -> None:
             # Edges are set inside: outside, `>>` binds to what this function returns and lets other tasks start early.
             for task in members:
                 self.add(task, mapped[over])
 
         group.expand(**{over: list(lane.items)})
+
+    def _box(self, group: Group) -> TaskGroup | None:
+        """What is around lanes that come in turn: a single box while closed, which names no task."""
+        if self._lanes[group.name] > 1 and group.name not in self._boxes:
+            self._boxes[group.name] = TaskGroup(
+                group_id=group.name, prefix_group_id=False, group_display_name=group.title, tooltip=group.words
+            )
+        return self._boxes.get(group.name)
 
     def add(self, task: Task, item: str = "") -> None:
         """Add the operator that does a task's work; `item` is what its group is mapped over, or empty."""
@@ -205,10 +206,6 @@ class _Drawing:
         group = torn[0].task_group if torn else None
         before = [above for one in torn for above in one.upstream_list if task.lane and above.task_group is group]
         return [*before, *torn]  # type: ignore[list-item]
-
-
-def _around(group: Group) -> TaskGroup:
-    return TaskGroup(group_id=group.name, prefix_group_id=False, group_display_name=group.title, tooltip=group.words)
 
 
 def turn(task: Task) -> PromotionOrder:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.release.contract import StageRequest
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.operators import StageOperator
@@ -46,10 +45,8 @@ class RecipeOperator(StageOperator):
             raise self._skipped("not tried", f"{missing} did not succeed in this run")
         if missing := failed(context, self.useless_without):
             raise self._skipped("not tried", f"{missing} failed in this run")
-        if self.release_id:
-            flow = ReleaseProgress.open(self.configured.deployment, self.release_id)
-            if why := flow.passed_over(self.subject):
-                raise self._skipped("passed over", why)
+        if self.release_id and (why := self.flow().passed_over(self.subject)):
+            raise self._skipped("passed over", why)
         return super().request(context)
 
     def _skipped(self, ending: str, why: str) -> AirflowSkipException:

@@ -229,7 +229,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         """What the stage read and made, for Airflow's OpenLineage provider; None for one that made the release."""
         if self._result is None or not self.release_id:
             return None
-        return lineage_of(ReleaseProgress.open(self.configured.deployment, self.release_id), self._result)
+        return lineage_of(self.flow(), self._result)
 
     def submit_job(self, context: Context) -> JsonValue:
         """Start the stage's process; see `ResumableJobMixin`."""
