@@ -74,7 +74,7 @@ def _recipes(configs: Path, wanted: Sequence[str] | None) -> Iterator[Quantizati
     for path in sorted((configs / "quantization").glob("*.yaml")):
         if wanted is not None and path.stem not in wanted:
             continue
-        recipe = load_yaml(path, QuantizationRecipe, name=path.stem)
+        recipe = load_yaml(path, QuantizationRecipe)
         if _is_for_the_demo(recipe):
             yield from recipe.rungs()
 

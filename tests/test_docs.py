@@ -124,7 +124,7 @@ def test_every_block_of_configuration_loads(page: str, kind: str, block: str, tm
         whole["evaluation"]["tasks"] = [*tasks, *(set(whole["baseline"]["expected"]) - set(tasks))]
     written = tmp_path / "example.yaml"
     written.write_text(yaml.safe_dump(whole))
-    assert load_yaml(written, model, name="example")
+    assert load_yaml(written, model)
 
 
 def _blocks(*languages: str) -> list[tuple[str, str, str]]:

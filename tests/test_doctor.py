@@ -17,7 +17,7 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.loading import load_deployment
+from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.config.target import Target
 from llm_pipeline.operations.airflow_pools import airflow_pools
 from llm_pipeline.operations.doctor import Check, _runtimes, examine
@@ -88,7 +88,7 @@ def test_what_is_there_is_ok_and_the_store_is_left_as_it_was(deployment_file: Pa
 
 
 def test_a_place_that_two_models_claim_fails_and_ls_pointers_says_so_too(deployment_file: Path, capsys):
-    store = open_store(load_deployment(deployment_file).store)
+    store = open_store(load_yaml(deployment_file, Deployment).store)
     for name in ("a", "b"):
         repository = ArtifactRef(kind="model_repository", digest=name * 64)
         since = datetime(2026, 1, 1, tzinfo=UTC)
@@ -159,7 +159,7 @@ def targets() -> list[Target]:
 
 
 def gpu_checks(deployment_file: Path) -> dict[str, Check]:
-    return {check.subject: check for check in examine(load_deployment(deployment_file), targets())}
+    return {check.subject: check for check in examine(load_yaml(deployment_file, Deployment), targets())}
 
 
 def test_a_gpu_host_is_told_which_targets_it_fits(deployment_file: Path, tmp_path: Path, monkeypatch):
@@ -204,7 +204,7 @@ def test_an_engine_in_production_must_fit_the_host_that_its_target_is(
     program.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 9.0, 81559, 575.57.08'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    deployment = load_deployment(deployment_file)
+    deployment = load_yaml(deployment_file, Deployment)
     put_into_production(deployment, tmp_path, GpuFacts(name=built_on, sm="sm90", memory_bytes=81559 * 2**20))
     checks = {check.subject: check for check in examine(deployment, targets(), MODEL)}
     assert checks["engine h100"].state == told[0]
@@ -243,13 +243,13 @@ def test_an_engine_that_is_a_package_is_looked_for_where_triton_runs_the_models_
     python.chmod(0o755)
     broken(deployment_file, environments={"control": sys.executable, "model": str(python)})
     cpu = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu")
-    (found,) = _runtimes(load_deployment(deployment_file), [cpu, *targets()])
+    (found,) = _runtimes(load_yaml(deployment_file, Deployment), [cpu, *targets()])
     assert (found.subject, found.state) == ("runtime of cpu", state)
     assert says in found.detail
 
 
 def test_modules_that_tasks_need_are_looked_for_where_models_are_evaluated(deployment_file: Path) -> None:
-    deployment = load_deployment(deployment_file)
+    deployment = load_yaml(deployment_file, Deployment)
     checks = {
         check.subject: check
         for check in examine(deployment, task_modules={"good": ("json",), "bad": ("json", "no_such_module_x")})

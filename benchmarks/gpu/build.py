@@ -62,7 +62,7 @@ def _build(bench: Bench, checkpoint: ArtifactRef, target: str) -> tuple[StageRes
         release_id=f"benchmark-{time.time_ns()}",
         stage="build",
         subject=target,
-        config={"target": load_yaml(TARGETS / f"{target}.yaml", Target, name=target).model_dump(mode="json")},
+        config={"target": load_yaml(TARGETS / f"{target}.yaml", Target).model_dump(mode="json")},
         inputs={"checkpoint": checkpoint, "evaluation": _evaluation(bench)},
         store=bench.store,
         work_root=str(bench.place / "work"),

@@ -43,7 +43,8 @@ def deployment_of(options: argparse.Namespace) -> Deployment:
     Raises:
         ConfigError: None is named, or its file is wrong.
     """
-    from llm_pipeline.config.loading import load_deployment
+    from llm_pipeline.config.deployment import Deployment
+    from llm_pipeline.config.loading import load_yaml
 
     named: Path | None = options.deployment
     if named is None and (variable := os.environ.get(DEPLOYMENT_VARIABLE)):
@@ -52,7 +53,7 @@ def deployment_of(options: argparse.Namespace) -> Deployment:
         named = _CHECKOUT
     if named is None:
         raise ConfigError("no deployment is named", hint=f"give --deployment FILE, or set {DEPLOYMENT_VARIABLE}")
-    return load_deployment(named)
+    return load_yaml(named, Deployment)
 
 
 def sentence(summary: str) -> str:

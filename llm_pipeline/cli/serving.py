@@ -77,7 +77,7 @@ def _render_args(options: argparse.Namespace) -> int:
 
     refused = False
     for path in options.targets:
-        target = load_yaml(path, Target, name=path.stem)
+        target = load_yaml(path, Target)
         arguments = render_llm_args(target, model="checkpoint", checkpoint=options.checkpoint)
         sys.stdout.write(f"--- # {target.name}, TensorRT-LLM {arguments.version}\n{arguments.to_yaml()}")
         check = check_llm_args(arguments.document, arguments.version)

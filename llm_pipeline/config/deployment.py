@@ -29,7 +29,7 @@ from llm_pipeline.config.router_place import RouterPlace
 from llm_pipeline.config.server_place import ServerPlace
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.config.slot_server import OpenAiSlot, SlotServer
-from llm_pipeline.config.store import Store
+from llm_pipeline.config.store import Store, StoreConfig
 
 __all__ = [
     "Deployment", "GuardSchedule", "HubAccess", "QuantizationHost", "Retention", "RouterPlace", "ServerPorts",
@@ -202,8 +202,8 @@ class Deployment(ConfigModel):
     """One place to run releases.
 
     Attributes:
-        store: The artifact store: its URI (or a path), or the fields below.
         work_root: Directory for stages' private work and job records.
+        store: The artifact store: its URI (or a path), or the fields below.
         state_root: Directory for running servers: their pids, logs and configuration.
         environments: Where stages start, by environment name: a path is an interpreter of this host.
         triton_home: Directory that holds the unpacked nvidia-pytriton wheel (its tritonserver is used).
@@ -228,8 +228,8 @@ class Deployment(ConfigModel):
     """
 
     name: Name
-    store: Store
     work_root: HostPath
+    store: Store
     state_root: HostPath
     hub: HubAccess = HubAccess()
     environments: Annotated[dict[Name, Environment], Field(max_length=256)]
@@ -259,6 +259,13 @@ class Deployment(ConfigModel):
         if isinstance(info.context, PathsRelativeTo):
             self._path_variables = frozenset(info.context.variables)
         return self
+
+    @field_validator("store")
+    @classmethod
+    def _has_a_cache(cls, store: StoreConfig, info: ValidationInfo) -> StoreConfig:
+        work_root = info.data.get("work_root", "")
+        cache = None if store.directory else store.cache or f"{work_root}/cache"
+        return store.model_copy(update={"cache": cache})
 
     @field_validator("places")
     @classmethod

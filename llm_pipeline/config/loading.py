@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -16,7 +16,6 @@ from pydantic_core import ErrorDetails
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.plain_files import read_plain_file
 from llm_pipeline.base.yaml_document import CONFIG_BOUNDS, parse_yaml
-from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.files import yaml_files
 from llm_pipeline.config.installed import type_of
 from llm_pipeline.config.model import PathsRelativeTo
@@ -32,8 +31,7 @@ _LONGEST_INPUT_SHOWN = 80
 _MOST_MISTAKES_TOLD = 20
 
 
-_FileKey = tuple[Path, type[BaseModel], tuple[tuple[str, str], ...]]
-_READ: ContextVar[dict[_FileKey, Any] | None] = ContextVar("files_read", default=None)
+_READ: ContextVar[dict[tuple[Path, type[BaseModel]], Any] | None] = ContextVar("files_read", default=None)
 
 
 @contextmanager
@@ -49,54 +47,40 @@ def each_file_read_once() -> Iterator[None]:
         _READ.reset(token)
 
 
-def load_yaml(path: Path, model: type[ModelT], **fixed: str) -> ModelT:
-    """Read one YAML file into a model; `fixed` are keys that come from the file's name.
+def load_yaml(path: Path, model: type[ModelT]) -> ModelT:
+    """Read one YAML file into a model. Its `name` is the file's, and its paths are relative to the file.
 
     Raises:
         ConfigError: The file is missing, is not YAML, or does not fit the model; one line a mistake, and
             the first twenty of them.
     """
-    known, key = _READ.get(), (path, model, tuple(sorted(fixed.items())))
+    known = _READ.get()
     if known is None:
-        return _load(path, model, fixed)
-    if key not in known:
-        known[key] = _load(path, model, fixed)
-    found: ModelT = known[key]
+        return _load(path, model)
+    if (path, model) not in known:
+        known[path, model] = _load(path, model)
+    found: ModelT = known[path, model]
     return found
 
 
-def _load(path: Path, model: type[ModelT], fixed: Mapping[str, str]) -> ModelT:
+def _load(path: Path, model: type[ModelT]) -> ModelT:
     document = parse_yaml(_read(path), where=str(path))
     data, node = document.value, document.node
     if not isinstance(data, dict):
         raise ConfigError("expected keys and values", where=f"{path}:1")
-    for key, value in fixed.items():
-        if data.setdefault(key, value) != value:
-            raise ConfigError(
-                f"{key} is {_short(repr(data[key]))} but the file is named {value!r}",
-                where=f"{path}:{_line(node, (key,))}",
-            )
+    if "name" in model.model_fields and data.setdefault("name", path.stem) != path.stem:
+        raise ConfigError(
+            f"name is {_short(repr(data['name']))} but the file is named {path.stem!r}",
+            where=f"{path}:{_line(node, ('name',))}",
+        )
     try:
-        return model.model_validate(data, context=PathsRelativeTo(path.parent))
+        return model.model_validate(data, context=PathsRelativeTo(path.resolve().parent))
     except ValidationError as error:
         found = _told_once(model, error.errors())
         mistakes = [_mistake(path, node, model, details) for details in found[:_MOST_MISTAKES_TOLD]]
         if untold := len(found) - len(mistakes):
             mistakes.append(f"... and {untold} more")
         raise ConfigError("\n".join(mistakes), hint=f"correct {path.name}; nothing was started") from error
-
-
-def load_deployment(path: Path) -> Deployment:
-    """Read a deployment; its relative paths are relative to its own file.
-
-    Raises:
-        ConfigError: It is missing or wrong.
-    """
-    path = path.resolve()
-    deployment = load_yaml(path, Deployment, name=path.stem)
-    store = deployment.store
-    cache = None if store.directory else store.cache or f"{deployment.work_root}/cache"
-    return deployment.model_copy(update={"store": store.model_copy(update={"cache": cache})})
 
 
 def _read(path: Path) -> bytes:

@@ -10,7 +10,7 @@ from llm_pipeline.base.errors import ExitCode, Transient
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.loading import load_deployment
+from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.demo import services
 from llm_pipeline.demo.airflow_client import AirflowAccess, AirflowClient, TaskState
 from llm_pipeline.demo.airflow_services import start_airflow
@@ -141,7 +141,7 @@ class Demo:
     def __init__(self, layout: DemoLayout, console: Console) -> None:
         self._layout = layout
         self._console = console
-        self._deployment: Deployment = load_deployment(layout.deployment)
+        self._deployment: Deployment = load_yaml(layout.deployment, Deployment)
 
     def up(self) -> int:
         """Release the demo model through Airflow; 0 when it ends in production."""

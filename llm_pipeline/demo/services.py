@@ -19,7 +19,7 @@ from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import ConfigError, StageCrashed, Transient
 from llm_pipeline.base.logging import LogRelay, get_logger
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.loading import load_deployment
+from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.demo.airflow_services import stop_airflow
 from llm_pipeline.demo.hub_repository import publish_revision
 from llm_pipeline.demo.layout import MODEL_ID, TARGET, DemoLayout
@@ -144,7 +144,7 @@ def stop_everything(layout: DemoLayout) -> list[str]:
     stop_traffic(layout)
     stop_airflow(layout.airflow)
     if layout.deployment.is_file():
-        deployment = load_deployment(layout.deployment)
+        deployment = load_yaml(layout.deployment, Deployment)
         for job in Path(deployment.work_root).glob("jobs/*/*/*/process.json"):
             if process := detached.load(job):
                 detached.stop(process)

@@ -12,7 +12,7 @@ from llm_pipeline.catalog.modelopt_recipes import check_kv_cache, check_modelopt
 from llm_pipeline.catalog.named_sets import named_set
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.files import data_root, named_file, names_in
-from llm_pipeline.config.loading import Location, errors_at, load_deployment, load_yaml, where_in
+from llm_pipeline.config.loading import Location, errors_at, load_yaml, where_in
 from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.config.policy import Policy
 from llm_pipeline.config.quantization import NAMED_SET, QuantizationRecipe, apportion
@@ -72,8 +72,8 @@ def load_config(path: Path) -> ConfiguredRelease:
         ConfigError: Either is missing or wrong.
     """
     path = path.resolve()
-    config = load_yaml(path, ReleaseConfig, name=path.stem)
-    deployment = load_deployment(_named(path, "deployments", config.deployment, "deployment"))
+    config = load_yaml(path, ReleaseConfig)
+    deployment = load_yaml(_named(path, "deployments", config.deployment, "deployment"), Deployment)
     return ConfiguredRelease(path, config, deployment)
 
 
@@ -92,7 +92,7 @@ def load_release(path: Path, overrides: Overrides = _NOTHING) -> LoadedRelease:
     loaded = replace(written, config=overrides.applied(written.config))
     path, config = loaded.path, loaded.config
     files = [_named(path, "quantization", name, "recipes") for name in config.recipes]
-    recipes = [load_yaml(file, QuantizationRecipe, name=file.stem) for file in files]
+    recipes = [load_yaml(file, QuantizationRecipe) for file in files]
     for file, recipe in zip(files, recipes, strict=True):
         _check_recipe(loaded.configs_root, file, recipe)
     release = ResolvedRelease(
@@ -101,10 +101,8 @@ def load_release(path: Path, overrides: Overrides = _NOTHING) -> LoadedRelease:
         model=config.model,
         baseline=config.baseline,
         recipes=tuple(rung for recipe in recipes for rung in recipe.rungs()),
-        targets=tuple(
-            load_yaml(_named(path, "targets", name, "targets"), Target, name=name) for name in config.targets
-        ),
-        policy=load_yaml(_named(path, "policies", config.policy, "policy"), Policy, name=config.policy),
+        targets=tuple(load_yaml(_named(path, "targets", name, "targets"), Target) for name in config.targets),
+        policy=load_yaml(_named(path, "policies", config.policy, "policy"), Policy),
         evaluation=config.evaluation,
         workload=config.workload,
         approval=config.approval,

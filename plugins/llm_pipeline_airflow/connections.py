@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.loading import load_deployment
+from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.release.loading import ConfiguredRelease, load_config
 from llm_pipeline.runners.stage_environment import secret_connections
 from llm_pipeline_airflow.logs import get_logger
@@ -46,7 +46,7 @@ def deployment_with_secrets(file: str | Path) -> Deployment:
     Raises:
         ConfigError: It is wrong, or a variable with a connection is set already.
     """
-    deployment = load_deployment(Path(file))
+    deployment = load_yaml(Path(file), Deployment)
     fetch_secrets(secret_connections(deployment))
     return deployment
 

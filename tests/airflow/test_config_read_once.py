@@ -51,4 +51,4 @@ def test_a_release_on_its_way_reads_no_recipe_target_or_policy_again(project, in
     assert ClaimSensor(task_id="claim", config_path=config).poke(of_the_run)
     reads.clear()
     GiveBackOperator(task_id="give_back", config_path=config).execute(of_the_run)
-    assert list(reads) == [project.config.name]
+    assert list(reads) == [project.config.name, "here.yaml"], "itself and its deployment"

@@ -17,8 +17,9 @@ from llm_pipeline_airflow.operators import StageOperator
 from pydantic import ValidationError
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.config.loading import load_deployment
+from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.operations.secret_sources import secret_sources
 from llm_pipeline.runners.stage_environment import secret_connections
 
@@ -123,7 +124,10 @@ def deployment_file(tmp_path: Path) -> Path:
 
 
 def test_a_deployment_names_the_connections_of_its_servers_and_its_own(deployment_file: Path) -> None:
-    assert secret_connections(load_deployment(deployment_file)) == {"VLLM_TEST_KEY": "vllm", "HF_TEST_TOKEN": "hub"}
+    assert secret_connections(load_yaml(deployment_file, Deployment)) == {
+        "VLLM_TEST_KEY": "vllm",
+        "HF_TEST_TOKEN": "hub",
+    }
 
 
 def test_commands_of_a_deployment_get_the_key_of_its_slots(deployment_file: Path) -> None:
@@ -143,7 +147,7 @@ def test_a_stage_begins_with_the_secrets_of_its_deployment(project, monkeypatch:
 def test_pages_and_the_watch_name_the_same_connections(project, monkeypatch: pytest.MonkeyPatch) -> None:
     deployment = project.config.parents[1] / "deployments" / "here.yaml"
     deployment.write_text(deployment.read_text() + "airflow_connections: { VLLM_TEST_KEY: vllm }\n")
-    answer = awaited_answer(load_deployment(deployment), "answers/1", {})
+    answer = awaited_answer(load_yaml(deployment, Deployment), "answers/1", {})
     assert answer.connections == KEYS
     config_with_secrets(project.config)
     assert os.environ["VLLM_TEST_KEY"] == KEY
@@ -153,7 +157,7 @@ def test_the_doctor_says_where_each_secret_comes_from(deployment_file, monkeypat
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setenv("HF_TEST_TOKEN", KEY)
     monkeypatch.setenv("LLM_PIPELINE_WEBHOOK_SECRET", KEY)
-    found = {source.variable: source for source in secret_sources(load_deployment(deployment_file))}
+    found = {source.variable: source for source in secret_sources(load_yaml(deployment_file, Deployment))}
     assert {name: source.words for name, source in found.items()} == {
         "HF_TEST_TOKEN": "the environment, and Airflow's connection hub",
         "HF_TOKEN": "nowhere: it is not set",

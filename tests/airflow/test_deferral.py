@@ -19,7 +19,8 @@ from airflow.sdk.exceptions import TaskDeferred
 
 from llm_pipeline.adapters.docker.environment import DockerEnvironment
 from llm_pipeline.base.errors import RemoteStageTransient, StageOutOfTime, Transient
-from llm_pipeline.config.loading import load_deployment
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.release import time_limit
 from llm_pipeline.release.contract import StageRequest, TimeLimit
 from llm_pipeline.release.loading import load_release
@@ -137,7 +138,7 @@ class Task:
         return self.runners().is_active(job_of(deferral))
 
     def runners(self) -> Runners:
-        return Runners(load_deployment(self.project.root / "configs/deployments/here.yaml"))
+        return Runners(load_yaml(self.project.root / "configs/deployments/here.yaml", Deployment))
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from llm_pipeline_airflow.notifications import connection_of
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.way_back_record import WayBack, write_way_back
-from llm_pipeline.config.loading import load_deployment
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.config.notifications import Notifications
 from llm_pipeline.notifications.channel import channels
 from llm_pipeline.store import open_store
@@ -132,7 +133,7 @@ def test_the_guard_runs_as_a_process_and_says_little(deployment, caplog):
 
 
 def test_the_log_of_a_rollback_ends_with_what_serves_and_a_refusal_is_not_tried_again(deployment, caplog):
-    store, now = open_store(load_deployment(deployment).store), datetime.now(UTC)
+    store, now = open_store(load_yaml(deployment, Deployment).store), datetime.now(UTC)
     repository = ArtifactRef(kind="model_repository", digest="2" * 64)
     serves = Pointer(release_id="r2", repository=repository, slot="green", recipe="none", promoted_at=now)
     write_pointers(store, "demo/tiny", "cpu-a", Pointers(production=serves), None)

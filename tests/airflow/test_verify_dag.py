@@ -19,7 +19,8 @@ from llm_pipeline_airflow.tags import dag_tags
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.loading import load_deployment
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.notifications.stream import read
 from llm_pipeline.store import open_store
 from llm_pipeline.store.pointer_writing import write_pointers
@@ -83,11 +84,11 @@ def test_it_can_be_serialized(project):
 
 def test_where_nothing_serves_there_is_nothing_wrong(deployment):
     VerifyOperator(task_id="verify", deployment_file=str(deployment), subject="cpu-a").execute({})
-    assert list(read(open_store(load_deployment(deployment).store))) == []
+    assert list(read(open_store(load_yaml(deployment, Deployment).store))) == []
 
 
 def test_a_finding_fails_the_task_with_one_message_and_is_told_once(deployment):
-    store = open_store(load_deployment(deployment).store)
+    store = open_store(load_yaml(deployment, Deployment).store)
     gone = ArtifactRef(kind="model_repository", digest="2" * 64)
     serves = Pointer(release_id="r2", repository=gone, slot="green", recipe="none", promoted_at=datetime.now(UTC))
     write_pointers(store, "demo/tiny", "cpu-a", Pointers(production=serves), None)
@@ -132,7 +133,7 @@ def test_a_release_may_have_an_owner_of_its_own(project, monkeypatch):
 def test_an_owner_with_a_comma_is_refused(deployment):
     deployment.write_text(deployment.read_text() + "owner: a, b\n")
     with pytest.raises(ConfigError, match="owner"):
-        load_deployment(deployment)
+        load_yaml(deployment, Deployment)
 
 
 def test_a_tag_is_no_longer_than_airflows_database_holds():

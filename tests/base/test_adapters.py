@@ -414,8 +414,11 @@ def test_every_adapter_of_ours_is_where_the_table_says(group: adapters.Group) ->
 
 def test_a_deployment_is_read_without_what_its_adapters_open() -> None:
     """Every parse of a DAG file reads it: what opens an adapter, and the ports, would be imported for nothing."""
-    code = "import sys; from pathlib import Path; from llm_pipeline.config.loading import load_deployment; "
-    code += f"load_deployment(Path({str(ROOT / 'configs' / 'deployments' / 'local.yaml')!r})); print(*sys.modules)"
+    code = "import sys; from pathlib import Path; from llm_pipeline.config.loading import load_yaml; "
+    code += "from llm_pipeline.config.deployment import Deployment; "
+    code += (
+        f"load_yaml(Path({str(ROOT / 'configs' / 'deployments' / 'local.yaml')!r}), Deployment); print(*sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     ours = {name for name in done.stdout.split() if name.startswith("llm_pipeline.")}
     assert "llm_pipeline.adapters.istio.adapter" in ours

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.base.errors import ConfigError, ExitCode
-from llm_pipeline.config.loading import load_deployment
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.release.loading import load_release
 
 COMMITTED = sorted((Path(__file__).parents[2] / "configs" / "releases").glob("*.yaml"))
@@ -280,7 +281,7 @@ def test_mistakes_of_many_characters_are_not_repeated_whole(configs: Path, lines
 
 
 def test_relative_paths_of_a_deployment_are_relative_to_its_file(configs: Path):
-    deployment = load_deployment(configs / "deployments" / "local.yaml")
+    deployment = load_yaml(configs / "deployments" / "local.yaml", Deployment)
     assert deployment.store.uri == f"file://{configs.parent}/.pipeline/store"
     assert deployment.interpreter("control") == f"{configs.parent}/.envs/control/bin/python"
 
@@ -322,9 +323,9 @@ def test_variables_and_the_home_directory_are_expanded_in_paths(
     path = store_as(configs, written)
     if written.startswith("file://$"):  # a URI's path begins with a slash
         with pytest.raises(ConfigError, match="not a store"):
-            load_deployment(path)
+            load_yaml(path, Deployment)
     else:
-        assert load_deployment(path).store.uri == expected
+        assert load_yaml(path, Deployment).store.uri == expected
 
 
 @pytest.mark.parametrize(
@@ -347,7 +348,7 @@ def test_a_variable_that_is_not_set_is_refused_with_file_line_and_key(
     path = store_as(configs, written)
     line = path.read_text().splitlines().index(f"store: {written}") + 1
     with pytest.raises(ConfigError) as caught:
-        load_deployment(path)
+        load_yaml(path, Deployment)
     assert_says_once(caught.value, path, line, "store", told)
 
 
@@ -363,13 +364,13 @@ def test_every_path_of_a_deployment_is_expanded_alike(configs: Path, key: str, c
     path = configs / DEPLOYMENT
     path.write_text(path.read_text().replace(*change, 1))
     with pytest.raises(ConfigError) as caught:
-        load_deployment(path)
+        load_yaml(path, Deployment)
     assert f"{key}: the environment variable UNSET_HERE is not set here" in str(caught.value)
 
 
 def test_what_was_loaded_is_not_expanded_again(configs: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("UNSET_HERE", "/elsewhere")
-    loaded = load_deployment(store_as(configs, "/srv/$$UNSET_HERE"))
+    loaded = load_yaml(store_as(configs, "/srv/$$UNSET_HERE"), Deployment)
     assert loaded.model_validate_json(loaded.model_dump_json()) == loaded
 
 

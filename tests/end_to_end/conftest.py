@@ -13,7 +13,8 @@ import psutil
 import pytest
 import yaml
 
-from llm_pipeline.config.loading import load_deployment
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.demo.console import Console
 from llm_pipeline.demo.layout import DemoLayout
 from llm_pipeline.demo.releases import Demo
@@ -43,7 +44,7 @@ class Site:
         self._write_deployment()
         self._write_policy()
         self._write_drill()
-        self.deployment = load_deployment(self.layout.deployment)
+        self.deployment = load_yaml(self.layout.deployment, Deployment)
         self.store = open_store(self.deployment.store)
         self.output = ""
 

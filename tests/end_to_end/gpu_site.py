@@ -15,7 +15,8 @@ import yaml
 
 from llm_pipeline.adapters.envoy.process import stop_router
 from llm_pipeline.artifacts.items import read_items
-from llm_pipeline.config.loading import load_deployment
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.serving.triton_server import stop_server
 
 _REPOSITORY = Path(__file__).parents[2]
@@ -105,7 +106,7 @@ class GpuSite:
         }
         path = configs / "deployments" / "gpu.yaml"
         path.write_text(yaml.safe_dump(deployment))
-        load_deployment(path)
+        load_yaml(path, Deployment)
         self._site.release("gpu", targets=[TARGET], deployment="gpu")
 
 

@@ -23,7 +23,7 @@ from llm_pipeline.canary.record import (
 )
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.loading import load_deployment
+from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.operations.place_status import DeploymentStatus, Health, PlaceStatus, RouterStatus, ServerStatus
 from llm_pipeline.operations.status import deployment_status, is_stopped, judge_health, not_running
 from llm_pipeline.operations.switching import start_production, stop_production
@@ -117,7 +117,7 @@ def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deployment:
     }
     (tmp_path / "here.yaml").write_text(yaml.safe_dump(document))
     monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(tmp_path / "here.yaml"))
-    return load_deployment(tmp_path / "here.yaml")
+    return load_yaml(tmp_path / "here.yaml", Deployment)
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ KEYS = {
 
 def key_of(path: Path) -> str:
     """The key of the build, without the versions of its tools, which are those of whoever runs it."""
-    config = BuildConfig(target=load_yaml(path, Target, name=path.stem))
+    config = BuildConfig(target=load_yaml(path, Target))
     inputs = {"checkpoint": ArtifactRef(kind="checkpoint", digest="c" * 64)}
     return key_content(replace(STAGE, tools=()), config, inputs, path.stem).key[:16]
 

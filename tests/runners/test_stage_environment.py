@@ -14,7 +14,7 @@ import pytest
 from llm_pipeline.adapters.kubernetes.environment import KubernetesEnvironment
 from llm_pipeline.adapters.kubernetes.job import job_manifest
 from llm_pipeline.config.deployment import Deployment, HubAccess
-from llm_pipeline.config.loading import load_deployment
+from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.config.notifications import Notifications
 from llm_pipeline.config.store import Keyless, Signing, StoreConfig
 from llm_pipeline.release.contract import StageRequest
@@ -141,7 +141,7 @@ def test_variables_in_a_deployments_paths_reach_whoever_reads_it_again(tmp_path:
     text = (CONFIGS / "deployments" / "local.yaml").read_text()
     (path := tmp_path / "local.yaml").write_text(text.replace("store: ../..", "store: ${SCRATCH_HERE}"))
     monkeypatch.setenv("SCRATCH_HERE", "/scratch")
-    deployment = load_deployment(path)
+    deployment = load_yaml(path, Deployment)
     assert deployment.store.uri == "file:///scratch/.pipeline/store"
     assert "SCRATCH_HERE" in stage_environment(request_of("choose", deployment.store), deployment)
     assert "SCRATCH_HERE" in command_environment(deployment)

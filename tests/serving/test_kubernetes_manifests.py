@@ -58,7 +58,7 @@ def options_with(**changes: Any) -> ServingManifestOptions:
 
 @cache
 def example(target: str) -> Manifest:
-    return load_yaml(TARGETS / f"{target}.yaml", Target, name=target).model_dump()
+    return load_yaml(TARGETS / f"{target}.yaml", Target).model_dump()
 
 
 def released(target: str, release: str = "llama-3.1-8b-instruct", **changes: Any) -> ServedRelease:

@@ -30,7 +30,7 @@ TWO = {"accelerator_count": 2, "parallelism": {"tensor": 2}}
 
 @cache
 def example(name: str) -> Target:
-    return load_yaml(TARGETS / f"{name}.yaml", Target, name=name)
+    return load_yaml(TARGETS / f"{name}.yaml", Target)
 
 
 def target_with(name: str, **changes: Any) -> Target:

@@ -68,7 +68,7 @@ class Release:
 
     @property
     def slot(self) -> dict[str, Any]:
-        target = load_yaml(ROOT / "configs/targets/cpu.yaml", Target, name="cpu").model_dump(mode="json")
+        target = load_yaml(ROOT / "configs/targets/cpu.yaml", Target).model_dump(mode="json")
         target["limits"]["maximum_tokens_per_request"] = self.context
         place = {"kind": "openai", "endpoint": self.endpoint.model_dump(mode="json")}
         return {"place": place, "state": str(self.root / "slot"), "release_name": "demo", "served": target}

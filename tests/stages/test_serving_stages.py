@@ -72,7 +72,7 @@ class Release:
 
     @property
     def slot(self) -> dict:
-        target = load_yaml(ROOT / "configs/targets/cpu.yaml", Target, name="cpu")
+        target = load_yaml(ROOT / "configs/targets/cpu.yaml", Target)
         return {
             "place": self.ports, "state": str(self.state), "release_name": "demo",
             "served": target.model_dump(mode="json"), "triton_home": str(TRITON_HOME), "python": str(PYTHON),

@@ -69,7 +69,7 @@ def make_repository(tmp_path: Path) -> Repositories:
 def staging_slot(tmp_path: Path) -> StagingSlot:
     if not TRITON_HOME.exists() or not PYTHON.exists():
         pytest.skip("no tritonserver or no model interpreter here")
-    target = load_yaml(ROOT / "configs/targets/cpu.yaml", Target, name="cpu")
+    target = load_yaml(ROOT / "configs/targets/cpu.yaml", Target)
     return StagingSlot(tmp_path / "state", "demo", target, triton_home=TRITON_HOME, python=PYTHON)
 
 
