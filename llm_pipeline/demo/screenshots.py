@@ -226,7 +226,7 @@ def release_pictures(dag_id: str, run_id: str) -> list[Picture]:
     """The pages of a release's run that the documentation shows."""
     run = f"/dags/{dag_id}/runs/{quote(run_id, safe='')}"
     return [
-        Picture("dag.png", run, "Wait for the turn", clicks=_WHOLE_GRAPH, around=".react-flow__node", rows=3),
+        Picture("dag.png", run, "Preparation", clicks=_WHOLE_GRAPH, around=".react-flow__node", rows=3),
         Picture("approval.png", f"{run}/tasks/approve/required_actions", "Promote"),
         Picture("report.png", f"{run}/plugin/release-report", "", frame=True),
     ]

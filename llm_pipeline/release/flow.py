@@ -261,7 +261,7 @@ FLOW: tuple[Step, ...] = (
     ),
     Step(
         name="approve",
-        title="Approve",
+        title="Production approval",
         words="The decision before production. No answer in time is a rejection.",
         kind=Kind.QUESTION,
         after=("load_test",),
@@ -272,7 +272,7 @@ FLOW: tuple[Step, ...] = (
     ),
     Step(
         name="approve_step",
-        title="Approve",
+        title="Step approval",
         words=(
             "The decision before a step, with what the one before it measured. No answer in time is a rejection: "
             "the promotion fails, and the rollback follows."

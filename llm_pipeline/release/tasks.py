@@ -9,7 +9,7 @@ A task is what Airflow draws: mapped over the items of its lane. Its instances a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -124,7 +124,7 @@ def release_tasks(release: ResolvedRelease, recipes: Sequence[str]) -> tuple[Tas
     layout = _Layout(release, recipes)
     for group, steps in groupby(release_flow(), key=lambda step: step.group):
         layout.add(group, tuple(steps))
-    return tuple(layout.tasks)
+    return layout.tasks
 
 
 def instances(tasks: Iterable[Task]) -> Iterator[Instance]:
@@ -151,16 +151,43 @@ class _Layout:
     """Places the steps of one release after another."""
 
     def __init__(self, release: ResolvedRelease, recipes: Sequence[str]) -> None:
-        self.tasks: list[Task] = []
+        self._by_id: dict[str, Task] = {}
+        self._ended: dict[str, frozenset[str]] = {}
+        """By a task: what has ended whenever it has."""
+        self._well: dict[str, frozenset[str]] = {}
+        """By a task: what ended well whenever it did."""
         self._release = release
         self._recipes = tuple(recipes)
         self._steps = {step.name: step for step in release_flow()}
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Those placed so far, in order."""
+        return tuple(self._by_id.values())
 
     def add(self, group: Group | None, steps: tuple[Step, ...]) -> None:
         """Place the steps of one group, in each of its lanes; or steps that belong to none."""
         for lane in self._lanes(group) if group else (None,):
             for step, percent in self._of_lane(lane, steps):
-                self.tasks.append(self._task(step, lane, percent))
+                self._place(self._task(step, lane, percent))
+
+    def _place(self, task: Task) -> None:
+        """Add a task behind what it comes after, less what stands behind another of these anyway.
+
+        What is left out has ended whenever the other has; for a task that starts only if all went well, it went well
+        whenever the other did. Questions stay: a no skips what comes directly after.
+        """
+        asked = {name for name in task.after if self._by_id[name].step.kind is Kind.QUESTION}
+        always, all_good = task.start is Start.ALWAYS or not task.step.decides, task.start is Start.ALL_GOOD
+        implied = self._ended if always else self._well if all_good else {}
+        left_out = {name for other in task.after for name in implied.get(other, frozenset()) & self._ended[other]}
+        after = tuple(name for name in task.after if name in asked or name not in left_out)
+        ended = [self._ended[name] | {name} for name in after] or [frozenset()]
+        early = asked or not (always or task.start is Start.ANY_GOOD)  # it may end when one of them has
+        self._ended[task.id] = (frozenset.intersection if early else frozenset.union)(*ended)
+        well = {name for need in task.needs for name in need.tasks}.union(() if always or not all_good else after)
+        self._well[task.id] = frozenset(well.union(*(self._well[name] for name in well)))
+        self._by_id[task.id] = replace(task, after=after)
 
     def _lanes(self, group: Group) -> Iterator[Lane]:
         targets = tuple(target.name for target in self._release.targets)

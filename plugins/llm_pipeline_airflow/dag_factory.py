@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,9 @@ _LADDERS = {
     "climb": "Recipes are tried from the top; one is skipped if a cheaper one has passed.",
     "every": "All recipes are tried; of those that pass, the one nearest to the top is taken.",
 }
+
+_PREPARATION = "Wait for the turn, pin, plan and fetch; score the unquantized model"
+"""What comes before the first recipe: a box of the graph."""
 
 _RUNS_AT_ONCE = {"wait": 1, "supersede": 16}
 """A run that is queued supersedes nobody; between those that run, the claim decides."""
@@ -90,12 +94,13 @@ def release_dag(config_path: Path) -> DAG:
     drawing = _Drawing(loaded, tasks)
     params, dag.params = dag.params, ParamsDict()  # else each operator copies them: a quarter of the parse
     with dag:
-        for lane, members in groupby(tasks, key=lambda task: task.lane):
+        for number, (lane, members) in enumerate(groupby(tasks, key=lambda task: task.lane)):
             if lane is not None:
                 drawing.add_lane(lane, tuple(members))
                 continue
-            for task in members:
-                drawing.add(task)
+            with nullcontext() if number else _box("preparation", "Preparation", _PREPARATION):
+                for task in members:
+                    drawing.add(task)
     dag.params = params
     return dag
 
@@ -124,9 +129,7 @@ class _Drawing:
     def _box(self, group: Group) -> TaskGroup | None:
         """What is around lanes that come in turn: a single box while closed, which names no task."""
         if self._lanes[group.name] > 1 and group.name not in self._boxes:
-            self._boxes[group.name] = TaskGroup(
-                group_id=group.name, prefix_group_id=False, group_display_name=group.title, tooltip=group.words
-            )
+            self._boxes[group.name] = _box(group.name, group.title, group.words)
         return self._boxes.get(group.name)
 
     def add(self, task: Task, item: str = "") -> None:
@@ -206,6 +209,11 @@ class _Drawing:
         group = torn[0].task_group if torn else None
         before = [above for one in torn for above in one.upstream_list if task.lane and above.task_group is group]
         return [*before, *torn]  # type: ignore[list-item]
+
+
+def _box(name: str, title: str, words: str) -> TaskGroup:
+    """A box of the graph, closed at first, in which tasks keep their names."""
+    return TaskGroup(group_id=name, prefix_group_id=False, group_display_name=title, tooltip=words)
 
 
 def turn(task: Task) -> PromotionOrder:

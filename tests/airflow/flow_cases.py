@@ -77,6 +77,7 @@ CASES: dict[str, Case] = {
     "small cannot be quantized": Case({"quantize/small": TERMINAL}),
     "none can be quantized": Case({"quantize/small": TERMINAL, "quantize/large": TERMINAL}),
     "production declined": Case(declined=("approve",)),
+    "one target refused and the other declined": Case({"load_test/cpu-a": NO_GO}, declined=("approve",)),
     "error in eval_data": Case({"eval_data": TERMINAL}),
     "error in download": Case({"download": TERMINAL}),
     "error in baseline": Case({"baseline": TERMINAL}),

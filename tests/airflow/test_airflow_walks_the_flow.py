@@ -23,7 +23,8 @@ STATES = {
 QUICK = ("one target refused and the other's canary",)
 THOROUGH = (
     "all well", "load_test refuses cpu-a", "canary cpu-a:5 refused", "baseline refused", "both refused",
-    "none can be quantized", "production declined", "error in download", "error in build", "error in staging",
+    "none can be quantized", "production declined", "one target refused and the other declined",
+    "error in download", "error in build", "error in staging",
     "error in canary", "error in rollback", "transient errors",
 )  # fmt: skip
 

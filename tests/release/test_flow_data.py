@@ -50,6 +50,13 @@ def test_every_step_has_words_for_people():
     assert all(step.title and step.words.endswith(".") for step in FLOW)
 
 
+def test_no_two_steps_or_groups_have_the_same_title():
+    titles = [step.title for step in FLOW] + [
+        title for group in {step.group for step in FLOW} if group for title in {group.title, group.one}
+    ]
+    assert sorted(titles) == sorted(set(titles))
+
+
 def test_each_group_stands_in_one_piece():
     groups = [group for group, _ in itertools.groupby(FLOW, key=lambda step: step.group) if group]
     assert len(groups) == len({group.name for group in groups})
