@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import web
+from hub_faults import Fault, Faults, fault_middleware
+from hub_uploads import LONGEST_COMMIT_BYTES, add_uploads
 
 from llm_pipeline.base.digest import sha256_bytes
-from llm_pipeline.demo.hub_faults import Fault, Faults
 from llm_pipeline.demo.hub_repository import HubAccessRules, publish_revision, restrict
 from llm_pipeline.demo.hub_server import create_application
 
@@ -87,7 +88,9 @@ def serve_local_hub(directory: Path) -> Iterator[LocalHub]:
     root.mkdir()
     faults = Faults()
     loop = asyncio.new_event_loop()
-    runner = web.AppRunner(create_application(root, faults, part_bytes=1_000_000), shutdown_timeout=0.2)
+    application = create_application(root, fault_middleware(faults), longest_bytes=LONGEST_COMMIT_BYTES)
+    add_uploads(application, part_bytes=1_000_000)
+    runner = web.AppRunner(application, shutdown_timeout=0.2)
 
     async def start() -> int:
         await runner.setup()

@@ -130,15 +130,6 @@ def large_entry(path: str, sha256: str, size: int) -> HubEntry:
     return HubEntry(path=path, size=size, sha256=sha256, oid=blob_id(pointer), large=True, pointer_size=len(pointer))
 
 
-def small_entry(repository: Path, path: str, data: bytes) -> HubEntry:
-    """A file that is kept as it is; its blob is written."""
-    digest = sha256_bytes(data)
-    blob = repository / "blobs" / digest
-    blob.parent.mkdir(parents=True, exist_ok=True)
-    replace_durably(blob, data)
-    return HubEntry(path=path, size=len(data), sha256=digest, oid=blob_id(data), large=False)
-
-
 def restrict(root: Path, model_id: str, rules: HubAccessRules) -> None:
     """Set who may read a repository."""
     _write(root / model_id / "access.json", rules.model_dump_json(indent=1))
@@ -206,12 +197,6 @@ class HubRepository:
         known = {path.stem: path for path in (self.directory / "commits").glob("*.json")}
         record = known.get(self.branches().get(revision, revision))
         return None if record is None else HubCommit.model_validate_json(record.read_text())
-
-    def commits(self) -> list[HubCommit]:
-        """All commits of all branches, newest first."""
-        records = (self.directory / "commits").glob("*.json")
-        commits = [HubCommit.model_validate_json(path.read_text()) for path in records]
-        return sorted(commits, key=lambda commit: commit.created_at, reverse=True)
 
     def blob(self, entry: HubEntry) -> Path:
         """The file that holds an entry's content."""

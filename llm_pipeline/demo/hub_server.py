@@ -3,81 +3,114 @@
     python -m llm_pipeline.demo.hub_server --root DIR --port 8080
     HF_ENDPOINT=http://127.0.0.1:8080 hf download organisation/name
 
-It speaks the parts of the API that reading a model needs: model information, revisions, trees, branches, commits
-and file downloads with ranges, entity tags and the hub's own error codes; and of those, information and files of data
-sets. `hub_repository.publish_revision` fills it, and so does whoever pushes (`hub_uploads`).
+It speaks the parts of the API that reading a model needs: model information, revisions, trees and file downloads with
+ranges, entity tags and the hub's own error codes; and of those, information and files of data sets.
+`hub_repository.publish_revision` fills it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import yaml
 from aiohttp import web
 
 from llm_pipeline.base.entry import ArgumentParser, entry_point
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.demo.hub_faults import BLOB, ENTITY_TAG, Faults, fault_middleware
-from llm_pipeline.demo.hub_repository import HubCommit, HubEntry, HubRepository, publish_revision
-from llm_pipeline.demo.hub_requests import (
-    DATASETS,
-    ROOT,
-    Refused,
-    answer_refusals,
-    commit_of,
-    repository_of,
-    token_of,
-)
-from llm_pipeline.demo.hub_uploads import LONGEST_COMMIT_BYTES, PART_BYTES, add_uploads
+from llm_pipeline.demo.hub_repository import HubCommit, HubEntry, HubRepository
 
-__all__ = ["create_application", "main", "publish_revision"]
-
-_PAGE = 1000
+ROOT: web.AppKey[Path] = web.AppKey("root", Path)
+DATASETS = "datasets"
+"""Data sets are in this directory of the root, as models are in the root."""
+ENTITY_TAG: web.RequestKey[str] = web.RequestKey("entity_tag", str)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _MODEL = "/api/models/{organisation}/{name}"
 _FILE = "/{organisation}/{name}/resolve/{revision}/{path:.+}"
 _DATASET = "/api/datasets/{organisation}/{name}"
 
 
-def create_application(root: Path, faults: Faults | None = None, part_bytes: int = PART_BYTES) -> web.Application:
-    """The server as an aiohttp application.
-
-    Args:
-        root: Directory of all repositories.
-        faults: Faults to inject, for tests.
-        part_bytes: Large files come in parts of this size.
-    """
-    middlewares: list[Any] = [answer_refusals] + ([fault_middleware(faults)] if faults is not None else [])
-    application = web.Application(middlewares=middlewares, client_max_size=LONGEST_COMMIT_BYTES)
+def create_application(root: Path, *middlewares: Any, longest_bytes: int = 2**20) -> web.Application:
+    """The server of all repositories below a directory, as an aiohttp application; `middlewares` see requests last."""
+    application = web.Application(middlewares=[answer_refusals, *middlewares], client_max_size=longest_bytes)
     application[ROOT] = root
     application.on_response_prepare.append(_set_entity_tag)
     application.add_routes(
         [
-            web.get("/api/whoami-v2", _whoami),
             web.get(_MODEL, _model_info),
             web.get(_MODEL + "/revision/{revision}", _model_info),
             web.get(_MODEL + "/tree/{revision}", _tree),
-            web.get(_MODEL + "/tree/{revision}/{path:.+}", _tree),
-            web.get(_MODEL + "/refs", _refs),
-            web.get(_MODEL + "/commits/{revision}", _commits),
-            web.get(_MODEL + "/auth-check", _authorization_check),
             web.get(_FILE, _file),  # answers HEAD too
             web.get(_DATASET, _model_info),
             web.get(_DATASET + "/revision/{revision}", _model_info),
             web.get(f"/{DATASETS}{_FILE}", _file),
         ]
     )
-    add_uploads(application, part_bytes)
     return application
 
 
-async def _whoami(request: web.Request) -> web.Response:
-    if token_of(request) is None:
-        raise Refused(401, "", "Invalid credentials in Authorization header")
-    return web.json_response({"type": "user", "name": "local", "orgs": [], "auth": {"type": "access_token"}})
+class Refused(Exception):
+    """An answer in the hub's own form: a status, an error code and a message."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.response_status = status
+        self.headers = {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {})
+
+
+class _Moved(Refused):
+    """The repository has another name now."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(307, "", "Temporary Redirect")
+        self.headers["Location"] = location
+
+
+@web.middleware
+async def answer_refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """A middleware that answers what was refused as the hub does."""
+    try:
+        return await handler(request)
+    except Refused as refused:
+        body = None if request.method == "HEAD" else {"error": str(refused)}
+        return web.json_response(body, status=refused.response_status, headers=refused.headers)
+
+
+def token_of(request: web.Request) -> str | None:
+    """The token that a request carries."""
+    kind, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token or None if kind == "Bearer" else None
+
+
+def repository_of(request: web.Request, *, content: bool = False) -> HubRepository:
+    """The repository that a request names, if its sender may see it (and, with `content`, read its files)."""
+    model_id = f"{request.match_info['organisation']}/{request.match_info['name']}"
+    token = token_of(request)
+    is_dataset = f"/{DATASETS}/" in request.path.removesuffix(request.match_info.get("path", ""))
+    root = request.app[ROOT] / DATASETS if is_dataset else request.app[ROOT]
+    repository = HubRepository.find(root, model_id)
+    if repository is None or (repository.rules.private and not repository.rules.admits(token)):
+        # The hub answers the same for a missing and for a hidden repository, so that names do not leak.
+        raise Refused(404 if token else 401, "RepoNotFound", "Repository not found")
+    if repository.rules.renamed_to:
+        raise _Moved(str(request.rel_url).replace(model_id, repository.rules.renamed_to, 1))
+    if repository.rules.disabled:
+        raise Refused(403, "", "Access to this resource is disabled.")
+    if content and repository.rules.gated and not repository.rules.admits(token):
+        advice = f"Visit the page of {model_id} to ask for access." if token else "You must be authenticated."
+        raise Refused(403 if token else 401, "GatedRepo", f"Access to model {model_id} is restricted. {advice}")
+    return repository
+
+
+def commit_of(request: web.Request, repository: HubRepository) -> HubCommit:
+    """The commit that a request names; the newest of `main` where it names none."""
+    revision = request.match_info.get("revision", "main")
+    commit = repository.commit(revision)
+    if commit is None:
+        raise Refused(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+    return commit
 
 
 async def _model_info(request: web.Request) -> web.Response:
@@ -127,34 +160,8 @@ def _time(commit: HubCommit) -> str:
 
 
 async def _tree(request: web.Request) -> web.Response:
-    repository = repository_of(request)
-    commit = commit_of(request, repository)
-    inside = request.match_info.get("path", "")
-    rows = _tree_rows(commit.files, inside, recursive=request.query.get("recursive", "").lower() in ("true", "1"))
-    if inside and not rows:
-        raise Refused(404, "EntryNotFound", f"{inside} does not exist on {commit.id}")
-    start, limit = int(request.query.get("cursor", "0")), int(request.query.get("limit", str(_PAGE)))
-    page = rows[start : start + limit]
-    headers = {}
-    if start + limit < len(rows):
-        following = request.url.with_query(urlencode({**request.query, "cursor": start + limit}))
-        headers["Link"] = f'<{following}>; rel="next"'
-    return web.json_response(page, headers=headers)
-
-
-def _tree_rows(files: Sequence[HubEntry], inside: str, *, recursive: bool) -> list[dict[str, Any]]:
-    prefix = f"{inside.strip('/')}/" if inside else ""
-    rows: dict[str, dict[str, Any]] = {}
-    for entry in files:
-        if not entry.path.startswith(prefix):
-            continue
-        parts = entry.path[len(prefix) :].split("/")
-        for depth in range(1, len(parts) if recursive else min(len(parts), 2)):
-            folder = prefix + "/".join(parts[:depth])
-            rows[folder] = {"type": "directory", "path": folder, "oid": "0" * 40, "size": 0}
-        if recursive or len(parts) == 1:
-            rows[entry.path] = _tree_row(entry)
-    return [rows[path] for path in sorted(rows)]
+    """All files, in one page: the client asks for no more than the whole."""
+    return web.json_response([_tree_row(entry) for entry in commit_of(request, repository_of(request)).files])
 
 
 def _tree_row(entry: HubEntry) -> dict[str, Any]:
@@ -162,29 +169,6 @@ def _tree_row(entry: HubEntry) -> dict[str, Any]:
     if entry.large:
         row["lfs"] = {"oid": entry.sha256, "size": entry.size, "pointerSize": entry.pointer_size}
     return row
-
-
-async def _refs(request: web.Request) -> web.Response:
-    branches = [
-        {"name": name, "ref": f"refs/heads/{name}", "targetCommit": commit}
-        for name, commit in repository_of(request).branches().items()
-    ]
-    return web.json_response({"branches": branches, "converts": [], "tags": []})
-
-
-async def _commits(request: web.Request) -> web.Response:
-    repository = repository_of(request)
-    commit_of(request, repository)
-    answer = [
-        {"id": commit.id, "title": commit.message, "message": "", "authors": [], "date": _time(commit)}
-        for commit in repository.commits()
-    ]
-    return web.json_response(answer)
-
-
-async def _authorization_check(request: web.Request) -> web.Response:
-    repository_of(request, content=True)
-    return web.Response()
 
 
 async def _file(request: web.Request) -> web.StreamResponse:
@@ -197,7 +181,6 @@ async def _file(request: web.Request) -> web.StreamResponse:
     if entry.large:
         headers |= {"X-Linked-ETag": f'"{entry.sha256}"', "X-Linked-Size": str(entry.size)}
     request[ENTITY_TAG] = entry.sha256 if entry.large else entry.oid
-    request[BLOB] = repository.blob(entry)
     return web.FileResponse(repository.blob(entry), headers=headers)
 
 
@@ -218,12 +201,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--root", type=Path, required=True, help="directory of all repositories")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--faults", type=Path, help="JSON list of faults to inject, for tests")
     options = parser.parse_args(arguments)
     if not options.root.is_dir():
         raise ConfigError("the root is not a directory", where=str(options.root))
-    application = create_application(options.root, Faults.load(options.faults) if options.faults else None)
-    web.run_app(application, host=options.host, port=options.port, print=None)
+    web.run_app(create_application(options.root), host=options.host, port=options.port, print=None)
 
 
 if __name__ == "__main__":

@@ -80,25 +80,6 @@ def test_model_information_has_the_commit_the_license_and_the_files(
     assert by_name["config.json"].blob_id == blob_id(FILES["config.json"])
 
 
-def test_the_tree_lists_directories_and_recurses(api: huggingface_hub.HfApi) -> None:
-    top = [entry.path for entry in api.list_repo_tree(MODEL)]
-    assert top == ["README.md", "a", "a-b", "config.json", "model.safetensors", "original"]
-    assert [entry.path for entry in api.list_repo_tree(MODEL, "original")] == ["original/params.json"]
-    everything = [entry.path for entry in api.list_repo_tree(MODEL, recursive=True)]
-    assert set(everything) == set(FILES) | {"a", "original"}
-
-
-def test_a_long_tree_comes_in_pages(api: huggingface_hub.HfApi, server: tuple[str, Path, str], tmp_path: Path) -> None:
-    publish_revision(server[1], "demo/many", write(tmp_path, {f"f{n:04}.json": b"{}" for n in range(1203)}), "many")
-    assert len(list(api.list_repo_tree("demo/many"))) == 1203
-
-
-def test_branches_and_commits_are_listed(api: huggingface_hub.HfApi, server: tuple[str, Path, str]) -> None:
-    refs = api.list_repo_refs(MODEL)
-    assert [(branch.name, branch.target_commit) for branch in refs.branches] == [("main", server[2])]
-    assert [commit.title for commit in api.list_repo_commits(MODEL)] == ["First release"]
-
-
 @pytest.mark.parametrize("into", ["cache", "directory"])
 def test_the_client_downloads_a_whole_snapshot(server: tuple[str, Path, str], tmp_path: Path, into: str) -> None:
     where = {"cache_dir": tmp_path} if into == "cache" else {"local_dir": tmp_path}
@@ -145,14 +126,15 @@ def test_restricted_repositories_answer_as_the_hub_does(server: tuple[str, Path,
     stranger = huggingface_hub.HfApi(endpoint=endpoint, token="hf_stranger")
     member = huggingface_hub.HfApi(endpoint=endpoint, token="hf_reader")
     assert stranger.model_info("demo/gated").gated == "manual"
+    gated = huggingface_hub.hf_hub_url("demo/gated", "config.json", endpoint=endpoint)
     with pytest.raises(errors.GatedRepoError):
-        stranger.auth_check("demo/gated")
+        huggingface_hub.get_hf_file_metadata(gated, token="hf_stranger")
     with pytest.raises(errors.RepositoryNotFoundError) as caught:
         stranger.model_info("demo/private")
     assert not isinstance(caught.value, errors.GatedRepoError)
     with pytest.raises(errors.DisabledRepoError):
         member.model_info("demo/disabled")
-    member.auth_check("demo/gated")
+    assert huggingface_hub.get_hf_file_metadata(gated, token="hf_reader").size == len(FILES["config.json"])
     assert member.model_info("demo/private").private
 
 

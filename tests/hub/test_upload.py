@@ -14,6 +14,7 @@ from huggingface_hub import HfApi, snapshot_download
 
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
+from llm_pipeline.demo.hub_repository import HubRepository
 from llm_pipeline.hub.access import AccessForbidden, Hub, HubRefused, HubUnavailable, NotAuthenticated, connect
 from llm_pipeline.hub.download import download_model
 from llm_pipeline.hub.hub_source import HubSource
@@ -98,9 +99,12 @@ def test_weights_go_in_parts_and_all_files_come_with_one_commit(
     pushed = push(writer, files_of(tmp_path))
     assert len(requests(local_hub, "PUT", "/storage/")) == 4  # 3 MB and a header, in parts of 1 MB
     assert len(requests(local_hub, "POST", "/commit/main")) == 1
-    history = HfApi(endpoint=local_hub.endpoint, token=TOKEN).list_repo_commits(REPOSITORY)
-    assert next((one.commit_id, one.title) for one in history) == (pushed.commit, "Release 1")
-    assert len(history) == 2  # and the hub's own, which every repository begins with
+    repository = HubRepository(local_hub.root / REPOSITORY, REPOSITORY)
+    newest = repository.commit("main")
+    assert newest is not None
+    assert (newest.id, newest.message) == (pushed.commit, "Release 1")
+    commits = list((repository.directory / "commits").iterdir())
+    assert len(commits) == 2  # and the hub's own, which every repository begins with
 
 
 def test_a_second_push_of_the_same_sends_no_file_and_makes_no_commit(

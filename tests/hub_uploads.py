@@ -24,6 +24,7 @@ import yaml
 from aiohttp import web
 
 from llm_pipeline.base.digest import sha256_bytes
+from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.demo.hub_repository import (
     HubAccessRules,
     HubEntry,
@@ -32,13 +33,11 @@ from llm_pipeline.demo.hub_repository import (
     is_large,
     large_entry,
     restrict,
-    small_entry,
 )
-from llm_pipeline.demo.hub_requests import ROOT, Refused, commit_of, repository_of, token_of
+from llm_pipeline.demo.hub_server import ROOT, Refused, commit_of, repository_of, token_of
+from llm_pipeline.hub.git_ids import blob_id
 
 LONGEST_COMMIT_BYTES = 256 * 1024 * 1024
-PART_BYTES = 64 * 1024 * 1024
-
 _PART_BYTES: web.AppKey[int] = web.AppKey("part_bytes", int)
 _TICKETS: web.AppKey[dict[str, _Ticket]] = web.AppKey("tickets", dict)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
@@ -61,12 +60,13 @@ class _Ticket:
         return self.directory / "parts" / self.oid
 
 
-def add_uploads(application: web.Application, part_bytes: int = PART_BYTES) -> None:
+def add_uploads(application: web.Application, part_bytes: int) -> None:
     """Let an application take repositories, files and commits."""
     application[_PART_BYTES] = part_bytes
     application[_TICKETS] = {}
     application.add_routes(
         [
+            web.get("/api/whoami-v2", _whoami),
             web.post("/api/repos/create", _create),
             web.post("/api/validate-yaml", _validate_card),
             web.post("/api/models/{organisation}/{name}/preupload/{revision}", _preupload),
@@ -89,6 +89,12 @@ def _writable(request: web.Request) -> HubRepository:
     return repository
 
 
+async def _whoami(request: web.Request) -> web.Response:
+    if token_of(request) is None:
+        raise Refused(401, "", "Invalid credentials in Authorization header")
+    return web.json_response({"type": "user", "name": "local", "orgs": [], "auth": {"type": "access_token"}})
+
+
 async def _create(request: web.Request) -> web.Response:
     asked, token = await request.json(), token_of(request)
     if token is None:
@@ -104,7 +110,7 @@ async def _create(request: web.Request) -> web.Response:
     rules = HubAccessRules(private=private, writers=(sha256_bytes(token.encode()),))
     restrict(request.app[ROOT], model_id, rules)
     directory = request.app[ROOT] / model_id
-    commit_entries(directory, [small_entry(directory, ".gitattributes", _ATTRIBUTES)], "initial commit")
+    commit_entries(directory, [_small_entry(directory, ".gitattributes", _ATTRIBUTES)], "initial commit")
     return web.json_response(answer)
 
 
@@ -250,12 +256,21 @@ async def _commit(request: web.Request) -> web.Response:
     return web.json_response({"success": True, "commitOid": commit, "commitUrl": url, "hookOutput": ""})
 
 
+def _small_entry(repository: Path, path: str, data: bytes) -> HubEntry:
+    """A file that is kept as it is; its blob is written."""
+    digest = sha256_bytes(data)
+    blob = repository / "blobs" / digest
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    replace_durably(blob, data)
+    return HubEntry(path=path, size=len(data), sha256=digest, oid=blob_id(data), large=False)
+
+
 def _apply(repository: HubRepository, files: dict[str, HubEntry], key: str, value: dict[str, Any]) -> None:
     """One line of a commit."""
     path = str(value.get("path", ""))
     match key:
         case "file":
-            files[path] = small_entry(repository.directory, path, base64.b64decode(value["content"]))
+            files[path] = _small_entry(repository.directory, path, base64.b64decode(value["content"]))
         case "lfsFile":
             blob = repository.directory / "blobs" / str(value["oid"])
             if not _SHA256.fullmatch(str(value["oid"])) or not blob.is_file():

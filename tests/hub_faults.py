@@ -6,23 +6,19 @@ A fault ends after `times` answers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from aiohttp import web
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
-from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.demo.hub_server import Handler
 
 _CHUNK = 16 * 1024
 _STALL_SECONDS = 1.0
 _FOR_EVER = 3600.0
-BLOB: web.RequestKey[Path] = web.RequestKey("blob", Path)
-ENTITY_TAG: web.RequestKey[str] = web.RequestKey("entity_tag", str)
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Fault(Frozen):
@@ -58,18 +54,6 @@ class Faults:
     waiting: list[Fault] = field(default_factory=list)
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
 
-    @classmethod
-    def load(cls, path: Path) -> Faults:
-        """Faults from a JSON list.
-
-        Raises:
-            ConfigError: The file is missing or is not such a list.
-        """
-        try:
-            return cls(waiting=TypeAdapter(list[Fault]).validate_json(path.read_text()))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot read the faults: {error}", where=str(path)) from error
-
     def take(self, request: web.Request) -> Fault | None:
         """The first fault that meets the request, used up by one."""
         for index, fault in enumerate(self.waiting):
@@ -81,7 +65,7 @@ class Faults:
         return None
 
 
-def fault_middleware(faults: Faults) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+def fault_middleware(faults: Faults) -> Callable[[web.Request, Handler], Any]:
     """An aiohttp middleware that records every request and lets the faults happen."""
 
     @web.middleware
@@ -108,9 +92,9 @@ def fault_middleware(faults: Faults) -> Callable[[web.Request, Handler], Awaitab
 
 async def _send_faulty(request: web.Request, answer: web.StreamResponse, fault: Fault) -> web.StreamResponse:
     """Send a file answer ourselves, wrongly."""
-    if BLOB not in request:
+    if not isinstance(answer, web.FileResponse):
         return answer
-    data = request[BLOB].read_bytes()
+    data = answer._path.read_bytes()
     asked = request.http_range.start if request.headers.get("Range") and fault.kind != "no_range" else None
     start = asked or 0
     body = _corrupted(data[start:]) if fault.kind == "corrupt" else data[start:]
