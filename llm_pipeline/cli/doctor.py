@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import ExitCode
-from llm_pipeline.cli.options import Commands, add_deployment_option, deployment_of, write_json, write_lines
+from llm_pipeline.cli.options import Commands, add_command, deployment_of, write_json, write_lines
 
 if TYPE_CHECKING:
     from llm_pipeline.operations.doctor import Check
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 def add_commands(commands: Commands) -> None:
     """Add it to the parser."""
-    doctor = commands.add_parser(
+    doctor = add_command(
+        commands,
         "doctor",
-        help="check this host: interpreters, containers, cluster, store, disk, ports, Triton, Airflow, GPUs, driver",
+        _doctor,
+        "check this host: interpreters, containers, cluster, store, disk, ports, Triton, Airflow, GPUs, driver",
         description="Check this host by doing what stages do. Exit code 4 if a check failed.",
+        json_too=True,
     )
     doctor.add_argument("config", type=Path, nargs="?", help="a release config, for its deployment and targets")
-    add_deployment_option(doctor)
-    doctor.add_argument("--json", action="store_true", help="print JSON")
-    doctor.set_defaults(run=_doctor)
 
 
 def _doctor(options: argparse.Namespace) -> int:

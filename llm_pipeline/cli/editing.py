@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from llm_pipeline.base.errors import ConfigError, ExitCode
-from llm_pipeline.cli.options import Commands, sentence, write_files, write_json, write_lines
+from llm_pipeline.cli.options import Commands, add_command, write_files, write_json, write_lines
 
 _ASKED_BY_A_SHELL = "_ARGCOMPLETE"
 SHELLS = ("bash", "zsh", "fish")
@@ -19,15 +19,13 @@ FOLDERS = ("releases", "targets", "quantization", "policies", "deployments")
 def add_commands(commands: Commands) -> None:
     """Add them to the parser."""
     summary = "JSON schemas of configuration files, from which editors complete"
-    schema = commands.add_parser("schema", help=summary, description=sentence(summary))
+    schema = add_command(commands, "schema", _schema, summary, deployment=False)
     schema.add_argument("folder", nargs="?", choices=FOLDERS, help="print the schema of this folder's files")
     schema.add_argument("--output", type=Path, metavar="DIR", help="write the schemas of all folders there")
-    schema.set_defaults(run=_schema)
 
     summary = "what a shell runs to complete commands and options"
-    completion = commands.add_parser("completion", help=summary, description=sentence(summary))
+    completion = add_command(commands, "completion", _completion, summary, deployment=False)
     completion.add_argument("shell", choices=SHELLS)
-    completion.set_defaults(run=_completion)
 
 
 def complete(parser: argparse.ArgumentParser) -> None:

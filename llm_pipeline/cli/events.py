@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import ExitCode
-from llm_pipeline.cli.options import Commands, add_deployment_option, deployment_of, sentence, write_lines
+from llm_pipeline.cli.options import Commands, add_command, opened, write_lines
 
 if TYPE_CHECKING:
     from llm_pipeline.notifications.event import Event
@@ -21,24 +21,21 @@ POLL_SECONDS = 2.0
 def add_commands(commands: Commands) -> None:
     """Add them to the parser."""
     summary = "show what happened to releases, oldest first: waits, verdicts, failures, canaries, rollbacks"
-    events = commands.add_parser(
+    events = add_command(
+        commands,
         "events",
-        help=summary,
-        description=sentence(summary),
+        _events,
+        summary,
         epilog="A reader that remembers the number of the last event it has seen goes on with --after NUMBER.",
     )
     events.add_argument("--release", default="", help="only this release's: its id, or the beginning of it")
     events.add_argument("--after", type=int, default=0, metavar="NUMBER", help="only events with a higher number")
     events.add_argument("--follow", action="store_true", help="go on with new events until interrupted")
     events.add_argument("--json", action="store_true", help="print JSON lines")
-    add_deployment_option(events)
-    events.set_defaults(run=_events)
 
 
 def _events(options: argparse.Namespace) -> int:
-    from llm_pipeline.store import open_store
-
-    store = open_store(deployment_of(options).store)
+    _, store = opened(options)
     for event in _read(store, max(options.after, 0), follow=options.follow):
         if not event.release_id.startswith(options.release):
             continue

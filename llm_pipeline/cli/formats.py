@@ -6,18 +6,21 @@ import argparse
 import sys
 
 from llm_pipeline.base.errors import ExitCode
-from llm_pipeline.cli.options import Commands, sentence, write_json
+from llm_pipeline.cli.options import Commands, add_command, sentence, write_json
 
 
 def add_commands(commands: Commands) -> None:
     """Add it to the parser."""
     summary = "show which formats run on which GPU with which TensorRT-LLM, and why not"
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "formats",
-        help=summary,
+        _formats,
+        summary,
         description=f"{sentence(summary)} `plan` judges a release by the same rules.",
         epilog="Each option may be given several times. "
         "yes: known to run; partial; ?: not in any table, so plan warns; no: plan refuses.",
+        deployment=False,
     )
     parser.add_argument("--gpu", action="append", default=[], help="a GPU's name in the catalog; all if not given")
     parser.add_argument(
@@ -26,7 +29,6 @@ def add_commands(commands: Commands) -> None:
     parser.add_argument("--engine", action="append", default=[], choices=("tensorrt_llm_llmapi", "tensorrt_llm_engine"))
     parser.add_argument("--model", action="append", default=[], help="judge by NVIDIA's tables of models, too")
     parser.add_argument("--json", action="store_true", help="print every cell as JSON")
-    parser.set_defaults(run=_formats)
 
 
 def _formats(options: argparse.Namespace) -> int:

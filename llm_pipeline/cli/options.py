@@ -6,9 +6,9 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from llm_pipeline.base.errors import ConfigError, unless_io
 from llm_pipeline.base.untrusted_text import one_line
@@ -26,15 +26,42 @@ _CHECKOUT = Path("configs/deployments/local.yaml")
 Commands: TypeAlias = "argparse._SubParsersAction[ArgumentParser]"  # noqa: SLF001 - it has no public name
 
 
-def add_deployment_option(parser: argparse.ArgumentParser) -> None:
-    """Give a command the option."""
-    parser.add_argument(
-        "-d",
-        "--deployment",
-        type=Path,
-        metavar="FILE",
-        help=f"a deployment file (default: ${DEPLOYMENT_VARIABLE}, else {_CHECKOUT} if there is one)",
-    )
+def add_command(
+    commands: Commands,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    summary: str,
+    *,
+    description: str = "",
+    epilog: str | None = None,
+    deployment: bool = True,
+    json_too: bool = False,
+) -> ArgumentParser:
+    """Add a command with the options that most have.
+
+    Args:
+        commands: Where to add it.
+        name: What people type.
+        run: What it does; returns the exit code.
+        summary: One line of the list of commands.
+        description: The first lines of its own help, instead of the summary.
+        epilog: The last ones.
+        deployment: It is about a deployment.
+        json_too: It can print JSON.
+    """
+    parser = commands.add_parser(name, help=summary, description=description or sentence(summary), epilog=epilog)
+    parser.set_defaults(run=run)
+    if deployment:
+        parser.add_argument(
+            "-d",
+            "--deployment",
+            type=Path,
+            metavar="FILE",
+            help=f"a deployment file (default: ${DEPLOYMENT_VARIABLE}, else {_CHECKOUT} if there is one)",
+        )
+    if json_too:
+        parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
 
 
 def deployment_of(options: argparse.Namespace) -> Deployment:
@@ -54,6 +81,18 @@ def deployment_of(options: argparse.Namespace) -> Deployment:
     if named is None:
         raise ConfigError("no deployment is named", hint=f"give --deployment FILE, or set {DEPLOYMENT_VARIABLE}")
     return load_yaml(named, Deployment)
+
+
+def opened(options: argparse.Namespace) -> tuple[Deployment, ArtifactStore]:
+    """The deployment that is meant, and its store.
+
+    Raises:
+        ConfigError: As `deployment_of`.
+    """
+    from llm_pipeline.store import open_store
+
+    deployment = deployment_of(options)
+    return deployment, open_store(deployment.store)
 
 
 def sentence(summary: str) -> str:
@@ -85,6 +124,24 @@ def write_files(directory: Path, files: Mapping[str, str]) -> None:
         raise unless_io(error, wrong) from error
 
 
+class View(Protocol):
+    """What a command shows, as data and as lines."""
+
+    def model_dump(self, *, mode: str) -> dict[str, Any]:
+        """As data."""
+
+    def lines(self) -> Iterable[str]:
+        """For people."""
+
+
+def write_view(view: View, *, as_json: bool) -> None:
+    """Write it to stdout."""
+    if as_json:
+        write_json(view.model_dump(mode="json"))
+    else:
+        write_lines(view.lines())
+
+
 def write_json(value: object) -> None:
     """Write JSON to stdout."""
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
@@ -109,7 +166,6 @@ def open_flow(options: argparse.Namespace, reference: str) -> ReleaseProgress:
         IntegrityError: Its record cannot be understood, or is not signed as the store requires.
     """
     from llm_pipeline.flow import ReleaseProgress
-    from llm_pipeline.store import open_store
 
-    deployment = deployment_of(options)
-    return ReleaseProgress.open(deployment, named_release(open_store(deployment.store), reference))
+    deployment, store = opened(options)
+    return ReleaseProgress.open(deployment, named_release(store, reference))

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.cli.options import (
     Commands,
-    add_deployment_option,
-    deployment_of,
+    add_command,
     named_release,
     open_flow,
-    sentence,
-    write_json,
+    opened,
     write_lines,
+    write_view,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llm_pipeline.config.deployment import Deployment
+    from llm_pipeline.operations.approval import Answered
+    from llm_pipeline.operations.decisions import Decided
     from llm_pipeline.operations.pausing import Asked
-    from llm_pipeline.operations.place_status import DeploymentStatus
     from llm_pipeline.store.artifact_store import ArtifactStore
 
 
@@ -34,46 +34,43 @@ _ONE_PLACE = f"{_PLACE} (default: the only one)"
 def add_commands(commands: Commands) -> None:
     """Add them to the parser."""
     summary = "show which release serves, the state of its servers, router and guard, and what is wrong"
-    status = commands.add_parser(
+    status = add_command(
+        commands,
         "status",
-        help=summary,
-        description=sentence(summary),
+        _status,
+        summary,
         epilog="Exit code 0: users are served and nothing is wrong; 1: served, and something is wrong; 5: users get no "
         "answer (dead, stopped, nothing in production), or this host cannot tell.",
+        json_too=True,
     )
     status.add_argument("place", nargs="?", help=f"{_PLACE} (default: all of them)")
-    status.add_argument("--json", action="store_true", help="print JSON")
-    add_deployment_option(status)
-    status.set_defaults(run=_status)
 
-    pause = commands.add_parser(
+    pause = add_command(
+        commands,
         "pause",
-        help="pause the canary that runs at a place: its split stays, and it is still rolled back if it does harm",
+        _pause,
+        "pause the canary that runs at a place: its split stays, and it is still rolled back if it does harm",
         description="Pause the canary that runs at a place. Its split stays, no step ends or begins, and it is still "
         "watched. `resume` ends the pause; without that the canary is rolled back after the policy's "
         "pause_deadline_seconds. Safe to repeat.",
     )
     pause.add_argument("place", nargs="?", help=_ONE_PLACE)
     pause.add_argument("--reason", default="", help="recorded with the pause")
-    add_deployment_option(pause)
-    pause.set_defaults(run=_pause)
 
-    resume = commands.add_parser("resume", help="let a paused canary go on; safe to repeat")
+    resume = add_command(commands, "resume", _resume, "let a paused canary go on; safe to repeat")
     resume.add_argument("place", nargs="?", help=_ONE_PLACE)
-    add_deployment_option(resume)
-    resume.set_defaults(run=_resume)
 
-    start = commands.add_parser(
-        "start", help="start production's servers and router, or stage a packaged release for a look"
+    start = add_command(
+        commands, "start", _start, "start production's servers and router, or stage a packaged release for a look"
     )
     start.add_argument("place", nargs="?", help=_ONE_PLACE)
     start.add_argument("--staging", dest="release", metavar="RELEASE", help="stage this packaged release instead")
-    add_deployment_option(start)
-    start.set_defaults(run=_start)
 
-    stop = commands.add_parser(
+    stop = add_command(
+        commands,
         "stop",
-        help="end all that runs left serving, production included; the pointers stay, and `start` brings it back",
+        _stop,
+        "end all that runs left serving, production included; the pointers stay, and `start` brings it back",
         description="Stop the router, where it is ours, and the servers of a place: production, what is staged, a "
         "canary whose run has ended (it is rolled back), and stages that a run left. Safe to repeat.",
     )
@@ -84,48 +81,36 @@ def add_commands(commands: Commands) -> None:
     stop.add_argument(
         "--drain", type=float, default=30.0, metavar="SECONDS", help="longest wait for requests in flight (default: 30)"
     )
-    add_deployment_option(stop)
-    stop.set_defaults(run=_stop)
     _add_guarding(commands)
     _add_rolling_back(commands)
 
 
 def _status(options: argparse.Namespace) -> int:
     from llm_pipeline.operations.status import deployment_status
-    from llm_pipeline.store import open_store
 
-    deployment = deployment_of(options)
-    places = [options.place] if options.place else None
-    return _show(deployment_status(open_store(deployment.store), deployment, places), as_json=options.json)
-
-
-def _show(status: DeploymentStatus, *, as_json: bool) -> int:
-    if as_json:
-        write_json(status.model_dump(mode="json"))
-    else:
-        write_lines(status.lines())
+    deployment, store = opened(options)
+    status = deployment_status(store, deployment, [options.place] if options.place else None)
+    write_view(status, as_json=options.json)
     return status.exit_code
 
 
 def _pause(options: argparse.Namespace) -> int:
     from llm_pipeline.operations.pausing import pause
-    from llm_pipeline.store import open_store
     from llm_pipeline.store.provenance import user_here
 
-    deployment, place = _named_place(options)
-    return _answer(pause(open_store(deployment.store), place, by=user_here(), why=options.reason))
+    _, store, place = _named_place(options)
+    return _answer(pause(store, place, by=user_here(), why=options.reason))
 
 
 def _resume(options: argparse.Namespace) -> int:
     from llm_pipeline.operations.pausing import resume
-    from llm_pipeline.store import open_store
     from llm_pipeline.store.provenance import user_here
 
-    deployment, place = _named_place(options)
-    return _answer(resume(open_store(deployment.store), place, by=user_here()))
+    _, store, place = _named_place(options)
+    return _answer(resume(store, place, by=user_here()))
 
 
-def _answer(asked: Asked) -> int:
+def _answer(asked: Answered | Asked | Decided) -> int:
     write_lines([asked.message])
     return ExitCode.GO if asked.counted else ExitCode.INCONCLUSIVE
 
@@ -133,15 +118,15 @@ def _answer(asked: Asked) -> int:
 def _start(options: argparse.Namespace) -> int:
     from llm_pipeline.operations.status import deployment_status
     from llm_pipeline.operations.switching import start_production
-    from llm_pipeline.store import open_store
 
-    deployment, place = _named_place(options)
-    store = open_store(deployment.store)
+    deployment, store, place = _named_place(options)
     if options.release:
         return _start_staging(store, deployment, place, options.release)
     serving = start_production(store, deployment, place)
     write_lines([f"{serving.pointer.release_id} of {serving.model_id} serves in {serving.pointer.slot}"])
-    return _show(deployment_status(store, deployment, [place]), as_json=False)
+    status = deployment_status(store, deployment, [place])
+    write_lines(status.lines())
+    return status.exit_code
 
 
 def _start_staging(store: ArtifactStore, deployment: Deployment, place: str, reference: str) -> int:
@@ -155,7 +140,7 @@ def _start_staging(store: ArtifactStore, deployment: Deployment, place: str, ref
     if judgement is not None:
         write_lines([f"{judgement.verdict}: {judgement.summary}"])
     write_lines([f"ask it  {curl_line_at(endpoint)}", f"end it  llm-pipeline stop {place} --staging"])
-    _show(deployment_status(store, deployment, [place]), as_json=False)
+    write_lines(deployment_status(store, deployment, [place]).lines())
     return ExitCode.GO if judgement is None else judgement.verdict.exit_code
 
 
@@ -163,13 +148,11 @@ def _stop(options: argparse.Namespace) -> int:
     from llm_pipeline.notifications.channel import no_connections
     from llm_pipeline.notifications.outbox import tell
     from llm_pipeline.operations.stopping import stop_all
-    from llm_pipeline.store import open_store
 
     if options.staging:
         return _stop_staging(options)
-    deployment = deployment_of(options)
-    places = [_named_place(options)[1]] if options.place else list(deployment.places)
-    store = open_store(deployment.store)
+    deployment, store = opened(options)
+    places = [_named_place(options)[2]] if options.place else list(deployment.places)
     if not (options.yes or _agreed(store, deployment, places)):
         write_lines(["nothing was stopped"])
         return ExitCode.INCONCLUSIVE
@@ -183,10 +166,9 @@ def _stop(options: argparse.Namespace) -> int:
 
 def _stop_staging(options: argparse.Namespace) -> int:
     from llm_pipeline.operations.staging import stop_staging
-    from llm_pipeline.store import open_store
 
-    deployment, place = _named_place(options)
-    stopped = stop_staging(open_store(deployment.store), deployment, place, release_id=options.release)
+    deployment, store, place = _named_place(options)
+    stopped = stop_staging(store, deployment, place, release_id=options.release)
     write_lines([f"what was staged at {place} was stopped" if stopped else f"nothing was staged at {place}"])
     return ExitCode.GO
 
@@ -198,20 +180,20 @@ def _left_alone(store: ArtifactStore, place: str) -> list[str]:
     return [] if holder is None else [f"{place}: {holder} is on its way, and ends what it has staged itself"]
 
 
-def _named_place(options: argparse.Namespace) -> tuple[Deployment, str]:
-    """The deployment, and which of its places is meant."""
+def _named_place(options: argparse.Namespace) -> tuple[Deployment, ArtifactStore, str]:
+    """The deployment and its store, and which of its places is meant."""
     from llm_pipeline.operations.status import require_place_of
 
-    deployment = deployment_of(options)
+    deployment, store = opened(options)
     if options.place:
         require_place_of(deployment, options.place)
-        return deployment, options.place
+        return deployment, store, options.place
     if len(deployment.places) != 1:
         raise ConfigError(
             f"deployment {deployment.name} has {len(deployment.places)} places",
             hint=f"name one of them: {', '.join(deployment.places)}" if deployment.places else "add one to its file",
         )
-    return deployment, next(iter(deployment.places))
+    return deployment, store, next(iter(deployment.places))
 
 
 def _agreed(store: ArtifactStore, deployment: Deployment, places: Sequence[str]) -> bool:
@@ -237,19 +219,19 @@ def _agreed(store: ArtifactStore, deployment: Deployment, places: Sequence[str])
 
 
 def _add_guarding(commands: Commands) -> None:
-    production = commands.add_parser(
+    production = add_command(
+        commands,
         "approve",
-        help="answer the question that a release on its way asks, or will ask before production",
+        _approve_production,
+        "answer the question that a release on its way asks, or will ask before production",
         description="Answer the question that a release on its way waits with (its budget, its licence, production), "
         "or the one before production, before it is asked. The first answer counts. A task that already waits in "
         "Airflow goes on when its form is answered there or times out, by the answer that was given here.",
     )
     production.add_argument("release_id", metavar="release", help="the release's id, or the beginning of it")
     production.add_argument("--deny", action="store_true", help="end the release before production instead")
-    add_deployment_option(production)
-    production.set_defaults(run=_approve_production)
 
-    approve = commands.add_parser("approve-step", help="let a canary step begin, or a paused canary continue")
+    approve = add_command(commands, "approve-step", _approve, "let a canary step begin, or a paused canary continue")
     approve.add_argument("release_id", metavar="release", help="the release's id, or the beginning of it")
     approve.add_argument(
         "gpu_target",
@@ -258,16 +240,14 @@ def _add_guarding(commands: Commands) -> None:
     )
     approve.add_argument("percent", type=float, help="the step, e.g. 25")
     approve.add_argument("--deny", action="store_true", help="roll the canary back instead")
-    add_deployment_option(approve)
-    approve.set_defaults(run=_approve)
 
-    guard = commands.add_parser(
+    guard = add_command(
+        commands,
         "guard",
-        help="one pass of the watchdog: roll back canaries whose controller is gone, on the host of their servers",
+        _guard,
+        "one pass of the watchdog: roll back canaries whose controller is gone, on the host of their servers",
     )
     guard.add_argument("--target", dest="gpu_target", metavar="NAME", help="only this one of the deployment's targets")
-    add_deployment_option(guard)
-    guard.set_defaults(run=_guard)
 
 
 def _approve_production(options: argparse.Namespace) -> int:
@@ -279,25 +259,21 @@ def _approve_production(options: argparse.Namespace) -> int:
     targets = offered_targets(flow, step)
     if not targets:
         raise ConfigError(f"no target of {flow.record.release_id} has passed its gates", hint="see `llm-pipeline show`")
-    told = decide(flow, step, targets, approved=not options.deny, by=user_here())
-    write_lines([told.message])
-    return ExitCode.GO if told.counted else ExitCode.INCONCLUSIVE
+    return _answer(decide(flow, step, targets, approved=not options.deny, by=user_here()))
 
 
 def _approve(options: argparse.Namespace) -> int:
     from llm_pipeline.operations.approval import answer
-    from llm_pipeline.store import open_store
     from llm_pipeline.store.provenance import user_here
 
-    deployment = deployment_of(options)
-    store = open_store(deployment.store)
+    _, store = opened(options)
     release_id = named_release(store, options.release_id)
     approved, by = not options.deny, user_here()
     answered = answer(store, release_id, options.gpu_target, options.percent, approved=approved, by=by)
-    write_lines([answered.message])
+    code = _answer(answered)
     if answered.counted and options.deny:
         sys.stdout.write("the canary's controller or the guard rolls it back; `llm-pipeline guard` does it now\n")
-    return ExitCode.GO if answered.counted else ExitCode.INCONCLUSIVE
+    return code
 
 
 def _guard(options: argparse.Namespace) -> int:
@@ -306,10 +282,9 @@ def _guard(options: argparse.Namespace) -> int:
     from llm_pipeline.operations.guard import guard_once
     from llm_pipeline.operations.place_status import named_deployment
     from llm_pipeline.operations.status import deployment_status
-    from llm_pipeline.store import open_store
 
-    deployment = _guarded(deployment_of(options), options.gpu_target)
-    store = open_store(deployment.store)
+    deployment, store = opened(options)
+    deployment = _guarded(deployment, options.gpu_target)
     write_lines([f"{named_deployment(deployment.name, store.uri)}, places {', '.join(deployment.places) or 'none'}"])
     actions = guard_once(store, deployment)
     tell(store, deployment, no_connections, canaries=dict.fromkeys(deployment.places, ""))
@@ -332,9 +307,11 @@ def _guarded(deployment: Deployment, target: str | None) -> Deployment:
 
 
 def _add_rolling_back(commands: Commands) -> None:
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "rollback",
-        help="roll back a release on trial or in production; safe to repeat",
+        _roll_back,
+        "roll back a release on trial or in production; safe to repeat",
         description="Leave a release and bring back the one that served before it. What was taken back is never gone "
         "back to: only another release of it brings it into production again.",
     )
@@ -354,19 +331,15 @@ def _add_rolling_back(commands: Commands) -> None:
     )
     parser.add_argument("--reason", default="", help="recorded with the rollback")
     parser.add_argument("--by", default="", help="who requests it (default: you)")
-    add_deployment_option(parser)
-    parser.set_defaults(run=_roll_back)
 
 
 def _roll_back(options: argparse.Namespace) -> int:
     from llm_pipeline.notifications.channel import no_connections
     from llm_pipeline.notifications.outbox import tell
     from llm_pipeline.operations.rollback import roll_back_at
-    from llm_pipeline.store import open_store
     from llm_pipeline.store.provenance import user_here
 
-    deployment = deployment_of(options)
-    store, target = open_store(deployment.store), options.gpu_target
+    (deployment, store), target = opened(options), options.gpu_target
     by = options.by or user_here()
     by = f"{by}: {options.reason}" if options.reason else by
     production = roll_back_at(store, deployment, options.model_id, target, by=by, leaving=options.leaving).production

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 from llm_pipeline.base.errors import ConfigError, ExitCode, from_document, unless_io
 from llm_pipeline.cli.options import (
     Commands,
-    add_deployment_option,
+    add_command,
     deployment_of,
     open_flow,
-    sentence,
     write_files,
     write_lines,
 )
@@ -28,7 +27,7 @@ _REPLACE = "take the release's places over from the models that hold them; their
 def add_commands(commands: Commands) -> None:
     """Add them to the parser."""
     _add_initializing(commands)
-    run = commands.add_parser("run", help="run a release on this machine, without Airflow")
+    run = add_command(commands, "run", _run, "run a release on this machine, without Airflow", deployment=False)
     run.add_argument("config", type=Path, help="a release config, e.g. configs/releases/demo.yaml")
     _add_overrides(run)
     answer = run.add_mutually_exclusive_group()
@@ -36,9 +35,8 @@ def add_commands(commands: Commands) -> None:
     answer.add_argument("--reject", action="store_const", const=False, dest="answer", help="stop before production")
     run.add_argument("--replace", action="store_true", help=_REPLACE)
     run.add_argument("--verbose", action="store_true", help="show every log line of every stage")
-    run.set_defaults(run=_run)
 
-    plan = commands.add_parser("plan", help="check a release without spending anything")
+    plan = add_command(commands, "plan", _plan, "check a release without spending anything", deployment=False)
     plan.add_argument("config", type=Path)
     _add_overrides(plan)
     plan.add_argument("--replace", action="store_true", help=_REPLACE)
@@ -46,7 +44,6 @@ def add_commands(commands: Commands) -> None:
     plan.add_argument("--output", type=Path, metavar="DIR", help="write plan.json and plan.txt there, too")
     plan.add_argument("--predict", action="store_true", help="use AIConfigurator too, if it is installed (slow)")
     plan.add_argument("--store-seconds", type=float, metavar="SECONDS", help="longest wait for the store's listing")
-    plan.set_defaults(run=_plan)
 
     stage = commands.add_parser("stage", help="run one stage (used by the runners)")
     stage_commands = stage.add_subparsers(dest="stage_command", required=True)
@@ -57,12 +54,10 @@ def add_commands(commands: Commands) -> None:
     stage_run.add_argument("--log", type=Path, help="file that takes all output of the stage")
     stage_run.set_defaults(run=_stage_run)
 
-    report = commands.add_parser("report", help="write a release's report again and print its path")
+    report = add_command(commands, "report", _report, "write a release's report again and print its path")
     report.add_argument(
         "reference", metavar="REF", help="a release (or the beginning of its id), production:org/model/target"
     )
-    add_deployment_option(report)
-    report.set_defaults(run=_report)
     _add_pushing(commands)
 
 
@@ -140,7 +135,7 @@ def _report(options: argparse.Namespace) -> int:
 
 def _add_pushing(commands: Commands) -> None:
     summary = "push the checkpoint of a release that passed its gates to a hub, with its model card; safe to repeat"
-    push = commands.add_parser("push", help=summary, description=sentence(summary))
+    push = add_command(commands, "push", _push, summary)
     push.add_argument("reference", metavar="REF", help="a release, or production:org/model/target")
     push.add_argument(
         "--repository", default="", metavar="ORG/NAME",
@@ -149,8 +144,6 @@ def _add_pushing(commands: Commands) -> None:
     push.add_argument("--target", default="", help="the target whose choice is meant, where targets chose differently")
     push.add_argument("--private", action="store_true", help="create it as a private one; refuse a public one")
     push.add_argument("--dry-run", action="store_true", help="only show the files and the card")
-    add_deployment_option(push)
-    push.set_defaults(run=_push)
 
 
 def _push(options: argparse.Namespace) -> int:
@@ -175,7 +168,7 @@ _SIBLING = Path(sys.prefix).parent
 
 def _add_initializing(commands: Commands) -> None:
     summary = "write a project: a release of your model, and everything it names"
-    init = commands.add_parser("init", help=summary, description=sentence(summary))
+    init = add_command(commands, "init", _init, summary, deployment=False)
     init.add_argument("directory", type=Path, metavar="DIR", help="a new or empty directory")
     init.add_argument("--model", required=True, help="a directory with the model, or its id on the hub")
     init.add_argument("--name", default="first", help="of the release config (default: first)")
@@ -188,7 +181,6 @@ def _add_initializing(commands: Commands) -> None:
         help="directory with tritonserver's binaries (default: %(default)s)",
     )  # fmt: skip
     init.add_argument("--example", action="store_true", help="the demo's tasks and prompts, which need no network")
-    init.set_defaults(run=_init)
 
 
 def _init(options: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.cli.options import (
     Commands,
-    add_deployment_option,
+    add_command,
     deployment_of,
     open_flow,
     sentence,
@@ -28,16 +28,17 @@ if TYPE_CHECKING:
 def add_commands(commands: Commands) -> None:
     """Add it to the parser."""
     summary = "find mistakes in a Triton model repository, without a server"
-    linting = commands.add_parser(
+    linting = add_command(
+        commands,
         "lint-repo",
-        help=summary,
-        description=sentence(summary),
+        _lint,
+        summary,
         epilog="Exit code 1 if there is an error; warnings alone are 0, or 1 with --strict.",
+        json_too=True,
+        deployment=False,
     )
     linting.add_argument("directory", type=Path, metavar="DIR", help="the repository: a directory of models")
     linting.add_argument("--strict", action="store_true", help="warnings count, too")
-    linting.add_argument("--json", action="store_true", help="print JSON")
-    linting.set_defaults(run=_lint)
     _add_rendering(commands)
     _add_manifests(commands)
     _add_pods(commands)
@@ -58,15 +59,17 @@ def _lint(options: argparse.Namespace) -> int:
 
 def _add_rendering(commands: Commands) -> None:
     summary = "render targets' LLM args and check them against the recorded schema of their version"
-    rendering = commands.add_parser(
+    rendering = add_command(
+        commands,
         "render-args",
-        help=summary,
+        _render_args,
+        summary,
         description=f"{sentence(summary)} YAML on stdout, warnings on stderr.",
         epilog="Exit code 1 if a version refuses what is rendered for it.",
+        deployment=False,
     )
     rendering.add_argument("targets", type=Path, nargs="+", metavar="TARGET", help="file of a target")
     rendering.add_argument("--checkpoint", type=Path, metavar="DIR", help="for the type of its KV cache")
-    rendering.set_defaults(run=_render_args)
 
 
 def _render_args(options: argparse.Namespace) -> int:
@@ -89,14 +92,12 @@ def _render_args(options: argparse.Namespace) -> int:
 
 def _add_manifests(commands: Commands) -> None:
     summary = "render a packaged release's launch plan and Kubernetes manifests"
-    rendering = commands.add_parser("render", help=summary, description=sentence(summary))
+    rendering = add_command(commands, "render", _render, summary)
     rendering.add_argument("release", metavar="RELEASE", help="a release (or the beginning of its id), or a pointer")
     rendering.add_argument("--target", dest="gpu_target", metavar="TARGET", help="needed if the release has several")
     rendering.add_argument("--output", type=Path, required=True, metavar="DIR", help="directory to write into")
     rendering.add_argument("--options", type=Path, metavar="FILE", help="YAML file with options of the manifests")
     rendering.add_argument("--image", help="image of the servers, instead of the options' or the target's")
-    add_deployment_option(rendering)
-    rendering.set_defaults(run=_render)
 
 
 def _render(options: argparse.Namespace) -> int:

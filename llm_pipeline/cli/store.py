@@ -5,25 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import ConfigError, ExitCode
-from llm_pipeline.cli.options import Commands, add_deployment_option, deployment_of, sentence, write_json, write_lines
+from llm_pipeline.cli.options import Commands, add_command, deployment_of, opened, write_json, write_lines, write_view
 
 if TYPE_CHECKING:
     from llm_pipeline.config.deployment import Deployment
     from llm_pipeline.release.claim_state import Claimant
     from llm_pipeline.store.artifact_store import ArtifactStore
-
-
-class _View(Protocol):
-    """What a command shows, as data and as lines."""
-
-    def model_dump(self, *, mode: str) -> dict[str, Any]:
-        """As data."""
-
-    def lines(self) -> Iterable[str]:
-        """For people."""
 
 
 _KINDS = ("releases", "artifacts", "stages", "pointers", "leases", "leftovers")
@@ -35,43 +25,58 @@ _REFERENCES = (
 
 def add_commands(commands: Commands) -> None:
     """Add them to the parser."""
-    listing = _command(commands, "ls", "list what the store holds; exit code 5 if some of it is damaged")
+    listing = add_command(
+        commands,
+        "ls",
+        _ls,
+        "list what the store holds; exit code 5 if some of it is damaged",
+        epilog=_REFERENCES,
+        json_too=True,
+    )
     listing.add_argument("what", nargs="?", choices=_KINDS, default="releases")
-    listing.set_defaults(run=_ls)
 
-    showing = _command(commands, "show", "show everything known about a release, artifact, stage key or pointer")
+    showing = add_command(
+        commands,
+        "show",
+        _show,
+        "show everything known about a release, artifact, stage key or pointer",
+        epilog=_REFERENCES,
+        json_too=True,
+    )
     showing.add_argument("reference", metavar="REF")
-    showing.set_defaults(run=_show)
 
-    verifying = _command(commands, "verify", "read every byte and check every signature; exit code 5 if any differs")
+    verifying = add_command(
+        commands,
+        "verify",
+        _verify,
+        "read every byte and check every signature; exit code 5 if any differs",
+        epilog=_REFERENCES,
+        json_too=True,
+    )
     verifying.add_argument(
         "reference", metavar="REF", nargs="?",
         help="without it, what serves here: artifacts, servers' answers, routers; exit code 1 if any differs",
     )  # fmt: skip
     verifying.add_argument("--place", metavar="PLACE", help="of what serves, only this place")
-    verifying.set_defaults(run=_verify)
 
-    comparing = _command(commands, "diff", "show how two artifacts, releases or stage keys differ")
+    comparing = add_command(
+        commands,
+        "diff",
+        _diff,
+        "show how two artifacts, releases or stage keys differ",
+        epilog=_REFERENCES,
+        json_too=True,
+    )
     comparing.add_argument("first", metavar="A")
     comparing.add_argument("second", metavar="B")
-    comparing.set_defaults(run=_diff)
     _add_claiming(commands)
     _add_retaining(commands)
 
 
-def _command(commands: Commands, name: str, summary: str) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=summary, description=sentence(summary), epilog=_REFERENCES)
-    add_deployment_option(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser
-
-
 def _ls(options: argparse.Namespace) -> int:
     from llm_pipeline.inspection.listing import LISTINGS, is_damaged
-    from llm_pipeline.store import open_store
 
-    deployment, listing = deployment_of(options), LISTINGS[options.what]
-    store = open_store(deployment.store)
+    (deployment, store), listing = opened(options), LISTINGS[options.what]
     rows = listing.rows(store)
     if options.json:
         write_json([row.model_dump(mode="json") for row in rows])
@@ -93,12 +98,11 @@ def _whose_pointers(deployment: Deployment, store: ArtifactStore) -> Iterable[st
 
 def _show(options: argparse.Namespace) -> int:
     from llm_pipeline.inspection.showing import show
-    from llm_pipeline.store import open_store
     from llm_pipeline.store.references import resolve_reference
 
-    config = deployment_of(options).store
-    view = show(config, resolve_reference(open_store(config), options.reference))
-    _show_one(view, as_json=options.json)
+    deployment, store = opened(options)
+    view = show(deployment.store, resolve_reference(store, options.reference))
+    write_view(view, as_json=options.json)
     return ExitCode.INFRASTRUCTURE if view.damaged else ExitCode.GO
 
 
@@ -107,10 +111,8 @@ def _verify_served(options: argparse.Namespace) -> int:
     from llm_pipeline.notifications.happened import verified
     from llm_pipeline.notifications.outbox import tell
     from llm_pipeline.operations.verification import summary, verify_place
-    from llm_pipeline.store import open_store
 
-    deployment = deployment_of(options)
-    store, found, last = open_store(deployment.store), [], []
+    (deployment, store), found, last = opened(options), [], []
     for place in [options.place] if options.place else deployment.places:
         checks = []
         for check in verify_place(store, deployment, place):
@@ -134,10 +136,9 @@ def _verify(options: argparse.Namespace) -> int:
     if options.place:
         raise ConfigError("--place is for what serves, and a reference is given", hint="leave one of them out")
     from llm_pipeline.inspection.verification import verify_reference
-    from llm_pipeline.store import open_store
     from llm_pipeline.store.references import resolve_reference
 
-    store = open_store(deployment_of(options).store)
+    _, store = opened(options)
     verified = []
     for verification in verify_reference(store, resolve_reference(store, options.reference)):
         verified.append(verification)
@@ -154,34 +155,23 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _diff(options: argparse.Namespace) -> int:
     from llm_pipeline.inspection.comparison import compare
-    from llm_pipeline.store import open_store
     from llm_pipeline.store.references import resolve_reference
 
-    store = open_store(deployment_of(options).store)
+    _, store = opened(options)
     comparison = compare(store, *(resolve_reference(store, name) for name in (options.first, options.second)))
-    _show_one(comparison, as_json=options.json)
+    write_view(comparison, as_json=options.json)
     return ExitCode.GO
 
 
-def _show_one(view: _View, *, as_json: bool) -> None:
-    if as_json:
-        write_json(view.model_dump(mode="json"))
-    else:
-        write_lines(view.lines())
-
-
 def _add_claiming(commands: Commands) -> None:
-    claims = commands.add_parser("claims", help="show which release of a model is running, and which ones wait")
+    claims = add_command(commands, "claims", _claims, "show which release of a model is running, and which ones wait")
     claims.add_argument("--free", metavar="MODEL", help="free the claim of a release that is dead")
-    add_deployment_option(claims)
-    claims.set_defaults(run=_claims)
 
 
 def _claims(options: argparse.Namespace) -> int:
     from llm_pipeline.release.claim import free_claim, readable_claims
-    from llm_pipeline.store import open_store
 
-    store = open_store(deployment_of(options).store)
+    _, store = opened(options)
     if options.free:
         freed = free_claim(store, options.free)
         sys.stdout.write(f"{options.free}: " + (f"taken from {freed}\n" if freed else "no release held it\n"))
@@ -204,22 +194,16 @@ def _line(claimant: Claimant) -> str:
 
 def _add_retaining(commands: Commands) -> None:
     summary = "show what nobody needs any more, why, and its size; remove it only with --delete"
-    collecting = commands.add_parser("gc", help=summary, description=sentence(summary))
+    collecting = add_command(commands, "gc", _gc, summary, json_too=True)
     collecting.add_argument("--delete", action="store_true", help="really remove it")
     collecting.add_argument(
         "--force", action="store_true", help="also when that is most of the store (retention.max_deleted_share)"
     )
-    collecting.add_argument("--json", action="store_true", help="print JSON")
-    add_deployment_option(collecting)
-    collecting.set_defaults(run=_gc)
 
 
 def _gc(options: argparse.Namespace) -> int:
     from llm_pipeline.retention.collection import collect_garbage
 
     report = collect_garbage(deployment_of(options), delete=options.delete, force=options.force)
-    if options.json:
-        write_json(report.model_dump(mode="json"))
-    else:
-        write_lines(report.lines())
+    write_view(report, as_json=options.json)
     return ExitCode.GO

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.base.untrusted_text import quoted
-from llm_pipeline.cli.options import Commands, add_deployment_option, open_flow, sentence, write_lines
+from llm_pipeline.cli.options import Commands, add_command, open_flow, sentence, write_lines
 
 if TYPE_CHECKING:
     from llm_pipeline.flow import ReleaseProgress
@@ -23,9 +23,11 @@ _MOST_TRIALS = 12
 def add_commands(commands: Commands) -> None:
     """Add it to the parser."""
     summary = "try other settings of a release's target on its staging server, and suggest a target file"
-    tuning = commands.add_parser(
+    tuning = add_command(
+        commands,
         "tune",
-        help=summary,
+        _tune,
+        summary,
         description=f"{sentence(summary)} Each trial is built, packaged, staged and measured by the load gate's own "
         "search. The result is a file: no release uses it until a release config names it.",
     )
@@ -33,8 +35,6 @@ def add_commands(commands: Commands) -> None:
     tuning.add_argument("--target", dest="gpu_target", required=True, metavar="TARGET", help="which of its targets")
     tuning.add_argument("--output", type=Path, required=True, metavar="FILE", help="the target file to write")
     tuning.add_argument("--trials", type=int, default=_MOST_TRIALS, help=f"most trials (default: {_MOST_TRIALS})")
-    add_deployment_option(tuning)
-    tuning.set_defaults(run=_tune)
 
 
 def _tune(options: argparse.Namespace) -> int:

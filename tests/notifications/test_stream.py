@@ -140,7 +140,7 @@ def test_a_gates_verdict_is_told_and_that_of_a_canary_only_by_its_own_events(ver
 
 def test_the_command_prints_json_lines_that_a_reader_goes_on_from(store, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
-        "llm_pipeline.cli.events.deployment_of", lambda _: SimpleNamespace(store=store_config(tmp_path))
+        "llm_pipeline.cli.options.deployment_of", lambda _: SimpleNamespace(store=store_config(tmp_path))
     )
     question = asked(HERE, "Promote it?", key="1", until=None, action="`llm-pipeline approve tiny-1`")
     append(store, [question, event("other", release_id="big-1"), event("later", release_id="tiny-1")])
