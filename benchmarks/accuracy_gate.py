@@ -20,16 +20,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from accuracy_gate_clusters import Clusters, false_passes
+from accuracy_gate_clusters import FEW_CLUSTERS, MORE_CLUSTERS, Clusters, false_passes, false_passes_of_clusters
 from accuracy_gate_exact import exact_chance
 from accuracy_gate_ours import CONFIDENCE, MARGIN, POLICY, TASK_MARGIN, CrossCheck, Gate, Outcome, Truth, simulate_tasks
 from accuracy_gate_peers import llm_compressor, model_comparator, nvidia_day0
 from accuracy_gate_real import (
-    FEW_CLUSTERS,
     GRADED,
-    MORE_CLUSTERS,
     false_pass_after_retries,
-    false_passes_of_clusters,
     false_passes_of_graded,
     false_verdict_of_group,
     harm_seen_in_small_tasks,

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from accuracy_gate_clusters import Clusters
 from accuracy_gate_ours import CONFIDENCE, MARGIN, TASK_MARGIN, Gate, Truth
 from numpy.typing import NDArray
 
@@ -19,7 +18,6 @@ from llm_pipeline.accuracy.gate import judge_pairs
 from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.paired import TaskPairs
 from llm_pipeline.accuracy.rehearsal import parts_of, plan_looks, rehearse
-from llm_pipeline.accuracy.sequential import decision_rule
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.statistics.losses import LossSample
@@ -29,11 +27,7 @@ SHIPPED = {"gsm8k": 1319, "arc_challenge": 1172, "hellaswag": 10_042, "winogrand
 MMLU = {f"subject{number:02}": size for number, size in enumerate([100] * 20 + [150] * 15 + [300] * 15 + [783] * 7)}
 BBH = {f"bbh{number:02}": 250 for number in range(27)}
 SMALL = {f"small{number:02}": 200 for number in range(20)} | {"large": 6000}
-FEW_CLUSTERS = (Clusters(20, 50, 0.5), Clusters(40, 50, 0.8), Clusters(40, 50, 0.3))
-MORE_CLUSTERS = (Clusters(60, 50, 0.5), Clusters(100, 40, 0.5))
 POLICY = AccuracyPolicy(margin=MARGIN, task_margin=TASK_MARGIN, minimum_items=2000)
-
-_KINDS = np.array([1.0, -1.0, 0.0])
 
 
 def power_of_tasks() -> Iterator[tuple[str, float, float]]:
@@ -57,32 +51,6 @@ def _power(tasks: dict[str, int], weighting: str | None = None, **changes: str) 
     group = TaskGroup(name="all", tasks=tuple(tasks), weighting=weighting) if weighting else None  # type: ignore[arg-type]
     groups = (group,) if group else ()
     return rehearse(parts_of(tasks, groups), plan_looks(tasks, policy, groups), policy).go
-
-
-def false_passes_of_clusters(
-    clusters: Clusters, margin: float, method: str, runs: int, random: np.random.Generator
-) -> float:
-    """Share of passes at the margin, where each item may repeat what its whole cluster does."""
-    groups = np.repeat(np.arange(clusters.number), clusters.size)
-    policy = AccuracyPolicy(margin=margin, minimum_items=200, method=method)  # type: ignore[arg-type]
-    plan = plan_looks({"task": groups.size}, policy)
-    truth = Truth(0.05, margin)
-    return sum(_passes(_copied(clusters, truth, random), groups, plan, margin) for _ in range(runs)) / runs
-
-
-def _copied(clusters: Clusters, truth: Truth, random: np.random.Generator) -> NDArray[np.float64]:
-    shape = (clusters.number, clusters.size)
-    whole, own = random.choice(3, (clusters.number, 1), p=truth.shares), random.choice(3, shape, p=truth.shares)
-    return _KINDS[np.where(random.random(shape) < np.sqrt(clusters.likeness), whole, own)].ravel()
-
-
-def _passes(losses: NDArray[np.float64], groups: NDArray[np.intp], plan: LookPlan, margin: float) -> bool:
-    for look, size in enumerate(plan.sizes, start=1):
-        rule = decision_rule(plan, look)
-        sample = LossSample(losses[:size], groups[:size])
-        if rule.test.bounds(sample, 1 - rule.level(1 - CONFIDENCE)).upper < margin:
-            return True
-    return False
 
 
 def false_verdict_of_group(runs: int, random: np.random.Generator) -> tuple[float, float]:

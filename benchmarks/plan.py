@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from benchmarks.example_files import render_target
 from benchmarks.goals import at_most
-from benchmarks.plan_hub import hub_with_70b, release_on
+from benchmarks.plan_hub import hub_process, publish, release_on
 from llm_pipeline.release.loading import load_release
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -67,7 +67,8 @@ def main() -> int:
 def _plan_from_a_hub(runs: int) -> Taken:
     with tempfile.TemporaryDirectory(prefix="bench-plan-hub-") as temporary:
         root = Path(temporary)
-        with hub_with_70b(root / "hub") as endpoint:
+        publish(root / "hub")
+        with hub_process(root / "hub") as endpoint:
             return _plan(release_on(endpoint, REPOSITORY / "configs", root / "configs"), runs)
 
 

@@ -34,20 +34,19 @@ CONFIG = {
 
 
 @contextmanager
-def hub_with_70b(root: Path) -> Iterator[str]:
-    """The endpoint of the hub, while it runs."""
-    publish(root)
+def hub_process(root: Path) -> Iterator[str]:
+    """The endpoint of a hub with the repositories below a directory, while it runs."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "llm_pipeline.demo.hub_server", "--root", str(root), "--port", str(port)]
-    server = subprocess.Popen(command)
+    server = subprocess.Popen(command, cwd=Path(__file__).parents[1], stderr=subprocess.DEVNULL)
     try:
         _wait_for(port, server)
         yield f"http://127.0.0.1:{port}"
     finally:
-        server.terminate()
-        server.wait(10)
+        server.kill()
+        server.wait()
 
 
 def release_on(endpoint: str, configs: Path, copy: Path) -> Path:

@@ -22,17 +22,15 @@ import json
 import os
 import platform
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import transfer_data
+from goals import at_least, at_most
+from plan_hub import hub_process
 from transfer_process import Compared, Measured, compare, run, seconds
 
 from llm_pipeline.base.interruption import interruptible
@@ -140,7 +138,7 @@ def _hub(bench: Bench) -> list[bool]:
     root = bench.fresh("hub")
     publish_revision(root, MODEL, bench.repository, "random weights")
     hf = str(Path(sys.executable).with_name("hf"))
-    with _hub_server(root) as endpoint:
+    with hub_process(root) as endpoint:
 
         def ours() -> Measured:
             return _work("download", endpoint, MODEL, str(bench.fresh("download")))
@@ -153,22 +151,7 @@ def _hub(bench: Bench) -> list[bool]:
         compared = compare(bench.rounds, ours, peer)
     shutil.rmtree(root)
     _print_sides("download, verified", "hf download", compared, bench.repository_bytes)
-    return [_at_least("hub_download_to_hf_download", compared.ratio, HUB_RATIO)]
-
-
-@contextmanager
-def _hub_server(root: Path) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "llm_pipeline.demo.hub_server", "--root", str(root), "--port", str(port)]
-    server = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL)
-    try:
-        s3_server.wait_for(port, server)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.kill()
-        server.wait()
+    return [at_least("hub_download_to_hf_download", compared.ratio, HUB_RATIO)]
 
 
 def _s3(bench: Bench) -> list[bool]:
@@ -203,9 +186,9 @@ def _s3(bench: Bench) -> list[bool]:
     _print_side("boto3 get_object", raw_gets, bench.repository_bytes)
     peak = max(uploads.peak_bytes, downloads.peak_bytes) / 1e6
     return [
-        _at_least("s3_upload_to_aws_s3_cp", uploads.ratio, S3_RATIO),
-        _at_least("s3_download_to_aws_s3_cp", downloads.ratio, S3_RATIO),
-        _at_most("s3_peak_memory", peak, S3_PEAK_MEGABYTES, "MB"),
+        at_least("s3_upload_to_aws_s3_cp", uploads.ratio, S3_RATIO),
+        at_least("s3_download_to_aws_s3_cp", downloads.ratio, S3_RATIO),
+        at_most("s3_peak_memory", peak, S3_PEAK_MEGABYTES, "MB"),
     ]
 
 
@@ -236,7 +219,7 @@ def _publish(bench: Bench) -> list[bool]:
     compared = compare(bench.rounds, ours, peer)
     name = f"publish_{bench.small_files}_files"
     print(f"{name}: {seconds(compared.ours):.2f} s; cp -r and sync: {seconds(compared.peer):.2f} s")
-    return [_at_least(f"{name}_to_cp_and_sync", compared.ratio, PUBLISH_RATIO)]
+    return [at_least(f"{name}_to_cp_and_sync", compared.ratio, PUBLISH_RATIO)]
 
 
 def _verify(bench: Bench) -> list[bool]:
@@ -259,7 +242,7 @@ def _verify_one(name: str, bench: Bench, store: str, digest: str, directory: Pat
     )
     size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
     _print_sides(f"verify {name}", "sha256sum", compared, size)
-    return _at_least(f"verify_{name}_to_sha256sum", compared.ratio, VERIFY_RATIO)
+    return at_least(f"verify_{name}_to_sha256sum", compared.ratio, VERIFY_RATIO)
 
 
 def _local_store(path: Path) -> str:
@@ -281,19 +264,6 @@ def _print_side(name: str, runs: list[Measured], size: int) -> None:
     peak = max(run.peak_bytes for run in runs) / 1e6
     rate = size / 1e6 / seconds(runs)
     print(f"{name:<22}{rate:>7.0f} MB/s   processor {cpu:>6.2f} s   peak {peak:>5.0f} MB   wall {took} s")
-
-
-def _at_least(name: str, measured: float, target: float) -> bool:
-    return _goal(name, f"{measured:.2f}", f"at least {target:.2f}", met=measured >= target)
-
-
-def _at_most(name: str, measured: float, target: float, unit: str) -> bool:
-    return _goal(name, f"{measured:.0f} {unit}", f"at most {target:g} {unit}", met=measured <= target)
-
-
-def _goal(name: str, measured: str, target: str, *, met: bool) -> bool:
-    print(f"GOAL {name}: measured {measured}, target {target}: {'met' if met else 'missed'}")
-    return met
 
 
 if __name__ == "__main__":

@@ -101,7 +101,6 @@ def _exported(bench: Bench, facts: ModelFacts, weights: str) -> Iterator[bool]:
     if isinstance(result, StageFailure):
         raise SystemExit(f"{weights}: {result.error.message}")
     ref = result.artifacts["checkpoint"]
-    export_file(bench.place, weights).write_text(ref.model_dump_json())  # for benchmarks.gpu.build
     export = bench.artifact(ref)
     held = [load_file(path, device="cuda") for path in sorted(export.glob("*.safetensors"))]
     measured = torch.cuda.memory_allocated()
@@ -121,11 +120,6 @@ def _at_work(facts: ModelFacts, batch: int) -> int:
     plain = QuantizationRecipe(name="none", weights="none")
     tokens = batch * (PROMPT_TOKENS + DECODED_TOKENS)
     return rank_weight_bytes(facts, plain, Parallelism()) + tokens * kv_bytes_per_token(facts)
-
-
-def export_file(place: Path, weights: str) -> Path:
-    """Where the reference of an export is kept for other benchmarks."""
-    return place / f"export-{weights}.json"
 
 
 def _goal(name: str, predicted: int, measured: int) -> bool:

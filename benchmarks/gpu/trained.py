@@ -33,8 +33,9 @@ from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.quantization import CALIBRATED, QuantizationRecipe
 from llm_pipeline.config.release import Evaluation
+from llm_pipeline.demo.tokenizer import BOS, EOS, PAD
+from llm_pipeline.demo.train import IGNORED, encode, learning_rate
 
-BOS, EOS, PAD = 0, 1, 2
 BASELINE_ACCURACY = 0.7
 """A model that learned less than that could hardly show a loss."""
 
@@ -44,7 +45,6 @@ FORMATS = (
 )
 SEARCH = {"formats": ["int4_blockwise", "fp8"], "effective_bits": [5.5, 6.5], "score_samples": 64}
 CALIBRATION = {"sources": ["calibration.jsonl"], "samples": 256, "maximum_tokens": 64}
-_IGNORED = -100
 
 
 def main() -> int:
@@ -113,18 +113,7 @@ class _Batches(Dataset[tuple[torch.Tensor, torch.Tensor]]):  # type: ignore[misc
     def __getitem__(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         if step >= self._steps:
             raise IndexError(step)
-        items = trained_tasks.batch(1000 + step, self._size)
-        prompts = self._tokenizer([item.prompt for item in items])["input_ids"]
-        answers = self._tokenizer([f" {item.answer}" for item in items], add_special_tokens=False)["input_ids"]
-        rows = [(prompt, [*answer, EOS]) for prompt, answer in zip(prompts, answers, strict=True)]
-        length = -8 * (-max(len(prompt) + len(answer) for prompt, answer in rows) // 8)
-        tokens = torch.full((len(rows), length), PAD)
-        labels = torch.full((len(rows), length), _IGNORED)
-        for index, (prompt, answer) in enumerate(rows):
-            end = len(prompt) + len(answer)
-            tokens[index, :end] = torch.tensor(prompt + answer)
-            labels[index, len(prompt) : end] = torch.tensor(answer)
-        return tokens, labels
+        return encode(self._tokenizer, trained_tasks.batch(1000 + step, self._size))
 
 
 def train(output: Path, steps: int, layers: int, hidden: int, batch_size: int = 512) -> None:
@@ -141,11 +130,13 @@ def train(output: Path, steps: int, layers: int, hidden: int, batch_size: int = 
         torch.optim.Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.01),
         torch.optim.AdamW(rest, lr=1e-3, betas=(0.9, 0.98), weight_decay=0.0),
     ]
-    schedules = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: _rate(step, steps)) for each in optimizers]
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(each, lambda step: learning_rate(step, steps)) for each in optimizers
+    ]
     batches = DataLoader(_Batches(tokenizer, steps, batch_size), batch_size=None, num_workers=os.cpu_count() or 1)
     begun = time.perf_counter()
     for step, (tokens, labels) in enumerate(batches, start=1):
-        answered = labels[:, 1:] != _IGNORED
+        answered = labels[:, 1:] != IGNORED
         with torch.autocast(device, torch.bfloat16):
             states = model.model(input_ids=tokens.to(device, non_blocking=True), use_cache=False).last_hidden_state
             logits = model.lm_head(states[:, :-1][answered.to(device)])
@@ -177,11 +168,6 @@ def _architecture(vocabulary: int, layers: int, hidden: int) -> LlamaConfig:
         pad_token_id=PAD,
         tie_word_embeddings=False,
     )
-
-
-def _rate(step: int, steps: int) -> float:
-    decay = 1.0 if step < 0.6 * steps else max(0.02, (1 - step / steps) / 0.4)
-    return min(1.0, (step + 1) / 50) * decay
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

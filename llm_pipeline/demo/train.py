@@ -62,7 +62,7 @@ log = get_logger(__name__)
 _COEFFICIENTS = (3.4445, -4.775, 2.0315)
 _ITERATIONS = 5
 _SMALLEST_NORM = 1e-7
-_IGNORED = -100
+IGNORED = -100
 _HELD_OUT_SEED, _HELD_OUT_ITEMS = 5, 2000
 
 
@@ -214,7 +214,7 @@ def _fit(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, training: 
         torch.optim.AdamW(rest, lr=training.adamw_rate, betas=(0.9, 0.98), weight_decay=0.0),
     ]
     schedules = [
-        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, training.steps))
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, training.steps))
         for optimizer in optimizers
     ]
     model.train()
@@ -230,7 +230,8 @@ def _fit(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, training: 
     model.eval()
 
 
-def _rate(step: int, steps: int) -> float:
+def learning_rate(step: int, steps: int) -> float:
+    """The share of the full rate: a short rise, and a fall from three fifths on."""
     decay = 1.0 if step < 0.6 * steps else max(0.02, (1 - step / steps) / 0.4)
     return min(1.0, (step + 1) / 50) * decay
 
@@ -238,16 +239,17 @@ def _rate(step: int, steps: int) -> float:
 def _batches(tokenizer: PreTrainedTokenizerFast, training: Training) -> Iterator[Batch]:
     items = stream(training.seed + 100, held_out=False, weights=TRAINING_WEIGHTS)
     while True:
-        yield _encode(tokenizer, list(islice(items, training.batch_size)))
+        yield encode(tokenizer, list(islice(items, training.batch_size)))
 
 
-def _encode(tokenizer: PreTrainedTokenizerFast, items: Sequence[Item]) -> Batch:
+def encode(tokenizer: PreTrainedTokenizerFast, items: Sequence[Item]) -> Batch:
+    """Padded tokens, and as labels the answers with their end alone."""
     prompts = tokenizer([item.prompt for item in items])["input_ids"]
     answers = tokenizer([f" {item.answer}" for item in items], add_special_tokens=False)["input_ids"]
     rows = [(prompt, [*answer, EOS]) for prompt, answer in zip(prompts, answers, strict=True)]
     length = max(len(prompt) + len(answer) for prompt, answer in rows)
     tokens = torch.full((len(rows), length), PAD)
-    labels = torch.full((len(rows), length), _IGNORED)
+    labels = torch.full((len(rows), length), IGNORED)
     for index, (prompt, answer) in enumerate(rows):
         end = len(prompt) + len(answer)
         tokens[index, :end] = torch.tensor(prompt + answer)
@@ -257,7 +259,7 @@ def _encode(tokenizer: PreTrainedTokenizerFast, items: Sequence[Item]) -> Batch:
 
 def _step(model: LlamaForCausalLM, batch: Batch, optimizers: Sequence[torch.optim.Optimizer]) -> float:
     tokens, labels = batch
-    answered = labels[:, 1:] != _IGNORED
+    answered = labels[:, 1:] != IGNORED
     hidden = model.model(input_ids=tokens).last_hidden_state
     logits = model.lm_head(hidden[:, :-1][answered])
     loss = functional.cross_entropy(logits, labels[:, 1:][answered])
@@ -298,10 +300,10 @@ def held_out_accuracy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFas
     right: dict[str, list[bool]] = {"all": []}
     for start in range(0, len(items), 250):
         chunk = items[start : start + 250]
-        tokens, labels = _encode(tokenizer, chunk)
+        tokens, labels = encode(tokenizer, chunk)
         with torch.no_grad():
             guesses = model(input_ids=tokens).logits[:, :-1].argmax(-1)
-        good = ((guesses == labels[:, 1:]) | (labels[:, 1:] == _IGNORED)).all(dim=1)
+        good = ((guesses == labels[:, 1:]) | (labels[:, 1:] == IGNORED)).all(dim=1)
         for item, is_right in zip(chunk, good.tolist(), strict=True):
             right["all"].append(is_right)
             right.setdefault(item.task, []).append(is_right)
