@@ -6,7 +6,7 @@ MODEL := .envs/model/bin/python
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE # bytecode that is there saves each of a thousand processes some start-up
-.PHONY: help environments docs-packages docs demo demo-rollback own-model down kubernetes test test-thorough test-servers test-live test-airflow test-end-to-end test-calm test-model lint clean distclean bench-demo bench-overhead bench-house bench-transfer bench-accuracy bench-recipes bench-plan bench-load-gate bench-loadgen bench-serving bench-canary bench-canary-routing bench-canary-chaos bench-scale
+.PHONY: help environments docs-packages docs demo demo-rollback own-model down kubernetes chart test test-thorough test-servers test-live test-airflow test-end-to-end test-calm test-model lint clean distclean bench-demo bench-overhead bench-house bench-transfer bench-accuracy bench-recipes bench-plan bench-load-gate bench-loadgen bench-serving bench-canary bench-canary-routing bench-canary-chaos bench-scale
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,7 +57,10 @@ test-servers: # they wait for times and for one another: what yields takes the c
 kubernetes: environments ## Build a Kubernetes API server from Debian's source, once: test-thorough uses it
 	@$(CONTROL) tests/kubernetes_programs.py
 
-test-thorough: kubernetes ## Minutes of live traffic and of hostile input: canaries that go wrong, real containers, fuzzed files
+chart: environments ## Get Airflow's Helm chart and what renders it, once: test-thorough uses it
+	@$(CONTROL) tests/chart_programs.py
+
+test-thorough: kubernetes chart ## Minutes of live traffic and of hostile input: canaries that go wrong, real containers, fuzzed files
 	$(CONTROL) -m pytest -q -m thorough -n 3 $(spread) --ignore=tests/end_to_end tests
 	$(MODEL) -m pytest -q -m thorough tests
 	$(end_to_end_tests) -m thorough

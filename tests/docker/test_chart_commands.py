@@ -1,4 +1,9 @@
-"""What Airflow's Helm chart starts in the control image, started here: `bash -c "exec airflow ..."` with our bundle."""
+"""Airflow as its Helm chart starts it with our values: each container's own arguments, variables and configuration.
+
+Real are Airflow with the chart's choices (KubernetesExecutor, FAB's users), the API server that its pods go to, and the
+permissions that the chart gives. Doubles are the image (the control environment with Airflow's providers), the nodes
+(containers are processes of this machine), and the database, which is SQLite.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +14,36 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
-import yaml
 
 pytest.importorskip("airflow")
 
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "doubles")]
+
+from airflow_chart import NAMESPACE, ROOT, Machine, Render, rendered
+from kubernetes_server import MERGE, KubernetesServer, kubernetes_server
+
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
-ROOT = Path(__file__).parents[2]
-VALUES = yaml.safe_load((ROOT / "docker" / "airflow-values.yaml").read_text())
-COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")
-_LONGEST_START_SECONDS = 900
+COMPONENTS = ("airflow-api-server", "airflow-scheduler", "airflow-dag-processor", "airflow-triggerer")
+DAGS = {"release__first", "guard__local", "rollback__local", "retention__local", "verify__local"}
+BEFORE_BASELINE = ("claim", "resolve", "plan", "review_license", "eval_data", "download")
+_LONGEST_SECONDS = 900
 
 
-def chart(component: str) -> list[str]:
-    """The arguments that the chart gives the image, whose entry point hands `bash` on as it is."""
-    return ["bash", "-c", f"exec airflow {component}"]
+def until(true: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + _LONGEST_SECONDS
+    while not (found := true()):
+        assert time.monotonic() < deadline, f"no sign of {what}"
+        time.sleep(1)
+    return found
 
 
 def free_port() -> int:
@@ -37,78 +52,204 @@ def free_port() -> int:
     return port
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    project = tmp_path / "project"
+@dataclass
+class Airflow:
+    """A running Airflow of the chart.
+
+    Attributes:
+        url: Of its API server.
+        machine: What stands for the nodes.
+        server: The Kubernetes API server.
+        processes: Its components.
+        token: Of the user that the chart makes.
+    """
+
+    url: str
+    machine: Machine
+    server: KubernetesServer
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    token: str = ""
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """Ask its API; nothing while it does not answer."""
+        headers = {"content-type": "application/json", "authorization": f"Bearer {self.token}"}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                is_json = "json" in answer.headers.get("content-type", "")
+                return json.loads(answer.read()) if is_json else answer.read().decode()
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{method} {path}: {error.code} {error.read().decode()[-2000:]}") from error
+        except OSError:
+            return None
+
+    def health(self) -> set[str]:
+        """The components that say that they are well."""
+        for name, process in self.processes.items():
+            log = self.machine.directory / f"{name}.log"
+            assert process.poll() is None, f"{name} ended: {log.read_text()[-3000:]}"
+        found = self.ask("GET", "/api/v2/monitor/health") or {}
+        return {name for name, state in found.items() if state and state.get("status") == "healthy"}
+
+    def run(self, dag_id: str) -> str:
+        """A new run of a DAG, which stays as it is while the DAG is paused; its path."""
+        runs = f"/api/v2/dags/{dag_id}/dagRuns"
+        return f"{runs}/{self.ask('POST', runs, {'logical_date': None})['dag_run_id']}"
+
+    def unpause(self, dag_id: str) -> None:
+        self.ask("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": False})
+
+    def pod(self, dag_id: str) -> dict[str, Any]:
+        """The pod of a DAG's task, once the executor has asked for it."""
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=dag_id%3D{dag_id}"
+        return until(lambda: self.health() and self.server.ask("GET", path)["items"], f"a pod of {dag_id}")[0]
+
+    def play_kubelet(self, pod: dict[str, Any]) -> None:
+        """Run a pod's container here, and say how it ended."""
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}/status"
+        self.server.ask("PATCH", path, {"status": {"phase": "Running"}}, kind=MERGE)
+        (container,) = pod["spec"]["containers"]
+        with (self.machine.directory / "task.log").open("wb") as log:
+            code = self.machine.start(pod, container, stdout=log, stderr=log).wait(_LONGEST_SECONDS)
+        ended = json.dumps({"status": {"phase": "Failed" if code else "Succeeded"}})
+        self.server.forward("PATCH", path, ended, kind=MERGE)  # not answered by 200 where the executor was faster
+
+
+@pytest.fixture(scope="module")
+def render() -> Render:
+    return rendered()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[KubernetesServer]:
+    with kubernetes_server() as running:
+        running.namespace(NAMESPACE)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def machine(render: Render, server: KubernetesServer, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    directory = tmp_path_factory.mktemp("node")
+    port = free_port()
+    instead = {
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{directory}/airflow.db",
+        "AIRFLOW__API__PORT": str(port),
+        "AIRFLOW__API__WORKERS": "1",
+        "AIRFLOW__API__BASE_URL": f"http://127.0.0.1:{port}",
+        "AIRFLOW__METRICS__STATSD_HOST": "127.0.0.1",
+        "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(free_port()),
+        "AIRFLOW__KUBERNETES_EXECUTOR__IN_CLUSTER": "False",
+        "AIRFLOW__KUBERNETES_EXECUTOR__CONFIG_FILE": str(directory / "kubeconfig"),
+        "HOME": str(directory),
+    }
+    texts = {"airflow-api-server:8080": f"127.0.0.1:{port}", "/srv/llm-pipeline": f"{directory}/srv"}
+    here = Machine(render, directory, {"llm-pipeline": {"hf-token": "of the hub"}}, instead, texts)
+    project = Path(here.here("/opt/airflow/project"))
     init = [sys.executable, "-m", "llm_pipeline", "init", str(project), "--model", "organisation/name"]
     python_path = f"{ROOT}:{ROOT / 'plugins'}"
     subprocess.run(init, check=True, env={**os.environ, "PYTHONPATH": python_path}, capture_output=True)
-    port = free_port()
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("AIRFLOW")}
-    return clean | {
-        "AIRFLOW_HOME": str(tmp_path / "airflow"),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": python_path,
-        "AIRFLOW__API__HOST": "127.0.0.1",
-        "AIRFLOW__API__PORT": str(port),
-        "AIRFLOW__API__BASE_URL": f"http://127.0.0.1:{port}",
-        "AIRFLOW__API__WORKERS": "1",
-        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://127.0.0.1:{port}/execution/",
-        "AIRFLOW__CORE__LOAD_EXAMPLES": VALUES["config"]["core"]["load_examples"],
-        "AIRFLOW__LLM_PIPELINE__RELEASES": str(project / "releases"),
-        "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(VALUES["dagProcessor"]["dagBundleConfigList"]),
-        "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(free_port()),
-        "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(free_port()),
-        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
-    }
+    deployment, work = project / "deployments" / "local.yaml", Path(here.here("/srv/llm-pipeline"))
+    (work / "store").mkdir(parents=True)
+    text = deployment.read_text().replace("../../.llm-pipeline", str(work))
+    deployment.write_text(f"{text}workers: {{ quantization: {{ queue: gpu-h200, pool: gpu-h200 }} }}\n")
+    server.kubeconfig(directory / "kubeconfig", _token_of_the_scheduler(render, server))
+    return here
 
 
-@pytest.fixture
-def started(environment: dict[str, str], tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    subprocess.run(chart("db migrate"), env=environment, check=True, capture_output=True)
-    running = {}
-    for component in COMPONENTS:
-        with (tmp_path / f"{component}.log").open("wb") as log:
-            running[component] = subprocess.Popen(
-                chart(component), env=environment, stdout=log, stderr=log, start_new_session=True
-            )
-    yield running
-    for process in running.values():
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+def _token_of_the_scheduler(render: Render, server: KubernetesServer) -> str:
+    """The token of the chart's account, which may do what the chart's Role says."""
+    roles, core = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}", f"/api/v1/namespaces/{NAMESPACE}"
+    for kind, path in {"Role": f"{roles}/roles", "RoleBinding": f"{roles}/rolebindings"}.items():
+        name = "airflow-pod-launcher-role" if kind == "Role" else "airflow-pod-launcher-rolebinding"
+        server.ask("POST", path, render.one(kind, name))
+    for name in ("airflow-scheduler", "airflow-worker"):
+        server.ask("POST", f"{core}/serviceaccounts", render.one("ServiceAccount", name))
+    request = server.ask("POST", f"{core}/serviceaccounts/airflow-scheduler/token", {"spec": {}})
+    return str(request["status"]["token"])
 
 
-def answer(url: str) -> dict:
+@pytest.fixture(scope="module")
+def airflow(render: Render, machine: Machine, server: KubernetesServer) -> Iterator[Airflow]:
+    pods = render.of_airflow()
+    running = Airflow(machine.instead["AIRFLOW__API__BASE_URL"], machine, server)
+
+    def done(pod: dict[str, Any], container: dict[str, Any]) -> None:
+        with (machine.directory / f"{container['name']}.log").open("w+b") as log:
+            assert machine.start(pod, container, stdout=log, stderr=log).wait(_LONGEST_SECONDS) == 0, log.read()
+
+    for job in ("airflow-run-airflow-migrations", "airflow-create-user"):
+        done(pods[job], pods[job]["spec"]["containers"][0])
+    for container in pods["airflow-scheduler"]["spec"]["initContainers"]:
+        done(pods["airflow-scheduler"], container)
     try:
-        with urllib.request.urlopen(url, timeout=10) as response:
-            return json.load(response)
-    except OSError:
-        return {}
+        for name in COMPONENTS:
+            with (machine.directory / f"{name}.log").open("wb") as log:
+                running.processes[name] = machine.start(
+                    pods[name], pods[name]["spec"]["containers"][0], stdout=log, stderr=log, start_new_session=True
+                )
+        wanted = {"metadatabase", "scheduler", "triggerer", "dag_processor"}
+        until(lambda: running.health() >= wanted, "a healthy Airflow")
+        login = {"username": "admin", "password": "admin"}  # as the chart's job for the first user has them
+        running.token = running.ask("POST", "/auth/token", login)["access_token"]
+        yield running
+    finally:
+        for process in running.processes.values():
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
-def test_every_component_of_the_chart_starts_and_our_dags_are_there(started, environment, tmp_path):
-    base = environment["AIRFLOW__API__BASE_URL"]
-    until = time.monotonic() + _LONGEST_START_SECONDS
-    wanted = {"metadatabase", "scheduler", "triggerer", "dag_processor"}
-    healthy: set[str] = set()
-    while healthy < wanted:
-        ended = {name: process.returncode for name, process in started.items() if process.poll() is not None}
-        said = {name: (tmp_path / f"{name}.log").read_text()[-2000:] for name in ended}
-        assert not ended, said
-        assert time.monotonic() < until, healthy
-        time.sleep(2)
-        found = answer(f"{base}/api/v2/monitor/health")
-        healthy = {name for name, state in found.items() if state and state.get("status") == "healthy"}
-    listed = [sys.executable, "-m", "airflow", "dags", "list", "-o", "json"]
-    while True:
-        rows = json.loads(subprocess.check_output(listed, env=environment, text=True).splitlines()[-1])
-        if {row["dag_id"] for row in rows} == {
-            "release__first",
-            "guard__local",
-            "rollback__local",
-            "retention__local",
-            "verify__local",
-        }:
-            return
-        assert time.monotonic() < until, rows
-        time.sleep(2)
+def test_our_dags_pages_and_pools_are_there_for_the_charts_first_user(airflow: Airflow):
+    def listed() -> set[str]:
+        return {dag["dag_id"] for dag in airflow.ask("GET", "/api/v2/dags")["dags"]}
+
+    until(lambda: airflow.health() and listed() == DAGS, "our DAGs")
+    pools = {pool["name"]: pool for pool in airflow.ask("GET", "/api/v2/pools")["pools"]}
+    assert (pools["gpu-h200"]["slots"], pools["gpu-h200"]["include_deferred"]) == (4, True)
+    assert airflow.ask("GET", "/api/v2/importErrors")["total_entries"] == 0
+    assert "No release yet" in airflow.ask("GET", "/llm-pipeline/releases")
+
+
+@pytest.mark.parametrize("name", ["airflow-scheduler", "airflow-dag-processor", "airflow-triggerer"])
+def test_the_charts_probe_finds_a_component_alive(airflow: Airflow, render: Render, name: str):
+    pod = render.of_airflow()[name]
+    container = pod["spec"]["containers"][0]
+    *shell, script = container["livenessProbe"]["exec"]["command"]
+    probe = [*shell, script.replace("/entrypoint", "env")]  # the entry point hands a command of Airflow's on as it is
+    environment = airflow.machine.environment(pod, container)
+    answer = subprocess.run(probe, env=environment, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+def test_a_task_of_ours_runs_in_the_pod_that_the_executor_makes_for_it(airflow: Airflow, render: Render):
+    run = airflow.run("retention__local")
+    airflow.unpause("retention__local")
+    pod = airflow.pod("retention__local")
+    (container,) = pod["spec"]["containers"]
+    template = render.pod_template()["spec"]
+    assert container["image"] == template["containers"][0]["image"]
+    assert container["args"][:3] == ["python", "-m", "airflow.sdk.execution_time.execute_workload"]
+    assert pod["spec"]["terminationGracePeriodSeconds"] == 120
+    assert pod["spec"]["securityContext"] == template["securityContext"]
+    airflow.play_kubelet(pod)
+    task_log = airflow.machine.directory / "task.log"
+    until(lambda: airflow.ask("GET", run)["state"] in ("success", "failed"), "the end of a run")
+    assert airflow.ask("GET", run)["state"] == "success", task_log.read_text()[-3000:]
+
+
+def test_a_task_of_a_gpu_queue_gets_the_pod_of_its_queue(airflow: Airflow):
+    run = airflow.run("release__first")
+    for task in BEFORE_BASELINE:
+        airflow.ask("PATCH", f"{run}/taskInstances/{task}", {"new_state": "success"})
+    airflow.unpause("release__first")
+    pod = airflow.pod("release__first")
+    (container,) = pod["spec"]["containers"]
+    assert pod["metadata"]["annotations"]["task_id"] == "baseline"
+    assert container["image"] == "registry.example.com/llm-pipeline-worker:0.1.0"
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert pod["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H200"}
+    assert {"key": "nvidia.com/gpu", "operator": "Exists"} in pod["spec"]["tolerations"]
+    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounted >= {"/dev/shm", "/opt/airflow/project", "/srv/llm-pipeline", "/opt/airflow/airflow.cfg"}  # noqa: S108
+    secrets = {one["name"]: one["valueFrom"]["secretKeyRef"]["name"] for one in container["env"] if "valueFrom" in one}
+    assert secrets["HF_TOKEN"] == "llm-pipeline"
