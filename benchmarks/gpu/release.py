@@ -8,10 +8,10 @@ shows speed, and its accuracy gates show only that no format and no kernel damag
 
 Every part is the one that production runs: the local hub and its download, modelopt, lm-eval, vLLM behind Triton, the
 load test, Envoy with users behind it while the canary runs. Steps can be asked for one by one (`--step`); what an
-earlier one left in `--work` is used. After the FP8 release, `killed` releases bfloat16 once more, with the candidate's
-server killed under the canary's traffic: that is rolled back, and no whole answer may be lost. Prints what became of
-each stage and one line a goal; exit code 1 when one is missed. `release.json` has the date, the machine and the
-versions.
+earlier one left in `--work` is used. `killed` releases what is not in production, bfloat16 after the FP8 release, with
+the candidate's server killed under the canary's traffic: that is rolled back, and no whole answer may be lost. Prints
+what became of each stage and one line a goal; exit code 1 when one is missed. `release.json` has the date, the machine
+and the versions.
 """
 
 from __future__ import annotations
@@ -180,10 +180,11 @@ def _second(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
 
 
 def _killed(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
-    """A release of the first recipe, whose candidate dies as soon as users' requests reach it."""
+    """A release of what is not in production, whose candidate dies as soon as users' requests reach it."""
+    candidate = FIRST if _production(options.work)["release_id"].startswith(f"{SECOND}-") else SECOND
     with _users(options, configs) as record, ThreadPoolExecutor(1) as beside:
         killed = beside.submit(_kill_candidate, options.work)
-        code, _ = _run(options, configs, FIRST)
+        code, _ = _run(options, configs, candidate)
     yield goal("killed_candidate", killed.result(), "killed", met=killed.result() == "killed")
     yield goal("killed_candidate_release", f"exit code {code}", "not 0", met=code != 0)
     users = json.loads(record.read_text(encoding="utf-8"))
@@ -197,8 +198,7 @@ def _kill_candidate(work: Path) -> str:
     """Kill what stands in production's other slot, which may be the release before, once users' requests reach it."""
     from llm_pipeline.serving.triton_server import find_server
 
-    pointer = work / "store" / "pointers" / MODEL_ID.replace("/", "--") / f"{TARGET}.json"
-    (slot,) = {"blue", "green"} - {json.loads(pointer.read_text(encoding="utf-8"))["value"]["production"]["slot"]}
+    (slot,) = {"blue", "green"} - {_production(work)["slot"]}
     before: tuple[int, float] | None = None
     deadline = time.monotonic() + _CANARY_SECONDS
     while time.monotonic() < deadline:
@@ -211,6 +211,13 @@ def _kill_candidate(work: Path) -> str:
                 return "killed"
         time.sleep(0.1)
     return "no candidate had traffic"
+
+
+def _production(work: Path) -> dict[str, Any]:
+    """What the target's pointer says of production."""
+    pointer = work / "store" / "pointers" / MODEL_ID.replace("/", "--") / f"{TARGET}.json"
+    production: dict[str, Any] = json.loads(pointer.read_text(encoding="utf-8"))["value"]["production"]
+    return production
 
 
 def _completed(metrics_url: str) -> float:

@@ -199,13 +199,20 @@ def test_an_interpreter_without_vllm_says_so(checkpoint, tmp_path, monkeypatch):
 
 def test_a_server_finds_what_the_build_compiled(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(DOUBLE))
-    engine = tmp_path / "engine"
-    (engine / vllm_batcher.COMPILED_DIRECTORY / "torch_compile_cache").mkdir(parents=True)
-    (engine / vllm_batcher.COMPILED_DIRECTORY / "torch_compile_cache" / "graph").write_text("compiled")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    batcher = Batcher(checkpoint, Settings.of(PROPERTIES, LIMITS, engine))
-    batcher.stop()
-    assert (tmp_path / "home/.cache/vllm/torch_compile_cache/graph").read_text() == "compiled"
+    kept = tmp_path / "home/.cache/vllm/torch_compile_cache"
+
+    def serve(release: str) -> list[str]:
+        compiled = tmp_path / release / vllm_batcher.COMPILED_DIRECTORY / "torch_compile_cache"
+        compiled.mkdir(parents=True, exist_ok=True)
+        (compiled / f"graph-of-{release}").write_text("compiled")
+        Batcher(checkpoint, Settings.of(PROPERTIES, LIMITS, tmp_path / release)).stop()
+        return sorted(path.name for path in kept.glob("graph-*"))
+
+    assert serve("first") == ["graph-of-first"]
+    (kept / "graph-of-its-own").touch()
+    assert serve("first") == ["graph-of-first", "graph-of-its-own"]  # what a server itself compiled stays
+    assert serve("second") == ["graph-of-second"]  # and goes with the engine that it was for
 
 
 def test_the_interpreter_is_this_one(monkeypatch):

@@ -169,9 +169,16 @@ def _load(inputs: BuildInputs, properties: Mapping[str, str], context: int, work
 
 
 def _keep_compiled(workspace: Path, destination: Path) -> None:
-    compiled = workspace / "vllm" / "torch_compile_cache"
-    if compiled.is_dir():
-        shutil.copytree(compiled, destination / COMPILED_DIRECTORY / compiled.name)
+    """Keep what the model's code was traced to.
+
+    The graphs beside it, which take a server some ten seconds to compile, are found by absolute paths (vLLM 0.20 writes
+    them into `vllm_compile_cache.py`), so a copy that vLLM took for its own would name files that are gone. Its single
+    artifact with everything (`VLLM_USE_MEGA_AOT_ARTIFACT`) loaded in one place and ended the engine in another with
+    torch 2.11, for which it is not meant.
+    """
+    compiled = Path("torch_compile_cache") / "torch_aot_compile"
+    if (workspace / "vllm" / compiled).is_dir():
+        shutil.copytree(workspace / "vllm" / compiled, destination / COMPILED_DIRECTORY / compiled)
     shutil.rmtree(workspace)
 
 

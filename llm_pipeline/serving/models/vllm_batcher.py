@@ -288,7 +288,8 @@ class Batcher:
         if self._settings.workspace:  # a server has a home and a place for temporary files of its own
             own = {"HOME": str(workspace), "TMPDIR": str(workspace / "tmp")}
             (workspace / "tmp").mkdir(parents=True, exist_ok=True)
-        if self._settings.compiled and not vllm.exists():
+        if self._settings.compiled and not _holds(vllm, self._settings.compiled):
+            shutil.rmtree(vllm, ignore_errors=True)  # another engine's, of an earlier release
             workspace.mkdir(parents=True, exist_ok=True)
             shutil.copytree(self._settings.compiled, vllm, copy_function=shutil.copyfile)
         return own | {
@@ -302,6 +303,11 @@ class Batcher:
             "TORCHINDUCTOR_CACHE_DIR": str(workspace / "torchinductor"),
             "TRITON_CACHE_DIR": str(workspace / "triton"),
         }
+
+
+def _holds(directory: Path, compiled: Path) -> bool:
+    """Whether a server's directory has all that a build compiled; its own additions do not matter."""
+    return all((directory / path.relative_to(compiled)).exists() for path in compiled.rglob("*"))
 
 
 def _first(lines: Any) -> dict[str, Any]:

@@ -18,11 +18,12 @@ DEADLY, SENSELESS, ABORTED = 13, 14, 15
 
 
 def _compile(arguments: dict[str, Any]) -> None:
-    """Keep something by the model's name where vLLM keeps what it compiles."""
+    """Keep something by the model's name where vLLM keeps what it compiles, and its place where vLLM names places."""
     if not arguments.get("enforce_eager", True):
         directory = Path(os.environ["VLLM_CACHE_ROOT"]) / "torch_compile_cache"
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / f"{arguments['model']}.graph").write_text("compiled")
+        (directory / "torch_aot_compile").mkdir(parents=True, exist_ok=True)
+        (directory / "torch_aot_compile" / f"{arguments['model']}.graph").write_text("compiled")
+        (directory / "vllm_compile_cache.py").write_text(f"{{1: {str(directory)!r}}}")
 
 
 class AsyncLLM:
