@@ -122,6 +122,18 @@ def test_a_digest_is_what_pods_run_by():
     assert images == {f"{OURS['defaultAirflowRepository']}@{digest}"}
 
 
+def test_with_celery_each_queue_has_workers_of_our_image(server):
+    group = "workers.celery.sets[0]"
+    options = ("executor=CeleryExecutor", f"{group}.name=h200", f"{group}.queue=gpu-h200")
+    render = rendered(*(argument for option in options for argument in ("--set", option)))
+    for name, command in {"airflow-worker": "", "airflow-worker-h200": " -q gpu-h200"}.items():
+        first = render.of_airflow()[name]["spec"]["containers"][0]
+        assert first["image"] == IMAGE
+        assert first["args"][:2] == ["bash", "-c"]
+        assert first["args"][2].replace("\\\n", "") == f"exec airflow celery worker{command}"
+        apply(server, render.one("StatefulSet", name))
+
+
 def test_an_api_server_takes_every_manifest(render, server):
     for document in render.documents:
         apply(server, document)

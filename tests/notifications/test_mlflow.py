@@ -1,4 +1,11 @@
-"""The channel `mlflow`, against MLflow's own server where it is installed."""
+"""The channel `mlflow`, against MLflow's own server where it is installed.
+
+No environment of ours has it: mlflow 3.17 refuses cachetools 8 and importlib_metadata 10, which control-py311.txt pins,
+and its server is 27 packages of 411 MB, whose first start takes one to two minutes. By hand, beside control:
+
+    pip install --target DIR --no-deps mlflow==3.17.2 ...   # what `pip install --dry-run mlflow==3.17.2` lists
+    PYTHONPATH=DIR .envs/control/bin/python -m pytest tests/notifications/test_mlflow.py
+"""
 
 from __future__ import annotations
 
@@ -39,7 +46,7 @@ def test_without_a_server_nothing_is_imported(monkeypatch):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    pytest.importorskip("mlflow.server", reason="MLflow's server (the package mlflow) is not installed")
+    pytest.importorskip("mlflow.server", reason="MLflow's server (the package mlflow) is not installed; see above")
     root = tmp_path_factory.mktemp("mlflow")
     port = FIRST_PORT + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
