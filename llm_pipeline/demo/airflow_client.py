@@ -65,9 +65,9 @@ class AirflowClient:
         Transient: The API did not answer.
     """
 
-    def __init__(self, access: AirflowAccess, *, timeout_seconds: float = 60.0) -> None:
+    def __init__(self, access: AirflowAccess) -> None:
         self.access = access
-        self._http = httpx.Client(base_url=access.url, timeout=timeout_seconds)
+        self._http = httpx.Client(base_url=access.url, timeout=60.0)
         self._log_in()
 
     def __enter__(self) -> Self:
@@ -86,11 +86,9 @@ class AirflowClient:
         """Unpause a DAG, so that its runs start."""
         self._call("PATCH", f"/api/v2/dags/{_part(dag_id)}", json={"is_paused": False})
 
-    def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None, *, run_id: str | None = None) -> str:
+    def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
         """Start a run and return its id; `conf` fills the DAG's parameters."""
         body: dict[str, Any] = {"logical_date": None, "conf": dict(conf or {})}
-        if run_id is not None:
-            body["dag_run_id"] = run_id
         answer = self._call("POST", f"/api/v2/dags/{_part(dag_id)}/dagRuns", json=body)
         return str(answer["dag_run_id"])
 
@@ -142,10 +140,10 @@ class AirflowClient:
         path = f"{_run_path(dag_id, run_id)}/taskInstances/{_part(task_id)}/{map_index}/hitlDetails"
         self._call("PATCH", path, json={"chosen_options": ["Approve" if approve else "Reject"], "params_input": {}})
 
-    def xcom(self, dag_id: str, run_id: str, task_id: str, *, map_index: int = -1, key: str = "return_value") -> Any:
-        """One XCom value of a task, deserialized."""
-        path = f"{_run_path(dag_id, run_id)}/taskInstances/{_part(task_id)}/xcomEntries/{_part(key)}"
-        return self._call("GET", path, params={"map_index": map_index, "deserialize": True})["value"]
+    def xcom(self, dag_id: str, run_id: str, task_id: str) -> Any:
+        """What a task returned, deserialized."""
+        path = f"{_run_path(dag_id, run_id)}/taskInstances/{_part(task_id)}/xcomEntries/return_value"
+        return self._call("GET", path, params={"deserialize": True})["value"]
 
     def task_log(self, dag_id: str, run_id: str, task_id: str, *, attempt: int = 1, map_index: int = -1) -> list[str]:
         """The lines of one try's log, as `LEVEL event`."""

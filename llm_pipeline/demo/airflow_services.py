@@ -40,28 +40,25 @@ _COMPONENTS: Mapping[str, tuple[str, ...]] = {
     "triggerer": ("triggerer", "--skip-serve-logs"),
 }
 _REPOSITORY = Path(__file__).resolve().parents[2]
+_SECONDS_TO_HEALTH = 600.0
 
 
 def start_airflow(
     home: Path,
     port: int,
     *,
-    repository: Path = _REPOSITORY,
     releases: Path | None = None,
     settings: Mapping[str, str] | None = None,
     workers: Mapping[str, tuple[str, ...]] | None = None,
-    timeout_seconds: float = 600.0,
 ) -> AirflowAccess:
     """Start Airflow, or find the one that runs, and wait until all of it is healthy.
 
     Args:
         home: Its directory: database, logs, keys and process records; made when missing.
         port: Loopback port of the UI and the API.
-        repository: Where `dags/` and `plugins/` are.
         releases: Directory of release configs; None for the repository's.
         settings: More Airflow settings, as `AIRFLOW__SECTION__KEY` variables, and others of its processes.
         workers: Arguments of `airflow` by name, for processes that the settings' executor needs besides.
-        timeout_seconds: Longest wait for health.
 
     Raises:
         ConfigError: The port is taken by another process, or the database cannot be made.
@@ -70,7 +67,7 @@ def start_airflow(
     """
     home = home.resolve()
     home.mkdir(parents=True, exist_ok=True)
-    environment = _environment(home, port, repository, releases) | dict(settings or {})
+    environment = _environment(home, port, releases) | dict(settings or {})
     access = AirflowAccess(url=f"http://127.0.0.1:{port}", username=USERNAME, password=_password(home))
     if not _running(home, "api-server"):
         _require_free(port)
@@ -78,7 +75,7 @@ def start_airflow(
     components = {**_COMPONENTS, **(workers or {})}
     for component, arguments in components.items():
         _start_component(home, component, arguments, environment)
-    _wait_until_healthy(home, access, tuple(components), timeout_seconds)
+    _wait_until_healthy(home, access, tuple(components))
     log.info("Airflow is up", url=access.url, user=access.username, password_file=str(_password_file(home)))
     return access
 
@@ -103,17 +100,17 @@ def stop_airflow(home: Path) -> None:
             record.unlink(missing_ok=True)
 
 
-def _environment(home: Path, port: int, repository: Path, releases: Path | None) -> dict[str, str]:
+def _environment(home: Path, port: int, releases: Path | None) -> dict[str, str]:
     keys = _keys(home)
     binaries = str(Path(sys.executable).parent)
-    python_path = [str(repository), str(repository / "plugins"), os.environ.get("PYTHONPATH", "")]
+    python_path = [str(_REPOSITORY), str(_REPOSITORY / "plugins"), os.environ.get("PYTHONPATH", "")]
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW__")},
         "AIRFLOW_HOME": str(home),
         "PATH": os.pathsep.join([binaries, os.environ.get("PATH", "")]),
         "PYTHONPATH": os.pathsep.join(part for part in python_path if part),
-        "AIRFLOW__LLM_PIPELINE__RELEASES": str(releases or repository / "configs" / "releases"),
-        "AIRFLOW__CORE__DAGS_FOLDER": str(repository / "dags"),
+        "AIRFLOW__LLM_PIPELINE__RELEASES": str(releases or _REPOSITORY / "configs" / "releases"),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(_REPOSITORY / "dags"),
         "AIRFLOW__CORE__PLUGINS_FOLDER": str(home / "plugins"),  # ours is found by its entry point
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
@@ -224,8 +221,8 @@ def _start_component(home: Path, component: str, arguments: tuple[str, ...], env
     )
 
 
-def _wait_until_healthy(home: Path, access: AirflowAccess, components: Sequence[str], timeout_seconds: float) -> None:
-    deadline = time.monotonic() + timeout_seconds
+def _wait_until_healthy(home: Path, access: AirflowAccess, components: Sequence[str]) -> None:
+    deadline = time.monotonic() + _SECONDS_TO_HEALTH
     waiting = "api-server"
     warm = False
     while time.monotonic() < deadline:
@@ -236,7 +233,7 @@ def _wait_until_healthy(home: Path, access: AirflowAccess, components: Sequence[
         if not waiting:
             return
         time.sleep(0.5)
-    raise Transient(f"Airflow is not healthy after {timeout_seconds:g} s: waiting for {waiting}", where=str(home))
+    raise Transient(f"Airflow is not healthy after {_SECONDS_TO_HEALTH:g} s: waiting for {waiting}", where=str(home))
 
 
 def _warm_up(access: AirflowAccess) -> bool:

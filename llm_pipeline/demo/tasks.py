@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 WORDS = (
@@ -122,9 +122,9 @@ def stream(seed: int, *, held_out: bool, weights: Mapping[str, float] | None = N
             yield item
 
 
-def distinct(items: Iterator[Item], but: Collection[str] = ()) -> Iterator[Item]:
-    """Only the first item of each prompt, and none whose prompt is in `but`."""
-    seen = set(but)
+def distinct(items: Iterator[Item]) -> Iterator[Item]:
+    """Only the first item of each prompt."""
+    seen = set[str]()
     for item in items:
         if item.prompt not in seen:
             seen.add(item.prompt)

@@ -50,7 +50,6 @@ def run_tool(
     time_limit_seconds: float,
     name: str = "",
     variables: Mapping[str, str] | None = None,
-    directory: Path | None = None,
     on_line: Callable[[str], None] | None = None,
 ) -> ToolRun:
     """Run a tool to its end, logging each line that it writes; what it started ends with it.
@@ -60,7 +59,6 @@ def run_tool(
         time_limit_seconds: It is stopped then.
         name: What it is called in logs and errors; the program's name by default.
         variables: Added to what our environment has without secrets.
-        directory: Working directory; None inherits ours.
         on_line: Called with each line, for progress.
 
     Raises:
@@ -69,7 +67,7 @@ def run_tool(
         Transient: It was killed, or failed for a reason that may pass.
     """
     started, tool = time.monotonic(), name or Path(command[0]).name
-    process = _start(command, tool, variables or {}, directory)
+    process = _start(command, tool, variables or {})
     lines: deque[str] = deque(maxlen=_KEPT_LINES)
     assert process.stdout is not None  # noqa: S101 - a pipe, by _start
     reader = threading.Thread(target=_follow, args=(process.stdout, lines, tool, on_line), daemon=True)
@@ -92,9 +90,7 @@ def run_tool(
     return ToolRun(tuple(lines), round(time.monotonic() - started, 3))
 
 
-def _start(
-    command: Sequence[str], tool: str, variables: Mapping[str, str], directory: Path | None
-) -> subprocess.Popen[str]:
+def _start(command: Sequence[str], tool: str, variables: Mapping[str, str]) -> subprocess.Popen[str]:
     try:
         return subprocess.Popen(
             list(command),
@@ -102,7 +98,6 @@ def _start(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=plain_environment() | dict(variables),
-            cwd=directory,
             text=True,
             errors="replace",
         )

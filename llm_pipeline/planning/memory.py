@@ -86,13 +86,13 @@ class MemoryFit(Frozen):
         return self.kv_wanted <= self.kv_available
 
 
-def weight_bytes(facts: ModelFacts, recipe: QuantizationRecipe, unquantized_bytes: int = HALF_PRECISION) -> int:
+def weight_bytes(facts: ModelFacts, recipe: QuantizationRecipe) -> int:
     """Bytes of a checkpoint's weights under a recipe."""
-    if facts.stored_format and recipe.weights == "none" and unquantized_bytes == HALF_PRECISION:
+    if facts.stored_format and recipe.weights == "none":
         return facts.stored_bytes
-    heads = 0 if facts.tied_embeddings else _head_bytes(facts, recipe, unquantized_bytes)
-    edges = (facts.embedding_parameters + facts.other_parameters) * unquantized_bytes
-    return _layer_bytes(facts, recipe, unquantized_bytes) + edges + heads
+    heads = 0 if facts.tied_embeddings else _head_bytes(facts, recipe, HALF_PRECISION)
+    edges = (facts.embedding_parameters + facts.other_parameters) * HALF_PRECISION
+    return _layer_bytes(facts, recipe, HALF_PRECISION) + edges + heads
 
 
 def kv_bytes_per_token(facts: ModelFacts, element_bytes: float = HALF_PRECISION) -> int:

@@ -25,12 +25,10 @@ class Sample:
     Attributes:
         content: The text, or the chat's messages as canonical JSON.
         where: File and line that it stands in.
-        is_chat: Whether it is a chat, which the model's template makes a text of.
     """
 
     content: str
     where: str
-    is_chat: bool = False
 
     @property
     def messages(self) -> list[Message]:
@@ -159,4 +157,4 @@ def _chat(messages: list[Any], where: str) -> Sample:
             raise ConfigError("a message without content", where=where)
     if all(_is_blank(message["content"]) for message in messages):
         raise ConfigError("'messages' is empty", where=where)
-    return Sample(canonical_json(messages).decode(), where, is_chat=True)
+    return Sample(canonical_json(messages).decode(), where)

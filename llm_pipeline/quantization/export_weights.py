@@ -51,12 +51,11 @@ class WeightComparison:
 
     Attributes:
         layers: How many were compared.
-        worst_layer: The layer of the largest relative error.
-        worst_error: That error: Frobenius norm of the difference by that of the weight, as smoothed before rounding.
+        worst_error: The largest relative error: Frobenius norm of the difference by that of the weight, as it was
+            smoothed before rounding.
     """
 
     layers: int
-    worst_layer: str
     worst_error: float
 
 
@@ -132,7 +131,7 @@ def compare_weights(
         IntegrityError: A layer's weights are not the source's.
     """
     unused = {key.removesuffix(_ONE_MORE) for key in norms}
-    errors: dict[str, float] = {}
+    worst = 0.0
     drawn = _drawn(source, export)
     compare = partial(
         _compare_layer,
@@ -143,13 +142,12 @@ def compare_weights(
         rounded_to_nearest=rounded_to_nearest,
     )
     with ThreadPoolExecutor(1 if source.device == "cpu" else _LAYERS_AT_ONCE) as pool:
-        for name, (error, origins) in zip(drawn, pool.map(compare, drawn), strict=True):
-            errors[name] = error
+        for error, origins in pool.map(compare, drawn):
+            worst = max(worst, error)
             unused -= origins
     if unused and len(drawn) == len(export.layers):
         raise IntegrityError("is not the source's, and no layer is scaled against it", where=min(unused))
-    worst = max(errors, key=errors.__getitem__, default="")
-    return WeightComparison(len(errors), worst, errors.get(worst, 0.0))
+    return WeightComparison(len(drawn), worst)
 
 
 def _compare_layer(

@@ -42,8 +42,7 @@ class ExportFacts:
 
     Attributes:
         bytes: Tensor bytes of the export.
-        baseline_bytes: Tensor bytes of the source.
-        size_ratio: The first by the second.
+        size_ratio: These by the source's.
         expected_ratio: What the formats' arithmetic says.
         layers: Quantized layers.
         formats: How many of them each algorithm has.
@@ -53,7 +52,6 @@ class ExportFacts:
     """
 
     bytes: int
-    baseline_bytes: int
     size_ratio: float
     expected_ratio: float
     layers: tuple[str, ...]
@@ -102,7 +100,6 @@ def validate_export(
     weights = compare_weights(before, after, norms, precision, rounded_to_nearest=nearest)
     return ExportFacts(
         bytes=size.bytes,
-        baseline_bytes=size.baseline,
         size_ratio=size.bytes / size.baseline,
         expected_ratio=size.expected / size.baseline,
         layers=after.layers,

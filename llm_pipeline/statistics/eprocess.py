@@ -65,6 +65,7 @@ _FACTORS: dict[Side, tuple[float, ...]] = {
 }
 _RARER = (0.03, 0.1, 0.3)
 _LARGEST_EXPONENT = 700.0  # exp() of more overflows a double; 1e304 is certain enough
+_CONCENTRATION = 50.0
 
 
 Logs = tuple[float, ...]
@@ -366,12 +367,12 @@ def _gained_by_odds(alternatives: tuple[float, ...], null: float, counts: Counts
     return gained
 
 
-def _log_bayes_factor(successes: int, total: int, share: float, concentration: float = 50.0) -> float:
+def _log_bayes_factor(successes: int, total: int, share: float) -> float:
     """Log Bayes factor of Beta(k w, k (1 - w)) against the point w; at w of 0 or 1 one stray request is decisive."""
     if share in (0.0, 1.0):
         strays = successes if share == 0.0 else total - successes
         return math.inf if strays else 0.0
-    alpha, beta = concentration * share, concentration * (1.0 - share)
+    alpha, beta = _CONCENTRATION * share, _CONCENTRATION * (1.0 - share)
     failures = total - successes
     marginal = _log_beta(alpha + successes, beta + failures) - _log_beta(alpha, beta)
     return marginal - successes * math.log(share) - failures * math.log1p(-share)

@@ -111,13 +111,9 @@ def critical_value(confidence: float, degrees: float = math.inf) -> float:
     return float(special.stdtrit(degrees, confidence))
 
 
-def tail_of(statistic: float, degrees: float = math.inf) -> float:
-    """The chance of a larger statistic, normal or Student's."""
-    if math.isinf(degrees):
-        return _NORMAL.cdf(-statistic)
-    from scipy import special
-
-    return float(special.stdtr(degrees, -statistic)) if degrees > 0.0 else 1.0
+def tail_of(statistic: float) -> float:
+    """The chance of a larger normal statistic."""
+    return _NORMAL.cdf(-statistic)
 
 
 def clopper_pearson_upper(events: float, trials: float, confidence: float) -> float:

@@ -132,11 +132,6 @@ class Spread(Frozen):
         fitting = [scale for scale in known if scale.blocks <= blocks] or known[:1]
         return fitting[-1].variance(limit, cautious=cautious) if fitting else 0.0
 
-    @property
-    def blocks_seen(self) -> int:
-        """The longest comparison that the allowance was learned for."""
-        return max((scale.blocks for scale in self.scales if scale.segments >= FEWEST_SEGMENTS), default=0)
-
 
 class Pace(Frozen):
     """The length of a comparison, by when its evidence arrived.

@@ -13,7 +13,7 @@ from llm_pipeline.canary.evidence import regression_limit
 from llm_pipeline.canary.metric_events import Limit, MetricLimits
 from llm_pipeline.canary.slow_limits import Thresholds
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.statistics.spread import Pace, Spread, independence
+from llm_pipeline.statistics.spread import FEWEST_SEGMENTS, Pace, Spread, independence
 
 POLICY = CanaryPolicy()
 UNITS, SHARE = 400, 0.5
@@ -61,7 +61,7 @@ def test_a_short_history_makes_cautious() -> None:
 
 def test_nothing_is_assumed_to_shrink_beyond_the_longest_scale_that_was_seen() -> None:
     spread = learned(wavering(np.random.default_rng(3), 80, seconds=600.0, spread=0.4), np.random.default_rng(4))
-    assert spread.blocks_seen == 8
+    assert max(scale.blocks for scale in spread.scales if scale.segments >= FEWEST_SEGMENTS) == 8
     assert spread.variance(0, 8.0, cautious=True) == spread.variance(0, 5000.0, cautious=True) > 0.0
 
 

@@ -41,7 +41,7 @@ def settings(**changes):
 
 
 def chat(*messages):
-    return Sample(json.dumps([{"role": role, "content": content} for role, content in messages]), "d.jsonl:1", True)
+    return Sample(json.dumps([{"role": role, "content": content} for role, content in messages]), "d.jsonl:1")
 
 
 def test_a_text_has_the_models_start_token_and_a_chat_has_its_templates(tokenizer):
