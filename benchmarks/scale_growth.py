@@ -8,7 +8,8 @@ counted; a listing counts once for each 1,000 names, as S3 pages it. Others' rel
 each; in the rows `own` they are earlier releases of the very config. Then the DAG files of so many release configs are
 parsed. Seconds are CPU seconds of this process. Goals: calls do not grow with others' stored releases, nor by more than
 the newest releases that are looked at with one's own; a release config is parsed in 45 ms, however many there are; and
-1,000 of them in one folder within the 30 s after which Airflow gives up.
+1,000 of them in one folder within the 30 s after which Airflow gives up; and the index of a store that holds as many
+releases as it may is read in a second, and has a release written into it in two.
 Exit code 1 when one is missed.
 """
 
@@ -44,7 +45,7 @@ from benchmarks.scale import write_project
 from llm_pipeline import local_run
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.inspection.release_index import read_releases
+from llm_pipeline.inspection.release_index import INDEX_NAME, INDEXED, index_release, read_releases
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.planning.history import read_history
 from llm_pipeline.release import execute
@@ -71,7 +72,7 @@ def main() -> int:
     parser.add_argument("--configs", type=int, nargs="+", default=[10, 100, 1000])
     options = parser.parse_args()
     try:
-        goals = [*_store_goals(options.releases), *_parse_goals(options.configs)]
+        goals = [*_store_goals(options.releases), *_index_goals(), *_parse_goals(options.configs)]
     finally:
         shutil.rmtree(os.environ["AIRFLOW_HOME"], ignore_errors=True)
     return 0 if all(goals) else 1
@@ -118,6 +119,28 @@ def _one_release(stored: int, *, own: bool) -> int:
             read_releases(open_store(load_release(config).deployment.store))
         _print(f"{stored} {'own' if own else 'others'}", "page", calls)
         return counted
+
+
+def _index_goals() -> Iterator[bool]:
+    """What a full index takes a report and the page."""
+    with tempfile.TemporaryDirectory(prefix="scale-growth-") as place:
+        history = store_history.History(Path(place))
+        release_id = history.release(0)
+        one, store = read_releases(history.store).whole[0], history.store
+        names = (f"model-{number // RELEASES_A_MODEL}-{number:08x}-00000000" for number in range(INDEXED))
+        rows = {name: one.row.model_copy(update={"release_id": name}) for name in names}
+        full = {name: one.model_copy(update={"row": row}).model_dump(mode="json") for name, row in rows.items()}
+        document = store.read_document(INDEX_NAME)
+        store.write_document(INDEX_NAME, {**document.value, "releases": full}, document.revision)
+        kilobytes = (store.root / INDEX_NAME).stat().st_size / 1e3
+        for what, seconds, work in (
+            ("report", 2.0, lambda: index_release(store, release_id)),
+            ("page", 1.0, lambda: read_releases(store)),
+        ):
+            clock = time.process_time()
+            work()
+            taken = time.process_time() - clock
+            yield at_most(f"{what}_with_an_index_of_{INDEXED}_releases_{kilobytes:.0f}_KB", taken, seconds, "CPU s")
 
 
 def _release(config: Path) -> None:

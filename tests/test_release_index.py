@@ -156,3 +156,23 @@ def test_a_store_that_cannot_be_written_is_read_all_the_same(history, monkeypatc
 
     monkeypatch.setattr(type(history.store), "write_document", refuse)
     assert len(read_releases(history.store).whole) == 3
+
+
+def test_the_index_holds_the_newest_only_and_an_older_one_that_is_resolved_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(release_index, "INDEXED", 2)
+    history = History(tmp_path)
+    releases = []
+    for number in (1, 2, 3):
+        history.pass_days(1)
+        releases.append(history.release(number))
+    first, second, third = releases
+    assert says_what_the_records_say(history) == [third, second, first]  # read from the records, once
+    assert says_what_the_records_say(history) == [third, second]
+    index_release(history.store, first)
+    assert says_what_the_records_say(history) == [third, second]
+    history.pass_days(1)
+    with changing(history.store, first):
+        history.resolve(1)
+        assert says_what_the_records_say(history) == [first, third, second]
+    fold(history, first)
+    assert says_what_the_records_say(history) == [first, third]

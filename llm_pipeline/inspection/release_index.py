@@ -1,4 +1,4 @@
-"""The index of a store's releases: what the list of all of them shows, in one document.
+"""The index of a store's releases: what the list of the newest of them shows, in one document.
 
 It cannot make a reader believe what is no longer true. Whoever changes a release marks it first
 (`llm_pipeline.release.changes`), a reader looks for marks before it reads the index, and a release with a mark is read
@@ -34,7 +34,9 @@ from llm_pipeline.store.references import release_ids
 
 log = get_logger(__name__)
 
-_NAME = "index/releases.json"
+INDEXED = 10_000
+"""The newest releases of a store that its index holds: 6 MB, which a report reads and writes in a second of CPU."""
+INDEX_NAME = "index/releases.json"
 _FORMAT = 1
 """Raised whenever an entry gets another form: the index is then made anew from the records."""
 _READERS = 8
@@ -81,14 +83,14 @@ class _Index(Frozen):
 
 @dataclass(frozen=True)
 class Releases:
-    """The releases of a store, and what cannot be read of them."""
+    """The newest releases of a store, and what cannot be read of them."""
 
     whole: tuple[IndexedRelease, ...]
     damaged: tuple[DamagedRow, ...]
 
 
 def read_releases(store: ArtifactStore) -> Releases:
-    """All releases of a store as they are now, the newest first.
+    """The releases of a store as they are now, the newest first: all of them, or at least the newest `INDEXED`.
 
     Raises:
         Transient: The store cannot be read now.
@@ -177,9 +179,9 @@ def _decided(store: ArtifactStore, release_id: str) -> tuple[str, ...]:
 def _read(store: ArtifactStore) -> tuple[_Index | None, str | None]:
     """The index and its revision; None where it has to be made anew."""
     try:
-        document = store.read_document(_NAME)
+        document = store.read_document(INDEX_NAME)
     except IntegrityError:
-        store.delete_document(_NAME)
+        store.delete_document(INDEX_NAME)
         return None, None
     if document is None:
         return None, None
@@ -191,8 +193,9 @@ def _read(store: ArtifactStore) -> tuple[_Index | None, str | None]:
 
 
 def _write(store: ArtifactStore, releases: Mapping[str, IndexedRelease], revision: str | None) -> None:
-    index = _Index(format=_FORMAT, releases=dict(releases))
-    store.write_document(_NAME, index.model_dump(mode="json"), revision)
+    newest = sorted(releases.items(), key=lambda entry: entry[1].row.resolved_at, reverse=True)[:INDEXED]
+    index = _Index(format=_FORMAT, releases=dict(newest))
+    store.write_document(INDEX_NAME, index.model_dump(mode="json"), revision)
 
 
 def _made_anew(store: ArtifactStore) -> dict[str, Found]:

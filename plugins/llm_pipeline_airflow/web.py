@@ -21,7 +21,7 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.inspection.comparison import compare
 from llm_pipeline.inspection.release_artifacts import DamagedRow
-from llm_pipeline.inspection.release_index import IndexedRelease, read_releases
+from llm_pipeline.inspection.release_index import INDEXED, IndexedRelease, read_releases
 from llm_pipeline.release.loading import ConfiguredRelease
 from llm_pipeline.release.record import read_record, report_name
 from llm_pipeline.release.watch_record import read_status
@@ -131,6 +131,7 @@ def releases(user: GetUserDep, text: str = "", state: str = "") -> HTMLResponse:
     watches = watches_table(shown.watches())
     body = problem_list("Stores that cannot be read", shown.unread) + serving_table(shown.placed) + filter_form(asked)
     body += releases_table(listed) + watches
+    body += problem_list(f"Stores of which only the newest {INDEXED:,} releases are listed", shown.full)
     if shown.releases and not listed:
         body += "<p>No release is like that.</p>"
     if not shown.releases and not shown.unread:
@@ -169,6 +170,7 @@ class _Shown:
         placed: What serves, and what served before.
         unread: What cannot be read, with the reason.
         away: URIs of the stores that cannot be read at all.
+        full: URIs of the stores with more releases than their index holds.
         wrong: Release configs with a mistake.
     """
 
@@ -176,6 +178,7 @@ class _Shown:
         self.paths = paths
         self.configs: dict[str, ConfiguredRelease] = {}
         self.unread: list[str] = []
+        self.full: list[str] = []
         self.away: set[str] = set()
         self.wrong: list[str] = []
         for path in paths:
@@ -190,6 +193,7 @@ class _Shown:
                 store = store_to_read(settings)
                 found, (pointers, lost) = read_releases(store), readable_pointers(store)
                 releases += [one for one in found.whole if one.row.config in self.configs]
+                self.full += [uri] if len(found.whole) >= INDEXED else []
                 placed += [reference for one in pointers for reference in one.references()]
                 if damaged := [*found.damaged, *map(DamagedRow.of, lost)]:
                     log.warning("%s", Lines("\n".join(map(str, damaged))))
@@ -198,8 +202,7 @@ class _Shown:
             self.unread += [f"{uri}: {fault}" for fault in faults]
             self.away |= {uri for _ in faults}
         self.releases = sorted(releases, key=lambda one: one.row.resolved_at, reverse=True)
-        ours = {one.row.release_id for one in self.releases}
-        self.placed = [one for one in placed if one.pointer.release_id in ours]
+        self.placed = [one for one in placed if one.pointer.release_id.rsplit("-", 2)[0] in self.configs]
 
     def watches(self) -> list[WatchSummary]:
         """What is watched on the hub, where stores can be read; what cannot be of it is added to the problems."""

@@ -170,6 +170,25 @@ def test_the_list_is_narrowed_by_text_and_state(client, two_releases, query, sho
     assert "No release yet" not in answer.text
 
 
+def test_of_more_releases_than_the_index_holds_the_newest_are_listed_and_all_that_serve_are_shown(
+    client, project, two_releases, monkeypatch
+):
+    first, second = two_releases
+    history = History(project.root)
+    history.pass_days(2)
+    third = history.resolve(3)
+    for module in ("llm_pipeline.inspection.release_index", "llm_pipeline_airflow.web"):
+        monkeypatch.setattr(f"{module}.INDEXED", 1)
+    assert first in client.get("/releases").text  # read from the records, once
+    answer = client.get("/releases")
+    serving, listed = answer.text.split("All releases", 1)
+    assert answer.status_code == 200
+    assert second in serving
+    assert third in listed
+    assert not {one for one in two_releases if one in listed}
+    assert "only the newest 1 releases" in listed
+
+
 def test_what_is_typed_into_the_filter_is_shown_as_text(client, two_releases):
     answer = client.get("/releases", params={"text": two_releases[0] + '"><script>'})
     assert "<script" not in answer.text
