@@ -19,7 +19,9 @@ from llm_pipeline.planning.reuse import Step
 from llm_pipeline.planning.stage_cost import StepCost, TotalCost
 from llm_pipeline.planning.table import format_plan
 from llm_pipeline.questions import Question
+from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.loading import LoadedRelease
+from llm_pipeline.release.step import Work
 
 _HOUR = 3600
 
@@ -54,7 +56,7 @@ def budget_question(flow: ReleaseProgress, _targets: Sequence[str]) -> Question 
     if all(amount <= getattr(budget, what) for what, amount in planned.items()):
         return None
     release_id, takes, limit = flow.record.release_id, in_words(total), _limit(budget, total.currency)
-    unknown = [f"Not known, and in no sum: {markdown(', '.join(total.not_known))}.", ""] if total.not_known else []
+    unknown = ", ".join(name for name in total.not_known if not _takes_seconds(name))
     lines = [
         f"Release {markdown(release_id)}, commit `{flow.record.model.commit}`.",
         "",
@@ -63,7 +65,7 @@ def budget_question(flow: ReleaseProgress, _targets: Sequence[str]) -> Question 
         f"| planned, one step after the other | {markdown(takes)} |",
         f"| budget | {markdown(limit)} |",
         "",
-        *unknown,
+        *([f"How long these take is not known, and in no sum: {markdown(unknown)}.", ""] if unknown else []),
         "The log of this task has the whole plan; nothing was computed yet.",
         "**Approve** continues; an approval counts for every later run of this release that takes no more.",
         "**Reject** ends the release here.",
@@ -103,6 +105,12 @@ def in_words(total: TotalCost) -> str:
     hours = [f"{hours:.2g} hours of {name}" for name, hours in total.gpu_hours.items()]
     price = [] if total.price is None else [f"{total.price:.2f} {total.currency}"]
     return ", ".join([duration(total.seconds), *hours, *price])
+
+
+def _takes_seconds(planned: str) -> bool:
+    """Whether a step of the plan, told with what it works on, is one that nobody decides by."""
+    step = step_named(planned.partition(" ")[0])
+    return step is not None and step.work is Work.SHORT
 
 
 def _planned(total: TotalCost, budget: Budget) -> Iterator[tuple[str, float]]:

@@ -163,7 +163,7 @@ class QuestionOperator(DecisionOperator):
     @property
     def label(self) -> str:
         """What the UI shows for this task instance."""
-        return self.target or self.step
+        return self.target or self.task_display_name
 
     @property
     def answer_command(self) -> str:

@@ -30,6 +30,10 @@ SIZES = """sizes: { model_type: llama, hidden_size: 128, intermediate_size: 384,
 @pytest.fixture
 def without_hub(project):
     """The sizes of the model are stated, and its hub refuses connections."""
+    return without_hub_in(project)
+
+
+def without_hub_in(project):
     project.config.write_text(project.config.read_text().replace("demo/tiny", f"demo/tiny, {SIZES}"))
     deployment = project.config.parents[1] / "deployments/here.yaml"
     deployment.write_text(deployment.read_text() + "hub: { endpoint: 'http://127.0.0.1:9' }\n")
