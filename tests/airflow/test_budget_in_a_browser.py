@@ -46,7 +46,7 @@ def client(release, tmp_path, empty_database) -> Iterator[AirflowClient]:
     shutil.copyfile(empty_database, home / "airflow.db")
     (home / "migrated").write_text(version("apache-airflow"))
     try:
-        access = start_airflow(home, PORT, releases=release.config.parent, timeout_seconds=600)
+        access = start_airflow(home, PORT, releases=release.config.parent)
         with AirflowClient(access) as client:
             until(lambda: client.has_dag(DAG))
             client.unpause(DAG)

@@ -64,7 +64,7 @@ def site(tmp_path_factory, make_project, empty_database) -> Iterator[Site]:
     home.mkdir()
     shutil.copyfile(empty_database, home / "airflow.db")
     password = airflow_services._password(home)
-    environment = airflow_services._environment(home, PORT, airflow_services._REPOSITORY, project.config.parent)
+    environment = airflow_services._environment(home, PORT, project.config.parent)
     url = f"http://127.0.0.1:{PORT}/airflow"
     environment |= {"AIRFLOW__API__BASE_URL": url, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with (root / "log").open("w") as log:
