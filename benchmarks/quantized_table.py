@@ -21,7 +21,7 @@ from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import store_settings
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import execute
 from llm_pipeline.stages.accuracy import AccuracyConfig
@@ -64,7 +64,7 @@ class Model:
 
     def __init__(self, place: Path, checkpoint: Path, tasks: Path, evaluation: Evaluation, dtype: Dtype) -> None:
         self._place, self._evaluation, self._dtype = place, evaluation, dtype
-        self._store: ArtifactStore = open_store(StoreConfig(uri=f"file://{place / 'store'}"))
+        self._store: ArtifactStore = open_store(store_settings(uri=f"file://{place / 'store'}"))
         self._checkpoint = self._store.publish("checkpoint", checkpoint)
         self._tasks = self._store.publish("dataset", tasks)
         config = BaselineConfig.of(evaluation, dtype)
@@ -128,7 +128,7 @@ class Model:
             subject=subject,
             config=config.model_dump(mode="json"),
             inputs=dict(inputs),
-            store=StoreConfig(uri=self._store.uri),
+            store=store_settings(uri=self._store.uri),
             work_root=str(self._place / "work"),
         )
         outcome = execute(request)

@@ -27,11 +27,11 @@ _BLOCK = 1024 * 1024
 def download(endpoint: str, model_id: str, directory: str) -> None:
     """Resolve and download a model, verified."""
     from llm_pipeline.config.deployment import HubAccess
-    from llm_pipeline.config.store import StoreConfig
+    from llm_pipeline.config.store import store_settings
     from llm_pipeline.hub.download import download_model
     from llm_pipeline.hub.sources import open_source
 
-    source = open_source("hub", HubAccess(endpoint=endpoint), StoreConfig(uri="file:///unused"))
+    source = open_source("hub", HubAccess(endpoint=endpoint), store_settings(uri="file:///unused"))
     download_model(source, source.resolve(model_id, "main"), Path(directory))
 
 

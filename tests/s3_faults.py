@@ -2,7 +2,7 @@
 
 with faulty(server.endpoint) as faults:
     faults.inject(reset_after, when=is_a("PUT", "_COMPLETE.json"))
-    store = S3Store(StoreConfig(uri=..., endpoint=faults.endpoint))
+    store = S3Store(store_settings(uri=..., endpoint=faults.endpoint))
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from llm_pipeline.config.deployment import Deployment, Retention
 from llm_pipeline.config.policy import LoadTestPolicy, Policy, ServiceLevel
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import Approval, Baseline, Evaluation, ModelSource, ResolvedRelease
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import StoreModel
 from llm_pipeline.config.target import Target
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.release.claim import claim_name
@@ -45,7 +45,7 @@ class History:
     `now` is the time that stages are given; artifacts are published at the real time.
     """
 
-    def __init__(self, root: Path, store: StoreConfig | str | None = None, **rules: float) -> None:
+    def __init__(self, root: Path, store: StoreModel | str | None = None, **rules: float) -> None:
         self.root = root
         self.deployment = Deployment(
             name="here",

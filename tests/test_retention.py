@@ -19,7 +19,7 @@ from store_history import MODEL, TARGET, History
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.canary.record import Phase, lease_name
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import store_settings
 from llm_pipeline.hub.kept_data_sets import kept_data_sets, remove_kept, using
 from llm_pipeline.quantization.calibration_store import calibration_document
 from llm_pipeline.release.execute import read_stage_record, record_name
@@ -97,7 +97,7 @@ def test_an_old_release_goes_with_all_that_only_it_used(history: History):
 
 @pytest.mark.slow
 def test_the_same_is_done_in_s3(s3, tmp_path: Path):
-    config = StoreConfig(uri=f"s3://{s3.bucket()}/all", endpoint=s3.endpoint, cache=str(tmp_path / "cache"))
+    config = store_settings(uri=f"s3://{s3.bucket()}/all", endpoint=s3.endpoint, cache=str(tmp_path / "cache"))
     history = History(tmp_path, config, **STRICT)
     old, new = history.release(1), history.release(2)
     gone = history.artifacts_of(old)

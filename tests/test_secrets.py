@@ -42,7 +42,7 @@ from llm_pipeline.base.logging import JsonLineFormatter
 from llm_pipeline.canary.router import all_to
 from llm_pipeline.config.deployment import Deployment, HubAccess, ServerPorts
 from llm_pipeline.config.release import ModelSource
-from llm_pipeline.config.store import Signing, StoreConfig
+from llm_pipeline.config.store import Signing, StoreModel, store_settings
 from llm_pipeline.demo.hub_repository import HubAccessRules, publish_revision, restrict
 from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.sources import open_source
@@ -202,14 +202,14 @@ class Parts:
         self.bucket = s3_server.bucket()
         keys = _write_keys(place, CREDENTIALS["signing key's password"].token)
         self.signing = Signing(private_key=keys[0], public_keys=(keys[1],), password_variable="SIGNING_PASSWORD")
-        self.in_s3 = StoreConfig(
+        self.in_s3 = store_settings(
             uri=f"s3://{self.bucket}/store",
             endpoint=s3_server.endpoint,
             cache=str(scene.left / "cache"),
             signing=self.signing,
         )
         wrong = self.signing.model_copy(update={"password_variable": "WRONG_SIGNING_PASSWORD"})
-        self.local = StoreConfig(uri=(scene.left / "store").as_uri())
+        self.local = store_settings(uri=(scene.left / "store").as_uri())
         self.unsignable = self.local.model_copy(update={"signing": wrong})
         self.runner = ProcessRunner(self._deployment(sys.executable))
         self.scripted = ProcessRunner(self._deployment(str(_interpreter(place))))
@@ -241,14 +241,14 @@ class Parts:
     def _deployment(self, python: str) -> Deployment:
         return _deployment(self.scene.left, python, self.local, self.access)
 
-    def request(self, model: str, store: StoreConfig, token_variable: str = HUB_TOKEN_VARIABLE) -> StageRequest:
+    def request(self, model: str, store: StoreModel, token_variable: str = HUB_TOKEN_VARIABLE) -> StageRequest:
         """The download of a model."""
         pinned = open_source("hub", self.access, store).resolve(f"demo/{model}", "main")
         access = self.access.model_copy(update={"token_variable": token_variable})
         return _request(model, pinned, store, access, self.scene.left)
 
     def _submit(
-        self, runner: ProcessRunner, model: str, store: StoreConfig, token_variable: str = HUB_TOKEN_VARIABLE
+        self, runner: ProcessRunner, model: str, store: StoreModel, token_variable: str = HUB_TOKEN_VARIABLE
     ) -> Job:
         return runner.submit(self.request(model, store, token_variable), Placement(environment="control"))
 
@@ -346,7 +346,7 @@ class Parts:
             )
 
 
-def _deployment(left: Path, python: str, store: StoreConfig, hub: HubAccess) -> Deployment:
+def _deployment(left: Path, python: str, store: StoreModel, hub: HubAccess) -> Deployment:
     return Deployment(
         name="test",
         store=store,
@@ -358,7 +358,7 @@ def _deployment(left: Path, python: str, store: StoreConfig, hub: HubAccess) -> 
     )
 
 
-def _request(release_id: str, model: PinnedModel, store: StoreConfig, hub: HubAccess, left: Path) -> StageRequest:
+def _request(release_id: str, model: PinnedModel, store: StoreModel, hub: HubAccess, left: Path) -> StageRequest:
     config = download_config(model, ModelSource(id=model.id), hub)
     return StageRequest(
         release_id=release_id,
@@ -509,7 +509,7 @@ def test_the_router_that_faces_the_users_has_no_credential(scene: Scene, credent
 def test_a_stage_that_leaks_is_found_wherever_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (left := tmp_path / "left").mkdir()
     monkeypatch.setenv(HUB_TOKEN_VARIABLE, HUB_TOKEN.token)
-    store, hub = StoreConfig(uri=(left / "store").as_uri()), HubAccess(endpoint="http://hub.example")
+    store, hub = store_settings(uri=(left / "store").as_uri()), HubAccess(endpoint="http://hub.example")
     runner = ProcessRunner(_deployment(left, str(_interpreter(tmp_path)), store, hub))
     file = HubFile(path="model.safetensors", size=1, sha256="0" * 64)
     model = PinnedModel(id="demo/leaked", commit="0" * 40, files=(file,))

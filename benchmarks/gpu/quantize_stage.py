@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.gpu.llama_words import write_calibration
 from benchmarks.gpu.processes import make_checkpoint, run_process
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import StoreModel, store_settings
 from llm_pipeline.release.contract import OUTCOME, StageFailure, StageRequest, StageResult
 from llm_pipeline.store import open_store
 
@@ -40,9 +40,9 @@ class Bench:
     tokens: int
 
     @property
-    def store(self) -> StoreConfig:
+    def store(self) -> StoreModel:
         """The store that the stage reads from and publishes to."""
-        return StoreConfig(uri=f"file://{self.place / 'store'}")
+        return store_settings(uri=f"file://{self.place / 'store'}")
 
     def artifact(self, ref: ArtifactRef) -> Path:
         """Where the store keeps an artifact."""
@@ -52,7 +52,7 @@ class Bench:
 def prepare(place: Path, *, smoke: bool) -> Bench:
     """Make model and texts and put them into a store, unless an earlier run has left them there."""
     samples, tokens = (16, 32) if smoke else (512, 512)
-    store, kept = open_store(StoreConfig(uri=f"file://{place.resolve() / 'store'}")), place / "inputs.json"
+    store, kept = open_store(store_settings(uri=f"file://{place.resolve() / 'store'}")), place / "inputs.json"
     if not kept.exists():
         make_checkpoint(place / "model", smoke=smoke)
         (place / "texts").mkdir()

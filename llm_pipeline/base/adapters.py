@@ -108,8 +108,8 @@ _OURS: Mapping[Group, Mapping[str, str]] = {
         "kubernetes": "llm_pipeline.adapters.kubernetes.environment:ADAPTER",
     },
     "stores": {
-        "file": "llm_pipeline.adapters.local.store:ADAPTER",
-        "s3": "llm_pipeline.adapters.s3.store:ADAPTER",
+        "file": "llm_pipeline.adapters.local.directory:ADAPTER",
+        "s3": "llm_pipeline.adapters.s3.adapter:ADAPTER",
     },
     "notifications": {
         "webhook": "llm_pipeline.adapters.webhook.adapter:ADAPTER",

@@ -163,17 +163,18 @@ def _add_pods(commands: Commands) -> None:
 
 
 def _lay_out(options: argparse.Namespace) -> int:
-    from pydantic import ValidationError
+    from pydantic import TypeAdapter, ValidationError
 
     from llm_pipeline.base.records import ArtifactRef
-    from llm_pipeline.config.store import StoreConfig
+    from llm_pipeline.config.store import Store, StoreModel
     from llm_pipeline.serving.pod_setup import lay_out_view
     from llm_pipeline.store import open_store
 
     kind, _, digest = options.repository.partition("/")
     try:
+        settings: TypeAdapter[StoreModel] = TypeAdapter(Store)
         written = options.store.startswith("{")
-        store = StoreConfig.model_validate_json(options.store) if written else StoreConfig.model_validate(options.store)
+        store = settings.validate_json(options.store) if written else settings.validate_python(options.store)
     except ValidationError as error:
         raise ConfigError(f"not a store: {error}", where="--store") from error
     lay_out_view(open_store(store), ArtifactRef(kind=kind, digest=digest), options.view)

@@ -29,7 +29,7 @@ from llm_pipeline.config.router_place import RouterPlace
 from llm_pipeline.config.server_place import ServerPlace
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.config.slot_server import OpenAiSlot, SlotServer
-from llm_pipeline.config.store import Store, StoreConfig
+from llm_pipeline.config.store import Store, StoreModel
 
 __all__ = [
     "Deployment", "GuardSchedule", "HubAccess", "QuantizationHost", "Retention", "RouterPlace", "ServerPorts",
@@ -262,7 +262,7 @@ class Deployment(ConfigModel):
 
     @field_validator("store")
     @classmethod
-    def _has_a_cache(cls, store: StoreConfig, info: ValidationInfo) -> StoreConfig:
+    def _has_a_cache(cls, store: StoreModel, info: ValidationInfo) -> StoreModel:
         work_root = info.data.get("work_root", "")
         cache = None if store.directory else store.cache or f"{work_root}/cache"
         return store.model_copy(update={"cache": cache})

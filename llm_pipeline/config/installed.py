@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import Field, GetCoreSchemaHandler, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    Tag,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 
@@ -23,10 +31,12 @@ class OfKind:
     Attributes:
         group: The adapters' group.
         key: The field that names the kind.
+        kind_of: What tells the kind of settings as they are written, where no field names it.
     """
 
     group: Group
     key: str = "kind"
+    kind_of: Callable[[Any], str] | None = None
 
     def ours(self) -> Any:
         """The union of the models of our kinds."""
@@ -34,8 +44,23 @@ class OfKind:
         return Union[models]  # noqa: UP007 - its members are known at run time only
 
     def __get_pydantic_core_schema__(self, _base: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        installed = or_installed(self.group, self.key)
-        return handler.generate_schema(Annotated[self.ours(), Field(discriminator=self.key), installed])
+        told = WrapValidator(self._or_installed)
+        if self.kind_of is None:
+            return handler.generate_schema(Annotated[self.ours(), Field(discriminator=self.key), told])
+        tagged = tuple(Annotated[adapter(self.group, kind).config, Tag(kind)] for kind in our_kinds(self.group))
+        ours = Union[tagged]  # type: ignore[valid-type]  # noqa: UP007 - its members are known at run time only
+        return handler.generate_schema(Annotated[ours, Discriminator(self.kind_of), told])
+
+    def _or_installed(self, value: Any, ours: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        """Let a kind that is not ours be checked by the model of the installed adapter."""
+        kind: Any
+        if self.kind_of is not None:
+            kind = self.kind_of(value)
+        else:
+            kind = value.get(self.key) if isinstance(value, Mapping) else getattr(value, self.key, None)
+        if not isinstance(kind, str) or is_ours(self.group, kind):
+            return ours(value)
+        return installed_model(self.group, kind).model_validate(value, context=info.context)
 
 
 def type_of(field: FieldInfo) -> Any:
@@ -49,18 +74,6 @@ def with_our_kinds(annotation: Any) -> Any:
         return annotation
     marks = [mark for mark in get_args(annotation)[1:] if isinstance(mark, OfKind)]
     return marks[0].ours() if marks else annotation
-
-
-def or_installed(group: Group, key: str = "kind") -> WrapValidator:
-    """Let a kind that is not ours be checked by the model of the installed adapter; `key` names the kind."""
-
-    def validate(value: Any, ours: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-        kind = value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)
-        if not isinstance(kind, str) or is_ours(group, kind):
-            return ours(value)
-        return installed_model(group, kind).model_validate(value, context=info.context)
-
-    return WrapValidator(validate)
 
 
 def installed_model(group: Group, kind: str) -> type[Any]:

@@ -14,7 +14,12 @@ from llm_pipeline.config.reference import CONFIG_FILES, described_attributes
 
 SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
-_PLAIN_TEXT: Mapping[str, str] = {"CalibrationSource": "dataset", "Interpreter": "python", "StoreConfig": "uri"}
+_PLAIN_TEXT: Mapping[str, str] = {
+    "BucketStore": "uri",
+    "CalibrationSource": "dataset",
+    "DirectoryStore": "uri",
+    "Interpreter": "python",
+}
 """Models that a file may have as a plain text, and the field that it stands for."""
 
 
@@ -28,6 +33,11 @@ class _DescribedSchema(GenerateJsonSchema):
             if name in properties:
                 properties[name].setdefault("description", text)
         return {"anyOf": [properties[_PLAIN_TEXT[model.__name__]], made]} if model.__name__ in _PLAIN_TEXT else made
+
+    def tagged_union_schema(self, schema: Any) -> JsonSchemaValue:
+        """A text, or settings whose kind no field names, may fit several."""
+        made = super().tagged_union_schema(schema)
+        return made if "discriminator" in made else {"anyOf": made["oneOf"]}
 
 
 def json_schema(folder: str) -> dict[str, Any]:

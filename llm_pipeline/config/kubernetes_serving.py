@@ -19,7 +19,7 @@ from llm_pipeline.config.model import (
     Word,
 )
 from llm_pipeline.config.server_ports import ServerPorts
-from llm_pipeline.config.store import Store, StoreConfig
+from llm_pipeline.config.store import Store, store_settings
 
 Amount = Annotated[int, Field(ge=0, le=2**53)]
 """A quantity of one of a node's resources."""
@@ -73,7 +73,7 @@ class ServingManifestOptions(ConfigModel):
     namespace: Name = "llm-serving"
     image: Word | None = None
     setup_image: Word | None = None
-    store: Store = StoreConfig(uri=f"file://{_STORE}")
+    store: Store = store_settings(f"file://{_STORE}")
     claims: Claims = (ClaimMount(claim="llm-pipeline-store", path=_STORE),)
     secrets: Names = ()
     service_account: Name | None = None

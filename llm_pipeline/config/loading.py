@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -129,6 +129,8 @@ def _without_kinds(node: yaml.Node | None, location: Location, *, missing: bool)
                 node = found[0]
             elif not (missing and number == len(location) - 1):
                 continue
+        elif isinstance(node, yaml.ScalarNode):  # short for the settings of a kind
+            break
         elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
             node = node.value[part]
         keys.append(part)
@@ -151,6 +153,8 @@ def _line(node: yaml.Node | None, location: Location) -> int:
 
 
 def _suggest_key(model: type[BaseModel], location: Location) -> str:
+    if location[-1] in _known_keys(model, location):
+        return ": another kind has it"
     if nearest := _nearest_key(model, location):
         return f": did you mean {nearest}?"
     return f": known keys are {', '.join(_known_keys(model, location))}"
@@ -163,10 +167,11 @@ def _nearest_key(model: type[BaseModel], location: Location) -> str:
 
 def _known_keys(model: type[BaseModel], location: Location) -> list[str]:
     """The keys that the model at a location has; numbers and free names in it are parts of lists and mappings."""
+    models: Sequence[type[BaseModel]] = [model]
     for part in location[:-1]:
-        if field := model.model_fields.get(str(part)):
-            model = next(nested_models(type_of(field)), model)
-    return list(model.model_fields)
+        fields = [field for one in models if (field := one.model_fields.get(str(part)))]
+        models = [nested for field in fields for nested in nested_models(type_of(field))] or models
+    return list(dict.fromkeys(key for one in models for key in one.model_fields))
 
 
 def _suggest_file(path: Path) -> str:

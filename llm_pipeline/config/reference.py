@@ -104,9 +104,12 @@ def fields_table(model: type[BaseModel]) -> Iterator[str]:
 
 
 def described_attributes(model: type[BaseModel]) -> dict[str, str]:
-    """What a model's docstring says of its fields, each in one line."""
-    attributes = inspect.cleandoc(model.__doc__ or "").partition("Attributes:\n")[2]
-    return {name: " ".join(text.split()) for name, text in _ATTRIBUTE.findall(attributes)}
+    """What the docstrings of a model and its bases say of its fields, each in one line."""
+    described: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        attributes = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2]
+        described |= {name: " ".join(text.split()) for name, text in _ATTRIBUTE.findall(attributes)}
+    return described
 
 
 def _own_summary(field: FieldInfo) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from llm_pipeline.artifacts.model_files import WEIGHTS_SUFFIX, select_files
 from llm_pipeline.artifacts.pinned import HubFile, ObjectVersion, PinnedModel
 from llm_pipeline.base.errors import IntegrityError, PipelineError, Transient
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.s3_place import S3Place
 from llm_pipeline.hub.directory_source import LARGE_BYTES, require_revision
 from llm_pipeline.hub.git_ids import blob_id, commit_id, lfs_pointer
 from llm_pipeline.hub.model_card import CARD_FILE, MAXIMUM_CARD_BYTES, card_fields, stated_license
@@ -42,7 +42,7 @@ class S3Source:
         access: Bucket and prefix as `uri`, and how it is reached.
     """
 
-    access: StoreConfig
+    access: S3Place
     _place: tuple[str, str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -24,7 +24,8 @@ from llm_pipeline.artifacts.pinned import HubFile, PinnedDataSet, PinnedModel
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.deployment import HubAccess
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.s3_place import S3Place
+from llm_pipeline.config.store import StoreModel
 from llm_pipeline.hub.access import Hub, HubRefused, RepositoryDisabled, connect, listed_file, malformed_answer
 from llm_pipeline.hub.cache_source import CacheSource, default_cache
 from llm_pipeline.hub.directory_source import DirectorySource
@@ -34,7 +35,7 @@ from llm_pipeline.hub.s3_source import S3Source
 from llm_pipeline.hub.source import Body, FileBytes, Source, SourceRefused
 
 
-def open_source(source: str, access: HubAccess, store: StoreConfig) -> Source:
+def open_source(source: str, access: HubAccess, store: StoreModel) -> Source:
     """The source of that name. Sends nothing yet.
 
     Args:
@@ -54,10 +55,11 @@ def open_source(source: str, access: HubAccess, store: StoreConfig) -> Source:
     return HubSource(connect(access.endpoint, access.token_variable))
 
 
-def _s3_access(source: str, store: StoreConfig) -> StoreConfig:
-    lent = store.model_dump(include={"endpoint", "region", "profile", "role"}) if store.uri.startswith("s3://") else {}
+def _s3_access(source: str, store: StoreModel) -> S3Place:
+    reached = {"endpoint", "region", "profile", "role"}
+    lent: dict[str, str] = store.model_dump(include=reached) if isinstance(store, S3Place) else {}
     try:
-        return StoreConfig.model_validate({**lent, "uri": source})
+        return S3Place.model_validate({**lent, "uri": source})
     except ValidationError as error:
         raise ConfigError(error.errors()[0]["msg"], where="model.source", hint="use s3://bucket/prefix") from error
 

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.canary.pause_request import StandingPause
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import StoreModel
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.inspection.release_artifacts import (
     SHOWN_DIGITS,
@@ -202,7 +202,7 @@ class PointerView(_View):
 View = ReleaseView | ArtifactView | StageView | PointerView
 
 
-def show(config: StoreConfig, reference: Reference) -> View:
+def show(config: StoreModel, reference: Reference) -> View:
     """Everything that the store holds about what a reference names.
 
     Raises:
@@ -245,7 +245,7 @@ def _release(flow: ReleaseProgress) -> ReleaseView:
     )
 
 
-def _artifact(store: ArtifactStore, config: StoreConfig, ref: ArtifactRef) -> ArtifactView:
+def _artifact(store: ArtifactStore, config: StoreModel, ref: ArtifactRef) -> ArtifactView:
     manifest = store.manifest(ref)
     users, damaged = users_of(store, ref)
     return ArtifactView(
@@ -259,7 +259,7 @@ def _artifact(store: ArtifactStore, config: StoreConfig, ref: ArtifactRef) -> Ar
     )
 
 
-def _signature(store: ArtifactStore, config: StoreConfig, manifest: Manifest) -> str:
+def _signature(store: ArtifactStore, config: StoreModel, manifest: Manifest) -> str:
     """Whether the manifest is signed, and whether by somebody whom the deployment trusts."""
     from llm_pipeline.store.signing import Signatures
 

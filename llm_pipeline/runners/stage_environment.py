@@ -20,7 +20,7 @@ from typing import Any
 
 from llm_pipeline.base.plain_environment import is_plain
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import StoreModel
 from llm_pipeline.release.contract import StageRequest
 from llm_pipeline.release.registry import load_stage
 from llm_pipeline.runners.runner import STAGE_VARIABLES
@@ -86,7 +86,7 @@ class _Needed:
         self._prefixes = tuple(prefixes)
 
     @classmethod
-    def of(cls, documents: Iterable[Any], store: StoreConfig, *, publishes: bool) -> _Needed:
+    def of(cls, documents: Iterable[Any], store: StoreModel, *, publishes: bool) -> _Needed:
         """What is needed to work with documents that name places and variables, and with a store."""
         documents = list(documents)
         kinds = {kind for document in documents for kind in _kinds_in(document)}

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from llm_pipeline.base.errors import IntegrityError, Terminal, Transient
 from llm_pipeline.base.timed_connection import AnswerTooLong, passed_limit
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.s3_place import S3Place
 from llm_pipeline.store.s3_answers import (
     ATTEMPTS,
     back_off,
@@ -126,7 +126,7 @@ def in_parallel(function: Callable[[T], S], items: Iterable[T]) -> list[S]:
 class Bucket:
     """A bucket below a key prefix. Names of objects are relative to that prefix."""
 
-    def __init__(self, config: StoreConfig) -> None:
+    def __init__(self, config: S3Place) -> None:
         require_boto3(config)
         self._config = config
         self._bucket, prefix = config.bucket_and_prefix

@@ -8,7 +8,7 @@ from typing import Any
 from llm_pipeline.base.bounded_aws import AnswerLimits, bound_answers
 from llm_pipeline.base.errors import ConfigError, PipelineError, Terminal, Transient, Unsupported
 from llm_pipeline.base.timed_connection import passed_limit
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.s3_place import S3Place
 
 CONNECTIONS = 16
 """Connections that one client keeps open; at least as many as there are threads that use it."""
@@ -67,7 +67,7 @@ _KINDS: dict[str, tuple[type[PipelineError], str]] = {
 }
 
 
-def require_boto3(config: StoreConfig) -> None:
+def require_boto3(config: S3Place) -> None:
     """Make sure that a client can be made here, without the time that importing it takes.
 
     Raises:
@@ -78,7 +78,7 @@ def require_boto3(config: StoreConfig) -> None:
         raise Unsupported("a store in S3 needs boto3", where=config.uri, hint=hint)
 
 
-def connect(config: StoreConfig, limits: AnswerLimits = AnswerLimits()) -> Any:  # noqa: B008 - it is immutable
+def connect(config: S3Place, limits: AnswerLimits = AnswerLimits()) -> Any:  # noqa: B008 - it is immutable
     """A boto3 client of the store's bucket. It sends nothing yet, except to assume a role.
 
     Raises:
@@ -106,7 +106,7 @@ def connect(config: StoreConfig, limits: AnswerLimits = AnswerLimits()) -> Any: 
         raise translated(error, config, config.uri) from error
 
 
-def _s3_options(config: StoreConfig) -> dict[str, Any]:
+def _s3_options(config: S3Place) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if config.endpoint:
         options["addressing_style"] = "path"  # its buckets may have no names of hosts
@@ -117,7 +117,7 @@ def _s3_options(config: StoreConfig) -> dict[str, Any]:
     return options
 
 
-def _botocore_session(config: StoreConfig, limits: AnswerLimits) -> Any:
+def _botocore_session(config: S3Place, limits: AnswerLimits) -> Any:
     from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshableCredentials
     from botocore.session import Session
 
@@ -140,7 +140,7 @@ def _botocore_session(config: StoreConfig, limits: AnswerLimits) -> Any:
     return assumed
 
 
-def translated(error: Exception, config: StoreConfig, where: str) -> PipelineError:
+def translated(error: Exception, config: S3Place, where: str) -> PipelineError:
     """The error of a request in the pipeline's words, with what to do about it."""
     from botocore.exceptions import ClientError
 
@@ -149,7 +149,7 @@ def translated(error: Exception, config: StoreConfig, where: str) -> PipelineErr
     return _of_botocore(error, config, where)
 
 
-def _of_response(error: Any, config: StoreConfig, where: str) -> PipelineError:
+def _of_response(error: Any, config: S3Place, where: str) -> PipelineError:
     details = error.response.get("Error", {})
     code = str(details.get("Code", ""))
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
@@ -167,7 +167,7 @@ def _of_response(error: Any, config: StoreConfig, where: str) -> PipelineError:
     return Terminal(message, where=where, hint="check the store's configuration and the bucket's policy")
 
 
-def _of_botocore(error: Exception, config: StoreConfig, where: str) -> PipelineError:
+def _of_botocore(error: Exception, config: S3Place, where: str) -> PipelineError:
     from botocore import exceptions as aws
 
     if isinstance(error, aws.ProfileNotFound):
@@ -200,7 +200,7 @@ def _credential_errors() -> tuple[type[Exception], ...]:
     )
 
 
-def _credentials_hint(config: StoreConfig) -> str:
+def _credentials_hint(config: S3Place) -> str:
     source = (
         f"the credentials of profile {config.profile!r}"
         if config.profile

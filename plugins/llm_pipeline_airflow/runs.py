@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from llm_pipeline.base.errors import ConfigError, Transient
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import StoreModel
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline_airflow.settings import RELEASES_HINT, release_configs, release_folders
 
@@ -33,7 +33,7 @@ def config_path_of(dag_id: str) -> Path:
     raise ConfigError(f"{dag_id!r} is not the DAG of a release config", where=folders, hint=RELEASES_HINT)
 
 
-def store_to_read(settings: StoreConfig) -> ArtifactStore:
+def store_to_read(settings: StoreModel) -> ArtifactStore:
     """The store of a deployment, for a page that shows what is in it.
 
     Raises:

@@ -10,14 +10,14 @@ from llm_pipeline.accuracy.error_budget import GateLedger, ladder_error, policy_
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import store_settings
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> ArtifactStore:
-    return open_store(StoreConfig(uri=(tmp_path / "store").as_uri()))
+    return open_store(store_settings(uri=(tmp_path / "store").as_uri()))
 
 
 def ledger(store: ArtifactStore, candidate: str = "abc") -> GateLedger:

@@ -15,7 +15,7 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.canary.approvals import read_approval
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import store_settings
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.operations.approval import answer
 from llm_pipeline.release.contract import StageResult, Timings
@@ -36,7 +36,7 @@ class Released:
     store: object
     resolved_at = RUN
     deployment = SimpleNamespace(
-        store=StoreConfig(uri="file:///nowhere"), airflow_connections={}, model_dump=lambda **_: {}
+        store=store_settings(uri="file:///nowhere"), airflow_connections={}, model_dump=lambda **_: {}
     )
     record = SimpleNamespace(release_id="r2", model=SimpleNamespace(id="demo/tiny"), place_of=str)
 

@@ -55,7 +55,7 @@ from llm_pipeline.tuning.trials import TrialBench
 
 PACKAGE = Path(__file__).parents[1] / "doubles" / "acme_adapters"
 ROOT = Path(__file__).parents[2]
-MOVED = {"metric_sources", "notifications", "routers", "runners", "server_controls"}
+MOVED = {"metric_sources", "notifications", "routers", "runners", "server_controls", "stores"}
 """Groups whose models are in the folders of their adapters, in modules that a configuration may import."""
 GROUPS = ["engines", "routers", "metric_sources", "server_controls", "runners", "stores", "notifications"]
 
@@ -201,6 +201,10 @@ def test_an_installed_server_control_starts_and_stops_a_server(tmp_path: Path, f
 @pytest.mark.usefixtures("installed")
 def test_an_installed_store_holds_a_release_and_an_installed_channel_is_told_of_it(tmp_path: Path, capsys) -> None:
     where = deployment(tmp_path)
+    assert where.store.model_dump(mode="json", exclude_none=True) == {
+        "uri": "acme://shelf-7", "cache": f"{tmp_path}/work/cache", "shelf": f"{tmp_path}/shelf", "full": True,
+    }  # fmt: skip
+    assert Deployment.model_validate_json(where.model_dump_json()).store == where.store
     store = open_store(where.store)
     record = CanaryRecord(
         release_id="tiny-1", target="cpu", repository=ArtifactRef(kind="model_repository", digest="a" * 64),
@@ -365,6 +369,10 @@ def test_doctor_has_their_probes(tmp_path: Path) -> None:
 def test_a_wrong_setting_of_theirs_is_refused_as_ours_are(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="Extra inputs"):
         place(tmp_path, router={"kind": "acme", "file": "/routes.json", "fil": "/x"})
+    with pytest.raises(ValidationError, match="shelf\n  Field required"):
+        deployment(tmp_path, store="acme://shelf-7")
+    with pytest.raises(ValidationError, match="region\n  Extra inputs"):
+        deployment(tmp_path, store={"uri": "acme://shelf-7", "shelf": "/shelf", "region": "eu-west-1"})
     target = {"name": "cpu", "accelerator": "cpu", "accelerator_count": 0, "engine": "acme_copy"}
     with pytest.raises(ValidationError, match="less than or equal to 9"):
         Target.model_validate({**target, "engine_options": {"repeats": 10}})

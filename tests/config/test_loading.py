@@ -338,7 +338,7 @@ def test_variables_and_the_home_directory_are_expanded_in_paths(
         ("/srv/$", "write $$ for a dollar sign"),
         ("/srv/${A:-b}", "write $$ for a dollar sign"),
         ("~other/x", "only ~/ is expanded"),
-        ("s3://$UNSET_HERE/x", "not a store"),
+        ("s3://$UNSET_HERE/x", "not a place in S3"),
     ],
 )
 def test_a_variable_that_is_not_set_is_refused_with_file_line_and_key(
@@ -357,7 +357,7 @@ def test_a_variable_that_is_not_set_is_refused_with_file_line_and_key(
     [
         ("work_root", ("work_root: ", "work_root: $UNSET_HERE/")),
         ("hub.cache", ("hub:\n", "hub:\n  cache: $UNSET_HERE/hub\n")),
-        ("environments.control.process.python", ("control: ", "control: $UNSET_HERE/")),
+        ("environments.control", ("control: ", "control: $UNSET_HERE/")),
     ],
 )
 def test_every_path_of_a_deployment_is_expanded_alike(configs: Path, key: str, change: tuple[str, str]):

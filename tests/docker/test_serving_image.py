@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.store import Signing, StoreConfig
+from llm_pipeline.config.store import Signing, StoreModel, store_settings
 from llm_pipeline.serving.repository_links import write_links
 from llm_pipeline.store import open_store
 from llm_pipeline.verification.bench import Prepared, PreparedCheckpoint
@@ -118,10 +118,10 @@ def test_the_layout_is_nvidias_and_the_images_python_sees_both(image):
 
 
 @pytest.fixture
-def signed(tmp_path: Path) -> tuple[StoreConfig, ArtifactRef]:
+def signed(tmp_path: Path) -> tuple[StoreModel, ArtifactRef]:
     """A store that signs, with a repository that links to a checkpoint."""
     signing: Signing = signing_with_new_keys(tmp_path / "keys")
-    config = StoreConfig(uri=f"file://{tmp_path / 'store'}", signing=signing)
+    config = store_settings(uri=f"file://{tmp_path / 'store'}", signing=signing)
     store = open_store(config)
     checkpoint, repository = tmp_path / "checkpoint", tmp_path / "repository"
     for path, text in ((checkpoint / "model.safetensors", "weights"), (repository / "llm/1/model.py", "code")):

@@ -13,7 +13,7 @@ from huggingface_hub import snapshot_download
 
 from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Unsupported
 from llm_pipeline.config.deployment import HubAccess
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import store_settings
 from llm_pipeline.hub.cache_source import CacheSource, default_cache
 from llm_pipeline.hub.directory_source import DirectorySource
 from llm_pipeline.hub.download import download_model
@@ -23,7 +23,7 @@ from llm_pipeline.hub.sources import open_source
 
 from .conftest import LocalHub, safetensors_bytes
 
-STORE = StoreConfig(uri="file:///store")
+STORE = store_settings(uri="file:///store")
 
 
 @pytest.fixture
@@ -262,7 +262,7 @@ def test_without_a_directory_the_cache_is_the_client_s_own() -> None:
 
 
 def test_a_prefix_that_cannot_be_in_s3_is_refused() -> None:
-    with pytest.raises(PipelineError, match="not a store"):
+    with pytest.raises(PipelineError, match="not a place in S3"):
         open_source("s3://bucket/a b", HubAccess(), STORE)
 
 

@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import snapshot_download
 
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import store_settings
 from llm_pipeline.hub.cache_source import CacheSource
 from llm_pipeline.hub.directory_source import DirectorySource
 from llm_pipeline.hub.hub_source import HubSource
@@ -90,7 +90,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[dict[str,
             bucket = s3.bucket()
             for name, data in files.items():
                 s3.client().put_object(Bucket=bucket, Key=f"models/tiny/{name}", Body=data)
-            return S3Source(StoreConfig(uri=f"s3://{bucket}/models/tiny", endpoint=s3.endpoint))
+            return S3Source(store_settings(uri=f"s3://{bucket}/models/tiny", endpoint=s3.endpoint))
         hub: LocalHub = request.getfixturevalue("local_hub")
         hub.publish(**{name.replace(".", "__"): data for name, data in files.items()})
         if request.param == "hub":

@@ -14,7 +14,7 @@ import pytest
 from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
 from llm_pipeline.base.bounded_aws import AnswerLimits
 from llm_pipeline.base.errors import IntegrityError, Unsupported
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import store_settings
 from llm_pipeline.hub.download import download_model
 from llm_pipeline.hub.s3_source import S3Source
 from llm_pipeline.hub.source import Body, SourceRefused, SourceTooSlow, SourceUnavailable
@@ -43,7 +43,7 @@ class Prefix:
 
     def __init__(self, s3: Any) -> None:
         self.client, self.bucket = s3.client(), s3.bucket()
-        self.source = S3Source(StoreConfig(uri=f"s3://{self.bucket}/models/tiny", endpoint=s3.endpoint))
+        self.source = S3Source(store_settings(uri=f"s3://{self.bucket}/models/tiny", endpoint=s3.endpoint))
         self.put("config.json", b"not below the prefix", prefix="models/tiny-2")
         for name, data in FILES.items():
             self.put(name, data)
@@ -154,13 +154,13 @@ def test_a_deleted_object_is_refused(prefix: Prefix, tmp_path: Path) -> None:
 
 
 def test_a_bucket_that_is_not_there_is_refused(prefix: Prefix) -> None:
-    missing = StoreConfig(uri="s3://no-such-bucket-here/models/tiny", endpoint=prefix.source.access.endpoint)
+    missing = store_settings(uri="s3://no-such-bucket-here/models/tiny", endpoint=prefix.source.access.endpoint)
     with pytest.raises(SourceRefused, match="NoSuchBucket"):
         S3Source(missing).resolve("demo/tiny", "main")
 
 
 def test_an_empty_prefix_is_no_model(prefix: Prefix) -> None:
-    empty = StoreConfig(uri=f"s3://{prefix.bucket}/nothing", endpoint=prefix.source.access.endpoint)
+    empty = store_settings(uri=f"s3://{prefix.bucket}/nothing", endpoint=prefix.source.access.endpoint)
     with pytest.raises(Unsupported, match="no weights"):
         S3Source(empty).resolve("demo/tiny", "main")
 

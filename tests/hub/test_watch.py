@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from llm_pipeline.base.errors import Transient, Unsupported
 from llm_pipeline.config.release import Watch
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import store_settings
 from llm_pipeline.hub.access import Hub, HubRefused
 from llm_pipeline.hub.observe import Observer, head_commit, list_commit
 from llm_pipeline.hub.watch import (
@@ -368,7 +368,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ArtifactStore:
     if request.param == "local":
         return open_store(f"file://{tmp_path}/store")
     s3 = request.getfixturevalue("s3")
-    return open_store(StoreConfig(uri=f"s3://{s3.bucket()}/here", endpoint=s3.endpoint, cache=str(tmp_path / "cache")))
+    return open_store(
+        store_settings(uri=f"s3://{s3.bucket()}/here", endpoint=s3.endpoint, cache=str(tmp_path / "cache"))
+    )
 
 
 def claim(run: str, commit: str = A, minutes: float = 0) -> Claim:

@@ -154,9 +154,9 @@ def test_the_command_prints_json_lines_that_a_reader_goes_on_from(store, tmp_pat
 
 
 def store_config(tmp_path):
-    from llm_pipeline.config.store import StoreConfig
+    from llm_pipeline.config.store import store_settings
 
-    return StoreConfig(uri=f"file://{tmp_path}/store")
+    return store_settings(uri=f"file://{tmp_path}/store")
 
 
 def test_a_damaged_document_of_the_stream_loses_its_own_events_and_no_others(store, monkeypatch, tmp_path, caplog):

@@ -28,7 +28,7 @@ from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.canary.way_back_record import WayBack, write_way_back
 from llm_pipeline.config.deployment import Deployment, HubAccess
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import store_settings
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.download import download_model
@@ -266,7 +266,7 @@ def test_a_signed_checkpoint_takes_its_signature_along_and_an_outsider_can_check
     pytest.importorskip("model_signing")
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     signing = signing_with_new_keys(tmp_path / "keys")
-    store = LocalStore(StoreConfig(uri=f"file://{tmp_path / 'store'}", signing=signing))
+    store = LocalStore(store_settings(uri=f"file://{tmp_path / 'store'}", signing=signing))
     with serve_local_hub(tmp_path) as hub:
         site = passed_release(tmp_path, hub, store)
         send(site.deployment, site.prepare())
@@ -287,7 +287,7 @@ def test_a_signed_checkpoint_takes_its_signature_along_and_an_outsider_can_check
 
 def test_a_checkpoint_in_s3_is_pushed_the_same(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-    config = StoreConfig(uri=f"s3://{s3.bucket()}/kept", endpoint=s3.endpoint, cache=str(tmp_path / "cache"))
+    config = store_settings(uri=f"s3://{s3.bucket()}/kept", endpoint=s3.endpoint, cache=str(tmp_path / "cache"))
     with serve_local_hub(tmp_path) as hub:
         site = passed_release(tmp_path, hub, open_store(config))
         assert send(site.deployment, site.prepare()).made

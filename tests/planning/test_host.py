@@ -8,7 +8,7 @@ from pathlib import Path
 from llm_pipeline.adapters.local.environment import Interpreter
 from llm_pipeline.base import detached
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.store import Signing, StoreConfig
+from llm_pipeline.config.store import Signing, store_settings
 from llm_pipeline.planning import host
 
 
@@ -67,7 +67,7 @@ def test_free_space_is_that_of_the_nearest_directory_that_exists(tmp_path: Path)
 def test_a_store_that_is_no_file_system_has_no_directory(tmp_path: Path):
     here = deployment(tmp_path, 20000)
     assert here.store.directory == tmp_path / "store"
-    assert StoreConfig(uri="s3://bucket/prefix").directory is None
+    assert store_settings(uri="s3://bucket/prefix").directory is None
 
 
 def test_an_environment_that_is_not_named_is_missing(tmp_path: Path):
@@ -90,7 +90,7 @@ def test_what_signing_needs_and_is_not_here_is_said(tmp_path: Path, monkeypatch)
     assert host.missing_signing_keys(here) == ()
     (tmp_path / "public").touch()
     keys = {"private_key": f"{tmp_path}/private", "public_keys": (f"{tmp_path}/public",), "password_variable": "SIGN"}
-    signed = here.model_copy(update={"store": StoreConfig(uri=here.store.uri, signing=Signing(**keys))})
+    signed = here.model_copy(update={"store": store_settings(uri=here.store.uri, signing=Signing(**keys))})
     monkeypatch.delenv("SIGN", raising=False)
     key, password = host.missing_signing_keys(signed)
     assert f"there is no file {tmp_path}/private" in key

@@ -25,7 +25,7 @@ from llm_pipeline.base.errors import (
 )
 from llm_pipeline.base.labels import label_value
 from llm_pipeline.config.environment import ClaimMount, Toleration
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import store_settings
 from llm_pipeline.release.contract import TimeLimit
 from llm_pipeline.runners.runner import Job, Placement
 from llm_pipeline.runners.runners import Runners
@@ -226,7 +226,7 @@ def test_pods_that_share_no_file_with_the_worker_answer_through_a_store_in_s3(ku
     cluster.secrets["bucket"] = {name: os.environ[name] for name in names}
     place, environment = kubernetes_place, kubernetes_place.deployment.environments["control"]
     pods = environment.model_copy(update={"claims": (), "secrets": ("bucket",)})
-    store = StoreConfig(uri=f"s3://{s3.bucket()}/store", endpoint=s3.endpoint)
+    store = store_settings(uri=f"s3://{s3.bucket()}/store", endpoint=s3.endpoint)
     place.deployment = place.deployment.model_copy(update={"store": store, "environments": {"control": pods}})
     runner = place.runner()
     job = runner.submit(place.request(lines=3), HERE)
@@ -258,7 +258,7 @@ def test_the_pod_asks_for_what_the_environment_says_and_for_no_privilege(place):
             "claims": (),
         }
     )
-    request = place.request().model_copy(update={"store": StoreConfig(uri="s3://bucket/x"), "work_root": "/work"})
+    request = place.request().model_copy(update={"store": store_settings(uri="s3://bucket/x"), "work_root": "/work"})
     job = Job(runner="kubernetes", environment="control", name="llm-1", directory="/nowhere", request_digest="d")
     spec = job_manifest(environment, "i@sha256:0", request, job)["spec"]
     pod = spec["template"]["spec"]

@@ -16,7 +16,7 @@ from llm_pipeline.adapters.kubernetes.job import job_manifest
 from llm_pipeline.config.deployment import Deployment, HubAccess
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.config.notifications import Notifications
-from llm_pipeline.config.store import Keyless, Signing, StoreConfig
+from llm_pipeline.config.store import Keyless, Signing, StoreModel, store_settings
 from llm_pipeline.release.contract import StageRequest
 from llm_pipeline.release.flow import stage_names
 from llm_pipeline.runners.runner import Job
@@ -63,7 +63,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, f"canary of {name}")
 
 
-def deployment_of(store: StoreConfig, **given: Any) -> Deployment:
+def deployment_of(store: StoreModel, **given: Any) -> Deployment:
     return Deployment(
         name="here",
         store=store,
@@ -77,7 +77,7 @@ def deployment_of(store: StoreConfig, **given: Any) -> Deployment:
     )
 
 
-def request_of(stage: str, store: StoreConfig) -> StageRequest:
+def request_of(stage: str, store: StoreModel) -> StageRequest:
     return StageRequest(
         release_id="r", stage=stage, config=CONFIGURATIONS.get(stage, {}), store=store, work_root="/work"
     )
@@ -92,7 +92,7 @@ def arrived(environment: dict[str, str]) -> set[str]:
 
 @pytest.mark.parametrize("stage", stage_names())
 def test_a_stage_gets_the_secrets_that_it_needs_and_no_other(stage: str):
-    store = StoreConfig(uri="file:///store", signing=SIGNING)
+    store = store_settings(uri="file:///store", signing=SIGNING)
     signs = {"SIGNING_PASSWORD"} if stage in PUBLISHING else set()
     environment = stage_environment(request_of(stage, store), deployment_of(store))
     assert arrived(environment) == NEEDED.get(stage, set()) | signs
@@ -100,20 +100,20 @@ def test_a_stage_gets_the_secrets_that_it_needs_and_no_other(stage: str):
 
 @pytest.mark.parametrize("stage", stage_names())
 def test_only_a_store_in_s3_needs_its_credentials(stage: str):
-    store = StoreConfig(uri="s3://bucket/prefix", signing=Signing(public_keys=("/keys/a.pub",)))
+    store = store_settings(uri="s3://bucket/prefix", signing=Signing(public_keys=("/keys/a.pub",)))
     environment = stage_environment(request_of(stage, store), deployment_of(store))
     assert {name for name in environment if name in SECRETS} == NEEDED.get(stage, set()) | AWS
 
 
 def test_keyless_signing_needs_its_token_where_something_is_published():
     identity = Keyless(identity="a@b.example", issuer="https://issuer.example", token_variable="ID_TOKEN")
-    store = StoreConfig(uri="file:///store", signing=Signing(keyless=identity))
+    store = store_settings(uri="file:///store", signing=Signing(keyless=identity))
     assert "ID_TOKEN" in stage_environment(request_of("quantize", store), deployment_of(store))
     assert "ID_TOKEN" not in stage_environment(request_of("staging", store), deployment_of(store))
 
 
 def test_a_model_in_s3_needs_credentials_though_the_store_does_not(tmp_path: Path):
-    store = StoreConfig(uri="file:///store")
+    store = store_settings(uri="file:///store")
     request = request_of("download", store).model_copy(update={"config": {"source": "s3://bucket/model"}})
     assert "AWS_SECRET_ACCESS_KEY" in stage_environment(request, deployment_of(store))
 
@@ -127,12 +127,12 @@ def test_what_processes_need_is_handed_on(monkeypatch: pytest.MonkeyPatch):
     )  # fmt: skip
     for name in wanted:
         monkeypatch.setenv(name, os.environ.get(name, "x"))
-    store = StoreConfig(uri="file:///store")
+    store = store_settings(uri="file:///store")
     assert set(wanted) <= stage_environment(request_of("quantize", store), deployment_of(store)).keys()
 
 
 def test_variables_of_the_deployment_are_handed_on():
-    store = StoreConfig(uri="file:///store")
+    store = store_settings(uri="file:///store")
     deployment = deployment_of(store, variables=("OTHER",))
     assert arrived(stage_environment(request_of("quantize", store), deployment)) == {"OTHER"}
 
@@ -148,12 +148,12 @@ def test_variables_in_a_deployments_paths_reach_whoever_reads_it_again(tmp_path:
 
 
 def test_a_command_gets_neither_the_hubs_token_nor_what_signs_or_tells_people():
-    store = StoreConfig(uri="s3://bucket", signing=SIGNING)
+    store = store_settings(uri="s3://bucket", signing=SIGNING)
     assert arrived(command_environment(deployment_of(store))) == AWS
 
 
 def test_a_pod_finds_secrets_empty_that_its_stage_does_not_need():
-    store = StoreConfig(uri="s3://bucket", signing=SIGNING)
+    store = store_settings(uri="s3://bucket", signing=SIGNING)
     deployment, request = deployment_of(store), request_of("staging", store)
     environment = KubernetesEnvironment(runner="kubernetes", namespace="llm", secrets=("everything",))
     job = Job(runner="kubernetes", environment="model", name="j", directory=Path("/j"), request_digest="d")

@@ -15,12 +15,13 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from pydantic import TypeAdapter
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.environment import ClaimMount
 from llm_pipeline.config.loading import load_yaml
-from llm_pipeline.config.store import Signing, StoreConfig
+from llm_pipeline.config.store import Signing, Store, store_settings
 from llm_pipeline.config.target import Target
 from llm_pipeline.serving.kubernetes_manifests import (
     ServedRelease,
@@ -39,7 +40,7 @@ SCHEMAS = {
 TARGETS = HERE.parents[1] / "configs" / "targets"
 KUBERNETES = "1.37"
 IMAGE = f"registry.example.com/llm-pipeline-serving@sha256:{'a' * 64}"
-S3 = StoreConfig(
+S3 = store_settings(
     uri="s3://ml-releases/llm-pipeline",
     region="eu-central-1",
     signing=Signing(
@@ -256,7 +257,7 @@ def test_a_start_may_take_as_long_as_is_said():
 
 def test_pods_know_who_signs_and_no_key_that_signs():
     (setup,) = pod_templates(workload_of("llama_70b_h200_tp2_keda"))[0]["spec"]["initContainers"]
-    store = StoreConfig.model_validate_json(setup["command"][setup["command"].index("--store") + 1])
+    store = TypeAdapter(Store).validate_json(setup["command"][setup["command"].index("--store") + 1])
     assert store.signing == Signing(public_keys=("/etc/llm-pipeline/release.pub",))
     assert store.cache in {mount["mountPath"] for mount in setup["volumeMounts"]}
 

@@ -14,7 +14,7 @@ from llm_pipeline.artifacts.host_facts import GpuFacts, HostFacts
 from llm_pipeline.base.errors import ConfigError, ExitCode, Transient
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.cli import main
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import store_settings
 from llm_pipeline.config.target import Target
 from llm_pipeline.serving.pod_setup import await_listeners
 from llm_pipeline.serving.repository_links import write_links
@@ -50,7 +50,7 @@ def test_a_view_is_links_to_verified_artifacts(store, repository, tmp_path):
 
 
 def test_it_is_made_anew_when_the_pod_starts_again_with_the_store_as_json(store, repository, tmp_path):
-    written = StoreConfig(uri=store.uri).model_dump_json(exclude_none=True)
+    written = store_settings(uri=store.uri).model_dump_json(exclude_none=True)
     assert [lay_out(written, repository, tmp_path / "view") for _ in range(2)] == [ExitCode.GO, ExitCode.GO]
 
 

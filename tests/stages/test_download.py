@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.config.release import ModelSource
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import store_settings
 from llm_pipeline.hub.directory_source import DirectorySource
 from llm_pipeline.hub.model_look import read_documents
 from llm_pipeline.model_facts.facts import ModelFacts
@@ -40,7 +40,7 @@ def downloaded(tmp_path: Path, source: ModelSource, facts: ModelFacts) -> StageR
         release_id="demo",
         stage="download",
         config=config.model_dump(mode="json"),
-        store=StoreConfig(uri=f"file://{tmp_path}/store"),
+        store=store_settings(uri=f"file://{tmp_path}/store"),
         work_root=str(tmp_path / "work"),
     )
     return execute(request)

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.model import ConfigModel
-from llm_pipeline.config.store import Signing, StoreConfig
+from llm_pipeline.config.store import Signing, StoreModel, store_settings
 from llm_pipeline.release import execute as execution
 from llm_pipeline.release.contract import Stage, StageContext, StageFailure, StageOutput, StageRequest, StageResult
 
@@ -33,11 +33,11 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def signed(tmp_path: Path, keys: Path) -> Callable[[str], StoreConfig]:
-    def config(signer: str) -> StoreConfig:
+def signed(tmp_path: Path, keys: Path) -> Callable[[str], StoreModel]:
+    def config(signer: str) -> StoreModel:
         public = (str(keys / f"{signer}.pub"),)
         signing = Signing(private_key=str(keys / f"{signer}.key"), public_keys=public)
-        return StoreConfig(uri=f"file://{tmp_path / 'store'}", signing=signing)
+        return store_settings(uri=f"file://{tmp_path / 'store'}", signing=signing)
 
     return config
 
@@ -111,7 +111,7 @@ def test_a_file_that_is_not_as_it_was_signed_is_named(run_stage, signed, weights
 
 @pytest.mark.parametrize("signer", [None, "stranger"])
 def test_what_nobody_we_trust_has_signed_is_refused(run_stage, signed, weights: Path, signer: str | None) -> None:
-    config = signed(signer) if signer else StoreConfig(uri=signed("release").uri)
+    config = signed(signer) if signer else store_settings(uri=signed("release").uri)
     outcome = run_stage(LocalStore(config).publish("checkpoint", weights))
     assert isinstance(outcome, StageFailure)
     assert outcome.error.family == "terminal"

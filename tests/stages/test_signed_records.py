@@ -18,7 +18,7 @@ from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.config.model import ConfigModel
-from llm_pipeline.config.store import Signing, StoreConfig
+from llm_pipeline.config.store import Signing, StoreModel, store_settings
 from llm_pipeline.quantization.calibration_store import calibration_document, shared_calibration
 from llm_pipeline.release import execute as execution
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput, StageRequest, StageResult
@@ -45,7 +45,7 @@ class Site:
     """A store, and a stage that makes two artifacts and says NO_GO; counts how often it really works."""
 
     def __init__(self, root: Path, signing: Signing | None) -> None:
-        self.config = StoreConfig(uri=f"file://{root / 'store'}", signing=signing)
+        self.config = store_settings(uri=f"file://{root / 'store'}", signing=signing)
         self.store = open_store(self.config)
         self.root = root
         self.runs = 0
@@ -61,7 +61,7 @@ class Site:
             made[name] = Produced("text", directory)
         return StageOutput(artifacts=made, judgement=NO_GO)
 
-    def run(self, text: str = "mine", store: StoreConfig | None = None) -> StageResult:
+    def run(self, text: str = "mine", store: StoreModel | None = None) -> StageResult:
         outcome = execution.execute(
             StageRequest(
                 release_id="r1",
@@ -247,7 +247,7 @@ def test_a_calibration_that_is_not_the_signed_one_is_made_again(site: Site, tmp_
 
 def test_whoever_trusts_the_key_verifies_without_the_private_half(site: Site, signing: Signing) -> None:
     site.run()
-    reader = LocalStore(StoreConfig(uri=site.config.uri, signing=signing.model_copy(update={"private_key": None})))
+    reader = LocalStore(store_settings(uri=site.config.uri, signing=signing.model_copy(update={"private_key": None})))
     name = results_name("r1", "write", "")
     document = reader.read_document(name)
     assert document is not None

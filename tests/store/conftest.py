@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from llm_pipeline.adapters.local.store import LocalStore
-from llm_pipeline.config.store import Signing, StoreConfig
+from llm_pipeline.config.store import Signing, StoreModel, store_settings
 from llm_pipeline.store import s3_session
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -39,7 +39,7 @@ def weights(tmp_path: Path) -> Path:
 def quick_s3(s3: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The S3 server, with one client for all stores of a process: making one takes longer than most tests."""
 
-    def connect(config: StoreConfig) -> Any:
+    def connect(config: StoreModel) -> Any:
         key = (os.getpid(), config.endpoint, config.region, config.profile, config.role)
         if key not in _clients:
             _clients[key] = s3_session.connect(config)
@@ -62,10 +62,10 @@ def proxy(s3_server: Any) -> Iterator[Faults]:
 
 
 @pytest.fixture
-def s3_config(quick_s3: Any, s3_bucket: str, tmp_path: Path) -> StoreConfig:
+def s3_config(quick_s3: Any, s3_bucket: str, tmp_path: Path) -> StoreModel:
     """An empty store in S3."""
     uri = f"s3://{s3_bucket}/a/{uuid.uuid4().hex}"
-    return StoreConfig(uri=uri, endpoint=quick_s3.endpoint, cache=str(tmp_path / "cache"))
+    return store_settings(uri=uri, endpoint=quick_s3.endpoint, cache=str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="session")

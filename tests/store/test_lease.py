@@ -10,7 +10,7 @@ import pytest
 
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.config.model import ConfigModel
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import StoreModel, store_settings
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput, StageRequest, StageResult
 from llm_pipeline.release.execute import execute
 from llm_pipeline.store import open_store
@@ -73,7 +73,7 @@ def test_a_frozen_owner_is_fenced_after_its_lease_expires(store: LocalStore) -> 
         owner.join()
 
 
-def _conclude_when_told(config: StoreConfig, held: Event, told: Event, ended: "multiprocessing.Queue[str]") -> None:
+def _conclude_when_told(config: StoreModel, held: Event, told: Event, ended: "multiprocessing.Queue[str]") -> None:
     try:
         with Lease(open_store(config), "stages/key.json", seconds=0.6) as lease:
             held.set()
@@ -85,13 +85,13 @@ def _conclude_when_told(config: StoreConfig, held: Event, told: Event, ended: "m
 
 
 @pytest.fixture(params=["local", "s3"])
-def config(request: pytest.FixtureRequest, tmp_path: Path) -> StoreConfig:
+def config(request: pytest.FixtureRequest, tmp_path: Path) -> StoreModel:
     if request.param == "local":
-        return StoreConfig(uri=f"file://{tmp_path / 'store'}")
+        return store_settings(uri=f"file://{tmp_path / 'store'}")
     return request.getfixturevalue("s3_config")
 
 
-def test_a_frozen_owner_that_wakes_up_after_a_takeover_cannot_conclude(config: StoreConfig) -> None:
+def test_a_frozen_owner_that_wakes_up_after_a_takeover_cannot_conclude(config: StoreModel) -> None:
     held, told = multiprocessing.Event(), multiprocessing.Event()
     ended: multiprocessing.Queue[str] = multiprocessing.Queue()
     owner = multiprocessing.Process(target=_conclude_when_told, args=(config, held, told, ended))

@@ -25,7 +25,7 @@ import pytest
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.store import Signing, StoreConfig
+from llm_pipeline.config.store import Signing, store_settings
 
 _CHANGES = {
     "os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.link", "os.symlink", "os.truncate", "os.utime", "os.chmod",
@@ -107,7 +107,7 @@ class Disk:
 
     @property
     def store(self) -> LocalStore:
-        return LocalStore(StoreConfig(uri=f"file://{self.root}/store", signing=self.signing))
+        return LocalStore(store_settings(uri=f"file://{self.root}/store", signing=self.signing))
 
     @property
     def files(self) -> set[str]:

@@ -25,7 +25,7 @@ from s3_faults import (
 
 from llm_pipeline.adapters.s3.store import S3Store
 from llm_pipeline.base.errors import IntegrityError, Transient
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import StoreModel
 from llm_pipeline.store.artifact_store import Conflict
 
 POINTERS = "pointers/m/cpu.json"
@@ -68,7 +68,7 @@ def faults(proxy: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
 
 
 @pytest.fixture
-def store(s3_config: StoreConfig, faults: Faults) -> S3Store:
+def store(s3_config: StoreModel, faults: Faults) -> S3Store:
     return S3Store(s3_config.model_copy(update={"endpoint": faults.endpoint}))
 
 
@@ -200,7 +200,7 @@ def test_a_document_whose_write_lost_its_answer_is_written_once(store: S3Store, 
 
 
 def test_a_document_that_somebody_else_wrote_while_an_answer_was_lost_is_a_conflict(
-    store: S3Store, faults: Faults, s3_config: StoreConfig
+    store: S3Store, faults: Faults, s3_config: StoreModel
 ) -> None:
     other = S3Store(s3_config)
     faults.inject(error(500, "InternalError"), when=is_a("PUT", POINTERS))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from llm_pipeline.adapters.s3.store import S3Store
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import StoreModel
 from llm_pipeline.store import open_store
 from llm_pipeline.store.s3_session import connect
 
@@ -44,7 +44,7 @@ def killing(event: str, at: int) -> Callable[..., None]:
     return kill
 
 
-def publish_in_a_child(config: StoreConfig, weights: Path, client: Any, event: str, at: int) -> bool:
+def publish_in_a_child(config: StoreModel, weights: Path, client: Any, event: str, at: int) -> bool:
     """Whether a publication, killed at the n-th event, came to its end."""
     child = os.fork()
     if child == 0:
@@ -61,7 +61,7 @@ def publish_in_a_child(config: StoreConfig, weights: Path, client: Any, event: s
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", EVENTS)
 def test_killed_at_any_request_there_is_no_artifact_or_a_whole_one_and_the_same_call_completes_it(
-    s3_config: StoreConfig, weights: Path, moment: str
+    s3_config: StoreModel, weights: Path, moment: str
 ) -> None:
     client, store = connect(s3_config), open_store(s3_config)
     kills = 0

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llm_pipeline.adapters.s3.store import S3Store
-from llm_pipeline.config.store import Signing, StoreConfig
+from llm_pipeline.config.store import Signing, StoreModel
 from llm_pipeline.store.provenance import Provenance
 from llm_pipeline.store.s3_session import connect
 
@@ -47,7 +47,7 @@ class Turns:
 
 
 @pytest.fixture
-def clients(s3_config: StoreConfig) -> list[Any]:
+def clients(s3_config: StoreModel) -> list[Any]:
     return [connect(s3_config) for _ in range(2)]
 
 
@@ -68,7 +68,7 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @settings(max_examples=10, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(schedule=st.lists(st.integers(0, 1), min_size=40, max_size=60))
 def test_any_interleaving_of_two_publishers_leaves_one_whole_artifact(
-    s3_config: StoreConfig, weights: Path, clients: list[Any], signing: Signing, schedule: list[int]
+    s3_config: StoreModel, weights: Path, clients: list[Any], signing: Signing, schedule: list[int]
 ) -> None:
     config = s3_config.model_copy(update={"signing": signing}) if sum(schedule) % 2 else s3_config
     turns = Turns(schedule, len(clients))

@@ -14,7 +14,7 @@ from s3_faults import Faults, always, dripping, is_a, rewritten
 from llm_pipeline.adapters.s3.store import S3Store
 from llm_pipeline.base.bounded_aws import AnswerLimits
 from llm_pipeline.base.errors import IntegrityError, Transient
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import StoreModel, store_settings
 from llm_pipeline.store import s3_answers, s3_bucket, s3_session
 from llm_pipeline.store.s3_bucket import Bucket, S3Part, S3Upload
 
@@ -45,13 +45,13 @@ def limited(s3: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[AnswerLimits]
 
 
 @pytest.fixture
-def config(s3_config: StoreConfig, proxy: Faults) -> StoreConfig:
+def config(s3_config: StoreModel, proxy: Faults) -> StoreModel:
     proxy.heal()
     return s3_config.model_copy(update={"endpoint": proxy.endpoint})
 
 
 @pytest.fixture
-def artifact(config: StoreConfig, tmp_path: Path) -> Any:
+def artifact(config: StoreModel, tmp_path: Path) -> Any:
     directory = tmp_path / "weights"
     directory.mkdir()
     (directory / "model.bin").write_bytes(os.urandom(3_000_000))
@@ -60,7 +60,7 @@ def artifact(config: StoreConfig, tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize("act", ["read", "write"])
 def test_a_head_that_drips_ends_as_an_error_that_says_so(
-    config: StoreConfig, proxy: Faults, limited: Any, act: str
+    config: StoreModel, proxy: Faults, limited: Any, act: str
 ) -> None:
     limited(STRICT)
     store = S3Store(config)
@@ -71,7 +71,7 @@ def test_a_head_that_drips_ends_as_an_error_that_says_so(
 
 @pytest.mark.parametrize("there", [True, False], ids=["object", "refusal"])
 def test_a_document_that_drips_ends_as_an_error_that_says_so(
-    config: StoreConfig, proxy: Faults, limited: Any, *, there: bool
+    config: StoreModel, proxy: Faults, limited: Any, *, there: bool
 ) -> None:
     if there:
         S3Store(config).write_document(POINTERS, {"n": "x" * 1000}, None)
@@ -83,7 +83,7 @@ def test_a_document_that_drips_ends_as_an_error_that_says_so(
 
 
 def test_a_listing_that_drips_ends_as_an_error_that_says_so(
-    config: StoreConfig, proxy: Faults, artifact: Any, limited: Any
+    config: StoreModel, proxy: Faults, artifact: Any, limited: Any
 ) -> None:
     limited(STRICT)
     proxy.inject(dripping(PAUSE), when=is_a("GET", list_type="2"), times=1000)
@@ -92,7 +92,7 @@ def test_a_listing_that_drips_ends_as_an_error_that_says_so(
 
 
 def test_an_answer_that_drips_once_is_asked_for_again(
-    config: StoreConfig, proxy: Faults, artifact: Any, limited: Any
+    config: StoreModel, proxy: Faults, artifact: Any, limited: Any
 ) -> None:
     limited(AnswerLimits(headers_seconds=5.0, whole_seconds=5.0, window_seconds=1.0))
     proxy.inject(dripping(PAUSE), when=is_a("GET", "model.bin"))
@@ -101,7 +101,7 @@ def test_an_answer_that_drips_once_is_asked_for_again(
 
 
 def test_a_file_that_drips_is_given_up_although_each_attempt_gets_further(
-    config: StoreConfig, proxy: Faults, artifact: Any, limited: Any
+    config: StoreModel, proxy: Faults, artifact: Any, limited: Any
 ) -> None:
     (item,) = [item for item in Bucket(config).list("artifacts/") if item.name.endswith("model.bin")]
     limited(AnswerLimits(window_seconds=HELD))
@@ -112,7 +112,7 @@ def test_a_file_that_drips_is_given_up_although_each_attempt_gets_further(
 
 
 def test_a_file_may_take_longer_than_any_other_answer(
-    config: StoreConfig, proxy: Faults, artifact: Any, limited: Any
+    config: StoreModel, proxy: Faults, artifact: Any, limited: Any
 ) -> None:
     (item,) = [item for item in Bucket(config).list("artifacts/") if item.name.endswith("model.bin")]
     limited(AnswerLimits(whole_seconds=0.001, bytes_per_second=0, window_seconds=0.001))
@@ -122,7 +122,7 @@ def test_a_file_may_take_longer_than_any_other_answer(
 
 
 def test_an_answer_without_end_is_left_at_its_limit(
-    config: StoreConfig, proxy: Faults, artifact: Any, limited: Any
+    config: StoreModel, proxy: Faults, artifact: Any, limited: Any
 ) -> None:
     limited(AnswerLimits(whole_bytes=100_000))
     proxy.inject(rewritten(rb"(?s)^.*$", b" " * 200_000), when=is_a("GET", list_type="2"), times=1000)
@@ -131,7 +131,7 @@ def test_an_answer_without_end_is_left_at_its_limit(
 
 
 def test_a_document_that_no_store_writes_is_not_read(
-    config: StoreConfig, limited: Any, monkeypatch: pytest.MonkeyPatch
+    config: StoreModel, limited: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = S3Store(config)
     store.write_document(POINTERS, {"n": "x" * 1000}, None)
@@ -144,7 +144,7 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
 
 
 def put(endpoint: str, size: int) -> None:
-    Bucket(StoreConfig(uri="s3://bucket/prefix", endpoint=endpoint)).put("x", bytes(size))
+    Bucket(store_settings(uri="s3://bucket/prefix", endpoint=endpoint)).put("x", bytes(size))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_the_parts_of_an_upload_may_be_joined_for_longer(limited: Any) -> None:
     begun, joined = b'<?xml version="1.0"?>', b'<Result><ETag>"x"</ETag></Result>'
     head = HEAD + b"Content-Length: %d\r\n\r\n" % (len(begun) + 5 + len(joined))
     with serving(says(head + begun, *[b" "] * 5, joined, pause=PAUSE)) as endpoint:
-        bucket = Bucket(StoreConfig(uri="s3://bucket/prefix", endpoint=endpoint))
+        bucket = Bucket(store_settings(uri="s3://bucket/prefix", endpoint=endpoint))
         assert bucket.complete_upload(S3Upload("x", "1"), [S3Part(1, 1, "x", "x")], {}) == '"x"'
 
 

@@ -19,7 +19,7 @@ from s3_faults import Faults, after, always, error, is_a, reset_before
 
 from llm_pipeline.adapters.s3.store import S3Store
 from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Terminal, Transient, Unsupported
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import StoreModel, store_settings
 from llm_pipeline.store import open_store
 
 PART = 1000
@@ -41,12 +41,12 @@ def faults(proxy: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
 
 
 @pytest.fixture
-def config(s3_config: StoreConfig, faults: Faults) -> StoreConfig:
+def config(s3_config: StoreModel, faults: Faults) -> StoreModel:
     return s3_config.model_copy(update={"endpoint": faults.endpoint})
 
 
 @pytest.fixture
-def store(config: StoreConfig) -> S3Store:
+def store(config: StoreModel) -> S3Store:
     return S3Store(config)
 
 
@@ -235,9 +235,9 @@ def test_a_damaged_artifact_is_not_complete_while_it_is_repaired(
     ids=["AES256", "KMS"],
 )
 def test_everything_written_is_encrypted_as_configured(
-    config: StoreConfig, faults: Faults, weights: Path, options: dict[str, str], headers: dict[str, str]
+    config: StoreModel, faults: Faults, weights: Path, options: dict[str, str], headers: dict[str, str]
 ) -> None:
-    store = S3Store(StoreConfig.model_validate(config.model_dump() | options))
+    store = S3Store(store_settings(**config.model_dump() | options))
     store.publish("checkpoint", weights)
     store.write_document("pointers/m.json", {}, None)
     store.write_file("report.html", b"")
@@ -262,7 +262,7 @@ def test_every_byte_written_is_sent_with_its_sha256(store: S3Store, faults: Faul
 
 
 def test_two_that_fetch_at_once_download_once(
-    config: StoreConfig, store: S3Store, faults: Faults, weights: Path
+    config: StoreModel, store: S3Store, faults: Faults, weights: Path
 ) -> None:
     ref = store.publish("checkpoint", weights)
     faults.heal()
@@ -306,7 +306,7 @@ def test_an_interrupted_download_goes_on_with_the_files_that_are_there(
     assert not faults.seen(is_a("GET", "config.json"))
 
 
-def test_a_fetch_without_a_cache_says_what_to_configure(config: StoreConfig, weights: Path) -> None:
+def test_a_fetch_without_a_cache_says_what_to_configure(config: StoreModel, weights: Path) -> None:
     store = S3Store(config.model_copy(update={"cache": None}))
     ref = store.publish("checkpoint", weights)
     with pytest.raises(ConfigError, match=r"store\.cache"):
@@ -339,12 +339,12 @@ def test_an_error_of_s3_says_what_to_do(
     assert raised.match(hint)
 
 
-def test_a_bucket_that_does_not_exist_is_a_wrong_configuration(config: StoreConfig) -> None:
+def test_a_bucket_that_does_not_exist_is_a_wrong_configuration(config: StoreModel) -> None:
     with pytest.raises(ConfigError, match="NoSuchBucket"):
         open_store(config.model_copy(update={"uri": "s3://no-such-bucket/x"})).read_document("pointers/m.json")
 
 
-def test_an_endpoint_that_nobody_serves_is_transient(config: StoreConfig, faults: Faults) -> None:
+def test_an_endpoint_that_nobody_serves_is_transient(config: StoreModel, faults: Faults) -> None:
     store = S3Store(config.model_copy(update={"endpoint": "http://127.0.0.1:9"}))
     with pytest.raises(Transient, match=r"store\.endpoint"):
         store.read_document("pointers/m.json")
@@ -359,7 +359,7 @@ GIVEN: dict[str, dict[str, str]] = {
 
 @pytest.mark.parametrize("named", GIVEN)
 def test_a_refusal_names_where_the_credentials_come_from_and_no_secret(
-    config: StoreConfig, faults: Faults, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: StoreModel, faults: Faults, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(variable)
@@ -378,7 +378,7 @@ def test_a_refusal_names_where_the_credentials_come_from_and_no_secret(
 
 
 def test_a_role_is_assumed_and_its_credentials_are_used(
-    s3_config: StoreConfig, faults: Faults, monkeypatch: pytest.MonkeyPatch
+    s3_config: StoreModel, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", faults.endpoint)
     role = {"role": "arn:aws:iam::123456789012:role/store", "endpoint": faults.endpoint, "region": "us-east-1"}
@@ -391,7 +391,7 @@ def test_a_role_is_assumed_and_its_credentials_are_used(
 
 
 def test_no_credentials_and_no_profile_are_told_apart(
-    s3_config: StoreConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    s3_config: StoreModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(variable)
@@ -404,7 +404,7 @@ def test_no_credentials_and_no_profile_are_told_apart(
         S3Store(bare.model_copy(update={"profile": "nobody"})).read_document("pointers/m.json")
 
 
-def test_without_boto3_the_store_says_what_to_install(s3_config: StoreConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_boto3_the_store_says_what_to_install(s3_config: StoreModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(Unsupported, match="store-s3"):
         open_store(s3_config)

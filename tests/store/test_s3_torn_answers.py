@@ -11,7 +11,7 @@ from s3_faults import Fault, Faults, always, cut_after, error, is_a, rewritten, 
 
 from llm_pipeline.adapters.s3.store import S3Store
 from llm_pipeline.base.errors import Terminal, Transient
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import StoreModel
 from llm_pipeline.store import s3_answers
 
 POINTERS = "pointers/m/cpu.json"
@@ -29,7 +29,7 @@ def faults(proxy: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
 
 
 @pytest.fixture
-def store(s3_config: StoreConfig, faults: Faults) -> S3Store:
+def store(s3_config: StoreModel, faults: Faults) -> S3Store:
     return S3Store(s3_config.model_copy(update={"endpoint": faults.endpoint}))
 
 

@@ -14,7 +14,7 @@ from s3_faults import Faults, after, is_a, then
 from llm_pipeline.adapters.s3.store import S3Store
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import StoreModel
 from llm_pipeline.store import pending_deletion as condemned
 from llm_pipeline.store.artifact_store import Leftover
 from llm_pipeline.store.lease import Lease
@@ -37,7 +37,7 @@ def faults(proxy: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
 
 
 @pytest.fixture
-def store(s3_config: StoreConfig, faults: Faults) -> S3Store:
+def store(s3_config: StoreModel, faults: Faults) -> S3Store:
     return S3Store(s3_config.model_copy(update={"endpoint": faults.endpoint}))
 
 
@@ -81,7 +81,7 @@ def test_a_publication_that_is_gone_on_with_is_whole_whenever_a_retention_remove
 
 @pytest.mark.parametrize("name", ["model.bin", "config.json"])
 def test_a_removal_that_ends_after_the_seal_is_noticed(
-    store: S3Store, s3_config: StoreConfig, faults: Faults, weights: Path, name: str
+    store: S3Store, s3_config: StoreModel, faults: Faults, weights: Path, name: str
 ) -> None:
     other = S3Store(s3_config)
 
@@ -96,7 +96,7 @@ def test_a_removal_that_ends_after_the_seal_is_noticed(
 
 
 def test_files_that_keep_vanishing_are_a_transient_error_and_no_artifact(
-    store: S3Store, s3_config: StoreConfig, faults: Faults, weights: Path
+    store: S3Store, s3_config: StoreModel, faults: Faults, weights: Path
 ) -> None:
     other = S3Store(s3_config)
 

@@ -15,7 +15,7 @@ import pytest
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.store import Keyless, Signing, StoreConfig
+from llm_pipeline.config.store import Keyless, Signing, store_settings
 from llm_pipeline.store.manifest import COMPLETE_FILE, MANIFEST_FILE, SIGNATURE_FILE, Manifest, Seal, inventory
 from llm_pipeline.store.provenance import Provenance
 from llm_pipeline.store.signing import Signatures
@@ -60,7 +60,7 @@ def signing(keys: Path) -> Callable[..., Signing]:
 
 @pytest.fixture
 def open_with(tmp_path: Path) -> Callable[[Signing | None], LocalStore]:
-    return lambda signing: LocalStore(StoreConfig(uri=f"file://{tmp_path}/store", signing=signing))
+    return lambda signing: LocalStore(store_settings(uri=f"file://{tmp_path}/store", signing=signing))
 
 
 @pytest.fixture
@@ -341,7 +341,7 @@ def test_a_public_key_that_cannot_be_used_is_a_mistake_of_the_configuration(
 def test_nothing_is_imported_before_something_is_signed() -> None:
     code = "import sys; from llm_pipeline.config.store import *\n"
     code += "from llm_pipeline.adapters.local.store import LocalStore\n"
-    code += "LocalStore(StoreConfig(uri='file:///s', signing=Signing(private_key='k', public_keys=('p',))))\n"
+    code += "LocalStore(store_settings(uri='file:///s', signing=Signing(private_key='k', public_keys=('p',))))\n"
     code += "sys.exit(any(name.split('.')[0] in ('model_signing', 'sigstore', 'cryptography') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

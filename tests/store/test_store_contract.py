@@ -13,7 +13,7 @@ import pytest
 
 from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.store import Signing, StoreConfig
+from llm_pipeline.config.store import Signing, StoreModel, store_settings
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.lease import Lease, LeaseHeld
@@ -27,7 +27,7 @@ POINTERS = "pointers/m/cpu.json"
 class Medium(Protocol):
     """What a store keeps its files in, written to behind its back."""
 
-    config: StoreConfig
+    config: StoreModel
 
     def read(self, name: str) -> bytes: ...
     def write(self, name: str, data: bytes) -> None: ...
@@ -36,7 +36,7 @@ class Medium(Protocol):
 
 class Disk:
     def __init__(self, root: Path) -> None:
-        self.config = StoreConfig(uri=f"file://{root}")
+        self.config = store_settings(uri=f"file://{root}")
         self._root = root
 
     def read(self, name: str) -> bytes:
@@ -51,7 +51,7 @@ class Disk:
 
 
 class S3:
-    def __init__(self, client: Any, config: StoreConfig) -> None:
+    def __init__(self, client: Any, config: StoreModel) -> None:
         self.config = config
         self._client = client
         self._bucket, self._prefix = config.bucket_and_prefix
@@ -73,7 +73,7 @@ class S3:
 def medium(
     request: pytest.FixtureRequest,
     tmp_path: Path,
-    s3_config: StoreConfig,
+    s3_config: StoreModel,
     s3_client: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Medium:
@@ -324,7 +324,7 @@ def test_a_document_that_was_deleted_is_not_written_again_by_who_read_it(store: 
     store.write_document(POINTERS, {"n": 3}, None)
 
 
-def _increment(config: StoreConfig, times: int) -> None:
+def _increment(config: StoreModel, times: int) -> None:
     store = open_store(config)
     done = 0
     while done < times:

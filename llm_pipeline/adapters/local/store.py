@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from llm_pipeline.base.adapters import Adapter
+from llm_pipeline.adapters.local.directory import DirectoryStore
 from llm_pipeline.base.digest import FileDigest, copy_file, sha256_bytes
 from llm_pipeline.base.directory_listing import list_directories, list_directory, walk_files
 from llm_pipeline.base.durable import (
@@ -25,11 +25,10 @@ from llm_pipeline.base.durable import (
     sync_file_system,
     write_durably,
 )
-from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
+from llm_pipeline.base.errors import IntegrityError, Transient
 from llm_pipeline.base.file_lock import flocked, is_flocked
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.store.artifact_store import Conflict, Document, Leftover, StoredArtifact
 from llm_pipeline.store.documents import checked_name, unwrapped
 from llm_pipeline.store.manifest import (
@@ -55,13 +54,11 @@ _LOCK = "in-use"
 class LocalStore:
     """Artifacts as directories; a new one is prepared aside and appears whole, by one rename."""
 
-    def __init__(self, config: StoreConfig | str) -> None:
-        config = StoreConfig.model_validate(config)
-        if not config.uri.startswith("file:///"):
-            raise ConfigError(f"not a local store: {config.uri!r}", hint="use file:///absolute/path")
-        self.uri = config.uri
-        self.root = Path(config.uri.removeprefix("file://"))
-        self.signatures = Signatures(config.signing)
+    def __init__(self, settings: DirectoryStore | str) -> None:
+        settings = DirectoryStore.model_validate(settings)
+        self.uri = settings.uri
+        self.root = settings.directory
+        self.signatures = Signatures(settings.signing)
 
     def publish(self, kind: str, directory: Path, provenance: Provenance | None = None) -> ArtifactRef:
         with _disk_errors(f"cannot publish {directory.name} as {kind}"), self._workplace() as workplace:
@@ -370,6 +367,3 @@ def _store_error(error: OSError, message: str) -> Transient:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     hint = "free disk space, then run the same command again" if full else "check the store's disk"
     return Transient(f"{message}: {error.strerror or error}", where=str(error.filename or ""), hint=hint)
-
-
-ADAPTER = Adapter(config=StoreConfig, open=LocalStore)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from llm_pipeline.adapters.s3.adapter import BucketStore
 from llm_pipeline.adapters.s3.cache import Cache
 from llm_pipeline.adapters.s3.download import (
     download,
@@ -28,11 +29,9 @@ from llm_pipeline.adapters.s3.download import (
 )
 from llm_pipeline.adapters.s3.seal import Opened, Seals, Statement
 from llm_pipeline.adapters.s3.upload import LocalFile, upload
-from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.store.artifact_store import Conflict, Document, Leftover, StoredArtifact
 from llm_pipeline.store.documents import checked_name, unwrapped
 from llm_pipeline.store.manifest import COMPLETE_FILE, Difference, Manifest, ManifestFile, inventory
@@ -52,7 +51,7 @@ _UPLOAD_MARK = "?upload="
 class S3Store:
     """Artifacts as objects below a prefix of a bucket; documents as objects that are replaced conditionally."""
 
-    def __init__(self, config: StoreConfig) -> None:
+    def __init__(self, config: BucketStore) -> None:
         self.uri = config.uri
         self._bucket = Bucket(config)
         self.signatures = Signatures(config.signing)
@@ -299,6 +298,3 @@ class _Stored:
 
 def _directory(ref: ArtifactRef) -> str:
     return checked_name(f"{_ARTIFACTS}/{ref.kind}/{ref.digest}")
-
-
-ADAPTER = Adapter(config=StoreConfig, open=S3Store)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from llm_pipeline.base.directory_listing import walk_files
 from llm_pipeline.base.durable import sync_file_system
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.s3_place import S3Place
 from llm_pipeline.serving.triton_runtime import link_repository
 
 
@@ -105,7 +105,7 @@ class S3ModelDirectory:
     def __init__(self, uri: str, model: str, endpoint: str | None) -> None:
         from llm_pipeline.store.s3_session import require_boto3
 
-        self._config = StoreConfig(uri=uri, endpoint=endpoint)
+        self._config = S3Place(uri=uri, endpoint=endpoint)
         require_boto3(self._config)
         bucket, _, prefix = uri.removeprefix("s3://").partition("/")
         self._bucket = bucket

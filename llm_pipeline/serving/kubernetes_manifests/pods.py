@@ -12,7 +12,7 @@ from typing import Any
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import StoreModel
 from llm_pipeline.config.target import Target
 from llm_pipeline.serving.kubernetes_manifests.released import ServedRelease
 from llm_pipeline.serving.launch_plan import LaunchPlan
@@ -71,7 +71,7 @@ class Volume:
         return {"name": self.name, "mountPath": self.path, **({} if self.writable else {"readOnly": True})}
 
 
-def store_of_pods(options: ServingManifestOptions) -> StoreConfig:
+def store_of_pods(options: ServingManifestOptions) -> StoreModel:
     """The store's configuration in pods: they only read and verify, so they get no signing key.
 
     Raises:

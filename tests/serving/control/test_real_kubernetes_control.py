@@ -24,7 +24,7 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.environment import ClaimMount
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import store_settings
 from llm_pipeline.serving.control import Candidate, ServerControl, StagedServer, open_control
 from llm_pipeline.serving.kubernetes_manifests import ServedRelease
 from llm_pipeline.serving.ports import loopback_endpoint
@@ -62,7 +62,7 @@ def place(cluster, tmp_path: Path, ports) -> KubernetesServer:
     (tmp_path / "store").mkdir()
     manifests = ServingManifestOptions(
         namespace=cluster.namespace, image=IMAGE, ports=ports, drain_seconds=5, startup_minutes=2,
-        store=StoreConfig(uri=f"file://{tmp_path}/store"),
+        store=store_settings(uri=f"file://{tmp_path}/store"),
         claims=(ClaimMount(claim="store", path=f"{tmp_path}/store"),),
     )  # fmt: skip
     return KubernetesServer(kind="kubernetes", manifests=manifests, endpoint=loopback_endpoint(ports))

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.config.model import AbsolutePath
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import StoreModel, store_settings
 
 
-class AcmeShelf(StoreConfig):
+class AcmeShelf(StoreModel):
     shelf: AbsolutePath
     full: bool = False
 
@@ -25,7 +25,7 @@ class AcmeShelf(StoreConfig):
 
 class ShelfStore(LocalStore):
     def __init__(self, settings: AcmeShelf) -> None:
-        super().__init__(StoreConfig(uri=f"file://{settings.shelf}", signing=settings.signing))
+        super().__init__(store_settings(uri=f"file://{settings.shelf}", signing=settings.signing))
         self.uri = settings.uri
 
 

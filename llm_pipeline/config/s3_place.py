@@ -1,0 +1,54 @@
+"""A prefix of a bucket in S3, and how it is reached: of a store, of a model's source, of a repository of models."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from llm_pipeline.base.redaction import without_credentials
+from llm_pipeline.config.model import ConfigModel, Line, PathText, PlainUrl, Word
+
+_S3 = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>[A-Za-z0-9][A-Za-z0-9._/-]*))?")
+
+
+class S3Place(ConfigModel):
+    """A prefix of a bucket in S3, or behind another server's S3 API.
+
+    Attributes:
+        uri: `s3://bucket/prefix`.
+        endpoint: URL of another S3 API than Amazon's.
+        region: The bucket's region; None for the environment's.
+        profile: Profile of the AWS configuration files; None for the default chain of credentials.
+        role: ARN of a role to assume.
+        encryption: Server-side encryption of everything written; None leaves it to the bucket.
+        kms_key: The key, for `aws:kms`.
+    """
+
+    uri: PathText
+    endpoint: PlainUrl | None = None
+    region: Word | None = None
+    profile: Word | None = None
+    role: str | None = Field(default=None, pattern=r"^arn:", max_length=2048)
+    encryption: Literal["AES256", "aws:kms"] | None = None
+    kms_key: Line | None = None
+
+    @field_validator("uri")
+    @classmethod
+    def _is_in_s3(cls, uri: str) -> str:
+        if not _S3.fullmatch(uri):
+            raise ValueError(f"not a place in S3: {without_credentials(uri)!r}; use s3://bucket/prefix")
+        return uri.rstrip("/")
+
+    @model_validator(mode="after")
+    def _key_is_used(self) -> Self:
+        if self.kms_key and self.encryption != "aws:kms":
+            raise ValueError("kms_key needs encryption: aws:kms")
+        return self
+
+    @property
+    def bucket_and_prefix(self) -> tuple[str, str]:
+        """Bucket and key prefix, which has no slash at its end and may be empty."""
+        bucket, _, prefix = self.uri.removeprefix("s3://").partition("/")
+        return bucket, prefix
