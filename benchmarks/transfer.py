@@ -33,7 +33,7 @@ from goals import at_least, at_most
 from plan_hub import hub_process
 from transfer_process import Compared, Measured, compare, run, seconds
 
-from llm_pipeline.base.interruption import interruptible
+from llm_pipeline.base.entry import interruptible
 from llm_pipeline.demo.hub_repository import publish_revision
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -7,7 +7,7 @@ import pytest
 _PROGRAM = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # what a shell does to a job in the background
-from llm_pipeline.base.interruption import interruptible
+from llm_pipeline.base.entry import interruptible
 try:
     with interruptible():
         sys.stdout.write("ready\\n"); sys.stdout.flush()

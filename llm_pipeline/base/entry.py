@@ -29,10 +29,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import NoReturn, ParamSpec
 
 from llm_pipeline.base.errors import ExitCode, as_pipeline_error, is_unexpected
-from llm_pipeline.base.interruption import Terminated
 from llm_pipeline.base.logging import ReadableFormatter
 from llm_pipeline.base.untrusted_text import quoted
 
@@ -58,6 +58,10 @@ class ArgumentParser(argparse.ArgumentParser):
         if message:
             sys.stderr.write(message)
         raise _Ended(status)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, raised like Ctrl-C so that `with` and `finally` blocks stop what was started."""
 
 
 class _Ended(SystemExit):
@@ -90,6 +94,29 @@ def entry_point(main: Callable[_P, int | None]) -> Callable[_P, int]:
         return code if trouble is None else trouble
 
     return run
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise KeyboardInterrupt on SIGINT and `Terminated` on SIGTERM, as long as the block lasts.
+
+    Also where a parent had them ignored, as a shell does for a job in the background. Only the main thread may set
+    handlers; in any other this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: _terminate}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> None:
+    raise Terminated
 
 
 def _report(error: Exception, cause: BaseException | None = None) -> int:

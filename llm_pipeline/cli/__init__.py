@@ -24,8 +24,7 @@ import logging
 from collections.abc import Sequence
 
 from llm_pipeline import __version__
-from llm_pipeline.base.entry import ArgumentParser, entry_point
-from llm_pipeline.base.interruption import interruptible
+from llm_pipeline.base.entry import ArgumentParser, entry_point, interruptible
 from llm_pipeline.base.logging import write_readable_lines
 from llm_pipeline.cli import doctor, editing, events, formats, production, releases, serving, store, tune
 

@@ -37,7 +37,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 
 def _schema(options: argparse.Namespace) -> int:
-    from llm_pipeline.config.json_schemas import json_schema, json_schemas
+    from llm_pipeline.config.reference import json_schema, json_schemas
 
     if options.output:
         texts = {f"{folder}.json": json.dumps(made, indent=1) + "\n" for folder, made in json_schemas().items()}

@@ -1,6 +1,7 @@
-"""The configuration reference, generated from the models: `configs/REFERENCE.md` is its output.
+"""What configuration files may hold, said by the models: the reference for people, and JSON schemas for editors.
 
-Run `python -m llm_pipeline.config.reference > configs/REFERENCE.md` after a change of the models.
+Run `python -m llm_pipeline.config.reference > configs/REFERENCE.md` after a change of the models. `llm-pipeline schema`
+writes the schemas; what files say of each other, and some rules between keys, only `plan` checks.
 """
 
 from __future__ import annotations
@@ -8,12 +9,13 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import PydanticUndefined
 
 from llm_pipeline.base.entry import entry_point
@@ -35,6 +37,16 @@ CONFIG_FILES: dict[str, type[BaseModel]] = {
     "policies": Policy,
     "deployments": Deployment,
 }
+SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+_PLAIN_TEXT: Mapping[str, str] = {
+    "BucketStore": "uri",
+    "CalibrationSource": "dataset",
+    "DirectoryStore": "uri",
+    "Interpreter": "python",
+}
+"""Models that a file may have as a plain text, and the field that it stands for."""
+
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n        .*)*)", re.MULTILINE)
 
 
@@ -151,6 +163,35 @@ def _default(field: FieldInfo) -> str:
     if isinstance(default, BaseModel):
         return "see below"
     return "" if default is PydanticUndefined else f"`{default!r}`"
+
+
+class _DescribedSchema(GenerateJsonSchema):
+    """Says of each key what the reference says of it."""
+
+    def model_schema(self, schema: Any) -> JsonSchemaValue:
+        made = super().model_schema(schema)
+        model, properties = schema["cls"], made.get("properties", {})
+        for name, text in described_attributes(model).items():
+            if name in properties:
+                properties[name].setdefault("description", text)
+        return {"anyOf": [properties[_PLAIN_TEXT[model.__name__]], made]} if model.__name__ in _PLAIN_TEXT else made
+
+    def tagged_union_schema(self, schema: Any) -> JsonSchemaValue:
+        """A text, or settings whose kind no field names, may fit several."""
+        made = super().tagged_union_schema(schema)
+        return made if "discriminator" in made else {"anyOf": made["oneOf"]}
+
+
+def json_schema(folder: str) -> dict[str, Any]:
+    """The schema of the files of one folder of `configs/`; `name` is left to the file's name."""
+    made = CONFIG_FILES[folder].model_json_schema(schema_generator=_DescribedSchema)
+    required = [key for key in made.get("required", []) if key != "name"]
+    return {"$schema": SCHEMA_DIALECT, **made, "required": required}
+
+
+def json_schemas() -> dict[str, dict[str, Any]]:
+    """The schemas of all folders, by the folder."""
+    return {folder: json_schema(folder) for folder in CONFIG_FILES}
 
 
 @entry_point

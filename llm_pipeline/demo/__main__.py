@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from llm_pipeline.base.entry import ArgumentParser, entry_point
-from llm_pipeline.base.interruption import interruptible
+from llm_pipeline.base.entry import ArgumentParser, entry_point, interruptible
 
 
 @entry_point

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from llm_pipeline.base.yaml_document import parse_yaml
-from llm_pipeline.config.json_schemas import json_schemas
+from llm_pipeline.config.reference import json_schemas
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = [path for folder in json_schemas() for path in sorted((CONFIGS / folder).glob("*.yaml"))]
