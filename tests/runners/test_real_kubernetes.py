@@ -78,6 +78,7 @@ def test_log_lines_come_once_through_lost_answers_and_rotation(place, real_kuber
     rotated, deadline = False, time.monotonic() + 120
     while len(lines) < 20:
         assert time.monotonic() < deadline
+        real_kubernetes.heal()  # a pod that has not started is not asked for its log
         real_kubernetes.answer(0, times=1, to="GET log")
         more, offset = runner.read_log(job, offset)
         lines += more
