@@ -129,10 +129,10 @@ def _without_kinds(node: yaml.Node | None, location: Location, *, missing: bool)
                 node = found[0]
             elif not (missing and number == len(location) - 1):
                 continue
-        elif isinstance(node, yaml.ScalarNode):  # short for the settings of a kind
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+            node = node.value[part] if part < len(node.value) else node  # an item that is missing
+        else:  # short for the settings of a kind, or no settings at all
             break
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            node = node.value[part]
         keys.append(part)
     return tuple(keys)
 

@@ -61,7 +61,7 @@ def _s3_access(source: str, store: StoreModel) -> S3Place:
     try:
         return S3Place.model_validate({**lent, "uri": source})
     except ValidationError as error:
-        raise ConfigError(error.errors()[0]["msg"], where="model.source", hint="use s3://bucket/prefix") from error
+        raise ConfigError(error.errors()[0]["msg"].removeprefix("Value error, "), where="model.source") from error
 
 
 log = get_logger(__name__)

@@ -58,6 +58,9 @@ def test_only_a_store_elsewhere_gets_a_cache(tmp_path: Path) -> None:
         ("{uri: 's3://no bucket'}", "store.uri: not a place in S3: 's3://no bucket'; use s3://bucket/prefix"),
         ("{uri: 'file://relative'}", "store.uri: not a store: 'file://relative'; use file:///absolute/path"),
         ("{signing: null}", "missing key store.uri"),
+        ("[s3://bucket]", "store: Input should be a valid dictionary"),
+        ("{uri: 's3://bucket', signing: {public_keys: [a, 5]}}", "store.signing.public_keys.1: Input should be"),
+        ("5", "store: Input should be a valid dictionary"),
         ("gs://bucket", "store: no store of kind 'gs' is installed; kinds are: file, s3"),
     ],
 )
