@@ -10,7 +10,7 @@ an image without installed metadata, too, and reading the metadata of all packag
 |---|---|---|
 | `engines` | `engine` of a target | `llm_pipeline.engines.builder` |
 | `routers` | `kind` of a place's `router` | `llm_pipeline.canary.router` |
-| `metric_sources` | `kind` of a place's `metrics` | `llm_pipeline.canary.sources.arm_metrics` |
+| `metric_sources` | `kind` of a place's `metrics` | `llm_pipeline.canary.arm_metrics` |
 | `server_controls` | `kind` of a place's `staging` | `llm_pipeline.serving.control.server` |
 | `runners` | `runner` of an environment | `llm_pipeline.runners.runner` |
 | `stores` | scheme of the store's URI | `llm_pipeline.store.artifact_store` |
@@ -88,24 +88,24 @@ _OURS: Mapping[Group, Mapping[str, str]] = {
         "existing_envoy": "llm_pipeline.adapters.envoy.adapter:EXISTING",
         "gateway_api": "llm_pipeline.adapters.gateway_api.adapter:ADAPTER",
         "istio": "llm_pipeline.adapters.istio.adapter:ADAPTER",
-        "aws_alb": "llm_pipeline.adapters.aws.listener_rule:ADAPTER",
+        "aws_alb": "llm_pipeline.adapters.aws.adapter:ROUTER",
     },
     "metric_sources": {
-        "envoy": "llm_pipeline.adapters.envoy.counts:ADAPTER",
+        "envoy": "llm_pipeline.adapters.envoy.adapter:STATISTICS",
         "prometheus": "llm_pipeline.adapters.prometheus.adapter:ADAPTER",
-        "cloudwatch": "llm_pipeline.adapters.aws.counts:ADAPTER",
+        "cloudwatch": "llm_pipeline.adapters.aws.adapter:METRICS",
     },
     "server_controls": {
-        "local": "llm_pipeline.adapters.local.staging:ADAPTER",
-        "docker": "llm_pipeline.adapters.docker.staging:ADAPTER",
-        "kubernetes": "llm_pipeline.adapters.kubernetes.staging:ADAPTER",
+        "local": "llm_pipeline.adapters.local.adapter:SERVER",
+        "docker": "llm_pipeline.adapters.docker.adapter:SERVER",
+        "kubernetes": "llm_pipeline.adapters.kubernetes.adapter:SERVER",
         "existing": "llm_pipeline.adapters.existing_triton.adapter:ADAPTER",
         "openai": "llm_pipeline.adapters.openai.adapter:ADAPTER",
     },
     "runners": {
-        "process": "llm_pipeline.adapters.local.environment:ADAPTER",
-        "docker": "llm_pipeline.adapters.docker.environment:ADAPTER",
-        "kubernetes": "llm_pipeline.adapters.kubernetes.environment:ADAPTER",
+        "process": "llm_pipeline.adapters.local.adapter:RUNNER",
+        "docker": "llm_pipeline.adapters.docker.adapter:RUNNER",
+        "kubernetes": "llm_pipeline.adapters.kubernetes.adapter:RUNNER",
     },
     "stores": {
         "file": "llm_pipeline.adapters.local.directory:ADAPTER",

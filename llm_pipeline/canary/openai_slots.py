@@ -16,15 +16,25 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden
+from llm_pipeline.artifacts.golden import read_golden
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.canary.router import SlotName
-from llm_pipeline.canary.slots import RECOGNISED, WARM_UP_PROMPTS, WarmUp, generates, matched, replay, slot_state
+from llm_pipeline.canary.slots import (
+    RECOGNISED,
+    WARM_UP_PROMPTS,
+    SlotControl,
+    TritonSlots,
+    WarmUp,
+    generates,
+    slot_servers,
+    slot_state,
+    warm_up,
+)
+from llm_pipeline.config.deployment import Deployment, TargetPlace
 from llm_pipeline.config.slot_server import OpenAiSlot
-from llm_pipeline.serving.client import Generation
 from llm_pipeline.serving.endpoint_access import active_requests, model_root
 from llm_pipeline.serving.slot_fence import FencingToken, admit, exclusive, newest_token
 from llm_pipeline.store.artifact_store import ArtifactStore
@@ -96,14 +106,8 @@ class OpenAiSlots:
             self._take(slot, repository, wait_seconds=self._wait_seconds)
 
     def warm_up(self, slot: SlotName, repository: ArtifactRef) -> WarmUp:
-        started, golden = time.monotonic(), self._golden(repository)
-        answers = self._ask(slot, golden)
-        return WarmUp(
-            prompts=len(golden),
-            answered=sum(answer.ok for answer in answers),
-            matched=matched(golden, answers),
-            seconds=time.monotonic() - started,
-        )
+        golden = read_golden(self._store.fetch(repository))[:WARM_UP_PROMPTS]
+        return warm_up(self._servers[slot].endpoint, golden, timeout_seconds=_REQUEST_TIMEOUT_SECONDS)
 
     def differs(self, slot: SlotName, repository: ArtifactRef) -> str | None:
         """Why what answers there is not this release; None if it is, as far as its golden answers tell."""
@@ -189,20 +193,10 @@ class OpenAiSlots:
 
     def _unlike(self, slot: SlotName, repository: ArtifactRef) -> str | None:
         """How its golden answers are unlike the release's; None if they are alike."""
-        golden = self._golden(repository)
-        if not golden:
+        given = self.warm_up(slot, repository)
+        if not given.prompts:
             return "the release has no golden answers to recognise its server by"
-        given = matched(golden, self._ask(slot, golden))
-        if given >= self._recognised * len(golden):
-            return None
-        return f"it gives {given} of {len(golden)} golden answers, and {self._recognised:.0%} are needed"
-
-    def _golden(self, repository: ArtifactRef) -> list[GoldenPrompt]:
-        return read_golden(self._store.fetch(repository))[:WARM_UP_PROMPTS]
-
-    def _ask(self, slot: SlotName, golden: list[GoldenPrompt]) -> list[Generation]:
-        endpoint = self._servers[slot].endpoint
-        return asyncio.run(replay(endpoint, golden, timeout_seconds=_REQUEST_TIMEOUT_SECONDS))
+        return given.unlike(self._recognised) or None
 
     def _generates(self, slot: SlotName) -> bool:
         try:
@@ -244,3 +238,22 @@ class OpenAiSlots:
         with exclusive(self._file(slot).parent):
             admit(self._place_state, token)
             yield
+
+
+def openai_servers(place: TargetPlace) -> dict[SlotName, OpenAiSlot]:
+    """The servers with OpenAI's API; none where the slots are Tritons of this host."""
+    return {slot: server for slot, server in slot_servers(place).items() if isinstance(server, OpenAiSlot)}
+
+
+def slots_of(store: ArtifactStore, deployment: Deployment, target: str) -> SlotControl:
+    """The slots of a deployment's place; without an interpreter of the model's code servers can only be stopped."""
+    place, state_root = deployment.places[target], Path(deployment.state_root)
+    if servers := openai_servers(place):
+        return OpenAiSlots(store, servers, target=target, state_root=state_root)
+    try:
+        python = Path(deployment.serving_interpreter(target))
+    except ConfigError as error:
+        log.warning("servers cannot be started from here", reason=str(error))
+        python = None
+    triton_home = Path(deployment.triton_home)
+    return TritonSlots(store, place, target=target, state_root=state_root, triton_home=triton_home, python=python)

@@ -17,10 +17,10 @@ from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
 from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.analysis import AnalysisState, Look
 from llm_pipeline.canary.arm_counts import NOTHING_IN_FLIGHT, InFlight
+from llm_pipeline.canary.arm_metrics import MetricsCursor
 from llm_pipeline.canary.events import CanaryEvent, EventKind, with_event
 from llm_pipeline.canary.pause_request import PauseRequest, StandingPause, read_pause, waited
 from llm_pipeline.canary.router import RouteState, SlotName
-from llm_pipeline.canary.sources.arm_metrics import MetricsCursor
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood

@@ -32,17 +32,12 @@ from llm_pipeline.store.lease import Lease
 
 log = get_logger(__name__)
 
-_NOTHING_TO_DO = frozenset({Phase.PROMOTED, Phase.ROLLED_BACK})
 _JUDGED = frozenset({Phase.PAUSED, Phase.ROLLING_BACK, Phase.ROLLED_BACK})
-_POLL_SECONDS = 0.05
-_TRIES = 5
 UNRECORDED = "unrecorded rollback of "
 """Prefix of the routes' owner when traffic was moved to stable while the store accepted no writes."""
 
 LEFT_UNRECORDED = "unrecorded way back from "
 """The same when users were moved away from production."""
-
-_OTHERS_SECONDS = 15.0
 
 
 def end_canary(

@@ -50,6 +50,12 @@ class WarmUp(Frozen):
     matched: int
     seconds: float
 
+    def unlike(self, share: float = RECOGNISED) -> str:
+        """Why these are not the answers of the release, of which a share must be given; empty if they are."""
+        if self.matched >= share * self.prompts:
+            return ""
+        return f"it gives {self.matched} of {self.prompts} golden answers, and {share:.0%} are needed"
+
 
 class SlotControl(Protocol):
     """Starts and stops the servers in the slots of a place. Every act shows a fencing token; stale ones are refused."""
@@ -187,16 +193,8 @@ class TritonSlots:
             self._start(slot, repository, environment, token)
 
     def warm_up(self, slot: SlotName, repository: ArtifactRef) -> WarmUp:
-        started = time.monotonic()
         golden = read_golden(self._store.fetch(repository))[:WARM_UP_PROMPTS]
-        endpoint = loopback_endpoint(self._ports[slot])
-        answers = asyncio.run(replay(endpoint, golden, timeout_seconds=_REQUEST_TIMEOUT_SECONDS))
-        return WarmUp(
-            prompts=len(golden),
-            answered=sum(answer.ok for answer in answers),
-            matched=matched(golden, answers),
-            seconds=time.monotonic() - started,
-        )
+        return warm_up(loopback_endpoint(self._ports[slot]), golden, timeout_seconds=_REQUEST_TIMEOUT_SECONDS)
 
     def alive(self, slot: SlotName) -> bool:
         return find_server(self._state(slot)) is not None
@@ -255,7 +253,19 @@ async def generates(endpoint: Endpoint) -> bool:
         return (await client.generate(GenerationRequest(_PROBE, 1, allow_empty=True))).ok
 
 
-async def replay(endpoint: Endpoint, golden: Sequence[GoldenPrompt], *, timeout_seconds: float) -> list[Generation]:
+def warm_up(endpoint: Endpoint, golden: Sequence[GoldenPrompt], *, timeout_seconds: float) -> WarmUp:
+    """Replay golden prompts; how many were answered, and as they were judged."""
+    started = time.monotonic()
+    answers = asyncio.run(_replay(endpoint, golden, timeout_seconds=timeout_seconds))
+    return WarmUp(
+        prompts=len(golden),
+        answered=sum(answer.ok for answer in answers),
+        matched=sum(_alike(prompt, answer) for prompt, answer in zip(golden, answers, strict=True)),
+        seconds=time.monotonic() - started,
+    )
+
+
+async def _replay(endpoint: Endpoint, golden: Sequence[GoldenPrompt], *, timeout_seconds: float) -> list[Generation]:
     """The answers to golden prompts: the first request alone, the others as one batch."""
     from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 
@@ -263,11 +273,6 @@ async def replay(endpoint: Endpoint, golden: Sequence[GoldenPrompt], *, timeout_
     async with GenerationClient.of(endpoint, timeout_seconds=timeout_seconds) as client:
         first = [await client.generate(request) for request in asked[:1]]
         return first + list(await asyncio.gather(*(client.generate(request) for request in asked[1:])))
-
-
-def matched(golden: Sequence[GoldenPrompt], answers: Sequence[Generation]) -> int:
-    """How many answers are the golden ones, as far as the evaluation took those."""
-    return sum(_alike(prompt, answer) for prompt, answer in zip(golden, answers, strict=True))
 
 
 def _alike(prompt: GoldenPrompt, answer: Generation) -> bool:

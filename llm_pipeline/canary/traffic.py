@@ -17,6 +17,7 @@ from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.access_log import AccessLog, LogCursor
 from llm_pipeline.canary.arm_counts import NOTHING_IN_FLIGHT, ArmCounts, ArmEvents, MetricCounts, Window, window
+from llm_pipeline.canary.arm_metrics import ArmMetrics, ArmWindow, Histogram
 from llm_pipeline.canary.metric_events import Limit, MetricLimits, MetricName
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.record import CanaryRecord
@@ -29,7 +30,6 @@ from llm_pipeline.canary.slow_limits import (
     fix_thresholds,
     requests_needed,
 )
-from llm_pipeline.canary.sources.arm_metrics import ArmMetrics, ArmWindow, Histogram
 from llm_pipeline.canary.step_summary import StepArms
 from llm_pipeline.config.policy import CanaryPolicy
 

@@ -147,7 +147,7 @@ def _start_staging(store: ArtifactStore, deployment: Deployment, place: str, ref
 def _stop(options: argparse.Namespace) -> int:
     from llm_pipeline.notifications.channel import no_connections
     from llm_pipeline.notifications.outbox import tell
-    from llm_pipeline.operations.stopping import stop_all
+    from llm_pipeline.operations.switching import stop_all
 
     if options.staging:
         return _stop_staging(options)
@@ -203,7 +203,7 @@ def _agreed(store: ArtifactStore, deployment: Deployment, places: Sequence[str])
         ConfigError: Nobody does.
     """
     from llm_pipeline.local_run import ask_on_terminal
-    from llm_pipeline.operations.stopping import what_is_left
+    from llm_pipeline.operations.switching import what_is_left
     from llm_pipeline.store.places import serving_at
 
     served = [(place, serving) for place in places if (serving := serving_at(store, place)) is not None]

@@ -9,7 +9,7 @@
 | answer a step's question | `approval.answer` | command line, approval task, terminal of a local run |
 | pause, resume | `pausing.pause`, `resume` | command line |
 | start | `switching.start`, `start_ended` | command line, demo, the canary of what serves already; the guard |
-| stop | `switching.stop`, `end_here`, `stopping.stop_all` | command line; the end of the demo |
+| stop | `switching.stop`, `stop_all`, `end_here` | command line; the end of the demo |
 | replace | `replacement.replace` | `run --replace`, the form of the release's DAG |
 | stage by hand, end staging | `staging.start_staging`, `end_staging` | command line; the stage `staging_down` |
 | retire, keep warm | `retirement` | the guard |

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TypeVar
 
+from llm_pipeline.base.errors import Fenced
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.moving import epoch_above
 from llm_pipeline.canary.record import LEASE_SECONDS, lease_name
 from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.serving.slot_fence import FencingToken
-from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.lease import Lease, LeaseHeld
+from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
+from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+_TRIES = 5
+_LONGEST_PAUSE_SECONDS = 0.5
 
 
 class PlaceBusy(LeaseHeld):
@@ -33,6 +44,23 @@ def acting(store: ArtifactStore, place: str) -> Iterator[Lease]:
     except LeaseHeld as error:
         hint = "wait until it is done; a server that ended meanwhile is started by `llm-pipeline guard`"
         raise PlaceBusy(f"somebody is moving the traffic of {place} now: {error.message}", hint=hint) from error
+
+
+def despite_others(attempt: Callable[[], T], meanwhile: Callable[[], object] = lambda: None) -> T:
+    """Try again when somebody wrote at the same moment, after a random pause so that two do not meet again.
+
+    Args:
+        attempt: Safe to repeat.
+        meanwhile: Called after each pause.
+    """
+    for _ in range(_TRIES - 1):
+        try:
+            return attempt()
+        except (Fenced, Conflict, LeaseHeld, LeaseLost) as error:
+            log.warning("a concurrent write got there first, trying again", reason=str(error))
+        time.sleep(random.uniform(0.0, _LONGEST_PAUSE_SECONDS))  # noqa: S311 - no secret
+        meanwhile()
+    return attempt()
 
 
 def token_of(lease: Lease, router: TrafficRouter | None, slots: SlotControl) -> FencingToken:

@@ -21,7 +21,7 @@ from llm_pipeline.artifacts.host_match import driver_warning, target_problems
 from llm_pipeline.base.adapters import Adapter, Group, adapter
 from llm_pipeline.base.errors import ConfigError, PipelineError, Unsupported
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.open_slots import openai_servers
+from llm_pipeline.canary.openai_slots import openai_servers
 from llm_pipeline.canary.watchdog import RECENT_SECONDS, is_guarded
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.endpoint import Endpoint

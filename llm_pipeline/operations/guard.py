@@ -11,27 +11,351 @@ It needs no clock that agrees with anybody's (`sightings`), and no store that ta
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePosixPath
+from typing import Literal
 
+from llm_pipeline.base.errors import Transient, Unsupported, as_pipeline_error, is_unexpected
 from llm_pipeline.base.host_time import HostTime
-from llm_pipeline.canary.open_slots import slots_of
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.canary import judgements as findings
+from llm_pipeline.canary.approvals import StepApproval, approval_name, read_approval, runs_of
+from llm_pipeline.canary.moving import NoWayBack
+from llm_pipeline.canary.open_router import access_log_of
+from llm_pipeline.canary.openai_slots import slots_of
 from llm_pipeline.canary.patience import Patience
+from llm_pipeline.canary.record import (
+    LEASE_SECONDS,
+    CanaryJournal,
+    CanaryRecord,
+    Phase,
+    current_canary,
+    lease_name,
+    take_over,
+)
+from llm_pipeline.canary.rollback import UNRECORDED, end_canary, move_unrecorded
+from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter
+from llm_pipeline.canary.slots import SlotControl
+from llm_pipeline.canary.watchdog import Heartbeat, is_driven, overdue, record_heartbeat, silent_seconds
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.operations.guarded_site import GuardAction, GuardedSite, failed
-from llm_pipeline.operations.served_place import router_here
-from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.operations.promotion import finish_promotion
+from llm_pipeline.operations.retirement import have_standby, retire_previous, warm_again
+from llm_pipeline.operations.rollback import carry_on, roll_back
+from llm_pipeline.operations.rollback_unrecorded import is_left_unrecorded
+from llm_pipeline.operations.served_place import ServedPlace, router_here
+from llm_pipeline.operations.switching import start_ended
+from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
+from llm_pipeline.store.documents import understood
+from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost, LeaseState, lease_of
+from llm_pipeline.store.places import PlaceTaken, refuse_stranger
+from llm_pipeline.store.pointers import read_pointers
 from llm_pipeline.store.references import PlacedPointers, readable_pointers
 
+log = get_logger(__name__)
 
-def guard_once(store: ArtifactStore, deployment: Deployment, now: HostTime | None = None) -> list[GuardAction]:
+GUARD = "guard"
+RECENT_SECONDS = 120.0
+CLOCKS_DIFFER_SECONDS = 900.0
+"""Two hosts' clocks may; a pause that began later than that from now began before a clock was set back."""
+
+
+@dataclass(frozen=True)
+class GuardAction:
+    """What the guard did, or could not do.
+
+    Attributes:
+        gpu_target: The target's name.
+        release_id: The release that it was about.
+        what: A canary or production was rolled back, a router or a server that had ended was started, production got
+            the traffic that was left on the version before, a slot of that was stopped, a pause's clock was set right,
+            or it failed.
+        detail: Why, in one sentence.
+    """
+
+    gpu_target: str
+    release_id: str
+    what: Literal["rolled back", "started", "settled", "stopped previous", "pause restarted", "failed"]
+    detail: str
+
+
+def failed(target: str, about: str, error: Exception) -> GuardAction:
+    """An error as an action; the traceback of an unexpected one is logged."""
+    if is_unexpected(error):
+        log.error("the guard failed", gpu_target=target, exc_info=error)
+    return GuardAction(target, about, "failed", str(as_pipeline_error(error)))
+
+
+@dataclass(frozen=True)
+class GuardedSite:
+    """One target, with what the guard needs of it.
+
+    Attributes:
+        router: None where none ever ran on this host.
+        watch_seconds: A lease that nobody renews for so long is nobody's.
+    """
+
+    store: ArtifactStore
+    target: str
+    router: TrafficRouter | None
+    slots: SlotControl
+    patience: Patience
+    watch_seconds: float = LEASE_SECONDS
+
+    def guard(self, now: HostTime, models: Sequence[str]) -> list[GuardAction]:
+        """Guard the target's canary, then what serves and is kept warm of each model there; failures are reported."""
+        actions = self._attempt(self._release_on_trial(), lambda: self.guard_canary(now))
+        actions += self._attempt("-", self._revive)
+        actions += self._attempt("-", self._keep_log)
+        for model_id in models:
+            actions += self._attempt(model_id, partial(self._carry_on, model_id))
+            actions += self._attempt(model_id, partial(self._keep_serving, model_id))
+            actions += self._attempt(model_id, partial(self._settle, model_id))
+            actions += self._attempt(model_id, partial(self._have_standby, model_id, now))
+            actions += self._attempt(model_id, partial(self._retire, model_id, now))
+        return actions
+
+    def keep_warm(self, now: HostTime, models: Sequence[str]) -> list[GuardAction]:
+        """Start what may stand by, where that is missing. It may take minutes to load: only once all is guarded."""
+        return [done for one in models for done in self._attempt(one, partial(self._warm_again, one, now))]
+
+    def _attempt(self, about: str, act: Callable[[], list[GuardAction]]) -> list[GuardAction]:
+        try:
+            return act()
+        except Exception as error:  # noqa: BLE001 - what else there is to be looked after is, all the same
+            return [failed(self.target, about, error)]
+
+    def _release_on_trial(self) -> str:
+        try:
+            return current_canary(self.store, self.target) or "-"
+        except Exception:  # noqa: BLE001 - whoever reads it next says so
+            return "-"
+
+    def guard_canary(self, now: HostTime) -> list[GuardAction]:
+        """Roll the target's canary back if it has no controller and may not wait any longer.
+
+        Raises:
+            PipelineError: It could not be rolled back; the next pass tries again.
+        """
+        release_id = current_canary(self.store, self.target)
+        record = CanaryJournal(self.store, release_id, self.target).load() if release_id else None
+        if release_id is None or record is None or record.settled:
+            if self.router is not None or release_id is None:
+                record_heartbeat(self.store, self.target, Heartbeat(at=now.wall))
+            return []
+        approval = self._approval(record)
+        said = f"{approval.answer} {approval.answered_at}" if approval is not None else ""
+        mine = self.router is not None or record.intended is None  # or else nobody may rely on this guard
+        silent = silent_seconds(self.store, record, said, now, remember=mine)
+        must, why = self._must_end(record, approval, silent, now)
+        if not must:
+            return self._restart_pause(record, now)
+        if is_driven(self.store, self.target, seconds=self.watch_seconds):
+            return []
+        if not mine:
+            detail = f"{why}, but the target's router is not on this host"
+            return [GuardAction(self.target, release_id, "failed", detail)]
+        return self._end(record, why)
+
+    def _end(self, record: CanaryRecord, why: str) -> list[GuardAction]:
+        """Take the lease, look again and roll back; traffic leaves the candidate also if the store is full."""
+        _end_frozen_owner(_read_lease(self.store, self.target))
+        journal = CanaryJournal(self.store, record.release_id, self.target)
+        try:
+            take_over(self.store, self.target)
+            with Lease(self.store, lease_name(self.target), seconds=LEASE_SECONDS) as held:
+                if journal.load() != record:
+                    return []  # somebody adopted it at this very moment
+                log.warning("rolling back an unwatched canary", release=record.release_id, why=why)
+                reason = findings.unwatched(why, record.share_percent)
+                end_canary(journal, self.router, self.slots, self.patience, lease=held, by=GUARD, reason=reason)
+        except (Conflict, LeaseHeld, LeaseLost):
+            return []
+        except (NoWayBack, RouterUnavailable):
+            raise
+        except Transient as error:
+            moved = move_unrecorded(self.router, self.slots, record.release_id, self.patience, record)
+            traffic = "all traffic was sent to stable" if moved else "traffic is where it was"
+            detail = f"{why}; {traffic}, and nothing could be recorded: {error}"
+            return [GuardAction(self.target, record.release_id, "failed", detail)]
+        return [GuardAction(self.target, record.release_id, "rolled back", why)]
+
+    def _must_end(
+        self, record: CanaryRecord, approval: StepApproval | None, silent: float, now: HostTime
+    ) -> tuple[bool, str]:
+        must, why = overdue(record, approval, silent_seconds=silent, now=now)
+        if must or record.share_percent == 0:
+            return must, why
+        if self._moved_unrecorded():
+            return True, "all traffic was sent to stable while the store accepted no writes"
+        if not self.slots.alive(record.candidate):
+            return True, f"the candidate's server ended while it was {record.phase}"
+        if self._fails_in_a_row(record, now.wall):
+            return True, f"the candidate fails request after request while it is {record.phase}"
+        return must, why
+
+    def _moved_unrecorded(self) -> bool:
+        try:
+            return self.router is not None and self.router.read()[0].owner.startswith(UNRECORDED)
+        except RouterUnavailable:
+            return False
+
+    def _fails_in_a_row(self, record: CanaryRecord, now: float) -> bool:
+        """Whether the candidate's last requests all failed; False for a router without a log of requests."""
+        if self.router is None:
+            return False
+        try:
+            recent = access_log_of(self.router).recent(max(record.step_began_at, now - RECENT_SECONDS))
+        except Unsupported:
+            return False
+        mine = sorted((one for one in recent if one.arm == record.candidate), key=lambda one: one.started_at)
+        last = mine[-record.rules.consecutive_failures :]
+        return len(last) == record.rules.consecutive_failures and all(one.fault for one in last)
+
+    def _approval(self, record: CanaryRecord) -> StepApproval | None:
+        """The question that the canary waits for; by its pause, or else the next one that was asked or answered."""
+        if record.pause is not None:
+            return self._question(record, record.pause.percent)
+        prefix = approval_name(record.release_id, self.target, 0.0).rpartition("/")[0]
+        for name in self.store.list_documents(prefix):
+            document = self.store.read_document(name)
+            found = understood(StepApproval, document.value, name) if document else None
+            if found is not None and name == approval_name(record.release_id, self.target, found.percent):
+                mine = found.run in runs_of(record) and found.question == "begin"
+                if mine and found.percent > record.passed_percent:
+                    return found
+        return None
+
+    def _question(self, record: CanaryRecord, percent: float) -> StepApproval | None:
+        found = read_approval(self.store, record.release_id, self.target, percent)
+        return found if found is not None and found.run in runs_of(record) else None
+
+    def _restart_pause(self, record: CanaryRecord, now: HostTime) -> list[GuardAction]:
+        """A pause that began in the future began before the clock was set back: its deadline is counted from now."""
+        pause = record.pause
+        if record.phase is not Phase.PAUSED or pause is None or pause.since <= now.wall + CLOCKS_DIFFER_SECONDS:
+            return []
+        if pause.began is not None and pause.began.boot == now.boot:
+            return []  # it is not timed by that clock
+        journal = CanaryJournal(self.store, record.release_id, self.target)
+        try:
+            with Lease(self.store, lease_name(self.target), seconds=LEASE_SECONDS):
+                again = journal.load()
+                if again is None or again.pause != pause:
+                    return []
+                journal.save(
+                    again.model_copy(update={"pause": pause.model_copy(update={"since": now.wall, "began": now})})
+                )
+        except LeaseHeld:
+            return []
+        return [GuardAction(self.target, record.release_id, "pause restarted", "the clock was set back")]
+
+    def _revive(self) -> list[GuardAction]:
+        """The router, if it has ended."""
+        done = self.router.revive() if self.router is not None else None
+        return [GuardAction(self.target, "-", "started", done)] if done else []
+
+    def _keep_log(self) -> list[GuardAction]:
+        """Rotate the router's log: between canaries nothing else reads it, and it keeps growing."""
+        if self.router is not None:
+            with contextlib.suppress(Unsupported):
+                access_log_of(self.router).keep()
+        return []
+
+    def _place(self, model_id: str) -> ServedPlace:
+        return ServedPlace(self.store, model_id, self.target, lambda: self.router, self.slots, self.patience)
+
+    def _carry_on(self, model_id: str) -> list[GuardAction]:
+        """Complete a rollback whose process has ended, or that was not recorded, of the model that holds the place."""
+        try:
+            refuse_stranger(self.store, self.target, model_id)
+        except PlaceTaken:
+            return []
+        place = self._place(model_id)
+        done = carry_on(place)
+        if done is None:
+            return self._record_way_back(place)
+        detail = f"{done.by} requested it, and it had not been carried out: {done.to} serves"
+        return [GuardAction(self.target, done.left, "rolled back", detail)]
+
+    def _record_way_back(self, place: ServedPlace) -> list[GuardAction]:
+        production = read_pointers(self.store, place.model_id, self.target)[0].production
+        if production is None or not is_left_unrecorded(self.router, production):
+            return []
+        detail = "its users had been moved away while the store accepted no writes"
+        roll_back(place, by=f"{GUARD}: {detail}", leaving=production.release_id)
+        return [GuardAction(self.target, production.release_id, "rolled back", detail)]
+
+    def _keep_serving(self, model_id: str) -> list[GuardAction]:
+        """The server of what is production, if it has ended."""
+        started = start_ended(self._place(model_id))
+        if started is None:
+            return []
+        return [
+            GuardAction(self.target, started.release_id, "started", f"production's server in {started.slot} had ended")
+        ]
+
+    def _settle(self, model_id: str) -> list[GuardAction]:
+        """Production whose pointers have moved, and whose settlement ended before its traffic had."""
+        production = read_pointers(self.store, model_id, self.target)[0].production
+        if production is None or self.router is None or self.router.read()[0].candidate != production.slot:
+            return []
+        try:
+            moved = finish_promotion(self.store, self.target, production.release_id, self.router, self.patience)
+        except LeaseHeld:
+            return []
+        detail = "it is in production and has all traffic now"
+        return [GuardAction(self.target, production.release_id, "settled", detail)] if moved else []
+
+    def _have_standby(self, model_id: str, now: HostTime) -> list[GuardAction]:
+        have_standby(self._place(model_id), now.wall)
+        return []
+
+    def _warm_again(self, model_id: str, now: HostTime) -> list[GuardAction]:
+        warm = warm_again(self._place(model_id), now.wall)
+        if warm is None:
+            return []
+        self._have_standby(model_id, now)
+        detail = f"its slot {warm.slot} is free again: it is kept warm as the standby"
+        return [GuardAction(self.target, warm.release_id, "started", detail)]
+
+    def _retire(self, model_id: str, now: HostTime) -> list[GuardAction]:
+        stopped = retire_previous(self._place(model_id), now.wall)
+        if stopped is None:
+            return []
+        detail = f"its rollback window is over; slot {stopped.slot} is free"
+        return [GuardAction(self.target, stopped.release_id, "stopped previous", detail)]
+
+
+def _read_lease(store: ArtifactStore, target: str) -> LeaseState | None:
+    name = lease_name(target)
+    document = store.read_document(name)
+    return lease_of(document, name) if document else None
+
+
+def _end_frozen_owner(lease: LeaseState | None) -> None:
+    """Kill an owner of this host that is stopped: it may hold the lock of the routes, or of the store, for ever.
+
+    It has lost its lease and would be fenced when it wakes up.
+    """
+    if lease is None or lease.expires_at == 0.0 or not lease.frozen_here:
+        return
+    log.warning("ending the canary's frozen controller", pid=lease.pid)
+    os.kill(lease.pid, signal.SIGKILL)
+
+
+def guard_once(store: ArtifactStore, deployment: Deployment) -> list[GuardAction]:
     """One pass over the targets of a deployment. What fails at one target does not keep the others from being guarded.
 
     Args:
         store: The deployment's.
         deployment: Its places are guarded, whose servers must be on this host.
-        now: On this host; None for the time it is.
     """
-    now = now or HostTime.now()
+    now = HostTime.now()
     actions: list[GuardAction] = []
     models: list[PlacedPointers] = []
     try:

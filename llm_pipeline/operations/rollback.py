@@ -16,11 +16,10 @@ the store takes nothing, they are moved all the same (`rollback_unrecorded`).
 
 from __future__ import annotations
 
-import random
-import time
 from datetime import UTC, datetime
+from functools import partial
 
-from llm_pipeline.base.errors import ConfigError, Fenced, Transient
+from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary import judgements as findings
@@ -41,6 +40,7 @@ from llm_pipeline.canary.rollback import end_canary
 from llm_pipeline.canary.router import RouterUnavailable, SlotName, TrafficRouter, all_to, other_slot
 from llm_pipeline.canary.way_back_record import WayBack, read_way_back, write_way_back
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.operations.acting import despite_others
 from llm_pipeline.operations.rollback_unrecorded import leave_unrecorded
 from llm_pipeline.operations.served_place import (
     ServedPlace,
@@ -59,9 +59,6 @@ from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
 
 log = get_logger(__name__)
-
-_TRIES = 5
-_LONGEST_PAUSE_SECONDS = 0.5
 
 
 def roll_back_at(
@@ -98,7 +95,7 @@ def roll_back(place: ServedPlace, *, by: str, leaving: str = "") -> Pointers:
     try:
         pointers = read_pointers(place.store, place.model_id, place.target)[0]
         meant = leaving or newest(on_trial(place, pointers), pointers.production)
-        return _despite_others(place, by, leaving, meant)
+        return despite_others(partial(_roll_back_once, place, by, leaving, meant))
     except (NoWayBack, Conflict, LeaseHeld, LeaseLost, RouterUnavailable):
         raise
     except Transient as refused:
@@ -120,16 +117,6 @@ def carry_on(place: ServedPlace) -> WayBack | None:
     except LeaseHeld:
         return None
     return found
-
-
-def _despite_others(place: ServedPlace, by: str, leaving: str, meant: str) -> Pointers:
-    for _ in range(_TRIES - 1):
-        try:
-            return _roll_back_once(place, by, leaving, meant)
-        except (Fenced, Conflict, LeaseHeld, LeaseLost) as error:
-            log.warning("a concurrent write got there first, trying again", reason=str(error))
-        time.sleep(random.uniform(0.0, _LONGEST_PAUSE_SECONDS))  # noqa: S311 - so that two do not meet again
-    return _roll_back_once(place, by, leaving, meant)
 
 
 def _roll_back_once(place: ServedPlace, by: str, leaving: str, meant: str) -> Pointers:

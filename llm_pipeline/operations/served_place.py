@@ -11,7 +11,7 @@ from pathlib import Path
 from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.open_router import open_router, router_as_it_is
-from llm_pipeline.canary.open_slots import slots_of
+from llm_pipeline.canary.openai_slots import slots_of
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import CanaryRecord, Phase, latest_canary
 from llm_pipeline.canary.router import SlotName, TrafficRouter, all_to, other_slot

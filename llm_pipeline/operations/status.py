@@ -12,8 +12,7 @@ from pathlib import Path
 
 from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.canary.agreement import disagreements
-from llm_pipeline.canary.open_slots import slots_of
-from llm_pipeline.canary.openai_slots import OpenAiSlots
+from llm_pipeline.canary.openai_slots import OpenAiSlots, slots_of
 from llm_pipeline.canary.record import CanaryRecord, latest_canary, standing_pause
 from llm_pipeline.canary.router import RouterCondition, RouteState, SlotName, TellsCondition
 from llm_pipeline.canary.slots import slot_servers

@@ -5,11 +5,7 @@ This is the teardown of a release. A person's word, which also leaves production
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable
-
-from llm_pipeline.base.errors import Fenced, Transient
+from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.moving import NoWayBack
@@ -19,14 +15,13 @@ from llm_pipeline.canary.rollback import end_canary, move_unrecorded
 from llm_pipeline.canary.router import TrafficRouter
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.watchdog import is_guarded
-from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
-from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
+from llm_pipeline.operations.acting import despite_others
+from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.lease import Lease
 
 log = get_logger(__name__)
 
 _NOTHING_TO_DO = frozenset({Phase.PROMOTED, Phase.ROLLED_BACK})
-_POLL_SECONDS = 0.05
-_TRIES = 5
 _OTHERS_SECONDS = 15.0
 
 
@@ -38,7 +33,6 @@ def ensure_rolled_back(
     router: TrafficRouter | None,
     slots: SlotControl,
     patience: Patience,
-    by: str = "rollback",
     leave_paused: bool = False,
 ) -> CanaryRecord | None:
     """End a release's canary with all traffic on stable, unless it was promoted or rolled back already.
@@ -53,7 +47,6 @@ def ensure_rolled_back(
         router: The target's router, running or not; None where none ever ran.
         slots: The target's slots.
         patience: How long each part is tried.
-        by: Who asks for it, for the canary's events.
         leave_paused: A canary that waits for a person is left to wait, if a guard is there to watch its deadline.
 
     Returns:
@@ -83,10 +76,13 @@ def ensure_rolled_back(
             )
         take_over(store, target)
         with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
-            return end_canary(journal, router, slots, patience, lease=lease, by=by)
+            return end_canary(journal, router, slots, patience, lease=lease, by="rollback")
+
+    def let_others_finish() -> None:
+        wait_until(lambda: not _is_rolling_back(journal), patience.confirm + _OTHERS_SECONDS)
 
     try:
-        return _despite_others(attempt, journal, patience)
+        return despite_others(attempt, let_others_finish)
     except NoWayBack:
         raise
     except Transient:
@@ -94,20 +90,6 @@ def ensure_rolled_back(
         raise
 
 
-def _despite_others(
-    attempt: Callable[[], CanaryRecord | None], journal: CanaryJournal, patience: Patience
-) -> CanaryRecord | None:
-    """Try again when somebody wrote at the same moment; another rollback under way is let finish first."""
-
-    def nobody_rolls_back() -> bool:
-        record = journal.load()
-        return record is None or record.phase is not Phase.ROLLING_BACK
-
-    for _ in range(_TRIES - 1):
-        try:
-            return attempt()
-        except (Fenced, Conflict, LeaseHeld, LeaseLost) as error:
-            log.warning("a concurrent write got there first, trying again", reason=str(error))
-        time.sleep(random.uniform(_POLL_SECONDS, 5 * _POLL_SECONDS))  # noqa: S311 - so that two do not meet again
-        wait_until(nobody_rolls_back, patience.confirm + _OTHERS_SECONDS)
-    return attempt()
+def _is_rolling_back(journal: CanaryJournal) -> bool:
+    record = journal.load()
+    return record is not None and record.phase is Phase.ROLLING_BACK

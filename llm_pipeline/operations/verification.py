@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import IntegrityError, Transient
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.open_slots import slots_of
-from llm_pipeline.canary.slots import RECOGNISED, ChecksAnswers, SlotControl, slot_endpoint, slot_servers
+from llm_pipeline.canary.openai_slots import slots_of
+from llm_pipeline.canary.slots import ChecksAnswers, SlotControl, slot_endpoint, slot_servers
 from llm_pipeline.inspection.verification import verify_reference
 from llm_pipeline.operations.place_status import Health, PlaceStatus
 from llm_pipeline.operations.status import deployment_status
@@ -129,7 +129,11 @@ def _live(slots: SlotControl, deployment: Deployment, place: str, slot: SlotName
         return
     endpoint = slot_endpoint(slot_servers(deployment.places[place])[slot])
     yield Check(place=place, what=f"digest of {slot}", problem=_trouble(lambda: _stated(endpoint, pointer)))
-    yield Check(place=place, what=f"golden answers of {slot}", problem=_trouble(lambda: _unlike(slots, slot, pointer)))
+    yield Check(
+        place=place,
+        what=f"golden answers of {slot}",
+        problem=_trouble(lambda: slots.warm_up(slot, pointer.repository).unlike()),
+    )
 
 
 def _trouble(look: Callable[[], str]) -> str:
@@ -143,10 +147,3 @@ def _trouble(look: Callable[[], str]) -> str:
 def _stated(endpoint: Endpoint, pointer: Pointer) -> str:
     require_served(endpoint, pointer.repository.digest)
     return ""
-
-
-def _unlike(slots: SlotControl, slot: SlotName, pointer: Pointer) -> str:
-    given = slots.warm_up(slot, pointer.repository)
-    if given.matched >= RECOGNISED * given.prompts:
-        return ""
-    return f"it gives {given.matched} of {given.prompts} golden answers, and {RECOGNISED:.0%} are needed"

@@ -58,7 +58,7 @@ from llm_pipeline.planning.target_plan import plan_target, with_predictions
 from llm_pipeline.planning.task_pool import TaskItems, check_tasks, judge_task_placement, task_pool
 from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.time_limits import time_limit
-from llm_pipeline.serving.launch_command import default_mode
+from llm_pipeline.serving.launch_command import launch_mode
 from llm_pipeline.store import open_store
 
 _TIGHT = 0.5
@@ -356,10 +356,10 @@ def _refuse_impossible(loaded: LoadedRelease, targets: tuple[TargetPlan, ...]) -
 def _refuse_servers(loaded: LoadedRelease) -> None:
     """Staging and production start one process on a host; a server of several is deployed by other means."""
     problems = [
-        f"{loaded.path}: target {target.name}: its server is several processes (mode {default_mode(target)}), and "
+        f"{loaded.path}: target {target.name}: its server is several processes (mode {launch_mode(target)}), and "
         "staging and production start one on a host"
         for target in loaded.release.targets
-        if default_mode(target) != "single"
+        if launch_mode(target) != "single"
     ]
     if problems:
         raise Unsupported(

@@ -48,8 +48,8 @@ class Placement:
         return rank // max(1, self.gpus_per_node)
 
 
-def default_mode(target: Target) -> LaunchMode:
-    """The mode that suits a target's engine."""
+def launch_mode(target: Target) -> LaunchMode:
+    """How the ranks of a target's engine are started."""
     ranks = engine_adapter(target.engine).ranks
     if ranks == "launcher" and nodes_of(target) > 1:
         return "multi_node_launcher"
@@ -58,13 +58,13 @@ def default_mode(target: Target) -> LaunchMode:
     return "single"
 
 
-def require_launchable(target: Target, mode: LaunchMode, *, host_names: Sequence[str] = ()) -> Placement:
-    """Place the ranks of a target, if the mode can start them.
+def require_launchable(target: Target, *, host_names: Sequence[str] = ()) -> Placement:
+    """Place the ranks of a target, if its mode can start them.
 
     Raises:
         Unsupported: The mode cannot start this target; every reason is named.
     """
-    placement = _place(target)
+    placement, mode = _place(target), launch_mode(target)
     problems = [
         *_size_problems(target, placement),
         *_instance_problems(target, placement),
@@ -110,20 +110,13 @@ def _instance_problems(target: Target, placement: Placement) -> Iterator[str]:
 
 
 def _mode_problems(target: Target, mode: LaunchMode, placement: Placement) -> Iterator[str]:
-    started, ranks = engine_adapter(target.engine).ranks, target.parallelism.world_size
-    if mode in ("leader", "orchestrator") and started != "servers":
-        yield f"{mode} is a mode of compiled engines, not of {target.engine}"
-    if mode == "multi_node_launcher" and started != "launcher":
-        yield f"trtllm-llmapi-launch starts the LLM API, not {target.engine}"
-    if mode == "single" and started == "servers" and ranks > 1:
-        yield f"a compiled engine of {ranks} ranks needs a process for each: leader or orchestrator"
     if mode in ("single", "orchestrator") and placement.nodes > 1:
         why = "the workers that it starts are on its own node" if mode == "orchestrator" else "it is one process"
         yield f"{placement.nodes} nodes are needed, and {why}"
-    if mode in ("leader", "multi_node_launcher") and len(target.serving.gpu_device_ids) > 1:
+    if mode == "multi_node_launcher" and len(target.serving.gpu_device_ids) > 1:
         yield (
             f"{len(target.serving.gpu_device_ids)} instances need a server each, on ports of their own behind a "
-            "proxy: start one server for each (replicas), or one orchestrator"
+            "proxy: start one server for each (replicas)"
         )
 
 

@@ -3,7 +3,7 @@
     plan = launch_plan(target, repository="/srv/view", ports=ports)
     plan.mode, plan.nodes, plan.command
 
-Four modes; the target decides on one, unless it is named:
+Four modes; the target decides on one:
 
 | | |
 |---|---|
@@ -31,7 +31,7 @@ from llm_pipeline.serving.launch_command import (
     LaunchMode,
     MpiHosts,
     ServerOptions,
-    default_mode,
+    launch_mode,
     launcher_command,
     rank_arguments,
     require_launchable,
@@ -102,7 +102,6 @@ def launch_plan(
     *,
     repository: str,
     ports: ServerPorts,
-    mode: LaunchMode | None = None,
     hosts: MpiHosts | None = None,
     digest: str = "",
     drain_seconds: int = 30,
@@ -113,19 +112,18 @@ def launch_plan(
         target: What is served, and on which GPUs.
         repository: Absolute path of the server's view of the model repository, the same on every node.
         ports: Ports of rank 0.
-        mode: How ranks are started; None for the default of the engine.
         hosts: Nodes by name, and how mpirun reaches them. None for one node, or where Slurm knows the nodes.
         digest: Digest of the repository, which becomes part of the server's name.
         drain_seconds: Longest wait for requests in flight when the server is told to end.
 
     Raises:
-        Unsupported: The target cannot be started in this way; every reason is named.
+        Unsupported: The target cannot be started; every reason is named.
         ConfigError: The repository is no absolute path without blanks.
     """
     if not repository.startswith("/") or repository.split() != [repository]:
         raise ConfigError(f"not an absolute path without blanks: {repository!r}", where=f"target {target.name}")
-    mode = mode or default_mode(target)
-    placement = require_launchable(target, mode, host_names=hosts.names if hosts else ())
+    mode = launch_mode(target)
+    placement = require_launchable(target, host_names=hosts.names if hosts else ())
     server = ServerOptions(repository, ports, digest, drain_seconds)
     environment = OFFLINE | (_ORCHESTRATOR if mode == "orchestrator" else {})
     processes = tuple(

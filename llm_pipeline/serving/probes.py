@@ -21,9 +21,7 @@ from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest, read_body
-from llm_pipeline.serving.probing.departures import departures_free
-from llm_pipeline.serving.probing.repeats import repeats_are_generated
-from llm_pipeline.serving.probing.served import Served, all_right, context_length
+from llm_pipeline.serving.probing import Served, all_right, context_length, departures_free, repeats_are_generated
 from llm_pipeline.serving.protocols import reason_in
 
 

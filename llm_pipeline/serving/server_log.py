@@ -9,26 +9,22 @@ _NOISE = re.compile(r"CudaDriverHelper|NVML|DCGM|pinned memory|CUDA memory pool|
 _RECORD = re.compile(r"^(?P<level>[IWE])\d{4} |^\S+Z (?P<iso>[IWE]) ")
 _PYTHON_FAILURE = re.compile(r"[Ff]ailed to (initialize Python stub|load|create instance)")
 _TAIL_BYTES = 256 * 1024
+_MOST_LINES = 25
 
 
-def failure_lines(log: Path, *, limit: int = 25) -> str:
-    """The lines that explain a failed start: errors with what belongs to them, else the end of the log.
-
-    Args:
-        log: The server's log.
-        limit: At most so many lines.
-    """
-    return telling_lines(_read(log), limit=limit)
+def failure_lines(log: Path) -> str:
+    """The lines that explain a failed start: errors with what belongs to them, else the end of the log."""
+    return telling_lines(_read(log))
 
 
-def telling_lines(text: str, *, limit: int = 25) -> str:
+def telling_lines(text: str) -> str:
     """The lines of a log's text that explain a failed start; see `failure_lines`."""
     records = [record for record in _records(text) if not _NOISE.search(record)]
     failures = [record for record in records if _is_failure(record)]
     telling = next((record for record in failures if _PYTHON_FAILURE.search(record)), None)
     chosen = [telling] if telling else failures or records[-5:]
     lines = "\n".join(chosen).replace("\\n", "\n").splitlines()  # Triton escapes line ends inside its messages
-    return "\n".join(lines[:limit])
+    return "\n".join(lines[:_MOST_LINES])
 
 
 def _read(log: Path) -> str:

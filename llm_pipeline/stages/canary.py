@@ -11,6 +11,7 @@ from llm_pipeline.base.errors import Fenced
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
+from llm_pipeline.canary.arm_metrics import open_source
 from llm_pipeline.canary.controller import CanaryController
 from llm_pipeline.canary.judgements import taken_back_judgement, with_who
 from llm_pipeline.canary.open_router import access_log_of, name_release
@@ -21,7 +22,6 @@ from llm_pipeline.canary.replay import Replay
 from llm_pipeline.canary.router import CountsAttempts, TrafficRouter
 from llm_pipeline.canary.shadow import Shadow, shadow_of
 from llm_pipeline.canary.slots import RECOGNISED, SlotControl, slot_endpoint
-from llm_pipeline.canary.sources.arm_metrics import open_source
 from llm_pipeline.canary.timeline import write_timeline
 from llm_pipeline.canary.traffic import CountedTraffic, LoggedTraffic, Traffic
 from llm_pipeline.config.deployment import TargetPlace

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from airflow.sdk.exceptions import TaskDeferred
 
-from llm_pipeline.adapters.docker.environment import DockerEnvironment
+from llm_pipeline.adapters.docker.adapter import DockerEnvironment
 from llm_pipeline.base.errors import RemoteStageTransient, StageOutOfTime, Transient
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml

@@ -22,11 +22,11 @@ from llm_pipeline.artifacts.items import ScoredItem, write_items
 from llm_pipeline.base import adapters
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.canary.arm_metrics import open_source
 from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.open_router import access_log_of, name_release, open_router, router_as_it_is
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord
 from llm_pipeline.canary.router import all_to
-from llm_pipeline.canary.sources.arm_metrics import open_source
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment, TargetPlace
 from llm_pipeline.config.policy import CanaryPolicy, LoadTestPolicy, ServiceLevel
@@ -46,7 +46,7 @@ from llm_pipeline.release.execute import execute
 from llm_pipeline.runners.runner import Placement
 from llm_pipeline.runners.runners import Runners
 from llm_pipeline.serving.control import Candidate, StagingSlot, open_control
-from llm_pipeline.serving.launch_command import default_mode
+from llm_pipeline.serving.launch_command import launch_mode
 from llm_pipeline.stages.canary import can_replay
 from llm_pipeline.stages.request_parts import server_slot, staging_endpoint
 from llm_pipeline.store import open_store
@@ -344,7 +344,7 @@ def test_the_core_asks_an_installed_engine_what_it_asks_ours() -> None:
         Target(name="h", accelerator="H100-SXM5-80GB", engine="acme_copy")
     )
     assert [knob.path for knob in knobs_of(target, most_threads=4)][2:] == ["limits.threads"]
-    assert default_mode(target) == "single"
+    assert launch_mode(target) == "single"
 
 
 @pytest.mark.usefixtures("installed")

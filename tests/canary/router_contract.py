@@ -12,10 +12,10 @@ from typing import Any
 from custom_resources import CustomResources, Document
 from test_aws_alb import client, forwards
 
+from llm_pipeline.adapters.aws.adapter import AwsAlbPlace
 from llm_pipeline.adapters.aws.alb import AlbRouter
-from llm_pipeline.adapters.aws.listener_rule import AwsAlbPlace
 from llm_pipeline.adapters.envoy.router import EnvoyRouter
-from llm_pipeline.adapters.envoy.xds.files import replace_json
+from llm_pipeline.adapters.envoy.xds.messages import replace_json
 from llm_pipeline.adapters.gateway_api.adapter import GatewayApiPlace
 from llm_pipeline.adapters.gateway_api.router import GatewayApiRouter
 from llm_pipeline.adapters.istio.adapter import IstioPlace

@@ -16,7 +16,7 @@ from llm_pipeline.canary import moving
 from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.record import current_canary, read_record, take_over
 from llm_pipeline.operations import switching
-from llm_pipeline.operations.guarded_site import GuardedSite
+from llm_pipeline.operations.guard import GuardedSite
 from llm_pipeline.operations.promotion import NotPromoted
 from llm_pipeline.operations.switching import start, stop
 from llm_pipeline.store.artifact_store import ArtifactStore
@@ -30,7 +30,7 @@ Act = Callable[[Served], object]
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
     monkeypatch.setattr("os.fsync", lambda _: None)
-    monkeypatch.setattr("llm_pipeline.operations.rollback._LONGEST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("llm_pipeline.operations.acting._LONGEST_PAUSE_SECONDS", 0.0)
 
 
 def guard(site: Served) -> None:

@@ -16,8 +16,8 @@ from urllib.parse import parse_qs
 import pytest
 from s3_faults import Exchange, Faults, Response, faulty
 
+from llm_pipeline.adapters.aws.adapter import ROUTER, AwsAlbPlace, TargetGroups
 from llm_pipeline.adapters.aws.alb import AlbRouter
-from llm_pipeline.adapters.aws.listener_rule import ADAPTER, AwsAlbPlace, TargetGroups
 from llm_pipeline.base.errors import Fenced, Unsupported
 from llm_pipeline.canary.open_router import open_router, router_as_it_is
 from llm_pipeline.canary.router import (
@@ -116,9 +116,9 @@ def test_a_rule_that_nobody_of_ours_wrote_can_be_read(router):
 
 
 def test_doctor_reads_the_rule(router, place):
-    assert ADAPTER.probe(place) == "aws_alb answers: blue 100 %, green 0 %"
+    assert ROUTER.probe(place) == "aws_alb answers: blue 100 %, green 0 %"
     with pytest.raises(RouterUnavailable):
-        ADAPTER.probe(place.model_copy(update={"endpoint_url": "http://127.0.0.1:9"}))
+        ROUTER.probe(place.model_copy(update={"endpoint_url": "http://127.0.0.1:9"}))
 
 
 @pytest.mark.parametrize("green", [10, 100, 500, 3330, 5000, 9990])

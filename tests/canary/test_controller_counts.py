@@ -8,9 +8,7 @@ import pytest
 from simulated import Site
 
 from llm_pipeline.canary import moving
-from llm_pipeline.canary.record import PauseReason
-from llm_pipeline.canary.router import ALL, SlotName
-from llm_pipeline.canary.sources.arm_metrics import (
+from llm_pipeline.canary.arm_metrics import (
     ArmWindow,
     Histogram,
     MetricsCursor,
@@ -18,6 +16,8 @@ from llm_pipeline.canary.sources.arm_metrics import (
     SourceContradicts,
     SourceDown,
 )
+from llm_pipeline.canary.record import PauseReason
+from llm_pipeline.canary.router import ALL, SlotName
 from llm_pipeline.canary.traffic import CountedTraffic
 
 

@@ -49,9 +49,7 @@ def test_a_canary_that_was_rolled_back_on_request_says_go_to_nothing_more(site) 
 def test_a_rollback_needs_no_admin_interface(site) -> None:
     site.users(rate=40)
     site.step(20)
-    deaf = type(site.router)(
-        site.router.files, site.place.model_copy(update={"admin_port": 18569}), site.slots, admin_timeout_seconds=0.2
-    )
+    deaf = type(site.router)(site.router.files, site.place.model_copy(update={"admin_port": 18569}), site.slots)
     record = ensure_rolled_back(site.store, "r1", "cpu", router=deaf, slots=site.control, patience=SHORT)
     assert record is not None
     assert (record.phase, record.traffic_confirmed) == (Phase.ROLLED_BACK, False)

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from llm_pipeline.adapters.envoy.process import find_router, stop_router
-from llm_pipeline.adapters.envoy.xds.files import replace_json
+from llm_pipeline.adapters.envoy.xds.messages import replace_json
 from llm_pipeline.base.errors import ConfigError, Fenced
 from llm_pipeline.canary.arm_names import BACKED_SUFFIX
 from llm_pipeline.canary.router import RouterConflict, RouterRejected, RouteState, all_to

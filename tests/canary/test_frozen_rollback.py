@@ -16,7 +16,7 @@ from llm_pipeline.operations import rollback as way_back
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
-    monkeypatch.setattr(way_back, "_LONGEST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("llm_pipeline.operations.acting._LONGEST_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr("os.fsync", lambda _: None)
 
 

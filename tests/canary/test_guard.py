@@ -19,8 +19,7 @@ from llm_pipeline.canary.record import Phase, lease_name
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations import guard as guard_module
 from llm_pipeline.operations.approval import answer
-from llm_pipeline.operations.guard import guard_once
-from llm_pipeline.operations.guarded_site import GuardAction, GuardedSite
+from llm_pipeline.operations.guard import GuardAction, GuardedSite, guard_once
 from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 from llm_pipeline.store.lease import Lease, LeaseState
 from llm_pipeline.store.pointer_writing import write_pointers
@@ -390,7 +389,7 @@ def _raise(*_: object, **__: object) -> None:
 
 @pytest.mark.parametrize("place", ["current_canary", "record_heartbeat", "retire_previous", "carry_on"])
 def test_a_fault_at_one_thing_is_told_and_the_guard_goes_on(site, monkeypatch, caplog, place) -> None:
-    monkeypatch.setattr(f"llm_pipeline.operations.guarded_site.{place}", _raise)
+    monkeypatch.setattr(f"llm_pipeline.operations.guard.{place}", _raise)
     (action,) = guard(site)
     assert (action.gpu_target, action.what) == ("cpu", "failed")
     assert "ZeroDivisionError: a fault" in action.detail

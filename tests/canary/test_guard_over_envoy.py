@@ -18,7 +18,7 @@ from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.operations.guarded_site import GuardAction, GuardedSite
+from llm_pipeline.operations.guard import GuardAction, GuardedSite
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers
 

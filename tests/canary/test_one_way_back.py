@@ -31,7 +31,7 @@ MODEL = "demo/tiny"
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
     monkeypatch.setattr("os.fsync", lambda _: None)
-    monkeypatch.setattr("llm_pipeline.operations.rollback._LONGEST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("llm_pipeline.operations.acting._LONGEST_PAUSE_SECONDS", 0.0)
 
 
 def repository(release: str) -> ArtifactRef:

@@ -17,7 +17,7 @@ from llm_pipeline.canary.record import Phase, read_events
 from llm_pipeline.notifications.event import Origin
 from llm_pipeline.notifications.happened import of_canary
 from llm_pipeline.notifications.message import message_of
-from llm_pipeline.operations.guarded_site import GuardedSite
+from llm_pipeline.operations.guard import GuardedSite
 from llm_pipeline.operations.pausing import Asked, pause, resume
 from llm_pipeline.operations.rollback import roll_back
 from llm_pipeline.operations.served_place import ServedPlace

@@ -18,7 +18,7 @@ from llm_pipeline.canary.record import CanaryJournal, Phase
 from llm_pipeline.canary.way_back_record import WayBack, write_way_back
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.operations.guarded_site import GuardedSite
+from llm_pipeline.operations.guard import GuardedSite
 from llm_pipeline.operations.promotion import Promotion, promote
 from llm_pipeline.operations.rollback import roll_back_at
 from llm_pipeline.release.contract import StageFailure, StageRequest

@@ -15,13 +15,13 @@ from hostile_client import ask, generation
 from test_envoy import both_up, shift, split
 
 from llm_pipeline.adapters.envoy.process import find_router, stop_router, stopped_router
-from llm_pipeline.adapters.envoy.xds.files import replace_json
+from llm_pipeline.adapters.envoy.xds.messages import replace_json
 from llm_pipeline.base import detached
 from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.canary.open_router import router_as_it_is
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.router import RouterUnavailable, all_to
-from llm_pipeline.operations.guarded_site import GuardedSite
+from llm_pipeline.operations.guard import GuardedSite
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from llm_pipeline.adapters.aws.listener_rule import AwsAlbPlace
+from llm_pipeline.adapters.aws.adapter import AwsAlbPlace
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace, ExistingEnvoyPlace
 from llm_pipeline.adapters.gateway_api.adapter import GatewayApiPlace
 from llm_pipeline.adapters.istio.adapter import IstioPlace

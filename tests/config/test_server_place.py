@@ -8,16 +8,14 @@ import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from llm_pipeline.adapters.aws.counts import CloudWatchSource
-from llm_pipeline.adapters.aws.listener_rule import AwsAlbPlace
-from llm_pipeline.adapters.docker.staging import DockerServer
-from llm_pipeline.adapters.envoy.adapter import EnvoyPlace, ExistingEnvoyPlace
-from llm_pipeline.adapters.envoy.counts import EnvoySource
+from llm_pipeline.adapters.aws.adapter import AwsAlbPlace, CloudWatchSource
+from llm_pipeline.adapters.docker.adapter import DockerServer
+from llm_pipeline.adapters.envoy.adapter import EnvoyPlace, EnvoySource, ExistingEnvoyPlace
 from llm_pipeline.adapters.existing_triton.adapter import ExistingServer
 from llm_pipeline.adapters.gateway_api.adapter import GatewayApiPlace
 from llm_pipeline.adapters.istio.adapter import IstioPlace
-from llm_pipeline.adapters.kubernetes.staging import KubernetesServer
-from llm_pipeline.adapters.local.staging import LocalServer
+from llm_pipeline.adapters.kubernetes.adapter import KubernetesServer
+from llm_pipeline.adapters.local.adapter import LocalServer
 from llm_pipeline.adapters.openai.adapter import OpenAiServer
 from llm_pipeline.adapters.prometheus.adapter import PrometheusSource
 from llm_pipeline.config.deployment import TargetPlace

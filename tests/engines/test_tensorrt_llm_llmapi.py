@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from llm_pipeline.adapters.tensorrt_llm import llmapi_builder as tensorrt_llm_llmapi
-from llm_pipeline.adapters.tensorrt_llm.gpu_memory_watch import GpuMemoryWatch
+from llm_pipeline.adapters.tensorrt_llm.llmapi_builder import GpuMemoryWatch
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported

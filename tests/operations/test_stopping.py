@@ -12,7 +12,7 @@ from claim_holder import holder
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.cli import main
-from llm_pipeline.operations import staging, stopping
+from llm_pipeline.operations import staging, switching
 from llm_pipeline.release.claim_state import ClaimState
 
 
@@ -38,7 +38,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }
     (tmp_path / "here.yaml").write_text(yaml.safe_dump(document))
     monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(tmp_path / "here.yaml"))
-    for module in (staging, stopping):
+    for module in (staging, switching):
         monkeypatch.setattr(module, "places_of", lambda *_: {"cpu"})
     return tmp_path
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from llm_pipeline.adapters.local.environment import Interpreter
+from llm_pipeline.adapters.local.adapter import Interpreter
 from llm_pipeline.base import detached
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.store import Signing, store_settings

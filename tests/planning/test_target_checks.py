@@ -8,7 +8,7 @@ import pytest
 from judging import TRITON_1_2_1, WITHOUT_PAGED_CONTEXT, gpu_target, judge, recipe, refusal
 from published import config_of, known_facts
 
-from llm_pipeline.adapters.tensorrt_llm.target_checks import compiled_weights, target_problem
+from llm_pipeline.adapters.tensorrt_llm.plan import compiled_weights, target_problem
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.catalog.tables import gpus
 from llm_pipeline.config.target import Target

@@ -11,7 +11,7 @@ pytest.importorskip("modelopt")
 import exports
 from safetensors.torch import save_file
 
-from llm_pipeline.adapters.openvino.dequantized_checkpoint import write_dequantized
+from llm_pipeline.adapters.openvino.builder import write_dequantized
 from llm_pipeline.artifacts.checkpoint_files import LayerScheme, read_quantization
 from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint, StoredTensors
 from llm_pipeline.artifacts.tensor_formats import FORMATS, StoredWeight

@@ -10,7 +10,7 @@ from modelopt.torch.quantization.nn import TensorQuantizer
 from modelopt.torch.quantization.qtensor import FP8QTensor, MXFP4QTensor, NVFP4QTensor
 from transformers import AutoModelForCausalLM
 
-from llm_pipeline.adapters.openvino.dequantized_checkpoint import write_dequantized
+from llm_pipeline.adapters.openvino.builder import write_dequantized
 from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
 from llm_pipeline.artifacts.tensor_formats import (
     FORMATS,

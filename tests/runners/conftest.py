@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from llm_pipeline.adapters.docker.environment import DockerEnvironment, Mount
-from llm_pipeline.adapters.kubernetes.environment import KubernetesEnvironment
-from llm_pipeline.adapters.local.environment import Interpreter
+from llm_pipeline.adapters.docker.adapter import DockerEnvironment, Mount
+from llm_pipeline.adapters.kubernetes.adapter import KubernetesEnvironment
+from llm_pipeline.adapters.local.adapter import Interpreter
 from llm_pipeline.base import detached
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import ClaimMount, Environment

@@ -14,7 +14,7 @@ import pytest
 from llm_pipeline.adapters.kubernetes import api as kubernetes_api
 from llm_pipeline.adapters.kubernetes import runner as kubernetes
 from llm_pipeline.adapters.kubernetes.job import job_manifest
-from llm_pipeline.adapters.kubernetes.log import lines_after, since
+from llm_pipeline.adapters.kubernetes.runner import lines_after, since
 from llm_pipeline.base.errors import (
     ConfigError,
     RemoteStageError,

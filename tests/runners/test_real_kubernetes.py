@@ -12,7 +12,7 @@ import pytest
 from documented_roles import documented_rules, without
 
 from llm_pipeline.adapters.kubernetes import api as kubernetes_api
-from llm_pipeline.adapters.kubernetes.environment import KubernetesEnvironment
+from llm_pipeline.adapters.kubernetes.adapter import KubernetesEnvironment
 from llm_pipeline.adapters.kubernetes.runner import KubernetesRunner
 from llm_pipeline.base.errors import ConfigError, RemoteStageError, RemoteStageTransient, StageCrashed
 from llm_pipeline.runners.runner import Placement

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llm_pipeline.adapters.kubernetes.environment import KubernetesEnvironment
+from llm_pipeline.adapters.kubernetes.adapter import KubernetesEnvironment
 from llm_pipeline.adapters.kubernetes.job import job_manifest
 from llm_pipeline.config.deployment import Deployment, HubAccess
 from llm_pipeline.config.loading import load_yaml

@@ -41,10 +41,8 @@ def served(document: dict[str, Any]) -> dict[str, Any]:
     return {"serving": document}
 
 
-def plan_of(name: str, *, mode: Any = None, hosts: MpiHosts | None = None, **changes: Any) -> LaunchPlan:
-    return launch_plan(
-        target_with(name, **changes), repository=VIEW, ports=PORTS, mode=mode, hosts=hosts, digest="0" * 64
-    )
+def plan_of(name: str, *, hosts: MpiHosts | None = None, **changes: Any) -> LaunchPlan:
+    return launch_plan(target_with(name, **changes), repository=VIEW, ports=PORTS, hosts=hosts, digest="0" * 64)
 
 
 @pytest.mark.parametrize("path", sorted(TARGETS.glob("*.yaml")), ids=lambda path: path.stem)
@@ -137,40 +135,34 @@ def test_an_engine_over_two_nodes_is_led_across_them():
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "mode", "reason"),
+    ("name", "changes", "reason"),
     [
-        ("h100_tp4", {"accelerator_count": 2}, None, "4 ranks need 4 GPUs, accelerator_count is 2"),
-        ("h100_tp2", {"accelerator_count": 4}, None, "2 ranks need 2 GPUs, accelerator_count is 4"),
-        ("h200_tp4", {**SIXTEEN, "accelerator_count": 12}, None, "16 ranks need 16 GPUs"),
-        ("h200_tp4", {"accelerator_count": 12, "parallelism": {"tensor": 12}}, None, "do not fill 2 nodes of 8 GPUs"),
-        ("h200_tp4", SIXTEEN, "single", "2 nodes are needed, and it is one process"),
-        ("l40s_engine", SIXTEEN, "orchestrator", "2 nodes are needed, and the workers that it starts are on its own"),
-        ("l40s_engine", SIXTEEN, None, "mpirun must know the hosts by name"),
-        ("l40s_engine", SIXTEEN, None, "must say num_nodes: 2"),
-        ("l40s_engine", TWO, "single", "a compiled engine of 2 ranks needs a process for each"),
-        ("h100", {}, "leader", "leader is a mode of compiled engines, not of tensorrt_llm_llmapi"),
-        ("l40s_engine", {}, "multi_node_launcher", "starts the LLM API, not tensorrt_llm_engine"),
-        ("l40s_engine", TWO | served({"gpu_device_ids": [[0, 1], [2, 3]]}), "leader", "2 instances need a server each"),
-        ("h200_tp4", SIXTEEN | served({"gpu_device_ids": [[0], [1]]}), None, "2 instances need a server each"),
-        ("h100_tp2", served({"gpu_device_ids": [[0], [1]]}), None, "must name 2 GPUs, one for each rank"),
-        ("h100_tp2", served({"gpu_device_ids": [[7, 8]]}), None, "names GPU 8, a node has 8"),
+        ("h100_tp4", {"accelerator_count": 2}, "4 ranks need 4 GPUs, accelerator_count is 2"),
+        ("h100_tp2", {"accelerator_count": 4}, "2 ranks need 2 GPUs, accelerator_count is 4"),
+        ("h200_tp4", {**SIXTEEN, "accelerator_count": 12}, "16 ranks need 16 GPUs"),
+        ("h200_tp4", {"accelerator_count": 12, "parallelism": {"tensor": 12}}, "do not fill 2 nodes of 8 GPUs"),
+        ("l40s_engine", SIXTEEN | served({"gpu_device_ids": [[0], [1]]}), "the workers that it starts are on its own"),
+        ("h200_vllm", SIXTEEN, "it is one process"),
+        ("l40s_engine", SIXTEEN, "mpirun must know the hosts by name"),
+        ("l40s_engine", SIXTEEN, "must say num_nodes: 2"),
+        ("h200_tp4", SIXTEEN | served({"gpu_device_ids": [[0], [1]]}), "2 instances need a server each"),
+        ("h100_tp2", served({"gpu_device_ids": [[0], [1]]}), "must name 2 GPUs, one for each rank"),
+        ("h100_tp2", served({"gpu_device_ids": [[7, 8]]}), "names GPU 8, a node has 8"),
         (
             "l40s_engine",
             TWO | served({"extra_parameters": {"participant_ids": "1,2"}}),
-            None,
             "participant_ids is 1,2, the ranks are 0,1",
         ),
         (
             "l40s_engine",
-            TWO | served({"extra_parameters": {"participant_ids": "0,1"}}),
-            "orchestrator",
+            TWO | served({"extra_parameters": {"participant_ids": "0,1"}, "gpu_device_ids": [[0, 1], [2, 3]]}),
             "this one starts its own",
         ),
     ],
 )
-def test_what_could_not_start_is_refused_with_the_reason(name, changes, mode, reason):
+def test_what_could_not_start_is_refused_with_the_reason(name, changes, reason):
     with pytest.raises(Unsupported, match=reason):
-        plan_of(name, mode=mode, **changes)
+        plan_of(name, **changes)
 
 
 def test_every_node_must_be_named_or_none():
@@ -202,7 +194,7 @@ def test_every_flag_is_one_of_the_real_server(tmp_path: Path):
     plans = [
         plan_of("h100"),
         plan_of("l40s_engine", **TWO),
-        plan_of("l40s_engine", mode="orchestrator", **TWO),
+        plan_of("l40s_engine", **TWO, **served({"gpu_device_ids": [[0, 1], [2, 3]]})),
         plan_of("h200_tp4", hosts=HOSTS, **SIXTEEN),
     ]
     words = [word for plan in plans for process in plan.processes for word in process.arguments]

@@ -61,8 +61,8 @@ def faults(proxy: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_given: 0.001)
     monkeypatch.setattr("botocore.retries.quota.RetryQuota.acquire", lambda *_given: True)  # tests share a client
     monkeypatch.setattr("llm_pipeline.store.s3_answers._BACKOFF_UNIT_SECONDS", 0.001)
-    monkeypatch.setattr("llm_pipeline.adapters.s3.upload.PART_BYTES", PART)
-    monkeypatch.setattr("llm_pipeline.adapters.s3.download._RANGE_BYTES", PART)
+    monkeypatch.setattr("llm_pipeline.adapters.s3.transfers.PART_BYTES", PART)
+    monkeypatch.setattr("llm_pipeline.adapters.s3.transfers._RANGE_BYTES", PART)
     proxy.heal()
     return proxy
 

@@ -23,7 +23,7 @@ EVENTS = {"before it is sent": "before-send.s3", "after it is answered": "respon
 
 @pytest.fixture
 def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("llm_pipeline.adapters.s3.upload.PART_BYTES", 1000)
+    monkeypatch.setattr("llm_pipeline.adapters.s3.transfers.PART_BYTES", 1000)
     directory = tmp_path / "weights"
     directory.mkdir()
     (directory / "model.bin").write_bytes(os.urandom(1500))

@@ -34,8 +34,8 @@ def faults(proxy: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_given: 0.001)
     monkeypatch.setattr("botocore.retries.quota.RetryQuota.acquire", lambda *_given: True)
     monkeypatch.setattr("llm_pipeline.store.s3_answers._BACKOFF_UNIT_SECONDS", 0.001)
-    monkeypatch.setattr("llm_pipeline.adapters.s3.upload.PART_BYTES", PART)
-    monkeypatch.setattr("llm_pipeline.adapters.s3.upload._IN_FLIGHT_BYTES", PART)  # parts go one after the other
+    monkeypatch.setattr("llm_pipeline.adapters.s3.transfers.PART_BYTES", PART)
+    monkeypatch.setattr("llm_pipeline.adapters.s3.transfers._IN_FLIGHT_BYTES", PART)  # parts go one after the other
     proxy.heal()
     return proxy
 

@@ -23,7 +23,7 @@ def faults(proxy: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_given: 0.001)
     monkeypatch.setattr("botocore.retries.quota.RetryQuota.acquire", lambda *_given: True)  # tests share a client
     monkeypatch.setattr("llm_pipeline.store.s3_answers._BACKOFF_UNIT_SECONDS", 0.001)
-    monkeypatch.setattr("llm_pipeline.adapters.s3.upload.PART_BYTES", PART)
+    monkeypatch.setattr("llm_pipeline.adapters.s3.transfers.PART_BYTES", PART)
     proxy.heal()
     return proxy
 
@@ -66,7 +66,7 @@ def test_a_refusal_whose_body_is_reset_is_asked_for_again(store: S3Store, faults
 def test_a_file_goes_on_at_the_byte_where_the_connection_broke(
     store: S3Store, faults: Faults, weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llm_pipeline.adapters.s3.upload.PART_BYTES", 1_000_000)
+    monkeypatch.setattr("llm_pipeline.adapters.s3.transfers.PART_BYTES", 1_000_000)
     (weights / "model.bin").write_bytes(os.urandom(400_000))
     ref = store.publish("checkpoint", weights)
     faults.heal()

@@ -30,7 +30,7 @@ LISTING, MANIFEST, MARKER = (
 @pytest.fixture
 def faults(proxy: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
     monkeypatch.setattr("llm_pipeline.store.s3_answers._BACKOFF_UNIT_SECONDS", 0.001)
-    monkeypatch.setattr("llm_pipeline.adapters.s3.upload.PART_BYTES", 1000)
+    monkeypatch.setattr("llm_pipeline.adapters.s3.transfers.PART_BYTES", 1000)
     monkeypatch.setattr(condemned, "_POLL_SECONDS", 0.005)
     proxy.heal()
     return proxy

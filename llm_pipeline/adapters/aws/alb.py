@@ -20,8 +20,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from llm_pipeline.adapters.aws.adapter import AwsAlbPlace
 from llm_pipeline.adapters.aws.client import aws_client
-from llm_pipeline.adapters.aws.listener_rule import AwsAlbPlace
 from llm_pipeline.base.errors import Fenced, Unsupported
 from llm_pipeline.canary.router import (
     ALL,

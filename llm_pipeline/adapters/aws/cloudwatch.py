@@ -12,18 +12,17 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+from llm_pipeline.adapters.aws.adapter import AwsAlbPlace, CloudWatchSource
 from llm_pipeline.adapters.aws.client import aws_client
-from llm_pipeline.adapters.aws.counts import CloudWatchSource
-from llm_pipeline.adapters.aws.listener_rule import AwsAlbPlace
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.canary.router import SlotName, TrafficRouter
-from llm_pipeline.canary.sources.arm_metrics import (
+from llm_pipeline.canary.arm_metrics import (
     ArmWindow,
     MetricsCursor,
     MetricsWindow,
     SourceDown,
     check_total,
 )
+from llm_pipeline.canary.router import SlotName, TrafficRouter
 
 _NAMESPACE = "AWS/ApplicationELB"
 _PERIOD_SECONDS = 60

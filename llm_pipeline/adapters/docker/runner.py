@@ -10,14 +10,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from llm_pipeline.adapters.docker.connection import connect, engine_answers
-from llm_pipeline.adapters.docker.container import DIGEST_LABEL, container_mounts, container_options
-from llm_pipeline.adapters.docker.environment import DockerEnvironment
-from llm_pipeline.adapters.docker.image import resolve_image
+from llm_pipeline.adapters.docker.adapter import DockerEnvironment, Mount
+from llm_pipeline.adapters.docker.connection import Containers, confined, engine_answers, handed_on
+from llm_pipeline.adapters.docker.image import ResolvedImage, resolve_image
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.directory_listing import list_directories
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import ConfigError, StageCrashed, Transient
+from llm_pipeline.base.labels import LABEL_PREFIX
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.release.contract import StageRequest, StageResult
@@ -30,9 +30,10 @@ from llm_pipeline.runners.job_directory import (
     read_outcome,
     request_path,
 )
-from llm_pipeline.runners.job_names import job_base_name
-from llm_pipeline.runners.runner import Job, Placement
+from llm_pipeline.runners.job_names import job_base_name, request_labels
+from llm_pipeline.runners.runner import STAGE_VARIABLES, Job, Placement
 from llm_pipeline.runners.stage_environment import withheld_secrets
+from llm_pipeline.store.provenance import CONTAINER_VARIABLE
 
 log = get_logger(__name__)
 
@@ -50,18 +51,7 @@ class DockerRunner:
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
         self._work_root = Path(deployment.work_root)
-        self._client: Any = None
-
-    @staticmethod
-    def probe(environment: DockerEnvironment) -> str:
-        """What `doctor` says of an environment that works.
-
-        Raises:
-            Unsupported: The Docker SDK is not installed.
-            Transient: The engine does not answer.
-        """
-        with engine_answers():
-            return f"Docker engine {connect().version()['Version']}, image {environment.image or 'of the target'}"
+        self._containers = Containers()
 
     def submit(self, request: StageRequest, placement: Placement) -> Job:
         """Start a stage; the same request while its container still runs gives that job.
@@ -83,7 +73,7 @@ class DockerRunner:
                 return job
             self._remove_others(base)
             job = self._job(placement, base, number + 1, name, digest)
-            resolved = resolve_image(self._engine(), image)
+            resolved = resolve_image(self._containers.engine, image)
             job.directory.mkdir()
             request_path(job).write_text(text)
             options = container_options(
@@ -97,7 +87,7 @@ class DockerRunner:
     def is_active(self, job: Job) -> bool:
         """Whether the stage's container still runs."""
         with engine_answers():
-            container = self._find(job.name)
+            container = self._containers.find(job.name)
             return container is not None and container.status in _ACTIVE
 
     def read_log(self, job: Job, offset: int) -> tuple[list[str], int]:
@@ -122,13 +112,8 @@ class DockerRunner:
     def cancel(self, job: Job) -> None:
         """Stop the container, and with it everything in it."""
         with engine_answers():
-            if container := self._find(job.name):
+            if container := self._containers.find(job.name):
                 container.stop(timeout=_GRACE_SECONDS)
-
-    def _engine(self) -> Any:
-        if self._client is None:
-            self._client = connect()
-        return self._client
 
     def _job(self, placement: Placement, base: Path, number: int, name: str, digest: str) -> Job:
         return Job(
@@ -139,18 +124,9 @@ class DockerRunner:
             request_digest=digest,
         )
 
-    def _find(self, name: str) -> Any:
-        self._engine()
-        from docker.errors import NotFound
-
-        try:
-            return self._client.containers.get(name)
-        except NotFound:
-            return None
-
     def _is_ours(self, job: Job) -> bool:
         """Whether the container of this very request runs; one whose submitter died before its start is started."""
-        container = self._find(job.name)
+        container = self._containers.find(job.name)
         if container is None:
             return False
         if container.status == "created":
@@ -162,7 +138,7 @@ class DockerRunner:
         """Earlier attempts go: an older configuration of the same stage is superseded, a crashed one was looked at."""
         for record in (directory / "container" for directory in list_directories(base)):
             name = record.read_text() if record.exists() else ""
-            if name and (container := self._find(name)):  # an empty record is one that a power cut left
+            if name and (container := self._containers.find(name)):  # an empty record is one that a power cut left
                 if container.status in _ACTIVE:
                     container.stop(timeout=_GRACE_SECONDS)
                 container.remove(force=True)
@@ -189,7 +165,7 @@ class DockerRunner:
         """An engine that is away is no reason to lose an outcome."""
         try:
             with engine_answers():
-                if container := self._find(job.name):
+                if container := self._containers.find(job.name):
                     container.remove(force=True)
         except Transient as error:
             log.warning("the container of an ended stage was not removed", container=job.name, reason=error.message)
@@ -198,9 +174,9 @@ class DockerRunner:
         from docker.errors import APIError
 
         try:
-            container = self._client.containers.create(**options)
+            container = self._containers.engine.containers.create(**options)
         except APIError as error:
-            container = self._find(job.name) if _name_is_taken(error) else None
+            container = self._containers.find(job.name) if _name_is_taken(error) else None
             if container is None or container.labels.get(DIGEST_LABEL) != job.request_digest:
                 raise _refused(error, job) from error
         try:
@@ -210,7 +186,7 @@ class DockerRunner:
             raise _refused(error, job) from error
 
     def _crash(self, job: Job) -> StageCrashed:
-        container = self._find(job.name)
+        container = self._containers.find(job.name)
         lines, _ = read_lines(job.log, 0)
         if container is None:
             how = "its container is gone"
@@ -245,3 +221,52 @@ def _refused(error: Any, job: Job) -> ConfigError | Transient:
         where=f"container {job.name}",
         hint="check image, python, mounts, gpus and network of the environment",
     )
+
+
+DIGEST_LABEL = f"{LABEL_PREFIX}request-digest"
+
+
+def container_options(
+    environment: DockerEnvironment, image: ResolvedImage, request: StageRequest, job: Job, withheld: frozenset[str]
+) -> dict[str, Any]:
+    """Keyword arguments for `containers.create`, but for mounts and GPU requests, which are types of the SDK.
+
+    Of the environment's variables the `withheld` ones are left out: secrets that this stage does not need.
+
+    Raises:
+        ConfigError: A variable that is to be handed on is not set here.
+    """
+    return {
+        "image": image.run,
+        "name": job.name,
+        "command": stage_command(environment.python, request, job),
+        "environment": _variables(environment, image, withheld),
+        "labels": request_labels(request) | {DIGEST_LABEL: job.request_digest},
+        **confined(
+            environment.user,
+            network=environment.network,
+            shared_memory_gib=environment.shared_memory_gib,
+            memory_gib=environment.memory_gib,
+        ),
+    }
+
+
+def stage_command(python: str, request: StageRequest, job: Job) -> list[str]:
+    """The stage's argument list; request, outcome and log are files of the job's directory."""
+    command = [python, "-m", "llm_pipeline", "stage", "run", request.stage, "--request", str(request_path(job))]
+    return [*command, "--result", str(job.result), "--log", str(job.log)]
+
+
+def container_mounts(environment: DockerEnvironment, request: StageRequest) -> tuple[Mount, ...]:
+    """Every mount: where the stage works and what it publishes to may be written, the rest as configured."""
+    writable = [request.work_root]
+    if store := request.store.directory:
+        writable.append(str(store))
+    if request.store.cache and not Path(request.store.cache).is_relative_to(request.work_root):
+        writable.append(request.store.cache)
+    return (*(Mount(source=path, writable=True) for path in writable), *environment.mounts)
+
+
+def _variables(environment: DockerEnvironment, image: ResolvedImage, withheld: frozenset[str]) -> dict[str, str]:
+    given = handed_on([name for name in environment.variables if name not in withheld])
+    return given | STAGE_VARIABLES | {"HOME": "/tmp", CONTAINER_VARIABLE: image.recorded}  # noqa: S108

@@ -6,21 +6,19 @@ cannot both have it. Everything it reads is mounted read-only, but for its view 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from llm_pipeline.adapters.docker.connection import connect, engine_answers
+from llm_pipeline.adapters.docker.adapter import DockerServer
+from llm_pipeline.adapters.docker.connection import Containers, confined, engine_answers, handed_on
 from llm_pipeline.adapters.docker.image import resolve_image
-from llm_pipeline.adapters.docker.staging import DockerServer
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError, Transient, Unsupported
 from llm_pipeline.base.labels import LABEL_PREFIX, label_value
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
-from llm_pipeline.serving.control.waiting import await_model, await_no_requests
+from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot, await_model, await_no_requests
 from llm_pipeline.serving.launch_plan import LaunchPlan, launch_plan
 from llm_pipeline.serving.ports import LOOPBACK, loopback_endpoint
 from llm_pipeline.serving.server_log import failure_lines
@@ -34,8 +32,6 @@ _DIGEST_LABEL = f"{LABEL_PREFIX}repository-digest"
 _EXIT_SECONDS = 5
 _GRACE_SECONDS = _EXIT_SECONDS + 7
 _LOG_LINES = 400
-_GIB = 2**30
-_TEMPORARY = "rw,exec,nosuid,nodev,mode=1777"
 
 
 class DockerControl:
@@ -44,7 +40,7 @@ class DockerControl:
     def __init__(self, place: DockerServer, slot: StagingSlot) -> None:
         self._place = place
         self._slot = slot
-        self._client: Any = None
+        self._containers = Containers()
 
     @property
     def name(self) -> str:
@@ -62,7 +58,7 @@ class DockerControl:
                 return self._same_or_refuse(running, candidate)
             self._remove()
             plan = self._plan(candidate)
-            image = resolve_image(self._engine(), self._image())
+            image = resolve_image(self._containers.engine, self._image())
             link_repository(candidate.repository, self._view, candidate.links)
             try:
                 container = self._run(image.run, plan, candidate)
@@ -78,35 +74,18 @@ class DockerControl:
             container = self._running()
             return self._staged(container) if container else None
 
-    def drain(self, seconds: float) -> bool:
-        return await_no_requests(self.endpoint, seconds)
-
     def stop(self, *, drain_seconds: float = 0) -> None:
         with exclusive(self._slot.state), engine_answers():
             if drain_seconds > 0 and self._running():
-                self.drain(drain_seconds)
+                await_no_requests(self.endpoint, drain_seconds)
             self._remove()
 
     @property
     def _view(self) -> Path:
         return self._slot.state.absolute() / "repository"
 
-    def _engine(self) -> Any:
-        if self._client is None:
-            self._client = connect()
-        return self._client
-
-    def _find(self) -> Any:
-        self._engine()
-        from docker.errors import NotFound
-
-        try:
-            return self._client.containers.get(self.name)
-        except NotFound:
-            return None
-
     def _running(self) -> Any:
-        container = self._find()
+        container = self._containers.find(self.name)
         return container if container is not None and container.status == "running" else None
 
     def _same_or_refuse(self, container: Any, candidate: Candidate) -> StagedServer:
@@ -152,7 +131,7 @@ class DockerControl:
         from docker.errors import APIError
 
         try:
-            container = self._client.containers.create(**self._options(image, plan, candidate))
+            container = self._containers.engine.containers.create(**self._options(image, plan, candidate))
             container.start()
         except APIError as error:
             raise ConfigError(
@@ -169,33 +148,22 @@ class DockerControl:
             "name": self.name,
             "command": list(plan.command),
             "working_dir": plan.working_directory,
-            "environment": {"HOME": "/tmp", **plan.environment, **self._variables()},  # noqa: S108 - the container's
+            "environment": {"HOME": "/tmp", **plan.environment, **handed_on(place.variables)},  # noqa: S108 - the container's
             "labels": {
                 "app.kubernetes.io/managed-by": "llm-pipeline",
                 f"{LABEL_PREFIX}target": label_value(target.name),
                 _DIGEST_LABEL: candidate.digest,
             },
             "ports": {f"{port}/tcp": (LOOPBACK, port) for port in place.by_name().values()},
-            "user": place.user or f"{os.getuid()}:{os.getgid()}",
-            "network_mode": "bridge",
-            "read_only": True,
-            "tmpfs": {"/tmp": _TEMPORARY},  # noqa: S108 - the container's own
-            "cap_drop": ["ALL"],
-            "security_opt": ["no-new-privileges"],
-            "init": True,
-            "shm_size": plan.shared_memory_gib * _GIB,
-            "mem_limit": round(place.memory_gib * _GIB) if place.memory_gib else None,
+            **confined(
+                place.user,
+                network="bridge",
+                shared_memory_gib=plan.shared_memory_gib,
+                memory_gib=place.memory_gib,
+            ),
             "mounts": list(self._mounts(candidate)),
             "device_requests": list(self._gpus()),
         }
-
-    def _variables(self) -> dict[str, str]:
-        if missing := [name for name in self._place.variables if name not in os.environ]:
-            raise ConfigError(
-                f"not set here, and to be handed on to the container: {', '.join(missing)}",
-                hint="set them where the worker runs, or take them out of the place's variables",
-            )
-        return {name: os.environ[name] for name in self._place.variables}
 
     def _mounts(self, candidate: Candidate) -> Iterator[Any]:
         """Links of the view lead to the same paths inside."""
@@ -233,17 +201,11 @@ class DockerControl:
 
     def _remove(self) -> None:
         """Its processes, its shared memory and its hold on GPUs end with the container."""
-        container = self._find()
+        container = self._containers.find(self.name)
         if container is None:
             return
         if container.status in ("running", "paused", "restarting"):
             container.stop(timeout=_GRACE_SECONDS)
         container.remove(force=True)
-        if self._find() is not None:
+        if self._containers.find(self.name) is not None:
             raise Transient("the container is not gone yet", where=f"container {self.name}", hint="try again")
-
-
-def probe(place: DockerServer) -> str:
-    """The engine's version, and the image; what `doctor` says of it."""
-    with engine_answers():
-        return f"Docker engine {connect().version()['Version']}, image {place.image or 'of the target'}"

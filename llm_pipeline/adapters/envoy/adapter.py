@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from llm_pipeline.base.adapters import OnCall
+from llm_pipeline.base.adapters import Adapter, OnCall
 from llm_pipeline.canary.router_adapter import RouterAdapter
+from llm_pipeline.config.metric_source import MetricSourceModel
 from llm_pipeline.config.model import AbsolutePath, ConfigModel, PlainUrl, Port
-from llm_pipeline.config.router_place import RouterModel
+from llm_pipeline.config.router_place import RouterModel, RouterPlace
 from llm_pipeline.config.slot_server import OpenAiSlot
 
 IP_ADDRESS = r"^[0-9a-fA-F.:]+$"
@@ -175,3 +176,18 @@ EXISTING = RouterAdapter(
     open=OnCall(f"{_FOLDER}.existing:feed_router"),
     as_it_is=OnCall(f"{_FOLDER}.existing:fed_router"),
 )
+
+
+class EnvoySource(MetricSourceModel):
+    """The statistics of the Envoy that splits the traffic: counts of requests and errors, no latencies."""
+
+    kind: Literal["envoy"]
+
+    def problems(self, router: RouterPlace) -> Iterator[str]:
+        """Only an Envoy has them."""
+        if not isinstance(router, EnvoyPlace | ExistingEnvoyPlace):
+            yield f"metrics envoy are an Envoy's statistics, and the router is {router.kind}"
+
+
+_STATISTICS = OnCall(f"{_FOLDER}.statistics:EnvoyStatistics")
+STATISTICS = Adapter(config=EnvoySource, open=lambda _source, _place, router: _STATISTICS(router))

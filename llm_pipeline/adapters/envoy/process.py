@@ -18,8 +18,7 @@ from typing import cast
 
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
 from llm_pipeline.adapters.envoy.router import EnvoyRouter, RouterFiles
-from llm_pipeline.adapters.envoy.xds.files import replace_json
-from llm_pipeline.adapters.envoy.xds.messages import LOCAL_HOST
+from llm_pipeline.adapters.envoy.xds.messages import LOCAL_HOST, replace_json
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.file_lock import flocked_within
@@ -32,7 +31,7 @@ from llm_pipeline.config.slot_server import SlotServer
 log = get_logger(__name__)
 
 LARGEST_ACCESS_LOG_BYTES = 64 * 1024 * 1024
-_REVIVAL_SECONDS = 15.0
+_START_SECONDS = 15.0
 _RELEASE_SECONDS = 15.0
 _INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ")  # never a token: it faces the users
 
@@ -50,7 +49,6 @@ def start_router(
     state: Path,
     *,
     initial: RouteState,
-    wait_seconds: float = 15.0,
 ) -> StartedEnvoy:
     """Start Envoy, or return the one that runs, with the configuration of this version.
 
@@ -61,14 +59,13 @@ def start_router(
         slots: The servers behind it.
         state: Directory for its configuration, process record and logs.
         initial: Weights of a router that never ran.
-        wait_seconds: Longest wait until it is live.
 
     Raises:
         ConfigError: A port is in use, or Envoy is not installed in this environment.
         RouterUnavailable: It does not become live in time.
     """
     files = RouterFiles(state.resolve())
-    with _one_starter(files.state, wait_seconds):
+    with _one_starter(files.state):
         if (running := find_router(state)) is not None:
             asked = {"limits": place.limits, "trusted_proxies": place.trusted_proxies}
             router = StartedEnvoy(files, running.place.model_copy(update=asked), running.slots)
@@ -77,7 +74,7 @@ def start_router(
                 router.note_place()
             return router
         router = StartedEnvoy(files, place, dict(slots))
-        router.start(initial, wait_seconds)
+        router.start(initial)
     return router
 
 
@@ -86,7 +83,7 @@ class StartedEnvoy(EnvoyRouter):
 
     largest_access_log_bytes = LARGEST_ACCESS_LOG_BYTES
 
-    def start(self, initial: RouteState, wait_seconds: float) -> None:
+    def start(self, initial: RouteState) -> None:
         """Start it, and wait until it acts on its routes; for the holder of the starters' lock.
 
         Raises:
@@ -105,7 +102,7 @@ class StartedEnvoy(EnvoyRouter):
         process = detached.start(
             f"router {place.port}", _command(files), files.record, log=files.process_log, environment=environment
         )
-        _wait_until_live(self, process, wait_seconds)
+        _wait_until_live(self, process)
         log.info("router started", port=place.port, pid=process.pid)
 
     def note_place(self) -> None:
@@ -146,7 +143,7 @@ class StartedEnvoy(EnvoyRouter):
     def revive(self) -> str | None:
         """Starts an Envoy that ended and replaces a frozen one; one that was stopped on purpose stays stopped."""
         files = self.files
-        with _one_starter(files.state, _REVIVAL_SECONDS):
+        with _one_starter(files.state):
             process = detached.load(files.record)
             frozen = process is not None and detached.process_is_stopped(process.pid, process.start_ticks)
             if process is None or (process.alive and not frozen):
@@ -155,7 +152,7 @@ class StartedEnvoy(EnvoyRouter):
                 os.kill(process.pid, signal.SIGKILL)
             detached.stop(process)
             log.error("the router is not running: restarting it", pid=process.pid, frozen=frozen)
-            self.start(self.read()[0], _REVIVAL_SECONDS)
+            self.start(self.read()[0])
         return "Envoy was frozen and was replaced" if frozen else "Envoy had ended and was restarted"
 
     def _await_free_ports(self) -> None:
@@ -212,7 +209,7 @@ def _router_of(files: RouterFiles) -> StartedEnvoy:
 
 
 @contextlib.contextmanager
-def _one_starter(state: Path, seconds: float) -> Iterator[None]:
+def _one_starter(state: Path) -> Iterator[None]:
     """Let one process at a time look whether Envoy runs, and start it.
 
     Raises:
@@ -220,7 +217,7 @@ def _one_starter(state: Path, seconds: float) -> Iterator[None]:
     """
     state.mkdir(parents=True, exist_ok=True)
     busy = RouterUnavailable("another process is starting the router", where=str(state))
-    with flocked_within(state / "start.lock", seconds, busy):
+    with flocked_within(state / "start.lock", _START_SECONDS, busy):
         yield
 
 
@@ -234,8 +231,8 @@ def _command(files: RouterFiles) -> list[str]:
     return [str(program), "-c", str(files.bootstrap), *options, "--log-level", "warning"]
 
 
-def _wait_until_live(router: EnvoyRouter, process: detached.DetachedProcess, wait_seconds: float) -> None:
-    deadline = time.monotonic() + wait_seconds
+def _wait_until_live(router: EnvoyRouter, process: detached.DetachedProcess) -> None:
+    deadline = time.monotonic() + _START_SECONDS
     while not router.ready():
         if not process.alive or time.monotonic() > deadline:
             detached.stop(process)

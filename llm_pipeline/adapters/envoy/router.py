@@ -17,10 +17,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace, ExistingEnvoyPlace
 from llm_pipeline.adapters.envoy.endpoint_statistics import EndpointStatistics, endpoint_statistics
-from llm_pipeline.adapters.envoy.slot_addresses import addresses_of
 from llm_pipeline.adapters.envoy.xds import clusters, listener, routes
-from llm_pipeline.adapters.envoy.xds.files import replace_json
-from llm_pipeline.adapters.envoy.xds.messages import LOCAL_HOST, address_text
+from llm_pipeline.adapters.envoy.xds.messages import LOCAL_HOST, address_text, addresses_of, replace_json
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import Fenced
 from llm_pipeline.base.file_lock import flocked_within
@@ -41,6 +39,7 @@ from llm_pipeline.config.slot_server import SlotServer
 log = get_logger(__name__)
 
 _QUESTIONS = 3
+_ADMIN_SECONDS, _LOCK_SECONDS = 2.0, 5.0
 _NAMES = TypeAdapter(dict[str, str])
 _RDS_STATISTICS = f"http.{STAT_PREFIX}.rds.{ROUTES}"
 
@@ -78,16 +77,11 @@ class EnvoyRouter:
         files: RouterFiles,
         place: EnvoyPlace | ExistingEnvoyPlace,
         slots: dict[SlotName, SlotServer],
-        *,
-        admin_timeout_seconds: float = 2.0,
-        lock_timeout_seconds: float = 5.0,
     ) -> None:
         self.files = files
         self.place = place
         self.slots = slots
         self._addresses = {slot: list(addresses_of(server, self._slot_host).values()) for slot, server in slots.items()}
-        self._admin_timeout = admin_timeout_seconds
-        self._lock_timeout = lock_timeout_seconds
         self._rejected_before_write: int | None = None
 
     def nearest(self, want: RouteState) -> RouteState:
@@ -305,7 +299,7 @@ class EnvoyRouter:
         """
         parts = urlsplit(self.place.admin_url)
         try:
-            return call(f"{parts.scheme}://{parts.netloc}{path}", seconds=self._admin_timeout, method=method).text
+            return call(f"{parts.scheme}://{parts.netloc}{path}", seconds=_ADMIN_SECONDS, method=method).text
         except OSError as error:
             raise RouterUnavailable(f"the admin interface does not answer: {error}", where=self._where) from error
 
@@ -346,7 +340,7 @@ class EnvoyRouter:
             where=str(self.files.lock),
             hint="find the frozen process with fuser and end it",
         )
-        with flocked_within(self.files.lock, self._lock_timeout, busy):
+        with flocked_within(self.files.lock, _LOCK_SECONDS, busy):
             yield
 
 

@@ -17,13 +17,13 @@ from typing import Any, get_args
 from llm_pipeline.adapters.envoy.router import EnvoyRouter
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary import arm_names as names
-from llm_pipeline.canary.router import RouterUnavailable, SlotName
-from llm_pipeline.canary.sources.arm_metrics import (
+from llm_pipeline.canary.arm_metrics import (
     ArmWindow,
     MetricsCursor,
     MetricsWindow,
     SourceDown,
 )
+from llm_pipeline.canary.router import RouterUnavailable, SlotName
 
 log = get_logger(__name__)
 

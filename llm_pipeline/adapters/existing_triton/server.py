@@ -20,8 +20,7 @@ from llm_pipeline.base.records import Frozen
 from llm_pipeline.serving.control.model_control import ModelControl, ModelRefused, open_model_control
 from llm_pipeline.serving.control.model_directory import open_model_directory
 from llm_pipeline.serving.control.model_versions import ModelVersions, candidate_config, differing_fields
-from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
-from llm_pipeline.serving.control.waiting import await_no_requests
+from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot, await_no_requests
 from llm_pipeline.serving.slot_fence import exclusive
 from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy
 
@@ -71,17 +70,13 @@ class ExistingControl:
         loaded = self._loaded()
         return self._served(loaded) if loaded else None
 
-    def drain(self, seconds: float) -> bool:
-        """Waits for requests in flight, also for those of other versions that are served."""
-        return await_no_requests(self._place.endpoint, seconds)
-
     def stop(self, *, drain_seconds: float = 0) -> None:
-        """Unloads the version, after its requests in flight are answered."""
+        """Unloads the version, after requests in flight are answered, also those of other versions that are served."""
         if not self._record.is_file():
             return
         with exclusive(self._state):
             if drain_seconds > 0:
-                self.drain(drain_seconds)
+                await_no_requests(self._place.endpoint, drain_seconds)
             self._put_back()
 
     def _load(self, candidate: Candidate, control: ModelControl) -> StagedServer:

@@ -10,15 +10,16 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Any
 
-from llm_pipeline.adapters.kubernetes.environment import KubernetesEnvironment
+from llm_pipeline.adapters.kubernetes.adapter import KubernetesEnvironment
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.labels import LABEL_PREFIX, label_value
-from llm_pipeline.config.environment import ClaimMount, Toleration
+from llm_pipeline.config.environment import ClaimMount
 from llm_pipeline.release.contract import StageRequest
 from llm_pipeline.release.process import IN_STORE
 from llm_pipeline.release.time_limit import GRACE_SECONDS
 from llm_pipeline.runners.job_names import request_labels
 from llm_pipeline.runners.runner import STAGE_VARIABLES, Job
+from llm_pipeline.serving.kubernetes_manifests.pods import CONFINED, mebibytes, pod_identity, resources
 from llm_pipeline.store.provenance import CONTAINER_VARIABLE
 
 DIGEST_ANNOTATION = f"{LABEL_PREFIX}request-digest"
@@ -98,9 +99,10 @@ def _pod(
 ) -> dict[str, Any]:
     volumes, mounts = _volumes(environment, request)
     variables = dict.fromkeys(withheld, "") | _variables(image)
+    gpus = {environment.gpu_resource: str(environment.gpus)} if environment.gpus else {}
     optional = {
         "nodeSelector": environment.node_selector,
-        "tolerations": [_toleration(toleration) for toleration in environment.tolerations],
+        "tolerations": [toleration.model_dump(exclude_none=True) for toleration in environment.tolerations],
         "serviceAccountName": environment.service_account,
         "imagePullSecrets": [{"name": secret} for secret in environment.image_pull_secrets],
     }
@@ -109,8 +111,7 @@ def _pod(
         "terminationGracePeriodSeconds": _GRACE_SECONDS,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": _identity(environment)
-        | {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": pod_identity(environment.user),
         "volumes": volumes,
         "containers": [
             {
@@ -120,13 +121,9 @@ def _pod(
                 "command": _command(environment.python, request, job),
                 "env": [{"name": name, "value": value} for name, value in sorted(variables.items())],
                 "envFrom": [{"secretRef": {"name": secret}} for secret in environment.secrets],
-                "resources": _resources(environment),
+                "resources": resources(gpus, memory_gib=environment.memory_gib, cpu=environment.cpu),
                 "volumeMounts": mounts,
-                "securityContext": {
-                    "allowPrivilegeEscalation": False,
-                    "readOnlyRootFilesystem": True,
-                    "capabilities": {"drop": ["ALL"]},
-                },
+                "securityContext": CONFINED,
             }
         ],
         **{name: value for name, value in optional.items() if value},
@@ -142,38 +139,11 @@ def _variables(image: str) -> dict[str, str]:
     return STAGE_VARIABLES | {"HOME": "/tmp", CONTAINER_VARIABLE: image}  # noqa: S108 - the pod's own
 
 
-def _identity(environment: KubernetesEnvironment) -> dict[str, Any]:
-    if environment.user is None:
-        return {}
-    user, _, group = environment.user.partition(":")
-    identity = {"runAsUser": int(user), "runAsGroup": int(group or user), "fsGroup": int(group or user)}
-    return identity | {"fsGroupChangePolicy": "OnRootMismatch"}
-
-
-def _toleration(toleration: Toleration) -> dict[str, str]:
-    return toleration.model_dump(exclude_none=True)
-
-
-def _resources(environment: KubernetesEnvironment) -> dict[str, dict[str, str]]:
-    limits, requests = {}, {}
-    if environment.gpus:
-        limits[environment.gpu_resource] = requests[environment.gpu_resource] = str(environment.gpus)
-    if environment.memory_gib:
-        limits["memory"] = requests["memory"] = _mebibytes(environment.memory_gib)
-    if environment.cpu:
-        requests["cpu"] = f"{round(environment.cpu * 1000)}m"
-    return {name: value for name, value in (("limits", limits), ("requests", requests)) if value}
-
-
-def _mebibytes(gibibytes: float) -> str:
-    return f"{round(gibibytes * 1024)}Mi"
-
-
 def _volumes(
     environment: KubernetesEnvironment, request: StageRequest
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Volumes and their mounts; a directory that no claim covers lasts as long as the pod."""
-    shared_memory = {"medium": "Memory", "sizeLimit": _mebibytes(environment.shared_memory_gib)}
+    shared_memory = {"medium": "Memory", "sizeLimit": mebibytes(environment.shared_memory_gib)}
     annotation = {"path": "request.json", "fieldRef": {"fieldPath": f"metadata.annotations['{REQUEST_ANNOTATION}']"}}
     sources: list[tuple[str, dict[str, Any], str, bool]] = [
         ("request", {"downwardAPI": {"items": [annotation]}}, _REQUEST_DIRECTORY, False),

@@ -14,10 +14,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from llm_pipeline.adapters.kubernetes.adapter import KubernetesEnvironment
 from llm_pipeline.adapters.kubernetes.api import Cluster
-from llm_pipeline.adapters.kubernetes.environment import KubernetesEnvironment
 from llm_pipeline.adapters.kubernetes.job import WORK_LABEL, job_manifest
-from llm_pipeline.adapters.kubernetes.log import lines_after, since
 from llm_pipeline.adapters.kubernetes.state import PodState, ending, waits_in_vain
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import PipelineError, StageCrashed, Transient, from_document
@@ -128,7 +127,7 @@ class KubernetesRunner:
         return problem is None
 
     def read_log(self, job: Job, offset: int) -> tuple[list[str], int]:
-        """Whole log lines from an offset on, and the offset to go on from; see `kubernetes_log`."""
+        """Whole log lines from an offset on, and the offset to go on from; see `lines_after`."""
         cluster = self._cluster(job.environment)
         pod_name = self._running_pods.get(job.name)
         if pod_name is None:
@@ -233,3 +232,45 @@ class KubernetesRunner:
             return "(its log is gone with its pod)"
         lines, _ = lines_after(cluster.log(pod.name, last_lines=_TAIL), 0)
         return last_lines(lines)
+
+
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z ")
+_LINES_PER_NANOSECOND = 1024
+_NANOSECONDS = 10**9
+
+
+def since(offset: int) -> str | None:
+    """The offset as the API's `sinceTime`, rounded down to whole seconds; None for the beginning."""
+    if not offset:
+        return None
+    seconds = offset // _LINES_PER_NANOSECOND // _NANOSECONDS
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def lines_after(text: str, offset: int) -> tuple[list[str], int]:
+    """Whole lines of a log read with time stamps that come after an offset, and the offset to go on from.
+
+    The kubelet stamps every line with nanoseconds and throws the oldest lines away when a log is rotated, so a count
+    of bytes would skip or repeat. An offset is the last line's time and how many lines with that very time were read.
+    """
+    last, count = divmod(offset, _LINES_PER_NANOSECOND)
+    lines, seen = [], 0
+    for line in text.split("\n")[:-1]:
+        stamp = _STAMP.match(line)
+        if stamp is None:  # the API's own remark, not a line of the container
+            continue
+        time = _nanoseconds(stamp)
+        if time == last:
+            seen += 1
+        if time < last or (time == last and seen <= count):
+            continue
+        lines.append(line[stamp.end() :])
+        if time != last:
+            last, count, seen = time, 0, 1
+        count += 1
+    return lines, last * _LINES_PER_NANOSECOND + count
+
+
+def _nanoseconds(stamp: re.Match[str]) -> int:
+    seconds = datetime.fromisoformat(f"{stamp[1]}+00:00").timestamp()
+    return int(seconds) * _NANOSECONDS + int((stamp[2] or "").ljust(9, "0"))

@@ -7,7 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from llm_pipeline.adapters.local.environment import Interpreter
+from llm_pipeline.adapters.local.adapter import Interpreter
 from llm_pipeline.base import detached
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import ConfigError, StageCrashed

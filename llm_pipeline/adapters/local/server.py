@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from llm_pipeline.adapters.local.staging import LocalServer
+from llm_pipeline.adapters.local.adapter import LocalServer
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
-from llm_pipeline.serving.control.waiting import await_no_requests
-from llm_pipeline.serving.ports import loopback_endpoint
 from llm_pipeline.serving.triton_server import RunningServer, find_server, start_server, stop_server
 
 
@@ -36,9 +34,6 @@ class LocalControl:
     def find(self) -> StagedServer | None:
         server = find_server(self._slot.state)
         return _staged(server) if server else None
-
-    def drain(self, seconds: float) -> bool:
-        return await_no_requests(loopback_endpoint(self._place), seconds)
 
     def stop(self, *, drain_seconds: float = 0) -> None:
         stop_server(self._slot.state, drain_seconds=drain_seconds)

@@ -14,8 +14,7 @@ from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import ConfigError, Transient, Unsupported
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
-from llm_pipeline.serving.control.waiting import await_no_requests
+from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot, await_no_requests
 from llm_pipeline.serving.endpoint_access import require_model
 from llm_pipeline.serving.slot_fence import exclusive
 from llm_pipeline.serving.triton_server import SlotBusy
@@ -65,15 +64,12 @@ class OpenAiControl:
         staged = self._staged()
         return self._server(staged) if staged else None
 
-    def drain(self, seconds: float) -> bool:
-        return await_no_requests(self._endpoint, seconds)
-
     def stop(self, *, drain_seconds: float = 0) -> None:
         """Give the server back; it goes on running."""
         if not self._record.is_file():
             return
         if drain_seconds > 0:
-            self.drain(drain_seconds)
+            await_no_requests(self._endpoint, drain_seconds)
         with exclusive(self._slot.state):
             self._record.unlink(missing_ok=True)
 

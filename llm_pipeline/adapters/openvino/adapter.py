@@ -5,19 +5,14 @@ from __future__ import annotations
 from llm_pipeline.artifacts.repository_layout import ENGINE_DIRECTORY, OPENVINO_FILES
 from llm_pipeline.base.adapters import OnCall
 from llm_pipeline.config.target import EngineModel
-from llm_pipeline.engines.builder import EngineAdapter, EngineBuilder
+from llm_pipeline.engines.builder import EngineAdapter
 from llm_pipeline.serving.repositories.one_model import write_openvino
 
-
-def _open(_: EngineModel) -> EngineBuilder:
-    from llm_pipeline.adapters.openvino.builder import OpenVinoCpuBuilder
-
-    return OpenVinoCpuBuilder()
-
+_BUILDER = OnCall("llm_pipeline.adapters.openvino.builder:OpenVinoCpuBuilder")
 
 ADAPTER = EngineAdapter(
     config=EngineModel,
-    open=_open,
+    open=lambda _: _BUILDER(),
     judge=OnCall("llm_pipeline.adapters.openvino.plan:judge"),
     judge_model=OnCall("llm_pipeline.adapters.openvino.plan:judge_model"),
     write_repository=write_openvino,

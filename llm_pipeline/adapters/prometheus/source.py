@@ -21,8 +21,7 @@ from typing import Any
 from llm_pipeline.adapters.prometheus.adapter import PrometheusSource
 from llm_pipeline.base.bounded_http import HttpAnswer, call
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.canary.router import SlotName, TrafficRouter
-from llm_pipeline.canary.sources.arm_metrics import (
+from llm_pipeline.canary.arm_metrics import (
     ArmWindow,
     Histogram,
     MetricsCursor,
@@ -31,6 +30,7 @@ from llm_pipeline.canary.sources.arm_metrics import (
     SourceDown,
     check_total,
 )
+from llm_pipeline.canary.router import SlotName, TrafficRouter
 from llm_pipeline.config.router_place import RouterPlace
 
 _LOOK_BACK = "1h"

@@ -20,15 +20,16 @@ from pydantic import JsonValue
 
 from llm_pipeline.adapters.s3.adapter import BucketStore
 from llm_pipeline.adapters.s3.cache import Cache
-from llm_pipeline.adapters.s3.download import (
+from llm_pipeline.adapters.s3.seal import Opened, Seals, Statement
+from llm_pipeline.adapters.s3.transfers import (
+    LocalFile,
     download,
     listing_differences,
     objects_of,
     stored_difference,
     streamed_difference,
+    upload,
 )
-from llm_pipeline.adapters.s3.seal import Opened, Seals, Statement
-from llm_pipeline.adapters.s3.upload import LocalFile, upload
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef

@@ -5,7 +5,7 @@ from __future__ import annotations
 from llm_pipeline.artifacts.repository_layout import ENGINE_MODEL, LLM_FILE, MODEL_NAME, TOKENIZER_DIRECTORY
 from llm_pipeline.base.adapters import OnCall
 from llm_pipeline.config.target import EngineModel
-from llm_pipeline.engines.builder import EngineAdapter, EngineBuilder
+from llm_pipeline.engines.builder import EngineAdapter
 from llm_pipeline.serving.repositories.engine import write_engine_set
 from llm_pipeline.serving.repositories.one_model import write_llm_api
 
@@ -14,24 +14,15 @@ _PLAN = "llm_pipeline.adapters.tensorrt_llm.plan"
 _FRACTION = "runtime.kv_cache.free_memory_fraction"
 
 
-def _open_llm_api(_: EngineModel) -> EngineBuilder:
-    from llm_pipeline.adapters.tensorrt_llm.llmapi_builder import TensorRtLlmLlmApiBuilder
-
-    return TensorRtLlmLlmApiBuilder()
-
-
-def _open_compiler(_: EngineModel) -> EngineBuilder:
-    from llm_pipeline.adapters.tensorrt_llm.engine_builder import TensorRtLlmEngineBuilder
-
-    return TensorRtLlmEngineBuilder()
-
+_LLM_API_BUILDER = OnCall("llm_pipeline.adapters.tensorrt_llm.llmapi_builder:TensorRtLlmLlmApiBuilder")
+_COMPILER = OnCall("llm_pipeline.adapters.tensorrt_llm.engine_builder:TensorRtLlmEngineBuilder")
 
 LLM_API = EngineAdapter(
     config=EngineModel,
-    open=_open_llm_api,
+    open=lambda _: _LLM_API_BUILDER(),
     judge=OnCall(f"{_PLAN}:judge"),
     judge_model=OnCall(f"{_PLAN}:judge_model"),
-    warnings=OnCall("llm_pipeline.adapters.tensorrt_llm.target_checks:llm_args_warnings"),
+    warnings=OnCall("llm_pipeline.adapters.tensorrt_llm.plan:llm_args_warnings"),
     write_repository=write_llm_api,
     runtime=_DISTRIBUTION,
     words="the LLM API",
@@ -48,7 +39,7 @@ LLM_API = EngineAdapter(
 )
 COMPILED = EngineAdapter(
     config=EngineModel,
-    open=_open_compiler,
+    open=lambda _: _COMPILER(),
     judge=OnCall(f"{_PLAN}:judge"),
     write_repository=write_engine_set,
     runtime=_DISTRIBUTION,

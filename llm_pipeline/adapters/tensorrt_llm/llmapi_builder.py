@@ -7,12 +7,16 @@ engine directory holds `llm_args.yaml` and `engine.json`, whose `checkpoint` nam
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
-from llm_pipeline.adapters.tensorrt_llm.gpu_memory_watch import GpuMemoryWatch
 from llm_pipeline.adapters.tensorrt_llm.llmapi_smoke import SmokeReport
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
 from llm_pipeline.artifacts.golden import GOLDEN_FILE, write_golden
@@ -30,6 +34,63 @@ from llm_pipeline.engines.llm_args.checkpoint_preflight import CheckpointFacts, 
 from llm_pipeline.engines.llm_args.rendering import LlmArgs, render_llm_args
 from llm_pipeline.engines.tool_process import run_tool
 from llm_pipeline.quantization.model_tensors import require_model_tensors
+
+_INTERVAL_SECONDS = 1.0
+_TIMEOUT_SECONDS = 30.0
+
+
+class GpuMemoryWatch:
+    """Looks at the visible GPUs once a second while it is entered.
+
+        with GpuMemoryWatch() as watch:
+            run_tool(...)
+        watch.peak_bytes
+
+    It counts what came on top of what was in use before, so that a build needs its GPUs for itself. A peak shorter
+    than the interval can be missed; TensorRT-LLM allocates its pools once and keeps them.
+
+    Attributes:
+        peak_bytes: The most on any one GPU; 0 if `nvidia-smi` does not answer.
+    """
+
+    def __init__(self, interval_seconds: float = _INTERVAL_SECONDS) -> None:
+        self.peak_bytes = 0
+        self._interval = interval_seconds
+        self._before: tuple[int, ...] = ()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._before = _used_bytes()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(timeout=_TIMEOUT_SECONDS)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._interval):
+            used = _used_bytes()
+            if len(used) == len(self._before):
+                taken = (now - before for now, before in zip(used, self._before, strict=True))
+                self.peak_bytes = max(self.peak_bytes, *taken, 0)
+
+
+def _used_bytes() -> tuple[int, ...]:
+    """Memory in use by GPU; empty when the driver does not answer."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    command = [program, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        command.append(f"--id={visible}")
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=True)
+        return tuple(int(float(line) * 2**20) for line in answer.stdout.split())
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ()
+
 
 log = get_logger(__name__)
 

@@ -7,19 +7,14 @@ from functools import partial
 from llm_pipeline.artifacts.repository_layout import BATCHER_FILE
 from llm_pipeline.base.adapters import OnCall
 from llm_pipeline.config.target import EngineModel
-from llm_pipeline.engines.builder import EngineAdapter, EngineBuilder
+from llm_pipeline.engines.builder import EngineAdapter
 from llm_pipeline.serving.repositories.one_model import write_batched
 
-
-def _open(_: EngineModel) -> EngineBuilder:
-    from llm_pipeline.adapters.transformers.builder import TransformersTorchBuilder
-
-    return TransformersTorchBuilder()
-
+_BUILDER = OnCall("llm_pipeline.adapters.transformers.builder:TransformersTorchBuilder")
 
 ADAPTER = EngineAdapter(
     config=EngineModel,
-    open=_open,
+    open=lambda _: _BUILDER(),
     judge=OnCall("llm_pipeline.adapters.transformers.plan:judge"),
     write_repository=partial(write_batched, code={"transformers_batcher": BATCHER_FILE}),
     runtime="transformers",

@@ -7,7 +7,7 @@ from functools import partial
 from llm_pipeline.artifacts.repository_layout import BATCHER_FILE, VLLM_PROCESS_FILE
 from llm_pipeline.base.adapters import OnCall
 from llm_pipeline.config.target import EngineModel
-from llm_pipeline.engines.builder import EngineAdapter, EngineBuilder
+from llm_pipeline.engines.builder import EngineAdapter
 from llm_pipeline.serving.repositories.one_model import write_batched
 
 _START_SECONDS = 55.0
@@ -19,15 +19,11 @@ _RUNTIME_BYTES = 3 * 2**28
 _CODE = {"vllm_batcher": BATCHER_FILE, "vllm_process": VLLM_PROCESS_FILE}
 
 
-def _open(_: EngineModel) -> EngineBuilder:
-    from llm_pipeline.adapters.vllm.builder import VllmBuilder
-
-    return VllmBuilder()
-
+_BUILDER = OnCall("llm_pipeline.adapters.vllm.builder:VllmBuilder")
 
 ADAPTER = EngineAdapter(
     config=EngineModel,
-    open=_open,
+    open=lambda _: _BUILDER(),
     judge=OnCall("llm_pipeline.adapters.vllm.plan:judge"),
     write_repository=partial(write_batched, code=_CODE),
     runtime="vllm",

@@ -1,9 +1,8 @@
-"""Versions of the model `llm` on a running server: added, made the only ones, and removed without dropping a request.
+"""Versions of the model `llm` on a running server: added beside others, and removed again without dropping a request.
 
     versions = ModelVersions(control, directory)
     second = versions.add(repository, digest=digest)    # serves beside the first one
-    versions.keep((second,))                            # requests without a version already went to it
-    versions.remove(1)
+    versions.restore(second, config, others)            # as it was before
 
 Each version has new files, so that a load always takes effect: Triton ignores a load of unchanged files, even if the
 model's process has died. All loaded versions share the configuration of the last load, its digest included. Requests
@@ -97,19 +96,6 @@ class ModelVersions:
         self._control.load(MODEL_NAME, _with_versions(config, (*others, version)))
         self._control.load(MODEL_NAME, _with_versions(config, others))
         self._await_gone({version})
-
-    def keep(self, versions: tuple[int, ...]) -> None:
-        """Unload all versions but these."""
-        config = self._control.config(MODEL_NAME)
-        if config is None:
-            raise Transient("the model is not loaded", where=MODEL_NAME, hint="see the server's log")
-        gone = set(self.ready()) - set(versions)
-        self._control.load(MODEL_NAME, _with_versions(config, versions))
-        self._await_gone(gone)
-
-    def remove(self, version: int) -> None:
-        """Remove the files of a version that is not loaded any more."""
-        self._directory.remove(version)
 
     def restore(self, version: int, config: ModelConfigDocument | None, others: tuple[int, ...]) -> None:
         """Remove a version, and serve the earlier ones again with their configuration.

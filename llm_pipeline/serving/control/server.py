@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from llm_pipeline.artifacts.repository_layout import MODEL_NAME, MODEL_VERSION
 from llm_pipeline.base.adapters import adapter
+from llm_pipeline.base.errors import Transient
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_place import ServerPlace
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.config.target import Target
+from llm_pipeline.serving.control.model_control import open_model_control
+from llm_pipeline.serving.endpoint_access import active_requests
 from llm_pipeline.serving.kubernetes_manifests.released import ServedRelease
 from llm_pipeline.serving.ports import loopback_endpoint
 
@@ -96,10 +101,6 @@ class ServerControl(Protocol):
         """
         ...
 
-    def drain(self, seconds: float) -> bool:
-        """Wait up to `seconds` until no request is in flight; returns whether none is."""
-        ...
-
     def stop(self, *, drain_seconds: float = 0) -> None:
         """End the server and remove all it left. Does nothing if there is none.
 
@@ -127,3 +128,49 @@ def endpoint_of(place: ServerPlace, *, release_name: str, target_name: str) -> E
         return loopback_endpoint(place)
     given: Endpoint | None = getattr(place, "endpoint", None)
     return given or adapter("server_controls", place.kind).endpoint(place, release_name, target_name)
+
+
+_POLL_SECONDS = 0.1
+_ANSWER_SECONDS = 5.0
+_SILENT_SECONDS = 2.0
+"""Longest gap in the metrics during a drain, so that a single missing answer does not end it."""
+
+
+def await_model(endpoint: Endpoint, wait_seconds: float, check: Callable[[], None]) -> float:
+    """Wait until an endpoint's model takes requests; returns the seconds that it took.
+
+    Args:
+        endpoint: Where the server will answer.
+        wait_seconds: Longest wait.
+        check: Called before each wait; raises if the model cannot become ready any more.
+
+    Raises:
+        Transient: The model was not loaded in time.
+    """
+    control = open_model_control(endpoint, timeout_seconds=_ANSWER_SECONDS)
+    started = time.monotonic()
+    while not _is_ready(lambda: control.is_ready(MODEL_NAME, MODEL_VERSION)):
+        check()
+        if time.monotonic() - started > wait_seconds:
+            raise Transient(f"the model was not loaded within {wait_seconds:g} s", where=endpoint.url)
+        time.sleep(_POLL_SECONDS)
+    return round(time.monotonic() - started, 3)
+
+
+def await_no_requests(endpoint: Endpoint, seconds: float) -> bool:
+    """Wait up to `seconds` until no request is in flight; returns whether none is. False without metrics."""
+    reported_at = started = time.monotonic()
+    while (active := active_requests(endpoint)) != 0:
+        now = time.monotonic()
+        reported_at = reported_at if active is None else now
+        if now - started >= seconds or now - reported_at >= _SILENT_SECONDS or endpoint.metrics_url is None:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def _is_ready(ask: Callable[[], bool]) -> bool:
+    try:
+        return ask()
+    except Transient:
+        return False

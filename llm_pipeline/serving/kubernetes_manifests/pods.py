@@ -46,6 +46,12 @@ SSH_OPTIONS = (
 
 _HOST_KEY = f"{HOST_KEYS}/host_key"
 _CLOSING_SECONDS = 15
+CONFINED = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+"""The security context of every container."""
 _STARTUP_PERIOD_SECONDS = 10
 _PACKAGE = ("python3", "-m", "llm_pipeline")
 _POD_NAME = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
@@ -182,6 +188,28 @@ def server_image(release: ServedRelease, options: ServingManifestOptions) -> str
     return image
 
 
+def pod_identity(user: str | None) -> dict[str, Any]:
+    """The security context of a pod of the "restricted" Pod Security Standard, run as `uid:gid` or the image's user."""
+    ids: dict[str, Any] = {}
+    if user is not None:
+        uid, _, gid = user.partition(":")
+        ids = {"runAsUser": int(uid), "runAsGroup": int(gid or uid), "fsGroup": int(gid or uid)}
+        ids["fsGroupChangePolicy"] = "OnRootMismatch"
+    return {"runAsNonRoot": True, **ids, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def resources(counted: dict[str, str], *, memory_gib: float | None, cpu: float | None) -> dict[str, dict[str, str]]:
+    """What a container may take: GPUs and the like and memory for certain, processors at least."""
+    limits = counted | ({"memory": mebibytes(memory_gib)} if memory_gib else {})
+    requests = limits | ({"cpu": f"{round(cpu * 1000)}m"} if cpu else {})
+    return {name: value for name, value in (("limits", limits), ("requests", requests)) if value}
+
+
+def mebibytes(gibibytes: float) -> str:
+    """As Kubernetes writes it."""
+    return f"{round(gibibytes * 1024)}Mi"
+
+
 def _template(
     release: ServedRelease,
     options: ServingManifestOptions,
@@ -189,7 +217,6 @@ def _template(
     first: Sequence[dict[str, Any]],
     container: dict[str, Any],
 ) -> dict[str, Any]:
-    uid, _, gid = options.user.partition(":")
     optional = {
         "serviceAccountName": options.service_account,
         "imagePullSecrets": [{"name": secret} for secret in options.image_pull_secrets],
@@ -200,14 +227,7 @@ def _template(
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": options.endpoint_seconds + options.drain_seconds + _CLOSING_SECONDS,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": int(uid),
-            "runAsGroup": int(gid or uid),
-            "fsGroup": int(gid or uid),
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": pod_identity(options.user),
         **{name: value for name, value in optional.items() if value},
         "topologySpreadConstraints": [_spread(release)],
         "initContainers": list(first),
@@ -223,11 +243,7 @@ def _container(name: str, image: str, command: Sequence[str], volumes: Sequence[
         "image": image,
         "imagePullPolicy": "IfNotPresent",
         "command": list(command),
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": CONFINED,
         "volumeMounts": mounts(volumes),
     }
 
@@ -306,13 +322,9 @@ def _lifecycle(plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, A
 
 
 def _resources(plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, dict[str, str]]:
-    limits = {name: str(count) for name, count in options.extra_resources.items()}
-    if plan.gpus_per_node:
-        limits[options.gpu_resource] = str(plan.gpus_per_node)
-    if options.memory_gib:
-        limits["memory"] = f"{round(options.memory_gib * 1024)}Mi"
-    requests = limits | ({"cpu": f"{round(options.cpu * 1000)}m"} if options.cpu else {})
-    return {name: value for name, value in (("limits", limits), ("requests", requests)) if value}
+    extra = {name: str(count) for name, count in options.extra_resources.items()}
+    gpus = {options.gpu_resource: str(plan.gpus_per_node)} if plan.gpus_per_node else {}
+    return resources(extra | gpus, memory_gib=options.memory_gib, cpu=options.cpu)
 
 
 def _node_selector(release: ServedRelease, options: ServingManifestOptions) -> dict[str, str]:

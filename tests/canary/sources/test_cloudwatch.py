@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from llm_pipeline.adapters.aws import cloudwatch, counts
+from llm_pipeline.adapters.aws import adapter, cloudwatch
+from llm_pipeline.adapters.aws.adapter import AwsAlbPlace, CloudWatchSource, TargetGroups
 from llm_pipeline.adapters.aws.cloudwatch import CloudWatchMetrics
-from llm_pipeline.adapters.aws.counts import CloudWatchSource
-from llm_pipeline.adapters.aws.listener_rule import AwsAlbPlace, TargetGroups
-from llm_pipeline.canary.sources.arm_metrics import MetricsCursor, SourceContradicts, SourceDown
+from llm_pipeline.canary.arm_metrics import MetricsCursor, SourceContradicts, SourceDown
 
 ARN = "arn:aws:elasticloadbalancing:us-east-1:123456789012"
 MINUTE = 60
@@ -75,11 +74,11 @@ def since(minutes: int) -> MetricsCursor:
 def test_doctor_asks_cloudwatch_once(balancer):
     balancer.report(minutes_ago(3), "RequestCount", 90, "blue")
     source = CloudWatchSource(kind="cloudwatch")
-    told = counts.ADAPTER.probe(source, balancer.place)
+    told = adapter.METRICS.probe(source, balancer.place)
     assert told == "CloudWatch answers: 1 series counted in the last ten minutes"
     nowhere = balancer.place.model_copy(update={"endpoint_url": "http://127.0.0.1:9"})
     with pytest.raises(SourceDown):
-        counts.ADAPTER.probe(source, nowhere)
+        adapter.METRICS.probe(source, nowhere)
 
 
 def test_whole_minutes_are_counted_and_windows_tile(balancer):

@@ -6,8 +6,8 @@ import pytest
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.canary import analysis
+from llm_pipeline.canary.arm_metrics import ArmWindow, Histogram
 from llm_pipeline.canary.slow_limits import Thresholds
-from llm_pipeline.canary.sources.arm_metrics import ArmWindow, Histogram
 from llm_pipeline.canary.traffic import thresholds_from_counts, window_from_counts
 from llm_pipeline.config.policy import CanaryPolicy
 

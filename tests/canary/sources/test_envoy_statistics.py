@@ -9,8 +9,8 @@ from test_envoy import ask, both_up, shift, split
 
 from llm_pipeline.adapters.envoy.process import stop_router
 from llm_pipeline.adapters.envoy.statistics import EnvoyStatistics
+from llm_pipeline.canary.arm_metrics import SourceDown
 from llm_pipeline.canary.router import Mirror, all_to
-from llm_pipeline.canary.sources.arm_metrics import SourceDown
 
 pytestmark = pytest.mark.slow
 

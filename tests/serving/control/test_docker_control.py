@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("docker")
 
+from llm_pipeline.adapters.docker.adapter import SERVER, DockerServer
 from llm_pipeline.adapters.docker.server import DockerControl
-from llm_pipeline.adapters.docker.staging import ADAPTER, DockerServer
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.serving.control import Candidate, ServerControl, StagingSlot, endpoint_of, open_control
-from llm_pipeline.serving.control.waiting import await_no_requests
+from llm_pipeline.serving.control.server import await_no_requests
 from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy
 
 IMAGE, DIGEST = "registry.test/tritonserver:1", "sha256:" + "0" * 64
@@ -52,7 +52,7 @@ def test_a_candidate_is_served_from_its_container_found_by_anybody_and_gone_afte
     server = control.start(candidate, wait_seconds=60)
     assert server.endpoint == endpoint_of(place, release_name="demo", target_name="cpu")
     assert await_no_requests(server.endpoint, 5)
-    assert ADAPTER.probe(place).endswith(f", image {IMAGE}")
+    assert SERVER.probe(place).endswith(f", image {IMAGE}")
     container = engine.container(control.name)
     assert container.options["Image"] == f"registry.test/tritonserver@{DIGEST}", "what runs is the digest"
     assert container.options["HostConfig"]["ReadonlyRootfs"]

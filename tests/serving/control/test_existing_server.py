@@ -16,7 +16,7 @@ from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 from llm_pipeline.serving.control import Candidate, ServerControl, StagingSlot, endpoint_of, open_control
 from llm_pipeline.serving.control.model_control import ModelControl, open_model_control
 from llm_pipeline.serving.control.model_directory import LocalModelDirectory
-from llm_pipeline.serving.control.waiting import await_no_requests
+from llm_pipeline.serving.control.server import await_no_requests
 from llm_pipeline.serving.identity import require_served
 from llm_pipeline.serving.protocols import TritonProtocol
 from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy

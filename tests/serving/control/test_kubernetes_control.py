@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("kubernetes")
 
-from llm_pipeline.adapters.kubernetes.staging import ADAPTER, KubernetesServer
+from llm_pipeline.adapters.kubernetes.adapter import SERVER, KubernetesServer
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.environment import ClaimMount
@@ -79,7 +79,7 @@ def test_a_candidate_is_served_by_a_pod_found_by_any_worker_and_gone_after_the_s
     candidate = candidate_of(make_repository())
     server = control.start(candidate, wait_seconds=30)
     assert server.endpoint == place.endpoint
-    assert ADAPTER.probe(place) == "namespace staging answers and has 1 pods"
+    assert SERVER.probe(place) == "namespace staging answers and has 1 pods"
     assert cluster.names() == [WORKLOAD, f"{WORKLOAD}-0", f"{WORKLOAD}-endpoint"], (
         "monitors and scalers are for production"
     )

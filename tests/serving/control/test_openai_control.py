@@ -15,6 +15,7 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 from llm_pipeline.serving.control import Candidate, ServerControl, endpoint_of, open_control
+from llm_pipeline.serving.control.server import await_no_requests
 from llm_pipeline.serving.endpoint_access import active_requests
 from llm_pipeline.serving.probes import probe
 from llm_pipeline.serving.triton_server import SlotBusy
@@ -88,12 +89,12 @@ def test_a_server_that_is_not_there_yet_is_waited_for_and_a_wrong_one_is_not(ser
     assert control_of(at(server), staging_slot).find() is None, "none of them took the server"
 
 
-def test_requests_in_flight_are_those_that_run_and_wait(server, staging_slot):
+def test_requests_in_flight_are_those_that_run_and_wait(server):
     assert active_requests(at(server)) == 0
-    assert control_of(at(server), staging_slot).drain(1)
+    assert await_no_requests(at(server), 1)
     with OpenAiDouble(counts=False) as silent:
         assert active_requests(at(silent)) is None
-        assert not control_of(at(silent), staging_slot).drain(0)
+        assert not await_no_requests(at(silent), 0)
 
 
 def test_the_place_needs_a_model_and_an_existing_triton_has_none(server):

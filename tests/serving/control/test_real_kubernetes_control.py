@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from documented_roles import documented_rules, without
 
-from llm_pipeline.adapters.kubernetes.server_objects import ServingCluster
-from llm_pipeline.adapters.kubernetes.staging import ADAPTER, KubernetesServer
+from llm_pipeline.adapters.kubernetes.adapter import SERVER, KubernetesServer
+from llm_pipeline.adapters.kubernetes.server import ServingCluster
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.environment import ClaimMount
@@ -104,7 +104,7 @@ def test_a_candidate_is_served_by_a_pod_found_by_any_worker_and_gone_after_the_s
     assert control.find() is None
     candidate = candidate_of(make_repository())
     server = control.start(candidate, wait_seconds=30)
-    assert ADAPTER.probe(place) == f"namespace {cluster.namespace} answers and has 1 pods"
+    assert SERVER.probe(place) == f"namespace {cluster.namespace} answers and has 1 pods"
     there = names(cluster)
     assert len(there) == 4, "a Deployment, its ReplicaSet, a pod and a Service"
     assert {WORKLOAD, f"{WORKLOAD}-endpoint"} <= set(there)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from http import HTTPStatus
 
-from llm_pipeline.adapters.envoy.slot_addresses import addresses_of
-from llm_pipeline.adapters.envoy.xds.messages import LOCAL_HOST, TYPE, Json, address, discovery, named
+from llm_pipeline.adapters.envoy.xds.messages import LOCAL_HOST, TYPE, Json, address, addresses_of, discovery, named
 from llm_pipeline.canary.arm_names import (
     BACKED_SUFFIX,
     FAILOVER_SUFFIX,

@@ -8,7 +8,6 @@ from importlib.resources import files
 from pathlib import Path
 
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace, ExistingEnvoyPlace, ServerCertificate, UserLimits
-from llm_pipeline.adapters.envoy.xds import overload
 from llm_pipeline.adapters.envoy.xds.messages import TYPE, Json, address, discovery, named, watched
 from llm_pipeline.canary.arm_names import ROUTES, STAT_PREFIX
 
@@ -73,7 +72,7 @@ def bootstrap(directory: Path, admin_port: int, limits: UserLimits) -> Json:
             "cds_config": watched(directory, "cds.json"),
             "lds_config": watched(directory, "lds.json"),
         },
-        "overload_manager": overload.manager(limits),
+        "overload_manager": overload_manager(limits),
     }
 
 
@@ -186,3 +185,36 @@ def _answers() -> Json:
     """The filter that reads answers for the access log."""
     source = {"inline_string": "\n".join((files(__package__) / name).read_text() for name in _LUA_FILES)}
     return named(LUA, "extensions.filters.http.lua.v3.Lua", default_source_code=source)
+
+
+_HEAP = "envoy.resource_monitors.fixed_heap"
+_CONNECTIONS = "envoy.resource_monitors.global_downstream_max_connections"
+_MONITORS = "extensions.resource_monitors"
+_TRACKED_BYTES_POWER = 20
+
+
+def overload_manager(limits: UserLimits) -> Json:
+    """What Envoy gives up when all users together ask for too much: new connections, requests, then the largest ones.
+
+    The limits are of the whole process: Envoy keeps no count of connections by address, which is a firewall's work.
+    """
+    heap = {"name": _HEAP, "threshold": {"value": 0.95}}
+    rising = {"name": _HEAP, "scaled": {"scaling_threshold": 0.9, "saturation_threshold": 0.98}}
+    return {
+        "refresh_interval": "0.25s",
+        "buffer_factory_config": {"minimum_account_to_track_power_of_two": _TRACKED_BYTES_POWER},
+        "resource_monitors": [
+            named(
+                _CONNECTIONS,
+                f"{_MONITORS}.downstream_connections.v3.DownstreamConnectionsConfig",
+                max_active_downstream_connections=limits.connections,
+            ),
+            named(
+                _HEAP, f"{_MONITORS}.fixed_heap.v3.FixedHeapConfig", max_heap_size_bytes=limits.memory_mib * 1024 * 1024
+            ),
+        ],
+        "actions": [
+            {"name": "envoy.overload_actions.reset_high_memory_stream", "triggers": [rising]},
+            {"name": "envoy.overload_actions.stop_accepting_requests", "triggers": [heap]},
+        ],
+    }

@@ -1,9 +1,14 @@
-"""The messages that everything is made of."""
+"""The messages that everything is made of, and the files that Envoy watches."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
+
+from llm_pipeline.base.durable import replace_durably
+from llm_pipeline.canary.arm_names import Protocol
+from llm_pipeline.config.slot_server import OpenAiSlot, SlotServer
 
 Json = dict[str, Any]
 
@@ -35,3 +40,19 @@ def address_text(host: str, port: int) -> str:
 def discovery(version: str, resources: list[Json]) -> Json:
     """A file of resources, with the version that Envoy acknowledges."""
     return {"version_info": version, "resources": resources}
+
+
+def replace_json(path: Path, document: dict[str, Any]) -> None:
+    """Write a JSON file durably and by one rename, so that a reader sees the old one or the new one.
+
+    Raises:
+        OSError: The disk refuses.
+    """
+    replace_durably(path, json.dumps(document).encode())
+
+
+def addresses_of(server: SlotServer, host: str) -> dict[Protocol, tuple[str, int]]:
+    """Host and port by protocol; `host` is where the ports of a Triton are."""
+    if isinstance(server, OpenAiSlot):
+        return {"http": server.address}
+    return {"http": (host, server.http), "grpc": (host, server.grpc)}

@@ -66,9 +66,6 @@ class AcmeControl:
         found = json.loads(self._record.read_text())
         return StagedServer(self._endpoint, found["digest"], pids=(found["pid"],))
 
-    def drain(self, seconds: float) -> bool:
-        return True
-
     def stop(self, *, drain_seconds: float = 0) -> None:
         if not self._record.exists():
             return

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from llm_pipeline.base.adapters import Adapter, OnCall
+from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.environment import Claims, EnvironmentModel, Tolerations
+from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
 from llm_pipeline.config.model import (
     Cores,
     Gpus,
@@ -19,6 +21,8 @@ from llm_pipeline.config.model import (
     PositiveMinutes,
     Word,
 )
+from llm_pipeline.config.server_place import ServerModel
+from llm_pipeline.serving.server_adapter import ServerAdapter
 
 
 class KubernetesEnvironment(EnvironmentModel):
@@ -81,5 +85,32 @@ class KubernetesEnvironment(EnvironmentModel):
         return False
 
 
-_RUNNER = "llm_pipeline.adapters.kubernetes.runner:KubernetesRunner"
-ADAPTER = Adapter(config=KubernetesEnvironment, open=OnCall(_RUNNER), probe=OnCall(f"{_RUNNER}.probe"))
+_RUNNER_CLASS = "llm_pipeline.adapters.kubernetes.runner:KubernetesRunner"
+RUNNER = Adapter(config=KubernetesEnvironment, open=OnCall(_RUNNER_CLASS), probe=OnCall(f"{_RUNNER_CLASS}.probe"))
+
+
+class KubernetesServer(ServerModel):
+    """Pods of a cluster, by the manifests that `llm-pipeline render` writes, and gone after the run.
+
+    Attributes:
+        context: Context of the kubeconfig; None for the pod's own service account, or the current context.
+        manifests: How the release is served there. Staging has one server, and no autoscaler.
+        endpoint: How the workers reach the Service `llm-<release config>-staging-<target>-endpoint` from outside the
+            cluster, through a gateway of yours; None where they resolve the names of its Services.
+    """
+
+    fetches_release: ClassVar[bool] = True
+
+    kind: Literal["kubernetes"]
+    context: Word | None = None
+    manifests: ServingManifestOptions = ServingManifestOptions()
+    endpoint: Endpoint | None = None
+
+
+_CONTROL = "llm_pipeline.adapters.kubernetes.server"
+SERVER = ServerAdapter(
+    config=KubernetesServer,
+    open=OnCall(f"{_CONTROL}:KubernetesControl"),
+    probe=OnCall(f"{_CONTROL}:probe"),
+    endpoint=OnCall(f"{_CONTROL}:service_endpoint"),
+)

@@ -1,1 +1,0 @@
-"""Where counts of the arms come from: Envoy's statistics, Prometheus, CloudWatch."""

@@ -1,1 +1,0 @@
-"""Probes of a staged server: each asks one question and answers it with facts (`Evidence`)."""
