@@ -1,7 +1,7 @@
 """The channel `mlflow`, against MLflow's own server where it is installed.
 
-No environment of ours has it: mlflow 3.17 refuses cachetools 8 and importlib_metadata 10, which control-py311.txt pins,
-and its server is 27 packages of 411 MB, whose first start takes one to two minutes. By hand, beside control:
+No environment of ours has it: its server is 27 packages of 411 MB, whose first start takes one to two minutes. By hand,
+beside control:
 
     pip install --target DIR --no-deps mlflow==3.17.2 ...   # what `pip install --dry-run mlflow==3.17.2` lists
     PYTHONPATH=DIR .envs/control/bin/python -m pytest tests/notifications/test_mlflow.py
