@@ -103,12 +103,12 @@ def examine(
     )
 
 
-def _attempt(subject: str, look: Callable[[], str]) -> Check:
+def _attempt(subject: str, look: Callable[[], str], *, otherwise: State = "failed") -> Check:
     try:
         return Check(subject=subject, state="ok", detail=look())
     except PipelineError as error:
         where = f"{error.where}: " if error.where else ""
-        return Check(subject=subject, state="failed", detail=f"{where}{error.message}", fix=error.hint)
+        return Check(subject=subject, state=otherwise, detail=f"{where}{error.message}", fix=error.hint)
 
 
 def _adapters(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Check]:
@@ -123,9 +123,7 @@ def _slots(deployment: Deployment) -> Iterator[Check]:
     """Servers that somebody else starts; the one that is not in production need not run yet."""
     for name, place in deployment.places.items():
         for slot, server in openai_servers(place).items():
-            endpoint = server.endpoint
-            found = _attempt(f"{slot} of {name}", partial(_has_model, endpoint))
-            yield found if found.state == "ok" else found.model_copy(update={"state": "warning"})
+            yield _attempt(f"{slot} of {name}", partial(_has_model, server.endpoint), otherwise="warning")
 
 
 def _has_model(endpoint: Endpoint) -> str:
@@ -158,8 +156,7 @@ def _runtimes(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Che
         engine, place = engine_adapter(target.engine), deployment.places.get(target.name)
         if engine.beside_triton and place is not None and place.servers_here():
             look = partial(_runtime, deployment, place.environment, engine.runtime)
-            found = _attempt(f"runtime of {target.name}", look)
-            yield found if found.state == "ok" else found.model_copy(update={"state": "warning"})
+            yield _attempt(f"runtime of {target.name}", look, otherwise="warning")
 
 
 def _runtime(deployment: Deployment, environment: str, distribution: str) -> str:
