@@ -95,8 +95,9 @@ _CASES = (
     Case(Differing(), 0.95, 0.95, 360, windows=5),
     Case(Differing(0.1), 0.95, 0.95, 360, windows=5),
 )
-"""Two of these are wrong more often than 5 % in 2,400 requests: where 32 are served at a time, or service times vary by
-three times their mean, requests wait in spells that come more rarely than such a test sees. A longer one sees them."""
+"""Three of these are wrong more often than 5 % with so few requests: where 32 are served at a time, or service times
+vary by two or three times their mean, requests wait in spells that come more rarely than such a test sees. A longer one
+sees them."""
 _DECIDED = (
     (Case(Independent(), 0.95, 0.95, 200, looks=3), 0.99, 0.88),
     (Case(Independent(), 0.99, 0.99, 600, looks=3), 0.999, 0.96),
