@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from store_history import History
 
 from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.planning.model import RecipePlan
 from llm_pipeline.release.record import parse_record, read_record, record_name
 
 
@@ -63,3 +64,9 @@ def test_a_former_record_is_read_from_the_store(history: History) -> None:
     history.store.write_document(record_name(release_id), value, revised.revision)
     with pytest.raises(IntegrityError):
         read_record(history.store, release_id)
+
+
+def test_a_former_plan_may_say_more_of_a_recipe() -> None:
+    plan = RecipePlan(recipe="fp8", weights="fp8", legal=True)
+    former = {**plan.model_dump(mode="json"), "prediction": {"tokens_per_second": 1.0}}
+    assert RecipePlan.model_validate(former) == plan

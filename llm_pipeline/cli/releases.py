@@ -42,7 +42,6 @@ def add_commands(commands: Commands) -> None:
     plan.add_argument("--replace", action="store_true", help=_REPLACE)
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
     plan.add_argument("--output", type=Path, metavar="DIR", help="write plan.json and plan.txt there, too")
-    plan.add_argument("--predict", action="store_true", help="use AIConfigurator too, if it is installed (slow)")
     plan.add_argument("--store-seconds", type=float, metavar="SECONDS", help="longest wait for the store's listing")
 
     stage = commands.add_parser("stage", help="run one stage (used by the runners)")
@@ -106,7 +105,6 @@ def _write_plan(options: argparse.Namespace) -> int:
         options.config,
         store_seconds=options.store_seconds,
         overrides=_overrides(options),
-        predict=options.predict,
         replace=options.replace,
     )
     document, text = plan.model_dump_json(indent=1) + "\n", format_plan(plan)

@@ -12,7 +12,6 @@ from llm_pipeline.config.release import ExpectedScore
 from llm_pipeline.config.target import EngineBuilderName
 from llm_pipeline.loadtest.sample_size import SampleSize
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.aiconfigurator import Prediction
 from llm_pipeline.planning.canary_power import CanaryPower
 from llm_pipeline.planning.evaluation_data import PlannedData
 from llm_pipeline.planning.gate_power import GatePower
@@ -67,8 +66,8 @@ def disk_need(facts: ModelFacts, recipes: Sequence[QuantizationRecipe], engines:
     )
 
 
-class RecipePlan(Frozen):
-    """One recipe on one target.
+class RecipePlan(Frozen, extra="ignore"):
+    """One recipe on one target. What a stored plan of a former version says beyond it is left out.
 
     Attributes:
         legal: Whether it can be built and served there, as far as is known.
@@ -80,7 +79,6 @@ class RecipePlan(Frozen):
         speed: Predicted against the unquantized model; None on a CPU, and where the model's sizes are not known.
         throughput: Tokens a second, predicted and at best; None as `speed`.
         split: A better split over GPUs, if there is one.
-        prediction: AIConfigurator's, if it was asked for.
     """
 
     recipe: str
@@ -94,7 +92,6 @@ class RecipePlan(Frozen):
     speed: SpeedFigures | None = None
     throughput: Throughput | None = None
     split: SplitAdvice | None = None
-    prediction: Prediction | None = None
 
 
 class TargetPlan(Frozen):

@@ -54,7 +54,7 @@ from llm_pipeline.planning.stage_cost import (
 )
 from llm_pipeline.planning.store_lookup import StoreLookup, ask_holders, ask_store, looked_up, place_warnings
 from llm_pipeline.planning.table import format_plan
-from llm_pipeline.planning.target_plan import plan_target, with_predictions
+from llm_pipeline.planning.target_plan import plan_target
 from llm_pipeline.planning.task_pool import TaskItems, check_tasks, judge_task_placement, task_pool
 from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.time_limits import time_limit
@@ -162,7 +162,6 @@ def plan_release(
     revision: str | None = None,
     overrides: Overrides | None = None,
     read_model: bool = False,
-    predict: bool = False,
     replace: bool = False,
 ) -> Plan:
     """Check a release config and all that it names.
@@ -175,7 +174,6 @@ def plan_release(
         revision: Branch, tag or commit of the model instead of the config's.
         overrides: What the run has otherwise than the config says; None for nothing.
         read_model: The model itself must be read: stated sizes do not stand in for it.
-        predict: Ask AIConfigurator, too, which takes seconds for each recipe and target.
         replace: The release is meant to take its places over from other models.
 
     Raises:
@@ -239,7 +237,7 @@ def plan_release(
         stages=_stages(steps, seen, costs),
         compared_with=seen.compared_with,
         total=total_cost(loaded, costs, seen.reuse),
-        targets=with_predictions(release, targets) if predict else targets,
+        targets=targets,
         disk=disk,
         ladders=ladders,
         expected=release.baseline.expected,

@@ -8,7 +8,6 @@ from itertools import groupby
 from llm_pipeline.base.quantities import byte_size, duration
 from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.aiconfigurator import Prediction
 from llm_pipeline.planning.cost_table import (
     aligned,
     canary_lines,
@@ -36,8 +35,7 @@ def throughput_lines(target: TargetPlan) -> list[str]:
     rows = [_throughput_row(recipe, figures) for recipe, figures in known]
     lengths = f"{bounds.prompt_tokens} in, {bounds.output_tokens} out"
     title = f"  output tokens a second at {lengths}: expected, and the bounds that no engine can beat"
-    asked = [(recipe.recipe, recipe.prediction) for recipe, _ in known if recipe.prediction]
-    return [title, *aligned([("recipe", "by 16 bit", "alone", many, *bound), *rows], 1), *_prediction_lines(asked)]
+    return [title, *aligned([("recipe", "by 16 bit", "alone", many, *bound), *rows], 1)]
 
 
 def _throughput_row(recipe: RecipePlan, figures: Throughput) -> tuple[str, ...]:
@@ -52,23 +50,6 @@ def _throughput_row(recipe: RecipePlan, figures: Throughput) -> tuple[str, ...]:
         f"{bounds.ceiling:.0f}",
         f"{bounds.prompt_milliseconds:.0f} ms",
         f"{bounds.token_milliseconds:.2f} ms",
-    )
-
-
-def _prediction_lines(asked: list[tuple[str, Prediction]]) -> list[str]:
-    """AIConfigurator's, in a line each; a problem that all share only once."""
-    problems = dict.fromkeys(prediction.problem for _, prediction in asked)
-    if len(problems) == 1 and (problem := next(iter(problems))):
-        return [f"  {problem}"]
-    return [f"  AIConfigurator, {name}: {_figures(prediction)}" for name, prediction in asked]
-
-
-def _figures(prediction: Prediction) -> str:
-    if prediction.tokens_per_second is None:
-        return prediction.problem
-    return (
-        f"{prediction.tokens_per_second:.0f} tokens/s with {prediction.requests} at once, first token after "
-        f"{prediction.first_token_milliseconds:.0f} ms, then one every {prediction.token_milliseconds:.1f} ms"
     )
 
 
