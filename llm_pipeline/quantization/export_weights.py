@@ -36,7 +36,7 @@ WEIGHTS_COMPARED_ON_CPU = 300_000_000
 _ROUNDINGS = 4
 """Multiplications in the model's own precision between the source's weight and the quantizer."""
 
-_LAYERS_AT_ONCE = 4
+_LAYERS_AT_ONCE = 8
 """Compared on a GPU: while one is copied there from the page cache, others are computed."""
 
 _BLOCK = re.compile(r"^(.*?\.\d+)\.")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,8 +61,9 @@ class Steps:
 
     @property
     def exported(self) -> bool:
-        """Whether an earlier attempt got as far as validation."""
-        return (self.workdir / _FACTS).is_file()
+        """Whether an earlier attempt got as far as validation, and not so far that a store took its exports."""
+        exports = [self.checkpoint, *([self.tensorrt_llm_checkpoint] if self.recipe.tensorrt_llm_checkpoint else ())]
+        return (self.workdir / _FACTS).is_file() and all(directory.is_dir() for directory in exports)
 
     def calibration(self, quantizer: Quantizer) -> tuple[Path | None, Origin | None]:
         """The calibration's state; None for a recipe without."""
@@ -72,20 +73,23 @@ class Steps:
         shutil.rmtree(directory.with_name(f"{directory.name}.partial"), ignore_errors=True)
         return shared_calibration(self.store, self.key, directory, quantizer.calibrate, self.provenance)
 
-    def export(self, quantizer: Quantizer, state: Path | None, facts: Callable[[], Mapping[str, Metric]]) -> None:
-        """All that the recipe asks for, and then the facts about it, which make it count as done."""
+    def export(self, quantizer: Quantizer, state: Path | None) -> None:
+        """All that the recipe asks for; the next attempt finds it once there are `facts` about it."""
+        (self.workdir / _FACTS).unlink(missing_ok=True)
         for directory in (self.checkpoint, self.tensorrt_llm_checkpoint):
             shutil.rmtree(directory, ignore_errors=True)
         if self.recipe.tensorrt_llm_checkpoint:
             quantizer.export_tensorrt_llm(self.tensorrt_llm_checkpoint, state)
         quantizer.export(self.checkpoint, state)
-        described = json.dumps(dict(facts())).encode()
-        sync_file_system(self.workdir)  # the facts say that the exports are whole, also after a power cut
-        replace_durably(self.workdir / _FACTS, described)
+
+    def keep_export(self, facts: Mapping[str, Metric]) -> None:
+        """Write down facts about the exports: they say that the exports are whole, also after a power cut."""
+        sync_file_system(self.workdir)
+        replace_durably(self.workdir / _FACTS, json.dumps(dict(facts)).encode())
 
     def discard_export(self) -> None:
         """Let the next attempt export again."""
-        (self.workdir / _FACTS).unlink()
+        (self.workdir / _FACTS).unlink(missing_ok=True)
 
     def facts(self) -> dict[str, Metric]:
         """Facts about the exports, written down by whichever attempt made them."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -87,14 +90,17 @@ def _quantize(context: StageContext[QuantizeConfig]) -> StageOutput:
     key = calibration_key(recipe, checkpoint, data.digest, context.config.dtype, quantizer.settings) if data else ""
     steps = Steps(context.workdir, context.store, recipe, key, _provenance(context))
     state, origin = steps.calibration(quantizer)
+    made: dict[str, Metric] = {}
     if not steps.exported:
-        steps.export(quantizer, state, lambda: _export_facts(quantizer))
+        steps.export(quantizer, state)
+        made = _export_facts(quantizer)
     _log_compiled(extensions)
     began = time.monotonic()
     try:
-        export = validate_export(
-            source, steps.checkpoint, recipe, device=device, solved=quantizer.solved_algorithms(state)
-        )
+        with _beside(partial(steps.keep_export, made) if made else None):
+            export = validate_export(
+                source, steps.checkpoint, recipe, device=device, solved=quantizer.solved_algorithms(state)
+            )
     except IntegrityError:
         steps.discard_export()  # the calibration stays
         raise
@@ -120,6 +126,18 @@ def _quantize(context: StageContext[QuantizeConfig]) -> StageOutput:
     log.info(Lines(_table(metrics)))
     tool_seconds = sum(float(value or 0.0) for name, value in metrics.items() if name.startswith("seconds_"))
     return StageOutput(artifacts=artifacts, metrics=metrics, tool_seconds=tool_seconds)
+
+
+@contextlib.contextmanager
+def _beside(work: Callable[[], None] | None) -> Iterator[None]:
+    """Do work that waits for the disk, if there is any, while other work needs the processor; at the end it is done."""
+    if work is None:
+        yield
+        return
+    with ThreadPoolExecutor(1) as thread:
+        working = thread.submit(work)
+        yield
+        working.result()
 
 
 def _export_facts(quantizer: Quantizer) -> dict[str, Metric]:

@@ -70,11 +70,20 @@ class ArtifactStore(Protocol):
     uri: str
     signatures: Signatures
 
-    def publish(self, kind: str, directory: Path, provenance: Provenance | None = None) -> ArtifactRef:
+    def publish(
+        self, kind: str, directory: Path, provenance: Provenance | None = None, *, consume: bool = False
+    ) -> ArtifactRef:
         """Make a directory an artifact: files first, manifest and signature next, completion marker last.
 
         The digest is over the files' paths, sizes and hashes, so equal content has one name, whoever made it.
         Interrupted anywhere, the artifact does not exist, and the same call goes on.
+
+        Args:
+            kind: The artifact's kind.
+            directory: Its files.
+            provenance: Where they came from.
+            consume: Whether nobody needs the directory any more once it is published: then a store may move it, by
+                one rename at the end.
 
         Raises:
             IntegrityError: The directory holds a symbolic link or nothing at all, or changed meanwhile.

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
+from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict, Leftover
 from llm_pipeline.store.documents import understood
@@ -128,19 +129,25 @@ def spare(store: ArtifactStore, ref: ArtifactRef) -> bool:
 
 
 def publish_spared(
-    store: ArtifactStore, kind: str, directory: Path, provenance: Provenance | None = None
+    store: ArtifactStore, kind: str, directory: Path, provenance: Provenance | None = None, *, consume: bool = False
 ) -> ArtifactRef:
-    """Publish, and make sure that what was there already is not just being removed.
+    """Publish, and make sure that what was there already is not just being removed; see `ArtifactStore.publish`.
 
     Raises:
         IntegrityError: As `ArtifactStore.publish`.
-        Transient: As `ArtifactStore.publish`.
+        Transient: As `ArtifactStore.publish`; or the directory was consumed, and removed as what was there already.
     """
     while True:
-        ref = store.publish(kind, directory, provenance)
+        ref = store.publish(kind, directory, provenance, consume=consume)
         if spare(store, ref):
             return ref
         _await_removal(store, ref)
+        if not directory.exists():  # it was moved to its place while the removal was under way
+            if store.exists(ref):
+                return ref
+            raise Transient(
+                f"{ref} was removed by the retention while it was published", hint="run it again: it is made anew"
+            )
 
 
 def _await_removal(store: ArtifactStore, ref: ArtifactRef) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
+import tempfile
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -12,7 +15,7 @@ import pytest
 
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.digest import FileDigest, copy_file
-from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError, Transient
 from llm_pipeline.store.artifact_store import Leftover
 from llm_pipeline.store.manifest import Difference
 
@@ -128,3 +131,51 @@ def test_an_artifact_that_was_repaired_while_its_damage_was_found_stays(
     with pytest.raises(IntegrityError, match="changed"):
         store.fetch(ref)
     assert LocalStore(store.uri).verify(ref) == []
+
+
+def test_a_directory_to_be_consumed_is_moved_and_readable_as_a_copy_is(store: LocalStore, weights: Path) -> None:
+    (weights / "model.bin").chmod(0o600)
+    (weights / "sub").chmod(0o700)
+    inode = (weights / "model.bin").stat().st_ino
+    directory = store.fetch(store.publish("checkpoint", weights, consume=True))
+    assert not weights.exists()
+    assert (directory / "model.bin").stat().st_ino == inode
+    modes = {path.stat().st_mode for path in directory.rglob("*") if path.is_file()}
+    assert len(modes) == 1, "the store's own files have the umask's mode"
+    assert (directory / "sub").stat().st_mode == directory.parent.stat().st_mode
+
+
+def test_a_file_that_has_another_name_elsewhere_is_copied(store: LocalStore, weights: Path, tmp_path: Path) -> None:
+    (tmp_path / "another-name").hardlink_to(weights / "model.bin")
+    directory = store.fetch(store.publish("checkpoint", weights, consume=True))
+    (tmp_path / "another-name").write_bytes(b"changed by its owner")
+    assert (weights / "model.bin").read_bytes() == b"changed by its owner"
+    assert (directory / "model.bin").stat().st_nlink == 1
+    assert [store.verify(stored.ref) for stored in store.artifacts()] == [[]]
+
+
+def test_a_directory_on_another_disk_is_copied(store: LocalStore, weights: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
+        if Path(elsewhere).stat().st_dev == weights.stat().st_dev:
+            pytest.skip("there is one disk only")
+        there = Path(shutil.copytree(weights, f"{elsewhere}/weights"))
+        ref = store.publish("checkpoint", there, consume=True)
+        assert there.exists()
+        assert store.verify(ref) == []
+        assert store.publish("checkpoint", weights, consume=True) == ref
+    assert weights.exists(), "it is not moved where the artifact is already"
+
+
+def test_an_error_leaves_a_directory_to_be_consumed_where_it_was(
+    store: LocalStore, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_directory: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("llm_pipeline.adapters.local.store.sync_file_system", full)
+        with pytest.raises(Transient, match="free disk space"):
+            store.publish("checkpoint", weights, consume=True)
+    assert list(store.artifacts()) == []
+    assert store.verify(store.publish("checkpoint", weights, consume=True)) == []
+    assert not weights.exists()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -164,6 +165,29 @@ def test_a_publication_killed_anywhere_leaves_a_whole_artifact_or_none_and_can_b
     for _ in _every_write_point(disk.root, disk.clear, lambda: disk.store.publish("checkpoint", weights)):
         _whole_or_absent(disk, ref)
         _made_whole(disk, weights, ref)
+
+
+def test_a_consuming_publication_killed_anywhere_leaves_the_directory_or_a_whole_artifact(
+    disk: Disk, weights: Path
+) -> None:
+    kept = disk.root / "kept"
+    shutil.copytree(weights, kept)
+    ref = disk.store.publish("checkpoint", weights)
+
+    def begin() -> None:
+        disk.clear()
+        shutil.rmtree(weights, ignore_errors=True)
+        shutil.copytree(kept, weights)
+
+    for _ in _every_write_point(disk.root, begin, lambda: disk.store.publish("checkpoint", weights, consume=True)):
+        _whole_or_absent(disk, ref)
+        assert weights.exists() != disk.store.exists(ref)
+        if weights.exists():
+            assert disk.store.publish("checkpoint", weights, consume=True) == ref
+        assert disk.store.verify(ref) == []
+        assert not weights.exists()
+        disk.remove_leftovers()
+        assert all(path.startswith(f"artifacts/checkpoint/{ref.digest}/") for path in disk.files)
 
 
 def test_the_replacement_of_a_damaged_artifact_killed_anywhere_can_be_repeated(disk: Disk, weights: Path) -> None:

@@ -34,6 +34,7 @@ from llm_pipeline.store.documents import checked_name, unwrapped
 from llm_pipeline.store.manifest import (
     COMPLETE_FILE,
     MANIFEST_FILE,
+    MARKERS,
     SIGNATURE_FILE,
     Difference,
     Manifest,
@@ -41,7 +42,9 @@ from llm_pipeline.store.manifest import (
     Seal,
     Sealed,
     differences,
+    inventory,
     inventory_of,
+    regular_files,
 )
 from llm_pipeline.store.provenance import Provenance
 from llm_pipeline.store.signing import Signatures, signed_by
@@ -60,11 +63,17 @@ class LocalStore:
         self.root = settings.directory
         self.signatures = Signatures(settings.signing)
 
-    def publish(self, kind: str, directory: Path, provenance: Provenance | None = None) -> ArtifactRef:
+    def publish(
+        self, kind: str, directory: Path, provenance: Provenance | None = None, *, consume: bool = False
+    ) -> ArtifactRef:
+        """Publishes a directory: copies it, or moves it if it may, which halves the disk space and the writing."""
         with _disk_errors(f"cannot publish {directory.name} as {kind}"), self._workplace() as workplace:
-            files = _copy_tree(directory, workplace / "artifact")
+            if consume and _can_be_moved(directory, workplace):
+                content, files = directory, inventory(directory)
+            else:
+                content, files = workplace / "artifact", _copy_tree(directory, workplace / "artifact")
             manifest = Manifest(kind=kind, files=files, provenance=provenance or Provenance())
-            self._place(manifest, workplace / "artifact")
+            self._place(manifest, content)
         return manifest.ref
 
     def fetch(self, ref: ArtifactRef) -> Path:
@@ -230,7 +239,7 @@ class LocalStore:
             shutil.rmtree(workplace, ignore_errors=True)
 
     def _place(self, manifest: Manifest, content: Path) -> None:
-        """Complete a copied artifact and move it to its name, unless a whole one is there already."""
+        """Complete an artifact and move it to its name, unless a whole one is there already."""
         ref = manifest.ref
         final = self._directory(ref)
         with self._locked(_lock_name(ref)):
@@ -338,6 +347,22 @@ def _read_if_there(path: Path) -> bytes | None:
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def _can_be_moved(directory: Path, workplace: Path) -> bool:
+    """Whether a rename moves the directory, and its files are nobody else's; then it is given the modes of a copy."""
+    if directory.stat().st_dev != workplace.stat().st_dev:
+        return False
+    for marker in MARKERS:  # of a publication that was killed just before its rename
+        (directory / marker).unlink(missing_ok=True)
+    files = [directory / path for path in regular_files(directory)]
+    if any(path.stat().st_nlink > 1 for path in files):
+        return False
+    folders = {directory, *(parent for path in files for parent in path.parents if parent.is_relative_to(directory))}
+    for paths, example in ((files, workplace / _LOCK), (folders, workplace)):
+        for path in paths:  # what a temporary file was renamed to is its owner's only
+            path.chmod(stat.S_IMODE(example.stat().st_mode))
+    return True
 
 
 def _copy_tree(source: Path, destination: Path) -> tuple[ManifestFile, ...]:

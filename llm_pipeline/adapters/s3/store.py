@@ -59,8 +59,15 @@ class S3Store:
         self._seals = Seals(self._bucket, self.signatures)
         self._cache = Cache(Path(config.cache)) if config.cache else None
 
-    def publish(self, kind: str, directory: Path, provenance: Provenance | None = None) -> ArtifactRef:
-        """Publishes a directory, continuing an interrupted multipart upload.
+    def publish(
+        self,
+        kind: str,
+        directory: Path,
+        provenance: Provenance | None = None,
+        *,
+        consume: bool = False,  # noqa: ARG002 - a bucket takes nothing away
+    ) -> ArtifactRef:
+        """Publishes a directory, continuing an interrupted multipart upload; the directory stays.
 
         Raises:
             IntegrityError: The directory holds a symbolic link or nothing at all, or changed meanwhile.
