@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from store_history import History
 
+from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.release.contract import StageResult, Timings
 from llm_pipeline.release.execute import read_stage_record, results_name
@@ -241,3 +242,18 @@ def test_a_stage_that_is_computed_meanwhile_keeps_its_lease(tmp_path: Path):
     record = read_stage_record(past.store, past.key)
     assert record is not None
     assert past.store.verify(past.ref) == []
+
+
+def test_a_directory_that_is_consumed_while_an_equal_artifact_is_removed_is_published_or_asked_for_again(
+    tmp_path: Path,
+):
+    past = Past(tmp_path)
+    ref = past.publish("checkpoint", TEXT)
+    made = tmp_path / "made" / "checkpoint" / TEXT
+    begun = Condemnation(since=past.now, removing=True)  # of a retention that was killed in the middle
+    past.store.write_document(f"condemned/checkpoint/{ref.digest}.json", begun.model_dump(mode="json"), None)
+    past.store.remove(ref)
+    with pytest.raises(Transient, match="removed by the retention while it was published"):
+        publish_spared(past.store, "checkpoint", made, consume=True)
+    assert past.publish("checkpoint", TEXT) == publish_spared(past.store, "checkpoint", made, consume=True) == ref
+    assert past.store.verify(ref) == []
