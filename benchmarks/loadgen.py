@@ -30,8 +30,8 @@ from pathlib import Path
 
 import numpy as np
 from goals import at_least, at_most, goal
+from loadgen_peers import AIPERF_RECORDS, read_perf_analyzer, run_aiperf
 from numpy.typing import NDArray
-from perf_analyzer_export import read_perf_analyzer
 
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.config.deployment import ServerPorts
@@ -39,7 +39,6 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.loadtest.client.answer import Answer
 from llm_pipeline.loadtest.client.rows import RowReader, RowWriter
 from llm_pipeline.loadtest.measure import LoadClient, client_lag_seconds
-from llm_pipeline.loadtest.second_opinion import AIPERF_RECORDS, run_aiperf
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server
 

@@ -204,7 +204,6 @@ class LoadTestPolicy(ConfigModel):
             more than the test lasts; a GO says in any case how rare the stalls are that it does not exclude.
         regression: The comparison with production; None for none.
         client_processes: Processes that send; `auto` takes what the rate needs.
-        second_opinion: Another load generator that measures the target rate, too, for information.
     """
 
     service_level: ServiceLevel
@@ -222,7 +221,6 @@ class LoadTestPolicy(ConfigModel):
     stall_period_seconds: PositiveSeconds | None = None
     regression: Regression | None = None
     client_processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
-    second_opinion: Literal["aiperf"] | None = None
 
 
 class CanaryPolicy(ConfigModel):

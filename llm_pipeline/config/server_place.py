@@ -27,13 +27,11 @@ class ServerModel(ConfigModel):
             place; where `start_server` does that, the load test measures the server's memory.
         fetches_release: It fetches the artifacts of a release from the store itself, so it is told their names
             (`Candidate.release`) and given no copies.
-        has_triton_api: It speaks Triton's protocols, not only OpenAI's.
         takes_settings: What is staged there is served with the settings of its target.
     """
 
     is_process_here: ClassVar[bool] = False
     fetches_release: ClassVar[bool] = False
-    has_triton_api: ClassVar[bool] = True
     takes_settings: ClassVar[bool] = True
 
     if TYPE_CHECKING:

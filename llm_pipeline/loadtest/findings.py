@@ -58,14 +58,13 @@ class Table:
 
 
 def findings(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> tuple[Table, ...]:
-    """All tables for which there is data: windows, latencies, faults, server, comparison, second opinion."""
+    """All tables for which there is data: windows, latencies, faults, server, comparison."""
     tables = (
         _windows(outcome),
         _latencies(outcome, policy),
         _faults(outcome.windows),
         _server(outcome.windows),
         _comparison(outcome),
-        _second_opinion(outcome),
     )
     return tuple(table for table in tables if table is not None)
 
@@ -230,22 +229,6 @@ def _interval(lower: float | None, upper: float | None) -> str:
     if lower is None and upper is None:
         return ""
     return " to ".join("-" if bound is None else f"{bound:.3f}" for bound in (lower, upper))
-
-
-def _second_opinion(outcome: LoadTestOutcome) -> Table | None:
-    opinion = outcome.second_opinion
-    if opinion is None:
-        return None
-    rows = [
-        (measure, text_or_blank(ours, number), text_or_blank(theirs, number), _difference(ours, theirs))
-        for measure, (theirs, ours) in opinion.figures.items()
-    ]
-    head = ("measure", "ours", opinion.tool, "difference")
-    return _table("Second opinion at the workload's rate", head, rows, opinion.differences)
-
-
-def _difference(ours: float | None, theirs: float | None) -> str:
-    return f"{100 * (theirs / ours - 1.0):+.1f} %" if ours and theirs is not None else ""
 
 
 def _quantile(latency: Latency | None, quantile: float) -> float | None:

@@ -178,22 +178,8 @@ class RegressionOutcome(Frozen):
     ratios: tuple[Ratio, ...] = ()
 
 
-class SecondOpinion(Frozen):
-    """The figures of another load generator at the target rate, beside ours.
-
-    Attributes:
-        tool: Its name and version.
-        figures: Its figure and ours by measure, in milliseconds or tokens.
-        differences: Why they differ, in words.
-    """
-
-    tool: str
-    figures: dict[str, tuple[float | None, float | None]]
-    differences: tuple[str, ...] = ()
-
-
-class LoadTestOutcome(Frozen):
-    """A load test.
+class LoadTestOutcome(Frozen, extra="ignore"):
+    """A load test. What one of a former version says beyond it is left out.
 
     Attributes:
         target_rate_per_second: The workload's rate.
@@ -217,7 +203,6 @@ class LoadTestOutcome(Frozen):
     confirmed_rate_per_second: float | None = None
     token_cost: tuple[float, str] | None = None
     regression: RegressionOutcome | None = None
-    second_opinion: SecondOpinion | None = None
     notes: tuple[str, ...] = ()
     judgement: Judgement
 

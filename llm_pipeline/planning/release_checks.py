@@ -12,7 +12,7 @@ from math import ceil
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.catalog.modelopt_recipes import formats_of, known_modelopt_recipe
 from llm_pipeline.config.deployment import TargetPlace
-from llm_pipeline.config.policy import CanaryPolicy, LoadTestPolicy
+from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.quantization import NAMED_SET, Calibration, QuantizationRecipe
 from llm_pipeline.config.slot_server import OpenAiSlot
 from llm_pipeline.config.workload import Lengths
@@ -256,7 +256,6 @@ def check_routers(loaded: LoadedRelease) -> None:
         for target in loaded.release.targets
         if (place := loaded.config.place_of(target.name)) in places
         for problem in (
-            *server_problems(places[place], policy.load_test),
             *slot_problems(places[place], drills=loaded.release.drill is not None),
             *problems_of(places[place], policy.canary),
         )
@@ -299,12 +298,6 @@ def slot_problems(place: TargetPlace, *, drills: bool) -> Iterator[str]:
     if slots and drills:
         yield "a drill needs servers that are started here, and blue and green are servers with OpenAI's API"
     yield from router.slot_problems(slots)
-
-
-def server_problems(place: TargetPlace, policy: LoadTestPolicy) -> Iterator[str]:
-    """Why a place's staging server cannot be measured as a policy asks."""
-    if not place.staging.has_triton_api and policy.second_opinion is not None:
-        yield f"second_opinion is of Triton's endpoints only, and staging is kind: {place.staging.kind}"
 
 
 def problems_of(place: TargetPlace, policy: CanaryPolicy) -> Iterator[str]:

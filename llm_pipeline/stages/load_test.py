@@ -103,7 +103,6 @@ def run(context: StageContext[LoadTestConfig]) -> StageOutput:
     from llm_pipeline.loadtest.findings import format_load_test
     from llm_pipeline.loadtest.measure import LoadClient
     from llm_pipeline.loadtest.sample_size import require_enough
-    from llm_pipeline.loadtest.second_opinion import require_tool
     from llm_pipeline.loadtest.session import run_session
     from llm_pipeline.loadtest.token_counter import open_counter
     from llm_pipeline.loadtest.windows import Windows
@@ -114,8 +113,6 @@ def run(context: StageContext[LoadTestConfig]) -> StageOutput:
     context = _drawn_anew(context)
     config = context.config
     require_enough(config.workload, config.policy)
-    if config.policy.second_opinion is not None:
-        require_tool(config.endpoint)
     repository = context.inputs["repository"]
     counter = open_counter(repository, fetch_links(repository, context.store))
     source = TrafficSource(config.workload, context.inputs["prompts"], count_tokens=counter)
@@ -129,7 +126,6 @@ def run(context: StageContext[LoadTestConfig]) -> StageOutput:
         windows = Windows(client, source, config.workload, config.policy, directory)
         outcome = _priced(run_session(windows, users=config.users, physics=config.physics), config)
         outcome = _compared(context, client, source, outcome)
-    outcome = _with_second_opinion(context, source, outcome)
     outcome = _probed_again(context, outcome)
     require_served(config.endpoint, config.repository_digest)
     log.info(Lines(format_load_test(outcome, config.policy)))
@@ -214,29 +210,6 @@ def _compared(
         return _with_facts(outcome, facts)
     note = f"Against production, undecided: {', '.join(fact.name for fact in undecided)}."
     return _with_note(_with_facts(outcome, [fact for fact in facts if fact not in undecided]), note)
-
-
-def _with_second_opinion(
-    context: StageContext[LoadTestConfig], source: TrafficSource, outcome: LoadTestOutcome
-) -> LoadTestOutcome:
-    """With what another load generator measured, where the policy asks; its prompts stay out of the artifact."""
-    config, place = context.config, context.workdir / "second_opinion"
-    if config.policy.second_opinion is None:
-        return outcome
-    from llm_pipeline.loadtest.second_opinion import second_opinion
-    from llm_pipeline.loadtest.token_counter import find_tokenizer
-    from llm_pipeline.serving.repository_links import fetch_links
-
-    tokenizer = find_tokenizer(context.inputs["repository"], fetch_links(context.inputs["repository"], context.store))
-    opinion = second_opinion(
-        config.policy,
-        config.endpoint,
-        source,
-        config.workload,
-        place,
-        tokenizer=tokenizer.parent if tokenizer else None,
-    )
-    return outcome.model_copy(update={"second_opinion": opinion})
 
 
 def _probed_again(context: StageContext[LoadTestConfig], outcome: LoadTestOutcome) -> LoadTestOutcome:

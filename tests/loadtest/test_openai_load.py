@@ -7,11 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.loadtest.measure import LoadClient
 from llm_pipeline.loadtest.records import Fault
-from llm_pipeline.loadtest.second_opinion import require_tool
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -109,8 +107,3 @@ def test_a_key_that_the_server_repeats_reaches_no_record(server, monkeypatch):
         details = client.send(window([LoadRequest("a", 2)])).records.details
     assert details == {Fault.REFUSED: "HTTP 401: Incorrect API key provided: ***"}
     assert wrong not in str(details)
-
-
-def test_aiperf_is_not_let_to_it(server):
-    with pytest.raises(ConfigError, match=r"OpenAI's API|not installed"):
-        require_tool(endpoint_of(server))

@@ -131,12 +131,3 @@ def test_what_users_can_reach_at_somebody_elses_router_is_told(configs: Path, ed
 
 def test_nothing_is_left_to_the_operator_of_an_envoy(configs: Path) -> None:
     assert list(router_warnings(load_release(configs / "releases" / "demo.yaml"))) == []
-
-
-def test_another_load_generators_opinion_is_refused_on_a_server_that_it_cannot_ask(configs: Path, edit) -> None:
-    endpoint = "{ url: 'http://127.0.0.1:9', openai_model: llm }"
-    edit("deployments/local.yaml", STAGING, f"    staging: {{ kind: openai, endpoint: {endpoint} }}")
-    plan_release(configs / "releases" / "demo.yaml", store_seconds=0)
-    edit("policies/demo.yaml", "load_test:", "load_test:\n  second_opinion: aiperf")
-    with pytest.raises(ConfigError, match="target cpu: second_opinion is of Triton's endpoints only"):
-        plan_release(configs / "releases" / "demo.yaml", store_seconds=0)

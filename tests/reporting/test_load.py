@@ -143,7 +143,6 @@ def test_the_page_has_the_sentence_that_decided_and_every_table(sample, promoted
         "Confirmation: latencies in ms of 2,400 requests in 3 windows",
         "The server, by its own metrics",
         "Against production, demo-tiny-00000000",
-        "Second opinion at the workload&#39;s rate",
     ):
         assert told in part
     assert "Failed requests by kind" not in part

@@ -18,7 +18,6 @@ class OpenAiServer(ServerModel):
         endpoint: Where it answers, its model, and the variable with its API key.
     """
 
-    has_triton_api: ClassVar[bool] = False
     takes_settings: ClassVar[bool] = False
 
     kind: Literal["openai"]
