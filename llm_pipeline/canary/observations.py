@@ -117,11 +117,11 @@ class ArmPoint(Frozen):
 
     requests: int
     errors: int
-    lost: int
-    first_token_p50: float | None
-    first_token_p95: float | None
-    end_to_end_p50: float | None
-    end_to_end_p95: float | None
+    lost: int = 0
+    first_token_p50: float | None = None
+    first_token_p95: float | None = None
+    end_to_end_p50: float | None = None
+    end_to_end_p95: float | None = None
     per_token_p50: float | None = None
     per_token_p95: float | None = None
     truncated: int = 0
@@ -134,13 +134,20 @@ class TimelinePoint(Frozen):
 
     Attributes:
         at_seconds: Start of the interval, seconds since the canary began.
+        length_seconds: Its length; timelines of before this field do not say theirs.
         intended_share: Share of traffic that the candidate should have had at the interval's end.
     """
 
     at_seconds: float
+    length_seconds: float = 1.0
     intended_share: float
     candidate: ArmPoint
     stable: ArmPoint
+
+    @property
+    def percent(self) -> float:
+        """The intended share in percent."""
+        return 100 * self.intended_share
 
 
 def timeline(
@@ -172,6 +179,7 @@ def timeline(
         share = next((share for since, share in reversed(shares) if since <= end), 0.0)
         point = TimelinePoint(
             at_seconds=index * interval_seconds,
+            length_seconds=interval_seconds,
             intended_share=share,
             candidate=arm_point(mine),
             stable=arm_point(others),

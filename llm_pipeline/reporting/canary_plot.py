@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from llm_pipeline.canary.analysis import LARGEST
-from llm_pipeline.canary.timeline import EvidenceSeries
+from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
+from llm_pipeline.canary.timeline import EvidenceSeries, TimelineMark
 from llm_pipeline.reporting.figure import NARROW_INCHES, Plot, colour, draw_plot
-from llm_pipeline.reporting.model import ArmSample, CanaryMark, CanarySample, CanaryStudy
+from llm_pipeline.reporting.model import CanaryStudy
 
-Quantiles = Callable[[ArmSample], tuple[float | None, float | None]]
+Quantiles = Callable[[ArmPoint], tuple[float | None, float | None]]
 """Median and 95th percentile of an arm's latency in an interval."""
 
 _MOST_MEASUREMENTS = 48
@@ -29,7 +30,7 @@ _LEVEL_POINTS = 12.0
 def plot_canary(study: CanaryStudy) -> Plot:
     """Traffic split, both arms' rates, latencies and errors, over the canary's time."""
     samples = study.samples
-    seconds = np.array([sample.seconds for sample in samples])
+    seconds = np.array([sample.at_seconds for sample in samples])
 
     def draw(figure: Any) -> None:
         panels = figure.subplots(5, 1, sharex=True, height_ratios=(1.0, 1.0, 1.4, 1.4, 0.8))
@@ -42,15 +43,15 @@ def plot_canary(study: CanaryStudy) -> Plot:
         _error_panel(errors, seconds, samples)
         for axes in panels:
             for mark in study.marks:
-                axes.axvline(mark.seconds, color=colour("muted"), linewidth=0.9, linestyle=(0, (2, 2)))
+                axes.axvline(mark.at_seconds, color=colour("muted"), linewidth=0.9, linestyle=(0, (2, 2)))
         errors.set_xlabel("seconds into the canary")
         first, last = span(study)
         errors.set_xlim(first - 0.01 * (last - first), last + 0.01 * (last - first))
 
-    requests = sum(sample.canary.requests for sample in samples)
-    failed = sum(sample.canary.errors for sample in samples)
-    lost = sum(sample.canary.lost + sample.stable.lost for sample in samples)
-    marks = ", ".join(f"{mark.label} at {mark.seconds:.0f} s" for mark in study.marks)
+    requests = sum(sample.candidate.requests for sample in samples)
+    failed = sum(sample.candidate.errors for sample in samples)
+    lost = sum(sample.candidate.lost + sample.stable.lost for sample in samples)
+    marks = ", ".join(f"{mark.label} at {mark.at_seconds:.0f} s" for mark in study.marks)
     return draw_plot(
         f"canary-{study.target}",
         f"Canary, {study.target}",
@@ -69,12 +70,12 @@ def write_marks(axes: Any, study: CanaryStudy, figure_inches: float) -> int:
     ends: list[float] = []
     for mark in _merged(study):
         width = (len(mark.label) + 1) * _CHARACTER_INCHES / inches
-        turned = mark.seconds + width > last
-        start = mark.seconds - width if turned else mark.seconds
+        turned = mark.at_seconds + width > last
+        start = mark.at_seconds - width if turned else mark.at_seconds
         level = next((level for level, end in enumerate(ends) if end <= start), len(ends))
         ends[level : level + 1] = [start + width]
         axes.annotate(
-            mark.label, (mark.seconds, 1.0), xycoords=axes.get_xaxis_transform(), textcoords="offset points",
+            mark.label, (mark.at_seconds, 1.0), xycoords=axes.get_xaxis_transform(), textcoords="offset points",
             xytext=(0, 3 + _LEVEL_POINTS * level), ha="right" if turned else "left", fontsize=9, color=colour("ink"),
             annotation_clip=False,
         )  # fmt: skip
@@ -85,27 +86,27 @@ def span(study: CanaryStudy) -> tuple[float, float]:
     """First and last second of a plot."""
     looks = study.evidence.looks if study.evidence else ()
     moments = [
-        *(sample.seconds for sample in study.samples),
-        *(mark.seconds for mark in study.marks),
+        *(sample.at_seconds for sample in study.samples),
+        *(mark.at_seconds for mark in study.marks),
         *(look.at for look in looks),
     ]
     return min(0.0, *moments), max(1.0, *moments)
 
 
-def _merged(study: CanaryStudy) -> list[CanaryMark]:
+def _merged(study: CanaryStudy) -> list[TimelineMark]:
     """Marks too close for two texts side by side share one."""
     began, ended = span(study)
-    merged: list[CanaryMark] = []
+    merged: list[TimelineMark] = []
     for mark in study.marks:
-        if merged and mark.seconds - merged[-1].seconds < _MARK_DISTANCE * (ended - began):
+        if merged and mark.at_seconds - merged[-1].at_seconds < _MARK_DISTANCE * (ended - began):
             last = merged.pop()
-            merged.append(CanaryMark(seconds=last.seconds, label=f"{last.label}, {mark.label}"))
+            merged.append(TimelineMark(at_seconds=last.at_seconds, label=f"{last.label}, {mark.label}"))
         else:
             merged.append(mark)
     return merged
 
 
-def _split_panel(axes: Any, seconds: Any, samples: Sequence[CanarySample], *, pad: float) -> None:
+def _split_panel(axes: Any, seconds: Any, samples: Sequence[TimelinePoint], *, pad: float) -> None:
     percent = [sample.percent for sample in samples]
     axes.fill_between(seconds, percent, step="post", color=colour("candidate"), alpha=0.28, linewidth=0)
     axes.step(seconds, percent, where="post", color=colour("candidate"), linewidth=2.0, label="intended")
@@ -118,23 +119,23 @@ def _split_panel(axes: Any, seconds: Any, samples: Sequence[CanarySample], *, pa
     axes.set_title("traffic to the candidate: intended, and measured as dots", pad=pad)
 
 
-def measured_split(samples: Sequence[CanarySample]) -> Iterator[tuple[float, float]]:
+def measured_split(samples: Sequence[TimelinePoint]) -> Iterator[tuple[float, float]]:
     """The middle of a few intervals of one step, and the candidate's share of their requests in percent."""
     size = max(1, math.ceil(len(samples) / _MOST_MEASUREMENTS))
     for _, same in groupby(samples, key=lambda sample: sample.percent):
         step = list(same)
         for group in (step[first : first + size] for first in range(0, len(step), size)):
-            mine = sum(sample.canary.requests for sample in group)
+            mine = sum(sample.candidate.requests for sample in group)
             total = mine + sum(sample.stable.requests for sample in group)
             if total:
-                yield (group[0].seconds + group[-1].seconds + group[-1].length_seconds) / 2, 100.0 * mine / total
+                yield (group[0].at_seconds + group[-1].at_seconds + group[-1].length_seconds) / 2, 100.0 * mine / total
 
 
-def _rate_panel(axes: Any, samples: Sequence[CanarySample]) -> None:
-    edges = np.array([*(sample.seconds for sample in samples), samples[-1].seconds + samples[-1].length_seconds])
+def _rate_panel(axes: Any, samples: Sequence[TimelinePoint]) -> None:
+    edges = np.array([*(sample.at_seconds for sample in samples), samples[-1].at_seconds + samples[-1].length_seconds])
     for arm, role, arms in (
         ("stable", "baseline", [sample.stable for sample in samples]),
-        ("candidate", "candidate", [sample.canary for sample in samples]),
+        ("candidate", "candidate", [sample.candidate for sample in samples]),
     ):
         rates = np.array([one.requests for one in arms]) / np.diff(edges)
         axes.stairs(rates, edges, baseline=None, color=colour(role), linewidth=1.8, label=arm)
@@ -145,11 +146,11 @@ def _rate_panel(axes: Any, samples: Sequence[CanarySample]) -> None:
 
 def _latency_panel(axes: Any, study: CanaryStudy, name: str, quantiles: Quantiles) -> None:
     """Both arms' latency; a candidate with few requests shows as dots, joined where intervals follow each other."""
-    seconds = [sample.seconds for sample in study.samples]
+    seconds = [sample.at_seconds for sample in study.samples]
     any_value = False
     for arm, role, arms in (
         ("stable", "baseline", [sample.stable for sample in study.samples]),
-        ("candidate", "candidate", [sample.canary for sample in study.samples]),
+        ("candidate", "candidate", [sample.candidate for sample in study.samples]),
     ):
         middle, slow = (_series(values) for values in zip(*map(quantiles, arms), strict=True))
         shown: dict[str, Any] = {"color": colour(role), "marker": "o", "markersize": 3.0}
@@ -165,10 +166,10 @@ def _series(values: Sequence[float | None]) -> Any:
     return np.array([np.nan if value is None else value for value in values])
 
 
-def _error_panel(axes: Any, seconds: Any, samples: Sequence[CanarySample]) -> None:
+def _error_panel(axes: Any, seconds: Any, samples: Sequence[TimelinePoint]) -> None:
     width = float(np.median(np.diff(seconds))) if len(samples) > 1 else 1.0
     stable = np.array([sample.stable.errors for sample in samples])
-    canary = np.array([sample.canary.errors for sample in samples])
+    canary = np.array([sample.candidate.errors for sample in samples])
     axes.bar(seconds, stable, width=width, color=colour("baseline"), label="stable")
     axes.bar(seconds, canary, width=width, bottom=stable, color=colour("bad"), label="candidate")
     axes.set_ylim(0.0, max(1.0, 1.25 * float((stable + canary).max(initial=0.0))))
@@ -223,7 +224,7 @@ def plot_evidence(study: CanaryStudy, evidence: EvidenceSeries) -> Plot:
         split.set_title("traffic split otherwise than intended: e-value of the step")
         for axes in panels:
             for mark in study.marks:
-                axes.axvline(mark.seconds, color=colour("muted"), linewidth=0.9, linestyle=(0, (2, 2)))
+                axes.axvline(mark.at_seconds, color=colour("muted"), linewidth=0.9, linestyle=(0, (2, 2)))
         first, last = span(study)
         split.set_xlim(first - 0.01 * (last - first), last + 0.01 * (last - first))
         split.set_xlabel("seconds into the canary")

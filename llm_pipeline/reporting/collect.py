@@ -20,7 +20,6 @@ from llm_pipeline.accuracy.evaluation import PLAIN, EvaluationSummary, Scoring, 
 from llm_pipeline.accuracy.gate import compare_as_judged
 from llm_pipeline.artifacts.items import ScoredItem, read_items
 from llm_pipeline.base.errors import PipelineError
-from llm_pipeline.canary.events import CanaryEvent
 from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
 from llm_pipeline.canary.timeline import read_summary as read_step_summary
 from llm_pipeline.canary.timeline import read_timeline
@@ -39,10 +38,6 @@ from llm_pipeline.reporting.headline import decides, recipe_in_words, release_he
 from llm_pipeline.reporting.highlights import highlights
 from llm_pipeline.reporting.model import (
     AccuracyStudy,
-    ArmSample,
-    CanaryMark,
-    CanaryMoment,
-    CanarySample,
     CanaryStudy,
     Fact,
     Gate,
@@ -75,49 +70,37 @@ def read_canary(directories: Sequence[Path], target: str) -> CanaryStudy:
     summary, points = read_timeline(directories[-1])
     summaries = [*map(read_step_summary, directories[:-1]), summary]
     steps = {one.step.percent: one.step for one in summaries if one.step and one.began_at == summary.began_at}
-    marks = [CanaryMark(seconds=mark.at_seconds, label=mark.label) for mark in summary.marks]
-    short = tuple(mark.model_copy(update={"label": mark.label.partition(":")[0]}) for mark in marks)
+    short = (mark.model_copy(update={"label": mark.label.partition(":")[0]}) for mark in summary.marks)
     return CanaryStudy(
         target=target,
+        began_at=summary.began_at,
         samples=tuple(_thinned(points)),
-        marks=short,
-        rollback=find_rollback(marks),
+        marks=tuple(short),
+        rollback=find_rollback(summary.marks),
         evidence=summary.evidence,
-        moments=tuple(_moment(event, summary.began_at) for event in summary.events),
+        events=summary.events,
         steps=tuple(steps[percent] for percent in sorted(steps)),
         shadow=summary.shadow,
     )
 
 
-def _moment(event: CanaryEvent, began_at: float) -> CanaryMoment:
-    return CanaryMoment(
-        seconds=event.at - began_at,
-        at=datetime.fromtimestamp(event.at, UTC),
-        kind=event.kind.value,
-        percent=event.percent,
-        summary=event.summary,
-        by=event.by,
-        verdict=event.verdict,
-    )
-
-
-def _thinned(points: Sequence[TimelinePoint]) -> Iterator[CanarySample]:
+def _thinned(points: Sequence[TimelinePoint]) -> Iterator[TimelinePoint]:
     """At most `MOST_SAMPLES` intervals: counts add up, latencies are averaged by requests."""
     step = max(1, math.ceil(len(points) / MOST_SAMPLES))
     length = points[1].at_seconds - points[0].at_seconds if len(points) > 1 else 1.0
     for first in range(0, len(points), step):
         group = points[first : first + step]
-        yield CanarySample(
-            seconds=group[0].at_seconds,
+        yield TimelinePoint(
+            at_seconds=group[0].at_seconds,
             length_seconds=len(group) * length,
-            percent=100 * group[-1].intended_share,
+            intended_share=group[-1].intended_share,
             stable=_arm([point.stable for point in group]),
-            canary=_arm([point.candidate for point in group]),
+            candidate=_arm([point.candidate for point in group]),
         )
 
 
-def _arm(points: Sequence[ArmPoint]) -> ArmSample:
-    return ArmSample(
+def _arm(points: Sequence[ArmPoint]) -> ArmPoint:
+    return ArmPoint(
         requests=sum(point.requests for point in points),
         errors=sum(point.errors for point in points),
         lost=sum(point.lost for point in points),

@@ -94,10 +94,10 @@ def _slow(load: LoadStudy, windows: Sequence[WindowSummary]) -> Iterator[str]:
 
 
 def _canary(study: CanaryStudy) -> Highlight:
-    requests = sum(sample.canary.requests for sample in study.samples)
-    errors = sum(sample.canary.errors for sample in study.samples)
+    requests = sum(sample.candidate.requests for sample in study.samples)
+    errors = sum(sample.candidate.errors for sample in study.samples)
     reached = max(sample.percent for sample in study.samples)
-    seconds = study.samples[-1].seconds - study.samples[0].seconds
-    lost = sum(sample.canary.lost + sample.stable.lost for sample in study.samples)
+    seconds = study.samples[-1].at_seconds - study.samples[0].at_seconds
+    lost = sum(sample.candidate.lost + sample.stable.lost for sample in study.samples)
     note = f"{errors} errors in {requests:,} requests, {lost} lost, {duration(seconds)}"
     return Highlight(label=f"Canary, {study.target}", value=f"reached {reached:g} %", note=note)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from importlib import resources
 
 from llm_pipeline.base.quantities import byte_size, duration
@@ -35,6 +36,7 @@ def render_report(data: ReportData) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
     )
     environment.filters.update(
+        clock=_clock,
         duration=duration,
         byte_size=byte_size,
         points=points,
@@ -84,6 +86,10 @@ def draw_plots(data: ReportData) -> Iterator[Plot]:
 def _shown(value: object) -> object:
     """A value as every expression of the template shows it, before it is escaped; our own HTML stays as it is."""
     return several_lines(value) if type(value) is str else value
+
+
+def _clock(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%m-%d %H:%M:%S")
 
 
 def _load_tables(load: LoadStudy) -> tuple[Table, ...]:

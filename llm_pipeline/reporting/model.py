@@ -12,8 +12,10 @@ from llm_pipeline.accuracy.paired import Comparison, PairedAccuracy
 from llm_pipeline.base.errors import ErrorDocument
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
+from llm_pipeline.canary.events import CanaryEvent
+from llm_pipeline.canary.observations import TimelinePoint
 from llm_pipeline.canary.step_summary import StepSummary
-from llm_pipeline.canary.timeline import EvidenceSeries
+from llm_pipeline.canary.timeline import EvidenceSeries, TimelineMark
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.loadtest.outcome import LoadTestOutcome
 from llm_pipeline.reporting.spending import Spending
@@ -197,41 +199,6 @@ class LoadStudy(Frozen):
         }[curve]
 
 
-class ArmSample(Frozen):
-    """One arm's traffic in one interval of the canary; a lost request is one whose failure the user saw."""
-
-    requests: int
-    errors: int
-    lost: int = 0
-    first_token_p50: float | None = None
-    first_token_p95: float | None = None
-    end_to_end_p50: float | None = None
-    end_to_end_p95: float | None = None
-
-
-class CanarySample(Frozen):
-    """Both arms over one interval.
-
-    Attributes:
-        seconds: Its start, from the start of the canary.
-        length_seconds: Its length.
-        percent: The candidate's intended share at its end.
-    """
-
-    seconds: float
-    length_seconds: float = 1.0
-    percent: float
-    stable: ArmSample
-    canary: ArmSample
-
-
-class CanaryMark(Frozen):
-    """A moment worth a line in the plot: a step began, or the canary was rolled back."""
-
-    seconds: float
-    label: str
-
-
 class CanaryRollback(Frozen):
     """How a canary was rolled back.
 
@@ -248,34 +215,24 @@ class CanaryRollback(Frozen):
     seconds_until_stable: float | None
 
 
-class CanaryMoment(Frozen):
-    """One line of the canary's events: what happened when, by whom, and what was decided."""
-
-    seconds: float
-    at: datetime
-    kind: str
-    percent: float
-    summary: str
-    by: str
-    verdict: Verdict | None = None
-
-
 class CanaryStudy(Frozen):
     """The canary of one target.
 
     Attributes:
+        began_at: Seconds since 1970.
         evidence: Its e-values over time; None where none were kept.
-        moments: What happened, oldest first.
+        events: What happened, oldest first.
         steps: What each step showed, the smallest share first.
         shadow: What the comparison of answers before the first step found.
     """
 
     target: str
-    samples: tuple[CanarySample, ...]
-    marks: tuple[CanaryMark, ...]
+    began_at: float = 0.0
+    samples: tuple[TimelinePoint, ...]
+    marks: tuple[TimelineMark, ...]
     rollback: CanaryRollback | None = None
     evidence: EvidenceSeries | None = None
-    moments: tuple[CanaryMoment, ...] = ()
+    events: tuple[CanaryEvent, ...] = ()
     steps: tuple[StepSummary, ...] = ()
     shadow: tuple[Evidence, ...] = ()
 

@@ -8,8 +8,9 @@ from datetime import datetime
 from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.canary.record import Phase
+from llm_pipeline.canary.timeline import TimelineMark
 from llm_pipeline.release.contract import StageResult
-from llm_pipeline.reporting.model import CanaryMark, CanaryRollback, CanaryStudy
+from llm_pipeline.reporting.model import CanaryRollback, CanaryStudy
 from llm_pipeline.store.pointers import Pointer, Pointers
 
 UNQUANTIZED = "none"
@@ -54,20 +55,20 @@ _ON_STABLE = "traffic on stable"
 _SOON_SECONDS = 0.1
 
 
-def find_rollback(marks: Sequence[CanaryMark]) -> CanaryRollback | None:
+def find_rollback(marks: Sequence[TimelineMark]) -> CanaryRollback | None:
     """The rollback among a canary's moments (with their full labels), if there is one: the last."""
     decided = next((mark for mark in reversed(marks) if mark.label.partition(":")[0] == _BACK), None)
     on_stable = next((mark for mark in reversed(marks) if mark.label == _ON_STABLE), None)
     began = decided or on_stable
     if began is None:
         return None
-    shifts = [mark for mark in marks if mark.label.endswith(" %") and mark.seconds <= began.seconds]
-    settled = on_stable is not None and decided is not None and on_stable.seconds >= decided.seconds
+    shifts = [mark for mark in marks if mark.label.endswith(" %") and mark.at_seconds <= began.at_seconds]
+    settled = on_stable is not None and decided is not None and on_stable.at_seconds >= decided.at_seconds
     return CanaryRollback(
         step=shifts[-1].label if shifts else "",
         reason=decided.label.partition(":")[2].strip() if decided else "",
-        seconds_after_shift=began.seconds - shifts[-1].seconds if shifts else None,
-        seconds_until_stable=on_stable.seconds - decided.seconds if settled and on_stable and decided else None,
+        seconds_after_shift=began.at_seconds - shifts[-1].at_seconds if shifts else None,
+        seconds_until_stable=on_stable.at_seconds - decided.at_seconds if settled and on_stable and decided else None,
     )
 
 
@@ -162,8 +163,8 @@ def _production(results: Results, target: str, place: Pointers) -> str:
 def _lost(study: CanaryStudy | None) -> str:
     if study is None or not study.samples:
         return "How many requests were lost is not known: the canary left no measurements."
-    candidate = sum(sample.canary.requests for sample in study.samples)
+    candidate = sum(sample.candidate.requests for sample in study.samples)
     total = candidate + sum(sample.stable.requests for sample in study.samples)
-    lost = sum(sample.canary.lost + sample.stable.lost for sample in study.samples)
+    lost = sum(sample.candidate.lost + sample.stable.lost for sample in study.samples)
     words = {0: "No request was lost", 1: "1 request was lost"}.get(lost, f"{lost:,} requests were lost")
     return f"{words} of the {total:,} seen during the canary ({candidate:,} of them sent to the candidate)."

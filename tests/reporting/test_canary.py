@@ -16,11 +16,12 @@ from canary_sample import BEGAN_AT, CONTROLLER, POLICY, SimulatedCanary
 
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.canary.analysis import MOST_LOOKS, with_look
+from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
 from llm_pipeline.canary.timeline import SUMMARY_FILE, read_timeline, write_timeline
 from llm_pipeline.reporting.canary_plot import e_value, evidence_in_words, measured_split
 from llm_pipeline.reporting.collect import collect, read_canary
 from llm_pipeline.reporting.html import render_report
-from llm_pipeline.reporting.model import ArmSample, CanarySample, CanaryStudy
+from llm_pipeline.reporting.model import CanaryStudy
 from llm_pipeline.reporting.production import _lost
 
 
@@ -86,9 +87,9 @@ def test_a_long_canary_keeps_few_looks_over_all_of_its_time(regressed: list[Path
 
 
 def test_the_measured_split_is_taken_within_steps_only() -> None:
-    def at(second: int, percent: float, mine: int, others: int) -> CanarySample:
-        stable, canary = ArmSample(requests=others, errors=0), ArmSample(requests=mine, errors=0)
-        return CanarySample(seconds=second, percent=percent, stable=stable, canary=canary)
+    def at(second: int, percent: float, mine: int, others: int) -> TimelinePoint:
+        stable, canary = ArmPoint(requests=others, errors=0), ArmPoint(requests=mine, errors=0)
+        return TimelinePoint(at_seconds=second, intended_share=percent / 100, stable=stable, candidate=canary)
 
     samples = [at(0, 0.0, 0, 10), at(1, 50.0, 4, 6), at(2, 50.0, 0, 0), at(3, 100.0, 9, 0)]
     assert list(measured_split(samples)) == [(0.5, 0.0), (1.5, 40.0), (3.5, 100.0)]
@@ -129,7 +130,7 @@ def test_events_stand_in_a_table_with_their_times_and_who_did_it(page: str, stud
     rows = re.findall(r"<tr><td class=\"number\">(.*?)</tr>", table)
     texts = [re.sub(r"<[^>]+>|\s+", " ", row) for row in rows]
     kinds = ["started", "shifted", "step passed", "shifted", "rolling back", "rolled back"]
-    assert len(texts) == len(study.moments) == len(kinds)
+    assert len(texts) == len(study.events) == len(kinds)
     assert all(kind in text and CONTROLLER in text for kind, text in zip(kinds, texts, strict=True))
     assert texts[0].startswith("0.0 s")
     assert "11-21 09:01:15" in texts[2]

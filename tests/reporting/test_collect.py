@@ -107,8 +107,8 @@ def test_a_long_canary_is_thinned_without_losing_an_error() -> None:
     ]
     samples = list(_thinned(points))
     assert len(samples) <= MOST_SAMPLES
-    assert sum(sample.canary.errors for sample in samples) == 1800
-    assert {sample.canary.first_token_p50 for sample in samples} <= {50.0, None}
+    assert sum(sample.candidate.errors for sample in samples) == 1800
+    assert {sample.candidate.first_token_p50 for sample in samples} <= {50.0, None}
     assert samples[0].percent == 25.0
 
 

@@ -8,17 +8,19 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
+from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
+from llm_pipeline.canary.timeline import TimelineMark
 from llm_pipeline.reporting.collect import collect
-from llm_pipeline.reporting.model import ArmSample, CanaryMark, CanarySample, CanaryStudy
+from llm_pipeline.reporting.model import CanaryStudy
 from llm_pipeline.reporting.production import _caught, _lost, find_rollback
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointers, read_pointers
 
 MARKS = (
-    CanaryMark(seconds=1.0, label="5 %"),
-    CanaryMark(seconds=5.0, label="25 %"),
-    CanaryMark(seconds=8.5, label="rolling back: worse than stable: errors"),
-    CanaryMark(seconds=8.9, label="traffic on stable"),
+    TimelineMark(at_seconds=1.0, label="5 %"),
+    TimelineMark(at_seconds=5.0, label="25 %"),
+    TimelineMark(at_seconds=8.5, label="rolling back: worse than stable: errors"),
+    TimelineMark(at_seconds=8.9, label="traffic on stable"),
 )
 
 
@@ -85,8 +87,8 @@ def test_production_that_moved_on_since_is_not_called_unchanged(sample, tmp_path
 
 
 def test_lost_requests_are_counted_on_both_sides() -> None:
-    arms = {"stable": ArmSample(requests=90, errors=1, lost=1), "canary": ArmSample(requests=10, errors=4, lost=2)}
-    study = CanaryStudy(target="cpu", samples=(CanarySample(seconds=0.0, percent=10.0, **arms),), marks=())
+    arms = {"stable": ArmPoint(requests=90, errors=1, lost=1), "candidate": ArmPoint(requests=10, errors=4, lost=2)}
+    study = CanaryStudy(target="cpu", samples=(TimelinePoint(at_seconds=0.0, intended_share=0.1, **arms),), marks=())
     assert _lost(study) == "3 requests were lost of the 100 seen during the canary (10 of them sent to the candidate)."
 
 
