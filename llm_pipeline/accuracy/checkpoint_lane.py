@@ -29,7 +29,7 @@ from llm_pipeline.base.progress import Progress
 from llm_pipeline.base.records import Metric
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.policy import AccuracyPolicy
-from llm_pipeline.config.release import Evaluation
+from llm_pipeline.config.release import CheckpointEvaluation
 
 if TYPE_CHECKING:
     from llm_pipeline.accuracy.lm_eval_checkpoint import HarnessModel
@@ -74,7 +74,7 @@ class LaneEvaluation:
 class _Lane:
     """A checkpoint loaded and its questions built, with the time that each phase takes."""
 
-    def __init__(self, inputs: Mapping[str, Path], evaluation: Evaluation, dtype: str, workdir: Path) -> None:
+    def __init__(self, inputs: Mapping[str, Path], evaluation: CheckpointEvaluation, dtype: str, workdir: Path) -> None:
         self.seconds: dict[str, float] = {}
         self.directory = workdir / "evaluation"
         self._started = time.monotonic()
@@ -117,7 +117,9 @@ class _Lane:
         return LaneEvaluation(self.directory, tuple(items), summary, time.monotonic() - self._started)
 
 
-def evaluate_baseline(inputs: Mapping[str, Path], evaluation: Evaluation, dtype: str, workdir: Path) -> LaneEvaluation:
+def evaluate_baseline(
+    inputs: Mapping[str, Path], evaluation: CheckpointEvaluation, dtype: str, workdir: Path
+) -> LaneEvaluation:
     """Score every item on the checkpoint, some of them twice, and keep its token probabilities of some texts.
 
     Args:
@@ -146,7 +148,7 @@ def evaluate_baseline(inputs: Mapping[str, Path], evaluation: Evaluation, dtype:
     return lane.written(items, noise=noise, perplexity=perplexity)
 
 
-def _may_chat(evaluation: Evaluation) -> bool:
+def _may_chat(evaluation: CheckpointEvaluation) -> bool:
     return evaluation.chat_template is not False or any(one.chat_template for one in evaluation.task_options.values())
 
 
@@ -186,7 +188,7 @@ def _noise_floor(lane: _Lane, items: list[ScoredItem]) -> NoiseFloor | None:
 
 
 def evaluate_candidate(
-    inputs: Mapping[str, Path], evaluation: Evaluation, policy: AccuracyPolicy, dtype: str, workdir: Path
+    inputs: Mapping[str, Path], evaluation: CheckpointEvaluation, policy: AccuracyPolicy, dtype: str, workdir: Path
 ) -> tuple[LaneEvaluation, Judgement]:
     """Score a candidate look by look until the gate decides, and measure its distance from the baseline.
 

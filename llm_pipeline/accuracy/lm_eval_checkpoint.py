@@ -30,7 +30,7 @@ from llm_pipeline.artifacts.checkpoint_loading import load_tokenizer
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.progress import Progress
-from llm_pipeline.config.release import Evaluation
+from llm_pipeline.config.release import CheckpointEvaluation
 from llm_pipeline.quantization.readback import load_model
 
 log = get_logger(__name__)
@@ -54,7 +54,9 @@ class HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval is untyped
         shared_prefix: False scores as lm-eval itself does, to compare with.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, evaluation: Evaluation, *, shared_prefix: bool = True) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, evaluation: CheckpointEvaluation, *, shared_prefix: bool = True
+    ) -> None:
         logging.getLogger("lm_eval.models.huggingface").addFilter(_is_not_about_the_constructor)
         self.begin_token = _adds_begin_token(tokenizer)
         super().__init__(
@@ -241,7 +243,12 @@ def use_processors() -> None:
 
 
 def load_harness_model(
-    checkpoint: Path, evaluation: Evaluation, dtype: str, *, device: str | None = None, shared_prefix: bool = True
+    checkpoint: Path,
+    evaluation: CheckpointEvaluation,
+    dtype: str,
+    *,
+    device: str | None = None,
+    shared_prefix: bool = True,
 ) -> HarnessModel:
     """A checkpoint as a model that lm-eval can ask.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llm_pipeline.accuracy.lm_eval_tasks import LoadedTasks, options_of, task_failure
 from llm_pipeline.accuracy.task_metrics import Described, ItemScore, choose_filter, choose_metric
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.release import Evaluation, TaskOptions
+from llm_pipeline.config.release import CheckpointEvaluation, TaskOptions
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -24,7 +24,7 @@ _LIKELIHOOD_OF_TEXT = -100.0
 
 
 def item_scores(
-    loaded: LoadedTasks, documents: Mapping[str, Sequence[Sequence[Instance]]], evaluation: Evaluation
+    loaded: LoadedTasks, documents: Mapping[str, Sequence[Sequence[Instance]]], evaluation: CheckpointEvaluation
 ) -> dict[str, ItemScore]:
     """By which metric each task is judged, found out with the requests of a few documents of each.
 

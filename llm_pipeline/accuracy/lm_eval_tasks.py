@@ -23,7 +23,7 @@ from llm_pipeline.accuracy.task_files import (
 )
 from llm_pipeline.accuracy.task_metrics import TaskMetric
 from llm_pipeline.base.errors import ConfigError, PipelineError, unless_io
-from llm_pipeline.config.release import Evaluation, TaskOptions
+from llm_pipeline.config.release import CheckpointEvaluation, TaskOptions
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _LONGEST_REASON = 300
 
 
-def task_manager(directory: Path | None, evaluation: Evaluation, names: Sequence[str]) -> TaskManager:
+def task_manager(directory: Path | None, evaluation: CheckpointEvaluation, names: Sequence[str]) -> TaskManager:
     """lm-eval's task manager, over its own tasks or over a directory of task files.
 
     The files are read by `task_files` and the data by `task_data`, so the directory works wherever it lies, need not be
@@ -133,7 +133,7 @@ class LoadedTasks:
 
 
 def load_tasks(
-    directory: Path | None, evaluation: Evaluation, names: Sequence[str], data: Path | None = None
+    directory: Path | None, evaluation: CheckpointEvaluation, names: Sequence[str], data: Path | None = None
 ) -> LoadedTasks:
     """Load tasks, groups and tags by name, with the data that they read.
 
@@ -160,7 +160,7 @@ def load_tasks(
     return LoadedTasks(dict(sorted(loaded["tasks"].items())), loaded["groups"], labels, tuple(names), reads)
 
 
-def _permit_generated_code(configurations: Mapping[str, Mapping[str, Any]], evaluation: Evaluation) -> None:
+def _permit_generated_code(configurations: Mapping[str, Mapping[str, Any]], evaluation: CheckpointEvaluation) -> None:
     if evaluation.allow_generated_code:
         os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # what the metric itself asks for
         return
@@ -278,7 +278,7 @@ class PromptStyle:
 
 
 def prompt_style(
-    name: str, task: Any, loaded: LoadedTasks, evaluation: Evaluation, chat: ChatTemplate | None
+    name: str, task: Any, loaded: LoadedTasks, evaluation: CheckpointEvaluation, chat: ChatTemplate | None
 ) -> PromptStyle:
     """How a task is asked; the number of its examples is set in lm-eval's task.
 
@@ -304,7 +304,7 @@ def prompt_style(
     )
 
 
-def options_of(task: str, loaded: LoadedTasks, evaluation: Evaluation) -> TaskOptions:
+def options_of(task: str, loaded: LoadedTasks, evaluation: CheckpointEvaluation) -> TaskOptions:
     """What the release config says of a task, by its own name before that of a group or tag that it is in."""
     outer = [group.name for group in reversed(loaded.groups_of(task))]
     tags = [name for name, tasks in loaded.labels.items() if task in tasks]

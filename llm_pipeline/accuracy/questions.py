@@ -36,7 +36,7 @@ from llm_pipeline.accuracy.task_metrics import ItemScore
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError, IntegrityError
-from llm_pipeline.config.release import Evaluation
+from llm_pipeline.config.release import CheckpointEvaluation
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -98,7 +98,7 @@ class Questions:
     def load(
         cls,
         task_directory: Path | None,
-        evaluation: Evaluation,
+        evaluation: CheckpointEvaluation,
         names: Sequence[str],
         chat: ChatTemplate | None = None,
         data: Path | None = None,
@@ -258,7 +258,7 @@ def _prepare_templates() -> None:
     utils.env = environment
 
 
-def _refuse_options_of_others(loaded: LoadedTasks, evaluation: Evaluation, names: Sequence[str]) -> None:
+def _refuse_options_of_others(loaded: LoadedTasks, evaluation: CheckpointEvaluation, names: Sequence[str]) -> None:
     known = {*loaded.tasks, *loaded.groups, *loaded.labels}
     if set(names) >= set(evaluation.tasks) and (unknown := sorted(evaluation.task_options.keys() - known)):
         raise ConfigError(
@@ -284,7 +284,7 @@ def _identity(
     return identity
 
 
-def _questions(name: str, task: Any, evaluation: Evaluation, style: PromptStyle) -> list[_Question]:
+def _questions(name: str, task: Any, evaluation: CheckpointEvaluation, style: PromptStyle) -> list[_Question]:
     task.set_fewshot_seed(seed=_FEW_SHOT_SEED)
     try:
         task.build_all_requests(limit=evaluation.limit, cache_requests=False, **style.request_options)

@@ -148,13 +148,11 @@ class TaskOptions(ConfigModel):
     chat_template: bool | None = None
 
 
-class Evaluation(ConfigModel):
-    """What the accuracy gates measure.
+class CheckpointEvaluation(ConfigModel):
+    """How a checkpoint is evaluated: what decides which items it is asked, and how.
 
     Attributes:
-        task_directory: Directory with lm-eval task files, relative to `configs/`; None for lm-eval's own.
         tasks: lm-eval tasks scored on the checkpoint (log-likelihood and generative ones).
-        served_tasks: Generative tasks scored again through the serving endpoint.
         task_options: Metric, filter, examples and chat format by task, or by group for all of its tasks.
         chat_template: Ask in the chat format of the checkpoint's tokenizer. `auto` does so where the tokenizer has one
             for tasks that generate text, as users of a chat model do; tasks that compare the likelihoods of given
@@ -172,16 +170,9 @@ class Evaluation(ConfigModel):
             long text (see `accuracy/document_clusters.py`); `none` takes each item for itself.
         noise_floor_items: Items that the baseline answers again at another batch size: what changes then is noise.
         divergence_items: Items on whose texts the candidate's distribution of tokens is compared with the baseline's.
-        data_source: Where the data sets come from that the tasks' files name: `hub` (or its mirror, `hub.endpoint` of
-            the deployment), `cache` (the Hugging Face cache of the machine, without a network) or a directory
-            (`file:///absolute/path`) with the files of each data set in `organisation/name/`.
-        data_revisions: Branch, tag or commit by data set, as the tasks' files name it; what is left out is read at the
-            revision in its task's file, or at `main`. The `eval_data` stage pins each to a commit, once a release.
     """
 
-    task_directory: PathText | None = None
     tasks: Annotated[Words, Field(min_length=1)]
-    served_tasks: Annotated[Words, Field(min_length=1)]
     task_options: Annotated[dict[Word, TaskOptions], Field(max_length=1024)] = Field(default={})
     chat_template: Literal["auto"] | bool = "auto"
     system_instruction: Line | None = None
@@ -195,6 +186,23 @@ class Evaluation(ConfigModel):
     cluster_field: Word | None = None
     noise_floor_items: ItemsOrNone = 200
     divergence_items: ItemsOrNone = 64
+
+
+class Evaluation(CheckpointEvaluation):
+    """What the accuracy gates measure.
+
+    Attributes:
+        task_directory: Directory with lm-eval task files, relative to `configs/`; None for lm-eval's own.
+        served_tasks: Generative tasks scored again through the serving endpoint.
+        data_source: Where the data sets come from that the tasks' files name: `hub` (or its mirror, `hub.endpoint` of
+            the deployment), `cache` (the Hugging Face cache of the machine, without a network) or a directory
+            (`file:///absolute/path`) with the files of each data set in `organisation/name/`.
+        data_revisions: Branch, tag or commit by data set, as the tasks' files name it; what is left out is read at the
+            revision in its task's file, or at `main`. The `eval_data` stage pins each to a commit, once a release.
+    """
+
+    task_directory: PathText | None = None
+    served_tasks: Annotated[Words, Field(min_length=1)]
     data_source: str = Field(default="hub", pattern=_DATA_SOURCE, max_length=4096)
     data_revisions: Annotated[dict[DataSetName, Revision], Field(max_length=1024)] = Field(default={})
 
@@ -243,14 +251,34 @@ class Approval(ConfigModel):
     timeout_hours: PositiveHours = 24.0
 
 
-class ReleaseConfig(ConfigModel):
-    """A release config as written: recipes, targets and policy by name.
+class ReleaseSettings(ConfigModel):
+    """What a release config says itself, and does not name.
 
     Attributes:
         name: The release's name; the DAG is `release__<name>`.
         description: One line for the UI and the report.
+        ladder: In which order recipes are tried, and whether all of them are.
+        concurrency: What a release does when another one of its model is on its way in the same deployment:
+            `wait` for its end, or `supersede` it: the older one stops at its next stage, and rolls its canary back.
+    """
+
+    name: Name
+    description: Line = ""
+    model: ModelSource
+    baseline: Baseline = Baseline()
+    ladder: Ladder = Ladder()
+    evaluation: Evaluation
+    workload: Workload
+    approval: Approval = Approval()
+    drill: Drill | None = None
+    concurrency: Literal["wait", "supersede"] = "wait"
+
+
+class ReleaseConfig(ReleaseSettings):
+    """A release config as written: recipes, targets and policy by name.
+
+    Attributes:
         recipes: Recipes to try; the cheapest one that passes its accuracy gate is released, target by target.
-        ladder: In which order they are tried, and whether all of them are.
         targets: Targets to build for, in the order of their promotion.
         places: The deployment's place for a target, by target name; a target without one goes to the place of its own
             name. A place serves one model: a second model on the same target needs a place of its own.
@@ -260,29 +288,17 @@ class ReleaseConfig(ConfigModel):
         schedule: Cron expression for runs that release what is new since the last one, beside `watch` or instead of
             it; None for none. Missed ones are never made up for.
         budget: What it may take by its plan before a person is asked.
-        concurrency: What a release does when another one of its model is on its way in the same deployment:
-            `wait` for its end, or `supersede` it: the older one stops at its next stage, and rolls its canary back.
         owner: Who answers for the release's DAG; None for the deployment's owner.
     """
 
-    name: Name
-    description: Line = ""
-    model: ModelSource
-    baseline: Baseline = Baseline()
     recipes: Annotated[Names, Field(min_length=1)]
-    ladder: Ladder = Ladder()
     targets: Annotated[Names, Field(min_length=1)]
     places: Annotated[dict[Name, Name], Field(max_length=256)] = Field(default={})
     policy: Name
     deployment: Name
-    evaluation: Evaluation
-    workload: Workload
-    approval: Approval = Approval()
-    drill: Drill | None = None
     watch: Watch | None = None
     schedule: Word | None = None
     budget: Budget = Budget()
-    concurrency: Literal["wait", "supersede"] = "wait"
     owner: Owner | None = None
 
     @field_validator("recipes", "targets")
@@ -312,22 +328,12 @@ class ReleaseConfig(ConfigModel):
         return self
 
 
-class ResolvedRelease(ConfigModel):
+class ResolvedRelease(ReleaseSettings):
     """A release config with every name replaced by what it names, and every path made absolute."""
 
-    name: Name
-    description: Line
-    model: ModelSource
-    baseline: Baseline
     recipes: Annotated[tuple[QuantizationRecipe, ...], Field(max_length=16_384)]
     targets: Annotated[tuple[Target, ...], Field(max_length=256)]
     policy: Policy
-    evaluation: Evaluation
-    workload: Workload
-    approval: Approval
-    drill: Drill | None
-    concurrency: Literal["wait", "supersede"] = "wait"
-    ladder: Ladder = Ladder()
 
     def recipe(self, name: str) -> QuantizationRecipe:
         """The recipe of that name.

@@ -24,9 +24,10 @@ from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import read_stage_record, record_name
 from llm_pipeline.release.flow import clears_up
 from llm_pipeline.release.record import read_record
-from llm_pipeline.store.artifact_store import ArtifactStore, StoredArtifact
+from llm_pipeline.store.artifact_store import ArtifactStore, Leftover, StoredArtifact
 from llm_pipeline.store.lease import LeaseState, lease_of
 from llm_pipeline.store.places import place_state
+from llm_pipeline.store.pointers import Pointer
 from llm_pipeline.store.references import readable_pointers, release_ids, stage_keys
 
 _READERS = 8
@@ -77,16 +78,11 @@ class StageRow(Frozen):
     state: Literal["done", "running", "no result", "not valid"]
 
 
-class PointerRow(Frozen):
+class PointerRow(Pointer):
     """A pointer; `place` says who holds the place, and what is wrong where several models claim it."""
 
     pointer: str
     place: str
-    release_id: str
-    repository: ArtifactRef
-    slot: str
-    recipe: str
-    promoted_at: datetime
 
 
 class LeaseRow(Frozen):
@@ -97,14 +93,6 @@ class LeaseRow(Frozen):
     epoch: int
     held: bool
     seconds_left: float
-
-
-class LeftoverRow(Frozen):
-    """What an interrupted publication left."""
-
-    name: str
-    bytes: int
-    changed_at: datetime
 
 
 @dataclass(frozen=True)
@@ -286,10 +274,9 @@ def _lease(store: ArtifactStore, name: str) -> LeaseState | None:
     return lease_of(document, name) if document else None
 
 
-def leftover_rows(store: ArtifactStore) -> list[LeftoverRow]:
+def leftover_rows(store: ArtifactStore) -> Sequence[Leftover]:
     """What interrupted publications left, also those that are going on."""
-    found = store.leftovers(timedelta(0))
-    return [LeftoverRow(name=item.name, bytes=item.bytes, changed_at=item.changed_at) for item in found]
+    return store.leftovers(timedelta(0))
 
 
 def _age(moment: datetime | None) -> str:

@@ -16,7 +16,7 @@ from llm_pipeline.config.loading import Location, errors_at, load_yaml, where_in
 from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.config.policy import Policy
 from llm_pipeline.config.quantization import NAMED_SET, QuantizationRecipe, apportion
-from llm_pipeline.config.release import ReleaseConfig, ResolvedRelease
+from llm_pipeline.config.release import ReleaseConfig, ReleaseSettings, ResolvedRelease
 from llm_pipeline.config.target import Target
 
 _NOTHING = Overrides()
@@ -96,19 +96,10 @@ def load_release(path: Path, overrides: Overrides = _NOTHING) -> LoadedRelease:
     for file, recipe in zip(files, recipes, strict=True):
         _check_recipe(loaded.configs_root, file, recipe)
     release = ResolvedRelease(
-        name=config.name,
-        description=config.description,
-        model=config.model,
-        baseline=config.baseline,
+        **{name: getattr(config, name) for name in ReleaseSettings.model_fields},
         recipes=tuple(rung for recipe in recipes for rung in recipe.rungs()),
         targets=tuple(load_yaml(_named(path, "targets", name, "targets"), Target) for name in config.targets),
         policy=load_yaml(_named(path, "policies", config.policy, "policy"), Policy),
-        evaluation=config.evaluation,
-        workload=config.workload,
-        approval=config.approval,
-        drill=config.drill,
-        concurrency=config.concurrency,
-        ladder=config.ladder,
     )
     _check_data_files(loaded)
     _check_places(loaded, release.targets)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from pydantic import JsonValue
 
 from llm_pipeline.base.errors import Transient
-from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.records import ArtifactRef, Frozen
 
 if TYPE_CHECKING:
     from llm_pipeline.store.manifest import Difference, Manifest
@@ -44,8 +44,7 @@ class StoredArtifact:
     published_at: datetime
 
 
-@dataclass(frozen=True)
-class Leftover:
+class Leftover(Frozen):
     """What an interrupted publication left behind: no artifact, and of no use except to resume it.
 
     Attributes:

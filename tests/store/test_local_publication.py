@@ -92,7 +92,7 @@ def test_what_a_running_publication_works_on_is_no_leftover_and_cannot_be_remove
     os.utime(workplace, (0, 0))
     try:
         assert store.leftovers(timedelta(0)) == []
-        store.remove_leftover(Leftover(f"incoming/{workplace.name}", 0, datetime.now(UTC)))
+        store.remove_leftover(Leftover(name=f"incoming/{workplace.name}", bytes=0, changed_at=datetime.now(UTC)))
     finally:
         go_on.set()
         publication.join()

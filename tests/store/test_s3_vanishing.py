@@ -60,7 +60,7 @@ def unfinished(store: S3Store, weights: Path, faults: Faults) -> ArtifactRef:
 
 
 def _leftover(ref: ArtifactRef) -> Leftover:
-    return Leftover(f"artifacts/{ref.kind}/{ref.digest}", 0, datetime.now(UTC))
+    return Leftover(name=f"artifacts/{ref.kind}/{ref.digest}", bytes=0, changed_at=datetime.now(UTC))
 
 
 MOMENTS = [(after, LISTING, 0), (then, LISTING, 0), (after, LISTING, 1), (then, LISTING, 1), (after, MANIFEST, 0),

@@ -286,7 +286,8 @@ class LocalStore:
 
     def _leftover(self, entry: Path) -> Leftover:
         size, changed = _extent(entry)
-        return Leftover(entry.relative_to(self.root).as_posix(), size, datetime.fromtimestamp(changed, UTC))
+        name = entry.relative_to(self.root).as_posix()
+        return Leftover(name=name, bytes=size, changed_at=datetime.fromtimestamp(changed, UTC))
 
     def _replace_durably(self, path: Path, data: bytes) -> None:
         incoming = self.root / "incoming"

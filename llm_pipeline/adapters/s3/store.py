@@ -287,7 +287,8 @@ class S3Store:
         for ref, objects in self._by_artifact():
             if all(item.name != f"{_directory(ref)}/{COMPLETE_FILE}" for item in objects):
                 size = sum(item.size for item in objects)
-                yield Leftover(_directory(ref), size, max(item.changed_at for item in objects))
+                changed = max(item.changed_at for item in objects)
+                yield Leftover(name=_directory(ref), bytes=size, changed_at=changed)
 
     def _unfinished_uploads(self, begun_before: datetime) -> Iterator[Leftover]:
         for begun in self._bucket.unfinished_uploads(f"{_ARTIFACTS}/"):
@@ -295,7 +296,8 @@ class S3Store:
                 with suppress(UploadGone):
                     parts = list(self._bucket.parts(begun))
                     changed = max((part.changed_at for part in parts if part.changed_at), default=begun.begun_at)
-                    yield Leftover(f"{begun.name}{_UPLOAD_MARK}{begun.id}", sum(part.size for part in parts), changed)
+                    name, size = f"{begun.name}{_UPLOAD_MARK}{begun.id}", sum(part.size for part in parts)
+                    yield Leftover(name=name, bytes=size, changed_at=changed)
 
 
 @dataclass(frozen=True)
