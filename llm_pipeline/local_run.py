@@ -297,7 +297,7 @@ class LocalRun:
                 if attempt == _ATTEMPTS:
                     raise
                 self._teller.failed(request.stage, request.subject, error, tried_again=True, began=self._began)
-                log.warning("%s; trying again in %g s", error, _BACK_OFF_SECONDS * attempt)
+                log.warning("%s: %s; trying again in %g s", request.stage, error.message, _BACK_OFF_SECONDS * attempt)
                 time.sleep(_BACK_OFF_SECONDS * attempt)
                 continue
             log.info("%s", self._line(result, time.monotonic() - started))

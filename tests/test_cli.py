@@ -37,6 +37,30 @@ def test_plan_prints_a_table_and_ends_with_0():
     assert done.stderr == ""
 
 
+def test_the_deployment_of_the_project_in_which_one_is_needs_no_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LLM_PIPELINE_DEPLOYMENT", raising=False)
+    assert main(["init", "mine", "--model", "organisation/name"]) == 0
+    assert main(["ls"]) == 4
+    assert "go to the project's directory" in capsys.readouterr().err
+    monkeypatch.chdir("mine")
+    assert main(["ls"]) == 0
+    assert capsys.readouterr().out == "no releases\n"
+
+
+def test_a_runbook_is_shown_by_the_name_that_an_error_ends_with(capsys, monkeypatch, tmp_path):
+    monkeypatch.delenv("LLM_PIPELINE_RUNBOOKS", raising=False)
+    shutil.copy(ROOT / "docs" / "runbooks.md", tmp_path)
+    monkeypatch.setattr("llm_pipeline.base.errors._INSTALLED", tmp_path / "runbooks.md")
+    assert main(["plan", str(tmp_path)]) == 4
+    *command, name = capsys.readouterr().err.rstrip(")\n").rpartition("(")[2].split()
+    assert command == ["llm-pipeline", "runbook"]
+    assert main(["runbook", name]) == 0
+    assert capsys.readouterr().out.startswith("ConfigError\n\n`no deployment is named`")
+    assert main(["runbook", "configeror"]) == 4
+    assert "-> configerror" in capsys.readouterr().err
+
+
 def test_names_keep_their_capitals_in_help(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         main(["lint-repo", "--help"])
@@ -138,7 +162,7 @@ def test_a_command_without_a_deployment_says_how_to_name_one(elsewhere: Path, ca
         ["claims"],
     ):
         assert main(command) == 4
-        assert "give --deployment FILE, or set LLM_PIPELINE_DEPLOYMENT" in capsys.readouterr().err
+        assert "give --deployment FILE, set LLM_PIPELINE_DEPLOYMENT, or go to" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("way", ["option", "variable", "checkout"])

@@ -109,7 +109,10 @@ def test_a_place_that_two_models_claim_fails_and_ls_pointers_says_so_too(deploym
 
 def test_a_guard_that_does_not_look_is_a_warning_and_one_that_does_is_fine(deployment_file: Path, capsys):
     _, checks = doctor(deployment_file, capsys)
-    assert (checks["guard"]["state"], checks["guard"]["detail"]) == ("warning", "not heard of for 15 minutes at cpu")
+    assert (checks["guard"]["state"], checks["guard"]["detail"]) == (
+        "warning",
+        "none has looked at cpu in the last 15 minutes",
+    )
     assert "unpause the DAG guard__here" in checks["guard"]["fix"]
     assert main(["guard", "--deployment", str(deployment_file)]) == 0
     capsys.readouterr()

@@ -416,7 +416,10 @@ def _write_configs(place: Path, store: str, hub: str) -> Path:
 
 def _interpreter(place: Path) -> Path:
     """A python whose `-m llm_pipeline` runs the stage of `secret_scripts`."""
-    (script := place / "python").write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {_SCRIPTS}/run_stage.py "$@"\n')
+    (script := place / "python").write_text(
+        '#!/bin/sh\nuntil [ "$1" = llm_pipeline ]; do shift; done\nshift\n'
+        f'exec {sys.executable} {_SCRIPTS}/run_stage.py "$@"\n'
+    )
     script.chmod(0o755)
     return script
 

@@ -16,6 +16,7 @@ import os
 import subprocess
 import traceback
 from enum import IntEnum
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from llm_pipeline.base.optional_packages import extra_of
@@ -35,12 +36,21 @@ class ExitCode(IntEnum):
 
 
 RUNBOOKS_VARIABLE = "LLM_PIPELINE_RUNBOOKS"
-_RUNBOOKS = "docs/runbooks.md"
+_IN_A_CLONE = "docs/runbooks.md"
+_CLONE = Path(__file__).parents[2]
+_INSTALLED = Path(__file__).parents[1] / "runbooks.md"
 
 
 def runbook(name: str) -> str:
-    """Address of what to do about a type of error, or a gate's verdict."""
-    return f"{os.environ.get(RUNBOOKS_VARIABLE) or _RUNBOOKS}#{name.lower()}"
+    """Where to read what to do about a type of error, or a gate's verdict: an address, or a command that shows it."""
+    if site := os.environ.get(RUNBOOKS_VARIABLE):
+        return f"{site}#{name.lower()}"
+    return f"llm-pipeline runbook {name.lower()}" if _INSTALLED.is_file() else f"{_IN_A_CLONE}#{name.lower()}"
+
+
+def runbooks_file() -> Path:
+    """The page of all runbooks: data of the wheel, or the repository's in a clone."""
+    return _INSTALLED if _INSTALLED.is_file() else _CLONE / _IN_A_CLONE
 
 
 class ErrorDocument(Frozen):

@@ -11,7 +11,7 @@
 | `events` | what happened to releases (`events`) |
 | `doctor` | what this host has of what a deployment asks for (`doctor`) |
 | `lint-repo`, `render-args`, `render`, `pod` | model repositories, LLM args, Kubernetes manifests (`serving`) |
-| `schema`, `completion` | what editors and shells complete from (`editing`) |
+| `runbook`, `schema`, `completion` | what errors mean; what editors and shells complete from (`editing`) |
 
 Exit codes: 0 GO, 1 NO_GO, 2 INCONCLUSIVE, 3 ANOMALOUS, 4 bad input (wrong arguments, too), 5 infrastructure (or
 something is damaged, or a fault of this program); 130 and 143 after Ctrl-C and SIGTERM. `entry` keeps them.

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 DEPLOYMENT_VARIABLE = "LLM_PIPELINE_DEPLOYMENT"
-_CHECKOUT = Path("configs/deployments/local.yaml")
+_HERE = (Path("deployments/local.yaml"), Path("configs/deployments/local.yaml"))
+"""In a project of `init`, and in a clone."""
 
 Commands: TypeAlias = "argparse._SubParsersAction[ArgumentParser]"  # noqa: SLF001 - it has no public name
 
@@ -57,7 +58,7 @@ def add_command(
             "--deployment",
             type=Path,
             metavar="FILE",
-            help=f"a deployment file (default: ${DEPLOYMENT_VARIABLE}, else {_CHECKOUT} if there is one)",
+            help=f"a deployment file (default: ${DEPLOYMENT_VARIABLE}, else {' or '.join(map(str, _HERE))})",
         )
     if json_too:
         parser.add_argument("--json", action="store_true", help="print JSON")
@@ -76,10 +77,11 @@ def deployment_of(options: argparse.Namespace) -> Deployment:
     named: Path | None = options.deployment
     if named is None and (variable := os.environ.get(DEPLOYMENT_VARIABLE)):
         named = Path(variable)
-    if named is None and _CHECKOUT.is_file():
-        named = _CHECKOUT
     if named is None:
-        raise ConfigError("no deployment is named", hint=f"give --deployment FILE, or set {DEPLOYMENT_VARIABLE}")
+        named = next(filter(Path.is_file, _HERE), None)
+    if named is None:
+        hint = f"give --deployment FILE, set {DEPLOYMENT_VARIABLE}, or go to the project's directory"
+        raise ConfigError("no deployment is named", hint=hint)
     return load_yaml(named, Deployment)
 
 

@@ -190,15 +190,17 @@ def _init(options: argparse.Namespace) -> int:
     except OSError as error:
         wrong = ConfigError(f"cannot be written: {error.strerror}", where=str(error.filename or options.directory))
         raise unless_io(error, wrong) from error
-    root = options.directory.absolute()
+    root, release = options.directory.absolute(), written[0].relative_to(options.directory)
     write_lines(
         [
             "Look at these files; their comments say what to change:",
             *(f"  {path}" for path in written),
             "",
             "Then:",
-            f"  llm-pipeline plan {written[0]}",
-            f"  llm-pipeline run {written[0]} --approve",
+            f"  cd {options.directory}",
+            f"  llm-pipeline doctor {release}",
+            f"  llm-pipeline plan {release}",
+            f"  llm-pipeline run {release} --approve",
             "",
             "In Airflow, set its DAGs folder, or make the project a DAG bundle:",
             f"  AIRFLOW__CORE__DAGS_FOLDER={root / 'dags'}",

@@ -177,13 +177,13 @@ def _claims(options: argparse.Namespace) -> int:
         sys.stdout.write(f"{options.free}: " + (f"taken from {freed}\n" if freed else "no release held it\n"))
         return ExitCode.GO
     claims, damaged = readable_claims(store)
+    lines = []
     for model_id, state in claims.items():
         if state.holder is not None:
-            write_lines([f"{model_id}  running: {_line(state.holder)}"])
-        for waiting in state.waiting:
-            write_lines([f"{model_id}  waits: {_line(waiting)}"])
-    for one in damaged:
-        write_lines([f"DAMAGED  {one.name}: {one.error}"])
+            lines.append(f"{model_id}  running: {_line(state.holder)}")
+        lines += [f"{model_id}  waits: {_line(waiting)}" for waiting in state.waiting]
+    lines += [f"DAMAGED  {one.name}: {one.error}" for one in damaged]
+    write_lines(lines or ["no release is running, and none waits"])
     return ExitCode.INFRASTRUCTURE if damaged else ExitCode.GO
 
 

@@ -32,9 +32,16 @@ from llm_pipeline.config.slot_server import OpenAiSlot, SlotServer
 from llm_pipeline.config.store import Store, StoreModel
 
 __all__ = [
-    "Deployment", "GuardSchedule", "HubAccess", "QuantizationHost", "Retention", "RouterPlace", "ServerPorts",
-    "TargetPlace", "VerificationSchedule", "WorkerGroup", "Workers",
+    "INSTALL_INTERPRETER", "Deployment", "GuardSchedule", "HubAccess", "QuantizationHost", "Retention", "RouterPlace",
+    "ServerPorts", "TargetPlace", "VerificationSchedule", "WorkerGroup", "Workers",
 ]  # fmt: skip
+
+
+INSTALL_INTERPRETER = (
+    "make it as docs/install.md says (in a clone: `make environments`), or name another one under environments: in the "
+    "deployment file"
+)
+"""What to do where an interpreter is missing, or lacks this package."""
 
 
 class TargetPlace(ConfigModel):
@@ -303,5 +310,5 @@ class Deployment(ConfigModel):
         raise ConfigError(
             f"environment {name!r} {problem}, and an interpreter of this host is needed",
             where=f"deployment {self.name}",
-            hint="run `make environments`, or name it under environments: in the deployment file",
+            hint=INSTALL_INTERPRETER,
         )

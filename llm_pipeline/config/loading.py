@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -29,6 +30,7 @@ _LONGEST_INPUT_SHOWN = 80
 """Characters of a wrong value that an error quotes; a whole section is not repeated."""
 
 _MOST_MISTAKES_TOLD = 20
+_KNOWN_KEYS = ": known keys are "
 
 
 _READ: ContextVar[dict[tuple[Path, type[BaseModel]], Any] | None] = ContextVar("files_read", default=None)
@@ -73,18 +75,33 @@ def _load(path: Path, model: type[ModelT]) -> ModelT:
             f"name is {_short(repr(data['name']))} but the file is named {path.stem!r}",
             where=f"{path}:{_line(node, ('name',))}",
         )
+    _refuse_another_kind(path, data, model)
     try:
         return model.model_validate(data, context=PathsRelativeTo(path.resolve().parent))
     except ValidationError as error:
         found = _told_once(model, error.errors())
-        mistakes = [_mistake(path, node, model, details) for details in found[:_MOST_MISTAKES_TOLD]]
+        mistakes = _keys_told_once(_mistake(path, node, model, details) for details in found[:_MOST_MISTAKES_TOLD])
         if untold := len(found) - len(mistakes):
             mistakes.append(f"... and {untold} more")
         raise ConfigError("\n".join(mistakes), hint=f"correct {path.name}; nothing was started") from error
 
 
+def _refuse_another_kind(path: Path, data: dict[str, Any], model: type[BaseModel]) -> None:
+    """One error where a file is a policy and no release config, say, instead of one for each of its keys."""
+    needed = [name for name, field in model.model_fields.items() if field.is_required() and name != "name"]
+    if len(needed) > 1 and data.keys() - {"name"} and not data.keys() & set(needed):
+        kind = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", model.__name__).lower()
+        raise ConfigError(
+            f"no {kind}: it has none of {', '.join(needed)}", where=str(path), hint="is it the file that you mean?"
+        )
+
+
 def _read(path: Path) -> bytes:
     """The file's bytes, or one more than the bound, which the reader then refuses."""
+    if path.is_dir():
+        there = sorted([*yaml_files(path), *yaml_files(path / "releases"), *yaml_files(path / "deployments")])
+        hint = f"name a file in it, such as {', '.join(map(str, there[:3]))}" if there else "name a file"
+        raise ConfigError("cannot be read: it is a directory", where=str(path), hint=hint)
     try:
         return read_plain_file(path, CONFIG_BOUNDS.bytes + 1)
     except FileNotFoundError as error:
@@ -97,6 +114,15 @@ def _told_once(model: type[BaseModel], errors: list[ErrorDetails]) -> list[Error
     told = {("missing", (*location[:-1], _nearest_key(model, location))) for location in unknown}
     told |= {("too_short", details["loc"][:-1]) for details in errors}
     return [details for details in errors if (details["type"], details["loc"]) not in told]
+
+
+def _keys_told_once(mistakes: Iterable[str]) -> list[str]:
+    """Mistakes, of which only the first of a place lists the keys that are known there."""
+    told: dict[str, str] = {}
+    for mistake in mistakes:
+        found, listed, known = mistake.partition(_KNOWN_KEYS)
+        told[found if listed and f"{listed}{known}" in told.values() else mistake] = f"{listed}{known}"
+    return list(told)
 
 
 def _mistake(path: Path, node: yaml.Node | None, model: type[BaseModel], details: ErrorDetails) -> str:
@@ -157,7 +183,7 @@ def _suggest_key(model: type[BaseModel], location: Location) -> str:
         return ": another kind has it"
     if nearest := _nearest_key(model, location):
         return f": did you mean {nearest}?"
-    return f": known keys are {', '.join(_known_keys(model, location))}"
+    return f"{_KNOWN_KEYS}{', '.join(_known_keys(model, location))}"
 
 
 def _nearest_key(model: type[BaseModel], location: Location) -> str:

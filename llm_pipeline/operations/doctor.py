@@ -248,7 +248,7 @@ def _ports(deployment: Deployment) -> Iterator[Check]:
     for line in busy:
         yield Check(subject="ports", state="failed", detail=line, fix="stop what listens there, or name other ports")
     if not busy:
-        yield Check(subject="ports", state="ok", detail=f"free, or our own servers': {len(deployment.places)} places")
+        yield Check(subject="ports", state="ok", detail="free, or those of our own servers")
 
 
 def _airflow(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Check]:
@@ -337,11 +337,11 @@ def _guards(deployment: Deployment) -> Iterator[Check]:
     except PipelineError:
         return  # said of the store
     if alone:
-        detail = f"not heard of for {RECENT_SECONDS / 60:.0f} minutes at {', '.join(alone)}"
+        detail = f"none has looked at {', '.join(alone)} in the last {RECENT_SECONDS / 60:.0f} minutes"
         fix = f"unpause the DAG guard__{deployment.name}, or run `llm-pipeline guard` every minute by other means"
         yield Check(subject="guard", state="warning", detail=detail, fix=fix)
     elif deployment.places:
-        yield Check(subject="guard", state="ok", detail=f"checks {len(deployment.places)} places")
+        yield Check(subject="guard", state="ok", detail=f"looks at {', '.join(deployment.places)}")
 
 
 def _gpus(targets: Sequence[Target]) -> Iterator[Check]:

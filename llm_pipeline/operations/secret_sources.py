@@ -35,4 +35,4 @@ def secret_sources(deployment: Deployment) -> Iterator[SecretSource]:
         elif connection:
             yield SecretSource(variable, f"Airflow's connection {connection}, for what Airflow runs")
         else:
-            yield SecretSource(variable, "the environment" if here else "nowhere: it is not set")
+            yield SecretSource(variable, "the environment" if here else "not set")

@@ -45,7 +45,7 @@ class Check(Frozen):
     problem: str = ""
 
     def __str__(self) -> str:
-        state = "WRONG" if self.problem else "well "
+        state = "WRONG" if self.problem else "ok   "
         return f"{state}  {self.place}  {': '.join(filter(None, (self.what, self.problem)))}"
 
 
@@ -74,7 +74,7 @@ def summary(place: str, checks: Sequence[Check]) -> str:
     """All of it in one line: the message of a task that fails."""
     wrong = [check for check in checks if check.problem]
     if not wrong:
-        return f"{place}: {len(checks)} checks, all well"
+        return f"{place}: nothing wrong ({len(checks)} checked)"
     told = "; ".join(f"{check.what}: {check.problem}" for check in wrong)
     return f"{place}: {len(wrong)} of {len(checks)} checks found something wrong: {told}"
 

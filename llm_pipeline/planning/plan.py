@@ -14,7 +14,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from llm_pipeline.base.errors import ConfigError, Unsupported
-from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.deployment import INSTALL_INTERPRETER, Deployment
 from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.engines.builder import engine_adapter
@@ -371,7 +371,7 @@ def _refuse_obstacles(loaded: LoadedRelease, obstacles: tuple[str, ...]) -> None
         raise ConfigError(
             "\n".join(obstacles),
             where=f"deployment {loaded.deployment.name}",
-            hint="`make environments` makes the interpreters; free disk space, or name other places",
+            hint=f"{INSTALL_INTERPRETER}; free disk space",
         )
 
 

@@ -85,14 +85,12 @@ class RetentionReport(Frozen):
     def lines(self) -> Iterator[str]:
         """The report as lines of text, with tables."""
         yield f"{'retention' if self.deleted else 'retention, dry run'}: {self.deployment}, {self.store}"
-        yield from ("", "kept")
-        kept = [(one.release_id, "; ".join(one.why)) for one in self.kept]
-        yield from aligned(("release", "because"), kept) if kept else ["no release"]
-        yield f"and {self.artifacts_kept} artifacts"
-        yield from ("", "removed" if self.deleted else "would be removed")
-        yield from _table([one for one in self.going if one.fate == "removed"])
-        yield from ("", "no longer needed; removed by a later run if it still is not")
-        yield from _table([one for one in self.going if one.fate == "condemned"])
+        yield from ("", f"kept{'' if self.kept else ': no release'}, with {self.artifacts_kept} artifacts")
+        if self.kept:
+            yield from aligned(("release", "because"), [(one.release_id, "; ".join(one.why)) for one in self.kept])
+        yield from _table("removed" if self.deleted else "would be removed", self._that_goes("removed"))
+        later = "no longer needed; removed by a later run if it still is not"
+        yield from _table(later, self._that_goes("condemned"))
         yield ""
         if self.postponed:
             yield f"no artifact is removed now: {self.postponed}"
@@ -100,6 +98,9 @@ class RetentionReport(Frozen):
         yield self._summary()
         if self.refused:
             yield f"--delete would remove nothing: {self.refused}; {FORCE}"
+
+    def _that_goes(self, fate: str) -> list[Going]:
+        return [one for one in self.going if one.fate == fate]
 
     def _summary(self) -> str:
         removed, condemned = byte_size(self.bytes_removed), byte_size(self.bytes_condemned)
@@ -154,11 +155,11 @@ def _name(ref: ArtifactRef) -> str:
     return f"{ref.kind}/{ref.digest}"
 
 
-def _table(rows: list[Going]) -> list[str]:
+def _table(title: str, rows: list[Going]) -> list[str]:
     if not rows:
-        return ["nothing"]
+        return ["", f"{title}: nothing"]
     cells = [(one.what, _DIGEST.sub(r"\1", one.name), _size(one.bytes), one.why) for one in rows]
-    return aligned(("what", "name", "size", "because"), cells, right=("size",))
+    return ["", title, *aligned(("what", "name", "size", "because"), cells, right=("size",))]
 
 
 def _size(count: int | None) -> str:

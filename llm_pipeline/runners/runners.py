@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llm_pipeline.base.adapters import adapter
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.deployment import INSTALL_INTERPRETER, Deployment
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.runners.runner import Job, Placement, StageRunner
 
@@ -21,7 +21,7 @@ class Runners:
         if environment is None:
             raise ConfigError(
                 f"deployment {self._deployment.name} has no environment {placement.environment!r}",
-                hint="run `make environments`, or name it under environments: in the deployment file",
+                hint=INSTALL_INTERPRETER,
             )
         job = self._runner(environment.runner).submit(request, placement)
         return job.model_copy(update={"time_limit": request.time_limit})

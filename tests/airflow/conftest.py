@@ -109,7 +109,10 @@ def write_project(root: Path, *, approval: bool = False) -> Project:
 def _interpreter(root: Path) -> Path:
     """A python whose `-m llm_pipeline` is the tests' stages, of this working tree also in a container's environment."""
     script, path = root / "python", f"{REPOSITORY}:{REPOSITORY / 'plugins'}"
-    script.write_text(f'#!/bin/sh\nshift 2\nPYTHONPATH={path}:$PYTHONPATH exec {sys.executable} {STAGES} "$@"\n')
+    script.write_text(
+        '#!/bin/sh\nuntil [ "$1" = llm_pipeline ]; do shift; done\nshift\n'
+        f'PYTHONPATH={path}:$PYTHONPATH exec {sys.executable} {STAGES} "$@"\n'
+    )
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     return script
 

@@ -160,7 +160,7 @@ def test_the_doctor_says_where_each_secret_comes_from(deployment_file, monkeypat
     found = {source.variable: source for source in secret_sources(load_yaml(deployment_file, Deployment))}
     assert {name: source.words for name, source in found.items()} == {
         "HF_TEST_TOKEN": "the environment, and Airflow's connection hub",
-        "HF_TOKEN": "nowhere: it is not set",
+        "HF_TOKEN": "not set",
         "LLM_PIPELINE_WEBHOOK_SECRET": "the environment",
         "VLLM_TEST_KEY": "Airflow's connection vllm, for what Airflow runs",
     }

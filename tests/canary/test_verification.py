@@ -79,7 +79,7 @@ def test_what_serves_as_it_was_released_is_well_and_each_kind_of_damage_is_found
         f"production:{MODEL}/cpu", f"production:{MODEL}/cpu, llm/1/linked", f"previous:{MODEL}/cpu",
         f"previous:{MODEL}/cpu, llm/1/linked", "status, healthy", "digest of blue", "golden answers of blue",
     }  # fmt: skip
-    assert summary("cpu", checks) == "cpu: 7 checks, all well"
+    assert summary("cpu", checks) == "cpu: nothing wrong (7 checked)"
 
     golden = site.file_of(site.repositories["r2"], "golden.jsonl")  # of the version before: a rollback would need it
     whole = golden.read_bytes()
@@ -117,7 +117,7 @@ def test_the_command_fails_with_one_line_and_an_event_a_day(
 ) -> None:
     monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(site.deployment_file()))
     assert main(["verify", "--place", "cpu"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "cpu: 1 checks, all well"  # nothing is in production
+    assert capsys.readouterr().out.splitlines()[-1] == "cpu: nothing wrong (1 checked)"  # nothing is in production
     site.point("r1", previous=None)
     weights = site.file_of(site.repositories["r1"], "llm/config.pbtxt")
     weights.write_bytes(weights.read_bytes() + b"#")

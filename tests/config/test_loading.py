@@ -204,6 +204,25 @@ def test_of_very_many_mistakes_the_first_are_told_and_the_others_counted(configs
     assert lines[20] == "... and 180 more"
 
 
+def test_known_keys_are_listed_once(configs: Path, edit):
+    edit("releases/demo.yaml", "targets: [cpu]", "targets: [cpu]\nqqqq: 1\nzzzz: 2")
+    text = mistake_of(configs / "releases" / "demo.yaml").message
+    assert text.count("known keys are") == 1
+    assert text.endswith("unknown key zzzz")
+
+
+def test_a_file_of_another_kind_is_one_mistake(configs: Path):
+    error = mistake_of(configs / "policies" / "demo.yaml")
+    assert error.message.startswith("no release config: it has none of model, recipes, targets,")
+
+
+def test_a_directory_names_the_files_in_it(configs: Path):
+    assert str(configs / "releases" / "demo-rollback.yaml") in mistake_of(configs / "releases").hint
+    (configs.parent / "mine" / "releases").mkdir(parents=True)
+    (own := configs.parent / "mine" / "releases" / "first.yaml").touch()
+    assert mistake_of(configs.parent / "mine").hint == f"name a file in it, such as {own}"
+
+
 def test_a_missing_file_lists_what_is_there(configs: Path):
     text = str(mistake_of(configs / "releases" / "dmeo.yaml"))
     assert "dmeo.yaml: no such file" in text

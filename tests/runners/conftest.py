@@ -75,7 +75,10 @@ def wait(runner: StageRunner, job: Job, seconds: float = 30.0) -> None:
 def python(tmp_path: Path) -> str:
     """A python whose `-m llm_pipeline` is the tests' stage."""
     script = tmp_path / "python"
-    script.write_text(f'#!/bin/sh\nshift 2\nPYTHONPATH={REPOSITORY} exec {sys.executable} {STAGE} "$@"\n')
+    script.write_text(
+        '#!/bin/sh\nuntil [ "$1" = llm_pipeline ]; do shift; done\nshift\n'
+        f'PYTHONPATH={REPOSITORY} exec {sys.executable} {STAGE} "$@"\n'
+    )
     script.chmod(0o755)
     return str(script)
 

@@ -1,10 +1,12 @@
 """What only the process runner does; what every runner does is in `test_runner_contract.py`."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from llm_pipeline.adapters.local.adapter import Interpreter
 from llm_pipeline.adapters.local.runner import ProcessRunner
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ConfigError, StageCrashed
@@ -14,6 +16,13 @@ from llm_pipeline.runners.runner import Placement
 def test_a_missing_interpreter_is_one_clear_error(process_place) -> None:
     with pytest.raises(ConfigError, match="make environments"):
         ProcessRunner(process_place.deployment).submit(process_place.request(), Placement(environment="nowhere"))
+
+
+def test_a_stage_imports_nothing_from_where_it_was_started(process_place, tmp_path, monkeypatch) -> None:
+    (tmp_path / "elsewhere" / "pydantic").mkdir(parents=True)  # as `triton/` beside somebody's environments
+    (tmp_path / "elsewhere" / "pydantic" / "__init__.py").write_text("raise SystemExit('imported by its directory')")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert "package" in ProcessRunner.probe(Interpreter(python=sys.executable))
 
 
 def test_output_after_the_last_whole_line_waits_for_its_end(process_place) -> None:

@@ -11,7 +11,7 @@ from llm_pipeline.adapters.local.adapter import Interpreter
 from llm_pipeline.base import detached
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import ConfigError, StageCrashed
-from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.deployment import INSTALL_INTERPRETER, Deployment
 from llm_pipeline.release.contract import EnvironmentName, StageRequest, StageResult
 from llm_pipeline.runners.job_directory import (
     last_lines,
@@ -27,6 +27,8 @@ from llm_pipeline.runners.stage_environment import stage_environment
 
 _BATCH_NICENESS = 10
 _START_SECONDS = 60
+_PACKAGE = ("-P", "-m", "llm_pipeline")
+"""Without `-P`, a directory that is named as a library (`triton/`) beside whoever starts a stage would be imported."""
 
 
 class ProcessRunner:
@@ -44,13 +46,13 @@ class ProcessRunner:
             ConfigError: The interpreter does not run this package.
         """
         python = environment.python
-        command = [python, "-m", "llm_pipeline", "--version"]
+        command = [python, *_PACKAGE, "--version"]
         try:
             answer = subprocess.run(command, capture_output=True, text=True, timeout=_START_SECONDS, check=True)
         except (OSError, subprocess.SubprocessError) as error:
             said = (getattr(error, "stderr", "") or "").strip().splitlines()
             raise ConfigError(
-                f"{python} does not run this package: {said[-1] if said else error}", hint="run `make environments`"
+                f"{python} does not run this package: {said[-1] if said else error}", hint=INSTALL_INTERPRETER
             ) from error
         return f"{python}, package {answer.stdout.strip()}"
 
@@ -74,7 +76,7 @@ class ProcessRunner:
             job = job.model_copy(update={"directory": base / str(number + 1)})
             job.directory.mkdir()
             request_path(job).write_text(text)
-            command = [python, "-m", "llm_pipeline", "stage", "run", request.stage]
+            command = [python, *_PACKAGE, "stage", "run", request.stage]
             command += ["--request", str(request_path(job)), "--result", str(job.result)]
             process = detached.start(
                 f"stage {request.stage} {request.subject}".strip(),
@@ -123,7 +125,7 @@ class ProcessRunner:
         if not os.access(python, os.X_OK):
             raise ConfigError(
                 f"environment {environment!r} has no interpreter at {python}",
-                hint="run `make environments`, or name it under environments: in the deployment file",
+                hint=INSTALL_INTERPRETER,
             )
         return python
 
