@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -14,6 +13,7 @@ from pydantic import JsonValue
 from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.canary.pause_request import StandingPause
+from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.store import StoreModel
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.inspection.release_artifacts import (
@@ -25,7 +25,7 @@ from llm_pipeline.inspection.release_artifacts import (
     standing_pauses,
     users_of,
 )
-from llm_pipeline.inspection.table import aligned, labelled, readable_time, shortened
+from llm_pipeline.inspection.table import aligned, labelled, readable_time
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import KeyContent
 from llm_pipeline.release.record import read_record
@@ -112,8 +112,9 @@ class ReleaseView(_View):
         yield from _indented(_results_table(self.results))
         yield from ("", "artifacts")
         yield from _indented(aligned(("artifact", "is"), [(str(item.artifact), item.name) for item in self.artifacts]))
-        yield from ("", "config")
-        yield from _indented(yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True).splitlines())
+        yield from ("", "config, without defaults (`--json` shows them)")
+        stated = ResolvedRelease.model_validate(self.config).model_dump(mode="json", exclude_defaults=True)
+        yield from _indented(yaml.safe_dump(stated, sort_keys=False, allow_unicode=True).splitlines())
 
 
 class ArtifactView(_View):
@@ -284,7 +285,7 @@ def _results_table(results: tuple[StageResult, ...]) -> list[str]:
             "reused" if result.reused else f"{result.timings.total_seconds:.1f} s",
             result.key[:SHOWN_DIGITS],
             result.judgement.verdict.value if result.judgement else "",
-            shortened(result.judgement.summary if result.judgement else _facts(result.metrics), _LONGEST_SUMMARY),
+            result.judgement.summary if result.judgement else _begin(_facts(result.metrics)),
         )
         for result in results
     ]
@@ -292,7 +293,13 @@ def _results_table(results: tuple[StageResult, ...]) -> list[str]:
 
 
 def _facts(metrics: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={json.dumps(value)}" for name, value in metrics.items())
+    """What was measured; what has no value is left out."""
+    shown = {name: round(value, 4) if isinstance(value, float) else value for name, value in metrics.items()}
+    return " ".join(f"{name}={value}" for name, value in shown.items() if value not in ("", None))
+
+
+def _begin(text: str) -> str:
+    return text if len(text) <= _LONGEST_SUMMARY else f"{text[:_LONGEST_SUMMARY].rpartition(' ')[0]} ..."
 
 
 def _versions(tools: Mapping[str, str]) -> str:

@@ -212,9 +212,10 @@ def plan_release(
     _refuse_servers(loaded)
     disk = _plan_disk(loaded, facts, data) if facts else None
     here = all(target.accelerator == "cpu" for target in release.targets)
-    obstacles = (*host.missing_interpreters(deployment), *(disk.problems() if disk else ()))
+    missing, full = host.missing_interpreters(deployment), tuple(disk.problems()) if disk else ()
     if here:
-        _refuse_obstacles(loaded, obstacles)
+        _refuse_obstacles(loaded, missing, INSTALL_INTERPRETER)
+        _refuse_obstacles(loaded, full, "free disk space, or name other places in the deployment file")
     ladders, steps = _ladders(release, targets, facts), tuple(planned_steps(release, facts))
     asked = BackgroundCall(partial(ask_store, loaded, opened, steps, ladders), store_seconds) if store_seconds else None
     gates = _gates(release, tasks, max(map(len, ladders.values()), default=1))
@@ -269,7 +270,7 @@ def plan_release(
             *router_warnings(loaded),
             *gpu_warnings(loaded, gpus, facts, here=here),
             *time_warnings(release, costs),
-            *host_warnings(loaded, obstacles, here=here),
+            *host_warnings(loaded, (*missing, *full), here=here),
         ),
     )
 
@@ -366,12 +367,12 @@ def _refuse_servers(loaded: LoadedRelease) -> None:
         )
 
 
-def _refuse_obstacles(loaded: LoadedRelease, obstacles: tuple[str, ...]) -> None:
+def _refuse_obstacles(loaded: LoadedRelease, obstacles: tuple[str, ...], hint: str) -> None:
     if obstacles:
         raise ConfigError(
             "\n".join(obstacles),
             where=f"deployment {loaded.deployment.name}",
-            hint=f"{INSTALL_INTERPRETER}; free disk space",
+            hint=hint,
         )
 
 

@@ -95,7 +95,7 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
         read_model=True,
     )
     for warning in plan.warnings:
-        log.warning(warning)
+        log.warning(f"plan: {warning}")
     loaded = context.config.loaded
     clock = time.monotonic()
     model = _pin(context, loaded)
