@@ -251,11 +251,9 @@ def _compute(
     key = content.key
     workdir = Path(request.work_root) / stage.name / key[:24]
     workdir.mkdir(parents=True, exist_ok=True)
-    log.info(
-        f"{f'{stage.name} {request.subject}'.strip()} of {request.release_id} starts",
-        **{name: str(ref) for name, ref in request.inputs.items()},
-        key=key[:12],
-    )
+    title = f"{stage.name} {request.subject}".strip()
+    read = ", ".join(f"{name} {ref}" for name, ref in request.inputs.items())
+    log.info(f"{title} of {request.release_id} starts", inputs=read or "none", key=key[:12])
     threading.Thread(target=_import_early, args=(stage.imports,), daemon=True).start()
     with _frequent_turns():
         inputs = {name: store.fetch(ref) for name, ref in request.inputs.items()}
