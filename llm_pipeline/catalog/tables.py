@@ -168,6 +168,12 @@ def find_reader_support(algorithm: str, column: Column) -> SupportCell:
     return SupportCell.model_validate(cell or {"value": "unknown", "why": f"nothing is known of {algorithm}"})
 
 
+def modelopt_algorithms() -> frozenset[str]:
+    """Modelopt's names of the formats whose checkpoints this package reads."""
+    table = read_table("checkpoint_reader")
+    return frozenset(table["members"]) | frozenset(table["others"])
+
+
 def first_reader_version() -> str:
     """The oldest TensorRT-LLM that modelopt names for its unified Hugging Face checkpoints."""
     version: str = read_table("checkpoint_reader")["first_version"]

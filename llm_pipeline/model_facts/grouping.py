@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from math import prod
 from typing import Any, Literal, NamedTuple
@@ -30,6 +30,17 @@ _SIDE = (
     ".pre_quant_scale", ".k_scale", ".v_scale", "_scales", ".activation_scale", ".output_scale",
 )  # fmt: skip
 """Ends of the names of tensors that are no parameters of the model, but belong to packed ones."""
+
+_DESCRIPTIONS = {
+    "quantization": "mlx",
+    "quantization_config": "compressed-tensors",
+    "compression_config": "compressed-tensors",
+}
+"""Keys of config.json that say how weights are quantized, and the method where they do not name it."""
+
+_PLAIN_TYPES = frozenset({"F16", "BF16", "F32"})
+_NOT_WEIGHTS = 0.1
+"""Share of the bytes that masks and other buffers may have, in types of their own."""
 
 _PACKED = (".weight_packed", ".qweight", ".weight", "_blocks")
 
@@ -55,9 +66,16 @@ class Packing:
     """
 
     def __init__(self, words: ConfigWords) -> None:
-        given = words.get("quantization_config") or words.get("compression_config")
-        self._config: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
-        self.method = str(self._config.get("quant_method") or ("compressed-tensors" if self._config else ""))
+        self._config: Mapping[str, Any] = {}
+        self.method = ""
+        for key, method in _DESCRIPTIONS.items():
+            if given := words.get(key):
+                self._config = given if isinstance(given, Mapping) else {}
+                self.method = str(self._config.get("quant_method") or method)
+                break
+        else:
+            if "quantization_config" in words.part:  # Transformers 5.5 fails on null and on {}
+                self.method = "an empty quantization_config"
         self.bits = self._bits()
 
     @property
@@ -65,8 +83,9 @@ class Packing:
         """The format in words; empty for plain weights."""
         if not self.method or self.method in ("fp8", "mxfp4"):
             return self.method
-        algorithm = self._config.get("quant_algo") or f"{self.bits} bit"
-        return f"{self.method} {algorithm}"
+        bits = self._stated_bits()
+        algorithm = self._config.get("quant_algo") or (f"{bits} bit" if bits else "")
+        return f"{self.method} {algorithm}".strip()
 
     def is_side(self, name: str) -> bool:
         """Whether a tensor only belongs to a packed one."""
@@ -100,21 +119,30 @@ class Packing:
 
     def _is_left_out(self, module: str) -> bool:
         """Whether the quantizer left a module as it was; mxfp4 checkpoints hold only experts in it."""
-        left: Sequence[Any] = self._config.get("modules_to_not_convert") or self._config.get("ignore") or ()
+        left = self._config.get("modules_to_not_convert") or self._config.get("ignore") or ()
         if self.method == "mxfp4" and ".experts." not in module:
             return True
-        return any(fnmatchcase(module, str(name)) or str(name) in module for name in left)
+        names = left if isinstance(left, list) else ()
+        return any(fnmatchcase(module, str(name)) or str(name) in module for name in names)
 
     def _bits(self) -> int:
+        algorithm = str(self._config.get("quant_algo") or "")
+        default = 4 if self.method == "mxfp4" or "FP4" in algorithm or "W4" in algorithm else 8
+        return self._stated_bits() or default
+
+    def _stated_bits(self) -> int | None:
+        if self._config.get("load_in_4bit") is True:
+            return 4
         stated = self._config.get("bits") or self._config.get("w_bit")
         if type(stated) is int and 0 < stated <= _INT32_BITS:
             return stated
-        for group in (self._config.get("config_groups") or {}).values():
-            bits = (group.get("weights") or {}).get("num_bits") if isinstance(group, Mapping) else None
+        groups = self._config.get("config_groups")
+        for group in groups.values() if isinstance(groups, Mapping) else ():
+            weights = group.get("weights") if isinstance(group, Mapping) else None
+            bits = weights.get("num_bits") if isinstance(weights, Mapping) else None
             if type(bits) is int and 0 < bits <= _INT32_BITS:
                 return bits
-        algorithm = str(self._config.get("quant_algo") or "")
-        return 4 if self.method == "mxfp4" or "FP4" in algorithm or "W4" in algorithm else 8
+        return None
 
 
 _LAYER = re.compile(r"(.*?\b(?:layers|h|blocks|block)\.)(\d+)(\..+)")
@@ -156,6 +184,17 @@ class Grouped(NamedTuple):
     head_name: str
     other: int
     bytes: Mapping[str, int]
+
+
+def undescribed_format(sizes: Mapping[str, int]) -> str:
+    """The type of weights that are not plain although config.json says nothing of it; empty where they are plain.
+
+    Args:
+        sizes: Bytes of all tensors by the type of their elements.
+    """
+    others = {kind: size for kind, size in sizes.items() if kind and kind not in _PLAIN_TYPES}
+    largest = max(others, key=lambda kind: others[kind], default="")
+    return largest if sum(others.values()) > _NOT_WEIGHTS * sum(sizes.values()) else ""
 
 
 class _Place(NamedTuple):

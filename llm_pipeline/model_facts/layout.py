@@ -12,8 +12,8 @@ attention one matrix a head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from llm_pipeline.model_facts.facts import CacheGroup
 from llm_pipeline.model_facts.words import ConfigWords
@@ -21,9 +21,10 @@ from llm_pipeline.model_facts.words import ConfigWords
 _STATE_ELEMENT = 4
 """Bytes of one element of a state: engines keep it in float32."""
 
-_ATTENTION = {"full_attention", "attention", "global", "*"}
+_ATTENTION = {"full_attention", "attention", "global", "*", "deepseek_sparse_attention"}
 _SLIDING = {"sliding_attention", "chunked_attention", "local", "local_attention"}
-_STATE = {"mamba", "mamba2", "linear_attention", "M"}
+_DELTA = "kimi_delta_attention"
+_STATE = {"mamba", "mamba2", "linear_attention", "M", _DELTA}
 _BOTH = {"hybrid"}
 _NEITHER = {"mlp", "-", "moe", "E"}
 _SLIDES_EVERYWHERE = {"mistral", "mixtral", "phi3", "starcoder2", "phi"}
@@ -57,9 +58,8 @@ def layer_kinds(words: ConfigWords, layers: int) -> tuple[str, ...]:
     Raises:
         ConfigError: They are not as many as the layers.
     """
-    named = words.get("layer_types") or words.get("layers_block_type") or words.get("hybrid_override_pattern")
-    if named is not None:
-        if not isinstance(named, Sequence) or len(named) != layers:
+    if (named := words.named_layers) is not None:
+        if len(named) != layers:
             raise words.unknown("layer_types", f"names kinds of {len(named)} layers, but it has {layers}")
         return tuple(map(str, named))
     if words.model_type in _PURE_STATE:
@@ -68,8 +68,13 @@ def layer_kinds(words: ConfigWords, layers: int) -> tuple[str, ...]:
 
 
 def _kinds_by_period(words: ConfigWords, layers: int) -> Iterator[str]:
-    if (indices := words.get("attn_layer_indices")) is not None:
+    if indices := words.numbers("attn_layer_indices"):
         yield from ("attention" if number in indices else "mamba" for number in range(layers))
+    elif kda := _delta_attention(words):
+        yield from (_DELTA if number + 1 in kda else "attention" for number in range(layers))
+    elif slides := words.numbers("hybrid_layer_pattern"):
+        yield from ("sliding_attention" if number < len(slides) and slides[number] else "attention"
+                    for number in range(layers))  # fmt: skip
     elif (period := words.optional("attn_layer_period")) is not None:
         offset = words.get("attn_layer_offset") or 0
         yield from ("attention" if number % period == offset else "mamba" for number in range(layers))
@@ -87,7 +92,7 @@ def _kinds_by_window(words: ConfigWords, layers: int) -> Iterator[str]:
         yield from ("attention",) * layers
         return
     every = words.optional("sliding_window_pattern") or _ALTERNATING.get(kind)
-    first = words.get("max_window_layers") or 0
+    first = words.optional("max_window_layers") or 0
     for number in range(layers):
         if every is not None:
             yield "sliding_attention" if (number + 1) % every else "attention"
@@ -115,8 +120,23 @@ def _of_kind(words: ConfigWords, kind: str) -> CacheGroup:
 
 def _attention_cache(words: ConfigWords, window: int | None) -> CacheGroup:
     if (latent := words.optional("kv_lora_rank")) is not None:
-        return CacheGroup(layers=(), heads=1, elements=latent + words.count("qk_rope_head_dim"), window=window)
-    return CacheGroup(layers=(), heads=kv_heads(words), elements=2 * head_size(words), window=window)
+        keys_of_index = words.optional("index_head_dim") or 0
+        elements = latent + words.count("qk_rope_head_dim") + keys_of_index
+        return CacheGroup(layers=(), heads=1, elements=elements, window=window)
+    heads, keys, values = attention_heads(words, sliding=window is not None)
+    return CacheGroup(layers=(), heads=heads, elements=keys + values, window=window)
+
+
+def attention_heads(words: ConfigWords, *, sliding: bool) -> tuple[int, int, int]:
+    """Heads of the KV cache in a layer with or without a window, and the width of a key and of a value.
+
+    Gemma 4 has other heads in layers without a window, MiMo-V2 in those with one.
+    """
+    own = "swa" if sliding else "global"
+    heads = words.optional("swa_num_key_value_heads" if sliding else "num_global_key_value_heads")
+    keys = words.optional(f"{own}_head_dim") or head_size(words)
+    values = words.optional(f"{own}_v_head_dim") or words.optional("v_head_dim") or keys
+    return heads or kv_heads(words), keys, values
 
 
 def kv_heads(words: ConfigWords) -> int:
@@ -132,9 +152,20 @@ def head_size(words: ConfigWords) -> int:
     return stated if stated is not None else words.count("hidden_size") // words.count("num_attention_heads")
 
 
+def _delta_attention(words: ConfigWords) -> Collection[Any]:
+    """The layers of Kimi Linear (arXiv 2510.26692) that have no attention over all tokens, from 1."""
+    config = words.get("linear_attn_config")
+    kda = config.get("kda_layers") if isinstance(config, Mapping) else None
+    return kda if isinstance(kda, list) else ()
+
+
 def _state_bytes(words: ConfigWords, kind: str) -> int:
     if kind == "linear_attention":
         return _linear_attention_state(words)
+    if kind == _DELTA:
+        delta = ConfigWords(words.get("linear_attn_config"))
+        matrices = delta.count("num_heads"), delta.count("head_dim")
+        return _state_of_heads(matrices, matrices, delta.optional("short_conv_kernel_size"))
     if (heads := words.optional("mamba_num_heads") or words.optional("mamba_n_heads")) is not None:
         return _mamba2_state(words, heads)
     inner = words.optional("mamba_expand") or words.optional("expand")
@@ -157,11 +188,15 @@ def _mamba2_state(words: ConfigWords, heads: int) -> int:
 
 
 def _linear_attention_state(words: ConfigWords) -> int:
-    keys, key_width = words.count("linear_num_key_heads"), words.count("linear_key_head_dim")
-    values, value_width = words.count("linear_num_value_heads"), words.count("linear_value_head_dim")
-    kernel = words.optional("linear_conv_kernel_dim") or 4
-    convolution = (2 * keys * key_width + values * value_width) * kernel
-    return (values * key_width * value_width + convolution) * _STATE_ELEMENT
+    keys = words.count("linear_num_key_heads"), words.count("linear_key_head_dim")
+    values = words.count("linear_num_value_heads"), words.count("linear_value_head_dim")
+    return _state_of_heads(keys, values, words.optional("linear_conv_kernel_dim"))
+
+
+def _state_of_heads(keys: tuple[int, int], values: tuple[int, int], kernel: int | None) -> int:
+    """A matrix a head, and the convolution's last inputs; `keys` and `values` are heads and width of one."""
+    convolution = (2 * keys[0] * keys[1] + values[0] * values[1]) * (kernel or 4)
+    return (values[0] * keys[1] * values[1] + convolution) * _STATE_ELEMENT
 
 
 def _stated(words: ConfigWords, layers: int, kv_bytes: int) -> CacheGroup:
@@ -316,7 +351,7 @@ def _mlp(words: ConfigWords, decoder: _Decoder, *, dense: bool) -> Iterator[Shap
 def _is_dense(words: ConfigWords, layer: int) -> bool:
     if words.optional("num_experts") is None:
         return True
-    if layer in (words.get("mlp_only_layers") or ()) or layer < (words.get("first_k_dense_replace") or 0):
+    if layer in words.numbers("mlp_only_layers") or layer < (words.optional("first_k_dense_replace") or 0):
         return True
     step = words.optional("decoder_sparse_step") or words.optional("moe_layer_freq") or 1
     offset = 1 if words.get("decoder_sparse_step") else 0

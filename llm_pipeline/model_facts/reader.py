@@ -18,7 +18,7 @@ from typing import Any
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.model_sizes import ModelSizes
 from llm_pipeline.model_facts.facts import MatrixGroup, ModelFacts
-from llm_pipeline.model_facts.grouping import Grouped, HeldTensor, Packing, group_tensors
+from llm_pipeline.model_facts.grouping import Grouped, HeldTensor, Packing, group_tensors, undescribed_format
 from llm_pipeline.model_facts.layout import caches, expected_tensors, head_size, is_known, kv_heads
 from llm_pipeline.model_facts.words import LARGEST, ConfigWords
 
@@ -82,7 +82,7 @@ def context_length(words: ConfigWords) -> int:
 
 
 def _scaled(words: ConfigWords, scaling: Mapping[str, Any]) -> int:
-    kind = scaling.get("rope_type") or scaling.get("type")
+    kind = str(scaling.get("rope_type") or scaling.get("type"))
     original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
     if kind not in _EXTENDING - _STATED_EXTENDED or type(original) is not int or not isinstance(factor, int | float):
         return 0
@@ -98,6 +98,10 @@ _ONE_PROJECTION = {
     "mamba", "mamba2", "falcon_mamba",
 }  # fmt: skip
 """Architectures without a matrix for keys alone."""
+
+
+_UNPACKED = {"", "modelopt"}
+"""How weights may be packed whose shapes are held against config.json; no release is made of others."""
 
 
 @dataclass(frozen=True)
@@ -133,11 +137,12 @@ def read_facts(documents: ModelDocuments, sizes: ModelSizes | None = None) -> Mo
     words = ConfigWords(with_defaults(documents.config), sizes)
     packing, found = Packing(words), caches(words)
     grouped = _grouped(documents, words, packing)
-    _check_keys(words, grouped.matrices)
+    if packing.method in _UNPACKED:
+        _check_keys(words, grouped.matrices)
     heads = words.optional("num_attention_heads") or 1
     return ModelFacts(
         model_type=words.model_type,
-        architecture=str(next(iter(documents.config.get("architectures") or ()), "")),
+        architecture=_architecture(documents.config),
         hidden_size=words.count("hidden_size"),
         layers=words.count("num_hidden_layers"),
         attention_heads=heads,
@@ -153,11 +158,16 @@ def read_facts(documents: ModelDocuments, sizes: ModelSizes | None = None) -> Mo
         other_parameters=grouped.other,
         stored_bytes=sum(grouped.bytes.values()),
         stored_by_dtype=dict(grouped.bytes) if documents.tensors is not None else {},
-        stored_format=packing.name,
+        stored_format=packing.name or undescribed_format(grouped.bytes),
         chat_template=documents.chat_template,
         end_token=_names_end_token(documents, words),
         origin=documents.origin,
     )
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    named = config.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else ""
 
 
 def _names_end_token(documents: ModelDocuments, words: ConfigWords) -> bool | None:
@@ -212,7 +222,7 @@ def _check_keys(words: ConfigWords, matrices: Sequence[MatrixGroup]) -> None:
     if words.sizes.kv_bytes_per_token is not None or words.optional("kv_lora_rank") is not None:
         return
     keys = {group.rows for group in matrices if group.name.endswith(".k_proj")}
-    if not keys and not (is_known(words) or words.model_type in _ONE_PROJECTION or words.get("layer_types")):
+    if not keys and not (is_known(words) or words.model_type in _ONE_PROJECTION or words.named_layers):
         raise words.unknown("kv_bytes_per_token", f"is of architecture {words.model_type}, whose cache is not known")
     if keys and (stated := kv_heads(words) * head_size(words)) not in keys:
         raise ConfigError(

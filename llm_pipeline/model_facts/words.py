@@ -20,7 +20,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx",
         "max_seq_length", "model_max_length",
     ),
-    "num_experts_per_tok": ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "top_k_experts"),
+    "num_experts_per_tok": ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "top_k_experts",
+                            "moe_k"),
     "sliding_window_pattern": ("sliding_window_pattern", "_sliding_window_pattern"),
     "num_experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
     "moe_intermediate_size": ("moe_intermediate_size", "intermediate_size_mlp", "expert_intermediate_size"),
@@ -35,6 +36,8 @@ LARGEST: Mapping[str, int] = {
 """What no model has more of: a file that says so is broken, and would keep the planner busy for hours."""
 
 _LARGEST_NUMBER = 2**40 - 1
+
+_LAYER_KINDS = ("layer_types", "layers_block_type", "hybrid_override_pattern")
 
 _PARTS = ("text_config", "llm_config", "language_config")
 """Where models of several parts keep the configuration of the decoder."""
@@ -83,6 +86,31 @@ class ConfigWords:
             raise self.unknown(name, f"does not say {name}")
         return found
 
+    @property
+    def named_layers(self) -> Sequence[Any] | None:
+        """The kind of each layer in the words of config.json; None where it names none.
+
+        Raises:
+            ConfigError: It names them in another form than one after another.
+        """
+        for name in _LAYER_KINDS:
+            if found := self.get(name):
+                if not isinstance(found, Sequence):
+                    raise self.unknown("layer_types", f"says {name} {str(found)[:40]}, which names no layers")
+                return found
+        return None
+
+    def numbers(self, name: str) -> Sequence[Any]:
+        """A list of layers; empty where it is not set.
+
+        Raises:
+            ConfigError: It is no list.
+        """
+        value = self.get(name)
+        if value is not None and not isinstance(value, list):
+            raise self.unknown(name, f"says {name} {str(value)[:40]}, which is no list of layers")
+        return value or ()
+
     def optional(self, name: str) -> int | None:
         """The same; None where it is not there, or 0: architectures say so what they do not have.
 
@@ -97,6 +125,8 @@ class ConfigWords:
                 if type(value) is not int or not 0 < value <= LARGEST.get(name, _LARGEST_NUMBER):
                     raise self.unknown(name, f"says {alias} {str(value)[:40]}, which is no such number")
                 return value
+        if name == "num_hidden_layers" and self.named_layers and len(self.named_layers) <= LARGEST_LAYERS:
+            return len(self.named_layers)
         stated: int | None = getattr(self.sizes, name, None)
         return stated
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from llm_pipeline.base import detached
@@ -51,6 +53,46 @@ def missing_interpreters(deployment: Deployment) -> tuple[str, ...]:
         elif (python := environment.interpreter_here()) and not os.access(python, os.X_OK):
             found.append(f"environments.{name}: there is no interpreter at {python}")
     return tuple(found)
+
+
+class CausalModels(NamedTuple):
+    """What a version of Transformers makes causal language models of: the `model_type` of their config.json."""
+
+    version: str
+    model_types: frozenset[str]
+
+
+_CAUSAL_MODELS = re.compile(r"^MODEL_FOR_CAUSAL_LM_MAPPING_NAMES\b.*?\n\)", re.MULTILINE | re.DOTALL)
+_TYPE_OF_ENTRY = re.compile(r"""^ +\(?["']([a-z][\w.-]*)["'][,:]""", re.MULTILINE)
+
+
+def installed_transformers(deployment: Deployment) -> str | None:
+    """Version of Transformers beside the interpreter of the model environment; None where it is not on this host."""
+    packages = _model_packages(deployment)
+    installed = packages.glob("transformers-*.dist-info") if packages is not None else ()
+    return next((path.name.removesuffix(".dist-info").partition("-")[2] for path in installed), None)
+
+
+def causal_models(deployment: Deployment) -> CausalModels | None:
+    """What the model environment can load; None where that is not on this host, or its table has another form.
+
+    The table is read as text: to import Transformers takes seconds, and this process may not have it.
+    """
+    version, packages = installed_transformers(deployment), _model_packages(deployment)
+    if version is None or packages is None:
+        return None
+    table = packages / "transformers" / "models" / "auto" / "modeling_auto.py"
+    found = _CAUSAL_MODELS.search(table.read_text(encoding="utf-8")) if table.is_file() else None
+    known = frozenset(_TYPE_OF_ENTRY.findall(found.group())) if found is not None else frozenset()
+    return CausalModels(version, known) if "llama" in known else None
+
+
+def _model_packages(deployment: Deployment) -> Path | None:
+    environment = deployment.environments.get("model")
+    python = environment.interpreter_here() if environment is not None else None
+    if python is None:
+        return None
+    return next(Path(python).parent.parent.glob("lib/python*/site-packages"), None)
 
 
 def missing_credentials(deployment: Deployment, source: str) -> tuple[str, ...]:

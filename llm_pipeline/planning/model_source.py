@@ -9,12 +9,13 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import NamedTuple
 
-from llm_pipeline.base.errors import ConfigError, PipelineError, Transient
+from llm_pipeline.base.errors import ConfigError, PipelineError, Transient, Unsupported
 from llm_pipeline.config.release import ModelSource
 from llm_pipeline.hub.address import require_listening
 from llm_pipeline.hub.source import SourceRefused, SourceUnavailable
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
+from llm_pipeline.planning import host
 from llm_pipeline.planning.background import BackgroundCall
 from llm_pipeline.release.loading import LoadedRelease
 
@@ -51,7 +52,8 @@ def look_at_model(
         ConfigError: There is no such directory, or something of the model is not known: the hint says how to state it.
         SourceRefused: The source does not give it.
         SourceUnavailable: The source does not answer, and no sizes are stated.
-        Unsupported: The model has no safetensors weights.
+        Unsupported: The model has no safetensors weights, or the model environment, if it is on this host, has no class
+            for it.
     """
     asked, where = loaded.release.model, str(loaded.path)
     if seconds == 0:
@@ -63,6 +65,7 @@ def look_at_model(
             raise _with_hint(error, where) from error
         facts = _facts(ModelDocuments({}, origin=_BY_HAND), asked, where)
         return ModelLook(facts, (f"the model is judged by {_BY_HAND}, not by its own files: {error.message}",))
+    _require_loader(loaded, documents)
     return ModelLook(_facts(documents, asked, where), tuple(_contradictions(documents, asked)))
 
 
@@ -86,6 +89,17 @@ def _look(loaded: LoadedRelease, revision: str) -> ModelDocuments:
 
     source = open_source(asked.source, loaded.deployment.hub, loaded.deployment.store)
     return read_documents(source.look(asked.id, revision))
+
+
+def _require_loader(loaded: LoadedRelease, documents: ModelDocuments) -> None:
+    known, named = host.causal_models(loaded.deployment), documents.config.get("model_type")
+    if known is not None and isinstance(named, str) and named not in known.model_types:
+        raise Unsupported(
+            f"Transformers {known.version} of environment model has no causal language model for model_type "
+            f"{named[:80]!r}, and code of a model's repository is never run",
+            where=str(loaded.path),
+            hint="release a model that it knows, or give that environment a Transformers that knows this one",
+        )
 
 
 def _facts(documents: ModelDocuments, asked: ModelSource, where: str) -> ModelFacts:

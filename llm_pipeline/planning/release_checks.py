@@ -11,6 +11,7 @@ from math import ceil
 
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.catalog.modelopt_recipes import formats_of, known_modelopt_recipe
+from llm_pipeline.catalog.tables import modelopt_algorithms
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.quantization import NAMED_SET, Calibration, QuantizationRecipe
@@ -21,7 +22,7 @@ from llm_pipeline.loadtest.workload import check_workload, longest_request
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host
 from llm_pipeline.planning.formats import asked_by
-from llm_pipeline.planning.weight_storage import is_excluded, least_effective_bits
+from llm_pipeline.planning.weight_storage import HALF_PRECISION, is_excluded, least_effective_bits
 from llm_pipeline.quantization.calibration import choose_samples
 from llm_pipeline.quantization.calibration_samples import read_source
 from llm_pipeline.quantization.divisibility import BLOCKWISE, DecoderSizes, refuse_partial_widths, refuse_uneven_ranks
@@ -115,9 +116,11 @@ def check_model(loaded: LoadedRelease, facts: ModelFacts) -> None:
     """Refuse recipes that cannot quantize the model, and lengths beyond its context.
 
     Raises:
-        Unsupported: A recipe cannot be made of the model.
+        Unsupported: No baseline can be scored of the model, or a recipe cannot be made of it.
         ConfigError: The evaluation gives the model more tokens than its context has.
     """
+    if unread := unread_format(facts):
+        raise Unsupported(unread, where=str(loaded.path), hint=_PLAIN_WEIGHTS)
     problems = [
         f"{loaded.file_of('quantization', recipe.file_name)}: recipe {recipe.name}: {problem}"
         for recipe in loaded.release.recipes
@@ -132,6 +135,25 @@ def check_model(loaded: LoadedRelease, facts: ModelFacts) -> None:
             where=str(loaded.path),
             hint=f"evaluation.maximum_length: {facts.context_length}",
         )
+
+
+_PLAIN_WEIGHTS = (
+    "name the repository with weights of 16 bit, and quantize them by a recipe; or one that modelopt exported"
+)
+
+
+def unread_format(facts: ModelFacts) -> str:
+    """Why a model that is quantized already cannot be scored as the baseline; empty where it can."""
+    method, _, algorithm = facts.stored_format.partition(" ")
+    if not method:
+        return ""
+    told = f"its weights are quantized already ({facts.stored_format}), and no baseline can be scored of them"
+    if method != "modelopt" or algorithm not in modelopt_algorithms():
+        return f"{told}: only plain weights and modelopt's formats are read"
+    experts = sum(group.parameters * len(group.layers) for group in facts.matrices if group.copies > 1)
+    if facts.stored_bytes < experts * HALF_PRECISION:
+        return f"{told}: exports of quantized experts cannot be read back ({_SEEN_WITH})"
+    return ""
 
 
 def recipe_problems(recipe: QuantizationRecipe, facts: ModelFacts) -> Iterator[str]:

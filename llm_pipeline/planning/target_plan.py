@@ -7,24 +7,21 @@ that (`judge_model`), with the Transformers that is installed in the model envir
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.catalog.tables import find_container, find_gpu
-from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.model_facts.facts import ModelFacts
+from llm_pipeline.planning import host
 from llm_pipeline.planning.compatibility import Legal, Refused, judge_compatibility
 from llm_pipeline.planning.model import RecipePlan, TargetPlan
 from llm_pipeline.planning.target_checks import target_warnings
 from llm_pipeline.planning.target_memory import advise_split, capacity, fits_with, judge_memory
 from llm_pipeline.planning.target_speed import expected_throughput, judge_speed
 from llm_pipeline.release.loading import LoadedRelease
-
-_MODEL_ENVIRONMENT = "model"
 
 
 def judge_model(
@@ -47,16 +44,6 @@ def judge_model(
         "read that format, and it is also what the baseline's scores are of"
     )
     return judged.model_copy(update={"warnings": (*judged.warnings, doubt)})
-
-
-def installed_transformers(deployment: Deployment) -> str | None:
-    """Version of Transformers beside the interpreter of the model environment; None where it is not on this host."""
-    environment = deployment.environments.get(_MODEL_ENVIRONMENT)
-    python = environment.interpreter_here() if environment is not None else None
-    if python is None:
-        return None
-    packages = Path(python).parent.parent.glob("lib/python*/site-packages/transformers-*.dist-info")
-    return next((path.name.removesuffix(".dist-info").partition("-")[2] for path in packages), None)
 
 
 def plan_target(
@@ -113,7 +100,7 @@ def _plan_recipe(
     plan = RecipePlan(recipe=recipe.name, weights=recipe.weights, legal=True, warnings=judged.warnings)
     if facts is None:
         return plan
-    loads = judge_model(target, recipe, facts, installed_transformers(loaded.deployment))
+    loads = judge_model(target, recipe, facts, host.installed_transformers(loaded.deployment))
     if isinstance(loads, Refused):
         return plan.model_copy(update={"legal": False, "reason": loads.reason, "nearest": loads.nearest})
     plan = plan.model_copy(update={"warnings": (*plan.warnings, *loads.warnings)})

@@ -549,6 +549,31 @@ def test_calls_of_other_models_beside_threads_are_warned_of(repository, imported
     assert [(finding.rule, finding.severity) for finding in findings] == [("call_beside_threads", "warning")] * found
 
 
+ENSEMBLE_OF_A_PLAN = """platform: "ensemble"
+input [ { name: "in" data_type: TYPE_FP32 dims: [ 3 ] } ]
+output [ { name: "out" data_type: TYPE_FP32 dims: [ 10 ] } ]
+ensemble_scheduling { step [ { model_name: "net" model_version: -1
+  input_map { key: "input" value: "in" } output_map { key: "classes" value: "out" } } ] }
+"""
+"""As in dali_backend, benchmarks/BM_resnet50 (commit 01783f8f, 2026-06-30): `net` leaves its tensors to the server."""
+
+
+@pytest.mark.parametrize(("platform", "rules"), [("tensorrt_plan", []), ("python", ["unknown_step_tensor"] * 2)])
+def test_tensors_that_the_server_completes_are_not_missed_in_a_step(tmp_path, platform, rules):
+    for name, text in (("all", ENSEMBLE_OF_A_PLAN), ("net", f'platform: "{platform}"')):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "config.pbtxt").write_text(text)
+    assert [found.rule for found in lint_repository_directory(tmp_path) if found.model == "all"] == rules
+
+
+def test_a_parameter_of_the_engine_does_not_make_one_of_another_backend(tmp_path):
+    (tmp_path / "qwen3" / "1").mkdir(parents=True)
+    (tmp_path / "qwen3" / "config.pbtxt").write_text(
+        'backend: "vllm"\nparameters { key: "gpt_model_type" value: { string_value: "inflight_fused_batching" } }\n'
+    )
+    assert lint_repository_directory(tmp_path) == ()
+
+
 def test_a_directory_that_is_no_repository_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="not a directory"):
         lint_repository_directory(tmp_path / "none")

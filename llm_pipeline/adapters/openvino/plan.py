@@ -44,7 +44,7 @@ def judge_model(facts: ModelFacts, transformers: str | None) -> Legal | Refused:
     """Whether the CPU engine's exporter traces a model with that version of Transformers; None is not judged."""
     if facts.stored_format:
         return Refused(
-            reason=f"the CPU engine reads plain weights and modelopt's formats, not {facts.stored_format}",
+            reason=f"the CPU engine is built of plain weights or a recipe's export, not of {facts.stored_format}",
             nearest="the unquantized model, or a target with engine: tensorrt_llm_llmapi",
         )
     if facts.architecture.endswith(_OF_SEVERAL_PARTS):

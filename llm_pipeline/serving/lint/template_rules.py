@@ -13,6 +13,8 @@ from llm_pipeline.serving.lint.repository import Finding, ModelSource, Repositor
 from llm_pipeline.serving.triton_config.recorded import MODEL_NAMES, RecordedParameter, recorded_model
 
 BACKEND = "tensorrtllm"
+_OTHER_BACKENDS = {"vllm", "onnxruntime", "tensorrt", "openvino", "pytorch", "tensorflow", "dali", "fil"}
+"""Whose models take no parameters of the engine, though some are copied along with them."""
 _OF_THE_PYTHON_BACKEND = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_PYTHON_BACKEND_STUB")
 _TEXT_MODELS: dict[str, tuple[ModelName, str]] = {
     "preprocessing": ("preprocessing", "QUERY"),
@@ -33,6 +35,8 @@ def template_of(model: ModelSource) -> ModelName | None:
 def is_engine_model(model: ModelSource) -> bool:
     """Whether it is served by TensorRT-LLM's C++ backend, or its python twin; its backend may not be filled in yet."""
     config = model.config
+    if config.backend in _OTHER_BACKENDS:
+        return False
     return BACKEND in (config.backend, config.platform) or "gpt_model_type" in config.parameters
 
 
