@@ -1,4 +1,4 @@
-"""Simulated servers of known latency: independent answers, queues, windows that differ, and rare spells and stops."""
+"""Simulated servers of known latency: independent answers, queues, windows that differ, rare spells and stops."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ Seconds = NDArray[np.float64]
 _LONG_RUNS, _LONG_REQUESTS = 400, 8000
 _WARM = 3000
 _PREFILL, _SPREAD = 0.05, 0.3
+_BURST = 200.0
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,95 @@ class Differing:
         return float(np.exp(np.hypot(self.apart, self.spread) * special.ndtri(share)))
 
 
-Server = Independent | Queue | Differing
+@dataclass(frozen=True)
+class Bursts:
+    """M/G/k whose traffic comes in bursts: Poisson arrivals of two rates that take turns at random (MMPP).
+
+    Attributes:
+        servers: Requests that are served at a time.
+        load: Share of the capacity that is asked for, on average.
+        apart: The higher rate by the lower one. Each is kept for 200 requests of the mean rate on average.
+    """
+
+    servers: int
+    load: float
+    apart: float
+
+    @property
+    def name(self) -> str:
+        """For the table."""
+        return f"M/G/{self.servers} at {100 * self.load:.0f} %, bursts of {self.apart:g} times the rate"
+
+    def windows(self, count: int, requests: int, random: np.random.Generator) -> Seconds:
+        """Times to the first token, windows x requests, each window from the steady state."""
+        mean = self.servers * self.load
+        rates = mean * 2.0 / (1.0 + self.apart) * np.array([1.0, self.apart])
+        free, now = np.zeros((count, self.servers)), np.zeros(count)
+        phase = random.integers(0, 2, count)
+        left = random.exponential(_BURST / mean, count)
+        waits = np.empty((count, requests))
+        for place in range(-_WARM, requests):
+            work = random.exponential(1.0, count)
+            while np.any(over := work > left * rates[phase]):
+                work -= np.where(over, left * rates[phase], 0.0)
+                now += np.where(over, left, 0.0)
+                phase = np.where(over, 1 - phase, phase)
+                left = np.where(over, random.exponential(_BURST / mean, count), left)
+            gap = work / rates[phase]
+            now, left = now + gap, left - gap
+            started = np.maximum(now, free[:, 0])
+            if place >= 0:
+                waits[:, place] = started - now
+            free[:, 0] = started + random.exponential(1.0, count)
+            free.sort(axis=1)
+        return waits + _PREFILL * random.lognormal(0.0, _SPREAD, waits.shape)
+
+    def quantile(self, share: float) -> float:
+        """A quantile of the steady state, of 3.2 million requests."""
+        return float(np.quantile(self._steady, share))
+
+    @cached_property
+    def _steady(self) -> Seconds:
+        return self.windows(_LONG_RUNS, _LONG_REQUESTS, np.random.default_rng(77)).ravel()
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """Answers that a neighbour slows down by a factor that wanders: its logarithm is autoregressive, AR(1).
+
+    Attributes:
+        memory: Requests after which the factor has forgotten 63 % of what it was.
+        apart: Standard deviation of its logarithm.
+        spread: The same of the answers beside it.
+    """
+
+    memory: float
+    apart: float = 0.3
+    spread: float = 0.5
+
+    @property
+    def name(self) -> str:
+        """For the table."""
+        return f"noisy neighbour, {self.memory:g} requests long"
+
+    def windows(self, count: int, requests: int, random: np.random.Generator) -> Seconds:
+        """Times to the first token, windows x requests."""
+        kept = float(np.exp(-1.0 / self.memory))
+        state = random.normal(0.0, 1.0, count)
+        factors = np.empty((count, requests))
+        for place in range(requests):
+            factors[:, place] = state
+            state = kept * state + float(np.sqrt(1.0 - kept**2)) * random.normal(0.0, 1.0, count)
+        return np.exp(self.apart * factors) * random.lognormal(0.0, self.spread, factors.shape)
+
+    def quantile(self, share: float) -> float:
+        """The exact quantile over all its states."""
+        from scipy import special
+
+        return float(np.exp(np.hypot(self.apart, self.spread) * special.ndtri(share)))
+
+
+Server = Independent | Queue | Differing | Bursts | Neighbour
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,10 @@ Estimation in Dependent Sequences, Operations Research 32, 1984). If few request
 misses themselves are used as well.
 
 Waiting is estimated at a low level, because many requests lie above it, so the estimate is less noisy. Requests that
-wait longer are more correlated, so the estimate is raised (`waiting_effect`).
+wait longer are more correlated, so the estimate is raised (`waiting_effect`). A test that saw few spells of waiting by
+chance has few late requests, and they look less correlated than they are: the two errors come together. So the gate
+also takes the estimate of a window that is not judged (data splitting: D. R. Cox, A Note on Data-Splitting for the
+Evaluation of Significance Levels, Biometrika 62, 1975).
 
 Windows differ (other prompts, a neighbour, heat), and there are only a few of them. Their difference is charged as
 latency: `slowdown` is how much slower than the middle one a window may be, by the one-sided tolerance limit of a normal
@@ -205,6 +208,11 @@ def upper_share(late: int, requests: int, confidence: float, design_effect: floa
         seldom = _chance(requests * middle * spells_a_request, reached) <= 1.0 - confidence
         few, many = (few, middle) if seldom else (middle, many)
     return many
+
+
+def without_late(share: float, confidence: float, design_effect: float) -> float:
+    """The requests that show a share of late ones when none of them is late: no spell came, at the share's rate."""
+    return math.log(1.0 / (1.0 - confidence)) * (1.0 + design_effect) / (2.0 * share)
 
 
 def _reached(late: int, end: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -5,9 +5,9 @@
 A failed request misses every limit; one whose user left as planned is not judged. The shares of good and of failed
 requests get exact binomial one-sided bounds, as in MLPerf Inference's early stopping: GO if even the worse bound is
 allowed, NO_GO if even the better one is not. Requests in one queue are correlated, so they are down-weighted, and a GO
-must also hold for spells of waiting; windows that differ are judged as slow as a further one may be
-(`design_effect.py`); the error is split over all looks at extended data. The summary names the stalls that were too
-rare to be seen (`sample_size.py`).
+must also hold for spells of waiting, as the judged windows show them and as one shows them that is not judged; windows
+that differ are judged as slow as a further one may be (`design_effect.py`); the error is split over all looks at
+extended data. The summary names the stalls that were too rare to be seen (`sample_size.py`).
 
 Impossible results are ANOMALOUS and a client that fell behind is INCONCLUSIVE, whatever the other figures say.
 """
@@ -15,8 +15,8 @@ Impossible results are ANOMALOUS and a client that fell behind is INCONCLUSIVE, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 
 import numpy as np
 
@@ -31,13 +31,13 @@ from llm_pipeline.loadtest.design_effect import (
     slowdown,
     upper_share,
     waiting_effect,
+    without_late,
 )
 from llm_pipeline.loadtest.measure import client_lag_seconds, rate_share
 from llm_pipeline.loadtest.outcome import ServerUse
 from llm_pipeline.loadtest.physics import FloorTimes, PhysicalLimits
 from llm_pipeline.loadtest.records import Fault, Records
 from llm_pipeline.loadtest.sample_size import (
-    ShareBounds,
     confidence_of_a_look,
     needed_requests,
     not_excluded,
@@ -54,6 +54,7 @@ def judge_windows(
     windows: Sequence[Records],
     policy: LoadTestPolicy,
     *,
+    before: Sequence[Records] = (),
     look: int = 1,
     looks: int = 1,
     floor: FloorTimes | None = None,
@@ -65,6 +66,7 @@ def judge_windows(
     Args:
         windows: All windows so far.
         policy: When the server is fast enough.
+        before: Windows of the same server that are not judged: they only show how requests wait for one another.
         look: Which look at growing data this is, from 1.
         looks: How many there are at most; they share the error that the policy allows.
         floor: What the server took alone.
@@ -87,7 +89,9 @@ def judge_windows(
     confidence = confidence_of_a_look(policy.confidence, looks)
     void = any(fact.verdict is not Verdict.GO for fact in client)
     usable = not void and enough.verdict is Verdict.GO
-    facts = [_errors(judged, policy, confidence, void=void), *_attainments(judged, policy, confidence, usable=usable)]
+    aside = [window.judged for window in before]
+    facts = [_errors(judged, policy, confidence, void=void)]
+    facts += _attainments(judged, aside, policy, confidence, usable=usable)
     facts += rare_stalls(judged, policy)
     judgement = judge("", _most_telling_first([*impossible, *client, enough, *facts]))
     return judgement.model_copy(update={"summary": _summary(judgement, judged, policy, look, looks)})
@@ -110,26 +114,35 @@ def probe_verdict(records: Records, policy: LoadTestPolicy) -> Verdict:
 
 
 def _attainments(
-    windows: Sequence[Records], policy: LoadTestPolicy, confidence: float, *, usable: bool
+    windows: Sequence[Records], before: Sequence[Records], policy: LoadTestPolicy, confidence: float, *, usable: bool
 ) -> list[Evidence]:
     """Evidence of attainment: all limits together, or each limit by itself."""
     level = policy.service_level
-    limits = [severities(window, level) for window in windows]
-    single = {name: [window[name] for window in limits] for name in (limits[0] if limits else ())}
+    limits, aside = ([severities(window, level) for window in some] for some in (windows, before))
+
+    def attained(name: str, of: Callable[[dict[str, Severity]], Severity]) -> Evidence:
+        return _attainment(name, list(map(of, limits)), list(map(of, aside)), policy, confidence, usable=usable)
+
+    facts = [attained(name, itemgetter(name)) for name in (limits[0] if limits else ())]
     if not level.together or not limits:
-        return [_attainment(name, asked, policy, confidence, usable=usable) for name, asked in single.items()]
-    joint = _attainment(SERVICE_LEVEL_MET, [worst_severity(w) for w in limits], policy, confidence, usable=usable)
-    facts = [_attainment(name, asked, policy, confidence, usable=usable) for name, asked in single.items()]
+        return facts
+    joint = attained(SERVICE_LEVEL_MET, worst_severity)
     if joint.verdict is Verdict.GO:  # a request that meets all limits meets each of them
         facts = [f.model_copy(update={"verdict": Verdict.GO}) if f.samples else f for f in facts]
     return [joint, *facts]
 
 
 def _attainment(
-    name: str, windows: Sequence[Severity], policy: LoadTestPolicy, confidence: float, *, usable: bool
+    name: str,
+    windows: Sequence[Severity],
+    before: Sequence[Severity],
+    policy: LoadTestPolicy,
+    confidence: float,
+    *,
+    usable: bool,
 ) -> Evidence:
-    asked = [window[~np.isnan(window)] for window in windows]
-    total, hits = sum(len(window) for window in asked), sum(int(np.sum(window <= 1.0)) for window in asked)
+    asked, aside = ([window[~np.isnan(window)] for window in some] for some in (windows, before))
+    total, hits = sum(len(window) for window in asked), _hits(asked)
     if total == 0:
         return Evidence(
             name=name,
@@ -139,34 +152,49 @@ def _attainment(
             detail="No request could be measured.",
         )
     factor = slowdown(asked, confidence)
-    slower, faster = (_bounds([by * window for window in asked], policy, confidence) for by in (factor, 1.0 / factor))
+    slower, faster = ([by * window for window in asked] for by in (factor, 1.0 / factor))
+    waiting = max(_waiting(some, policy, confidence) for some in (asked, aside))
+    lower = _lower(slower, confidence, waiting)
+    upper = share_bounds(_hits(faster), total, confidence, design_effect(faster, policy.attainment)).upper
+    worth = worth_of(total, confidence, design_effect(slower, policy.attainment))
     verdict = Verdict.INCONCLUSIVE
-    if usable and slower.lower >= policy.attainment:
+    if usable and lower >= policy.attainment:
         verdict = Verdict.GO
-    elif usable and faster.upper < policy.attainment:
+    elif usable and upper < policy.attainment:
         verdict = Verdict.NO_GO
     return Evidence(
         name=name,
         verdict=verdict,
         measured=hits / total,
-        lower=slower.lower,
-        upper=faster.upper,
+        lower=lower,
+        upper=upper,
         limit=policy.attainment,
         unit="fraction",
         samples=total,
-        detail=_attained(total - hits, total, slower.worth, confidence, factor)
-        + _enough_for_none(verdict, (total - hits) / total, slower.worth, confidence, policy),
+        detail=_attained(total - hits, total, worth, confidence, factor)
+        + _enough_for_none(verdict, (total - hits) / total, worth, confidence, policy)
+        + _longer(verdict, total, waiting, confidence, policy),
     )
 
 
-def _bounds(windows: Sequence[Severity], policy: LoadTestPolicy, confidence: float) -> ShareBounds:
-    """Bounds of the share: the upper one by the observed requests, the lower one also by how they wait in queues."""
-    total, hits = sum(len(window) for window in windows), sum(int(np.sum(window <= 1.0)) for window in windows)
-    counted = share_bounds(hits, total, confidence, design_effect(windows, policy.attainment))
-    seen = share_bounds(hits, total, confidence, effect_of_misses(windows))
-    waiting = total / worth_of(total, confidence, waiting_effect(windows, policy.attainment))
+def _hits(windows: Sequence[Severity]) -> int:
+    return sum(int(np.sum(window <= 1.0)) for window in windows)
+
+
+def _waiting(windows: Sequence[Severity], policy: LoadTestPolicy, confidence: float) -> float:
+    """The design effect of waiting, with the uncertainty of its estimate; 1 without requests."""
+    total = sum(len(window) for window in windows)
+    if total == 0:
+        return 1.0
+    return total / worth_of(total, confidence, waiting_effect(windows, policy.attainment))
+
+
+def _lower(windows: Sequence[Severity], confidence: float, waiting: float) -> float:
+    """The lower bound of the share within the limit, by the observed misses and by how requests wait in queues."""
+    total, hits = sum(len(window) for window in windows), _hits(windows)
+    seen = share_bounds(hits, total, confidence, effect_of_misses(windows)).lower
     late = upper_share(total - hits, total, confidence, waiting) if waiting > 1.0 else 0.0
-    return replace(counted, lower=min(seen.lower, 1.0 - late))
+    return min(seen, 1.0 - late)
 
 
 def _attained(missed: int, total: int, worth: float, confidence: float, factor: float) -> str:
@@ -182,6 +210,15 @@ def _enough_for_none(verdict: Verdict, missed: float, worth: float, confidence: 
     needed = needed_requests(policy.attainment, confidence, misses=int(missed * worth))
     is_short = verdict is Verdict.INCONCLUSIVE and worth < needed
     return f", {needed} independent requests are needed." if is_short else "."
+
+
+def _longer(verdict: Verdict, total: int, waiting: float, confidence: float, policy: LoadTestPolicy) -> str:
+    """That the test is too short for this queue; empty when it is not."""
+    needed = without_late(1.0 - policy.attainment, confidence, waiting)
+    if verdict is not Verdict.INCONCLUSIVE or waiting <= 1.0 or total >= needed:
+        return ""
+    spell = (1.0 + waiting) / 2.0
+    return f" Requests wait in spells of up to {spell:.0f}: even with none late, {math.ceil(needed)} are needed."
 
 
 def _errors(windows: Sequence[Records], policy: LoadTestPolicy, confidence: float, *, void: bool) -> Evidence:

@@ -11,15 +11,15 @@
     soak            long, if the policy asks for it, and judged like any other window
 
 The verdict comes from the confirmation, unless the comparison or the soak vetoes it. If the target window alone shows a
-missed service level or impossible results, that is the verdict. Short probes are unreliable: they find the rate to
-confirm, never a verdict.
+missed service level or impossible results, that is the verdict; otherwise it only shows how requests wait for one
+another. Short probes are unreliable: they find the rate to confirm, never a verdict.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -78,6 +78,7 @@ def run_session(windows: Windows, *, users: int, physics: PhysicalLimits | None 
     limits = Limits(FloorTimes.of(floor), physics)
     rate = windows.workload.rate_per_second
     target = windows.open("target", "target", rate, windows.workload.duration_seconds, keep=True)
+    before = () if windows.summaries[-1].void else (target,)
     judgement = judge_windows(
         [target], windows.policy, floor=limits.floor, physics=physics, servers=[windows.summaries[-1].server]
     )
@@ -86,7 +87,7 @@ def run_session(windows: Windows, *, users: int, physics: PhysicalLimits | None 
     rates = search(windows, target)
     if judgement.verdict is Verdict.NO_GO:
         return _outcome(windows, warm, Decision(judgement), rates)
-    return _outcome(windows, warm, confirm(windows, highest_passed(rates), limits), rates)
+    return _outcome(windows, warm, confirm(windows, highest_passed(rates), limits, before), rates)
 
 
 def warm_up(windows: Windows, users: int) -> WarmUp:
@@ -194,7 +195,7 @@ class Limits:
     physics: PhysicalLimits | None = None
 
 
-def confirm(windows: Windows, highest: float | None, limits: Limits) -> Decision:
+def confirm(windows: Windows, highest: float | None, limits: Limits, before: Sequence[Records] = ()) -> Decision:
     """Confirm a share of the highest rate, or less, but never less than the target.
 
     A rate that is not confirmed is lowered towards the target, which is tried last. Every try and every extension is a
@@ -204,10 +205,11 @@ def confirm(windows: Windows, highest: float | None, limits: Limits) -> Decision
         windows: What measures.
         highest: The highest rate that passed its probe; None when none did, or none was looked for.
         limits: Limits that no answer can beat.
+        before: Windows of the target rate that show how requests wait for one another.
     """
     rates = rates_to_confirm(windows.workload.rate_per_second, highest, windows.policy.confirmed_share)
     for place, rate in enumerate(rates):
-        judgement = _hold(windows, place, rate, limits)
+        judgement = _hold(windows, place, rate, limits, before)
         if judgement.verdict in (Verdict.GO, Verdict.ANOMALOUS) or place == len(rates) - 1:
             break
         _log.info("not confirmed, a lower rate is tried", per_second=round(rate, 3), verdict=str(judgement.verdict))
@@ -220,7 +222,7 @@ def rates_to_confirm(target: float, highest: float | None, share: float) -> tupl
     return tuple(np.geomspace(first, target, MOST_RATES).tolist()) if first > target else (target,)
 
 
-def _hold(windows: Windows, place: int, rate: float, limits: Limits) -> Judgement:
+def _hold(windows: Windows, place: int, rate: float, limits: Limits, before: Sequence[Records]) -> Judgement:
     policy, held, servers = windows.policy, list[Records](), list[ServerUse]()
     looks, extensions = looks_at_most(policy), math.floor(policy.maximum_extension)
     numbers = count(1)
@@ -234,7 +236,14 @@ def _hold(windows: Windows, place: int, rate: float, limits: Limits) -> Judgemen
             held.append(records)
             servers.append(windows.summaries[-1].server)
         judgement = judge_windows(
-            held, policy, look=look, looks=looks, floor=limits.floor, physics=limits.physics, servers=servers
+            held,
+            policy,
+            before=before,
+            look=look,
+            looks=looks,
+            floor=limits.floor,
+            physics=limits.physics,
+            servers=servers,
         )
         if judgement.verdict is not Verdict.INCONCLUSIVE:
             break

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -116,6 +117,33 @@ def test_requests_of_one_long_stall_count_as_few():
     assert strewn.verdict is Verdict.GO
     assert judge_windows([stalled], POLICY).verdict is Verdict.INCONCLUSIVE
     assert "independent ones" in fact(judge_windows([stalled], POLICY), "service level met").detail
+
+
+WAITS = np.where(np.arange(1200) % 400 < 100, 0.05, 0.01)
+"""A queue that fills for 100 requests of 400, far below the limit."""
+
+
+def test_a_window_that_is_not_judged_shows_how_requests_wait_for_one_another():
+    """Windows in which no queue happened to fill look independent."""
+    calm = [bulk(np.random.default_rng(seed).uniform(0.01, 0.02, 240)) for seed in range(5)]
+    assert judge_windows(calm, POLICY).verdict is Verdict.GO
+    assert judge_windows(calm, POLICY, before=calm[:2]).verdict is Verdict.GO
+    assert judge_windows(calm, POLICY, before=[bulk(WAITS)]).verdict is Verdict.INCONCLUSIVE
+
+
+def test_a_test_too_short_for_its_queue_says_how_long_it_has_to_be():
+    calm = [bulk(np.random.default_rng(seed).uniform(0.01, 0.02, 240)) for seed in range(5)]
+    summary = judge_windows(calm, POLICY, before=[bulk(WAITS)]).summary
+    needed = int(re.search(r"even with none late, (\d+) are needed", summary)[1])
+    assert needed > 1200
+    longer = [bulk(np.random.default_rng(seed).uniform(0.01, 0.02, needed)) for seed in range(2)]
+    assert judge_windows(longer, POLICY, before=[bulk(WAITS)]).verdict is Verdict.GO
+
+
+def test_a_window_that_is_not_judged_is_no_evidence_of_being_fast_or_slow():
+    slow, fast = [bulk(np.full(400, 0.4))], [bulk(np.full(400, 0.02))]
+    assert judge_windows(fast, POLICY, before=slow).verdict is Verdict.GO
+    assert judge_windows(slow, POLICY, before=fast).verdict is Verdict.NO_GO
 
 
 def test_windows_that_differ_are_alike_within():

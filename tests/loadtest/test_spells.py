@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llm_pipeline.loadtest.design_effect import upper_share, waiting_effect
+from llm_pipeline.loadtest.design_effect import upper_share, waiting_effect, without_late
 
 
 @pytest.mark.parametrize("late", [0, 3, 40])
@@ -37,6 +39,12 @@ def test_few_spells_expected_show_nothing_when_none_is_seen():
     """A spell of 60 every 1,200 requests: two were to come in 2,400, and both stay away in 13 of a hundred."""
     assert upper_share(0, 2400, 0.95, 119.0) > 0.05
     assert upper_share(0, 4800, 0.95, 119.0) < 0.05
+
+
+@pytest.mark.parametrize("effect", [1.0, 9.0, 119.0])
+def test_as_many_requests_as_are_needed_show_it_when_none_is_late(effect: float):
+    needed = math.ceil(without_late(0.05, 0.95, effect))
+    assert upper_share(0, needed, 0.95, effect) <= 0.05 < upper_share(0, needed - 2, 0.95, effect)
 
 
 def queue(requests: int, draws: np.random.Generator, servers: int = 4, load: float = 0.7) -> NDArray[np.float64]:
