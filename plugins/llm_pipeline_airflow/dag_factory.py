@@ -70,11 +70,12 @@ def release_dag(config_path: Path) -> DAG:
         ConfigError: The config, or anything that it names, is wrong.
     """
     loaded = load_release(config_path)
+    ladder = climbing_order(loaded.release)
     dag = DAG(
         dag_id=dag_id_of(config_path),
         dag_display_name=f"Release {loaded.config.name}",
         description=loaded.config.description or f"Release {loaded.config.model.id}",
-        doc_md=dag_doc(loaded),
+        doc_md=dag_doc(loaded, ladder),
         schedule=release_schedule(loaded),
         catchup=False,
         auto_register=False,  # a DAG file names its own: the check of all of them must add none
@@ -86,13 +87,11 @@ def release_dag(config_path: Path) -> DAG:
             targets=loaded.config.targets,
             engines=[target.engine for target in loaded.release.targets],
         ),
-        params=form_of(loaded),
         default_args=task_defaults(loaded.config.owner or loaded.deployment.owner),
         deadline=deadline_of(loaded),
     )
-    tasks = release_tasks(loaded.release, climbing_order(loaded.release))
+    tasks = release_tasks(loaded.release, ladder)
     drawing = _Drawing(loaded, tasks)
-    params, dag.params = dag.params, ParamsDict()  # else each operator copies them: a quarter of the parse
     with dag:
         for number, (lane, members) in enumerate(groupby(tasks, key=lambda task: task.lane)):
             if lane is not None:
@@ -101,7 +100,7 @@ def release_dag(config_path: Path) -> DAG:
             with nullcontext() if number else _box("preparation", "Preparation", _PREPARATION):
                 for task in members:
                     drawing.add(task)
-    dag.params = params
+    dag.params = ParamsDict(form_of(loaded))  # last: each operator copies what is there, a quarter of the parse
     return dag
 
 
@@ -227,11 +226,11 @@ def _needed(task: Task, otherwise: Ending | None = None) -> tuple[str, ...]:
     return tuple(name for need in task.needs if otherwise in (None, need.otherwise) for name in need.tasks)
 
 
-def dag_doc(loaded: LoadedRelease) -> str:
-    """The documentation of a release's DAG, in Markdown."""
+def dag_doc(loaded: LoadedRelease, ladder: Sequence[str]) -> str:
+    """The documentation of a release's DAG, in Markdown, with its recipes as they are tried."""
     config, release = loaded.config, loaded.release
-    ladder = [release.recipe(name) for name in climbing_order(release)]
-    recipes = "\n".join(f"| `{recipe.name}` | {recipe.weights} | {recipe.description} |" for recipe in ladder)
+    rungs = map(release.recipe, ladder)
+    recipes = "\n".join(f"| `{recipe.name}` | {recipe.weights} | {recipe.description} |" for recipe in rungs)
     targets = "\n".join(f"| `{target.name}` | {target.accelerator} | {target.engine} |" for target in release.targets)
     turn = _TURNS[config.concurrency]
     steps = ", ".join(f"{percent:g} %" for percent in release.policy.canary.steps_percent)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from airflow.sdk import DAG, get_parsing_context
 
+from llm_pipeline.base.collector import sparing
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.loading import each_file_read_once
 from llm_pipeline_airflow.dag_factory import release_dag
@@ -31,6 +32,7 @@ from llm_pipeline_airflow.settings import release_configs, release_folders, requ
 
 
 @each_file_read_once()
+@sparing()
 def release_dags(folders: tuple[Path, ...]) -> dict[str, DAG]:
     """The DAGs of all release configs that are right, by DAG id; a worker makes only the one it runs.
 
@@ -58,6 +60,7 @@ def all_dags(dag_file: str) -> dict[str, DAG]:
 
 
 @each_file_read_once()
+@sparing()
 def check_release_configs(folders: tuple[Path, ...]) -> None:
     """Refuse if the DAG of any release config, or of a deployment that one names, cannot be made.
 

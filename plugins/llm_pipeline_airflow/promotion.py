@@ -80,11 +80,8 @@ class NotifyingOperator(StageOperator):
     """A stage that acts on a canary: people are told of it while it runs and when it has ended."""
 
     attends = True
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._told_at = 0.0
-        self._page = ""
+    _told_at = 0.0
+    _page = ""
 
     def poll_until_complete(self, external_id: JsonValue, context: Context) -> Any:
         """Relay the stage's log until it ends; see `StageOperator`."""

@@ -17,13 +17,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk import Asset, AssetOrTimeSchedule, CronTriggerTimetable
+from airflow.sdk import AssetOrTimeSchedule, CronTriggerTimetable
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 from airflow.serialization.encoders import encode_trigger
 from llm_pipeline_airflow import watch as watch_module
 from llm_pipeline_airflow.commit_of_run import revision_of_run, run_name
 from llm_pipeline_airflow.dag_factory import release_dag
-from llm_pipeline_airflow.watch import STATE_KEY, HubRevisionTrigger, release_schedule, watched_asset
+from llm_pipeline_airflow.watch import STATE_KEY, HubRevisionTrigger, WatchedRevision, release_schedule, watched_asset
 from llm_pipeline_airflow.web import watch_of
 
 from llm_pipeline.base.errors import ConfigError
@@ -322,7 +322,7 @@ def test_the_page_shows_what_people_wrote_as_text(watching, monkeypatch):
     [
         ("", type(None)),
         ("schedule: '0 3 * * *'\n", CronTriggerTimetable),
-        (WATCH, Asset),
+        (WATCH, WatchedRevision),
         (WATCH + "schedule: '0 3 * * *'\n", AssetOrTimeSchedule),
     ],
 )
@@ -332,6 +332,8 @@ def test_a_release_is_started_by_its_watch_its_schedule_either_or_nothing(projec
     project.config.write_text(project.config.read_text() + text)
     loaded = load_release(project.config)
     assert type(release_schedule(loaded)) is kind
+    if text == WATCH:
+        assert hash(release_schedule(loaded)) == hash(release_schedule(loaded))  # equal ones, see its class
     dag = release_dag(project.config)
     assert dag.catchup is False
     assert DagSerialization.from_dict(DagSerialization.to_dict(dag)).dag_id == "release__tiny"
