@@ -4,9 +4,11 @@
     python benchmarks/stage_overhead.py --again                # on a busy machine: processor time instead
     python benchmarks/stage_overhead.py --jobs SITE/work/jobs  # of another deployment
 
-The overhead of a process is its wall time, from its record to its result, less its tool's. Other work on the machine
-lengthens it. `--again` runs each stage whose result can be reused once more and takes the processor time of that
-process: the start of the interpreter, imports, key, store and result, which is all that is ours but publication.
+The overhead of a process is its wall time, from its record to its result, less its tool's. A tool's time is that of the
+libraries the stage exists for, their imports included (torch, modelopt, lm_eval, the hub's client), of the servers that
+it waits for and of the traffic that it watches. Other work on the machine lengthens both. `--again` runs each stage
+whose result can be reused once more and takes the processor time of that process: the interpreter, imports, key,
+store and result, which is all that is ours but publication.
 
 One line a goal; exit code 1 when one is missed.
 """

@@ -23,6 +23,7 @@ from llm_pipeline.accuracy.item_runner import ItemRunner, SavedItems
 from llm_pipeline.accuracy.looks import LookPlan, evaluation_order
 from llm_pipeline.accuracy.rehearsal import plan_looks
 from llm_pipeline.artifacts.items import ScoredItem, read_items
+from llm_pipeline.base.collector import spare_tool
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.progress import Progress
@@ -82,6 +83,7 @@ class _Lane:
             from llm_pipeline.accuracy.lm_eval_checkpoint import load_harness_model, use_processors
             from llm_pipeline.accuracy.questions import Questions
             from llm_pipeline.artifacts.checkpoint_loading import load_tokenizer
+        spare_tool()
         use_processors()
         with self.phase("questions"):
             self.chat = ChatTemplate.of(load_tokenizer(inputs["checkpoint"])) if _may_chat(evaluation) else None

@@ -28,6 +28,14 @@ def imports_done() -> None:
         gc.set_threshold(*_USUAL)
 
 
+def spare_tool() -> None:
+    """Leave out of all collections what is there: a tool of a million objects, imported a moment ago.
+
+    One look through torch, modelopt and Transformers takes 0.3 s, and an export asks for one.
+    """
+    gc.freeze()
+
+
 @contextmanager
 def sparing() -> Iterator[None]:
     """Collect hardly anything in a block or function that makes many objects, most of which stay."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import ConfigError, Fenced, PipelineError, Transient
 from llm_pipeline.base.host_time import HostTime
@@ -36,11 +37,13 @@ from llm_pipeline.canary.router import (
     all_to,
     other_slot,
 )
-from llm_pipeline.canary.shadow import Shadow
 from llm_pipeline.canary.slots import ChecksAnswers, SlotControl
 from llm_pipeline.canary.traffic import Traffic
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
+
+if TYPE_CHECKING:
+    from llm_pipeline.canary.shadow import Shadow
 
 log = get_logger(__name__)
 

@@ -15,7 +15,6 @@ from llm_pipeline.canary.moving import stand_down, traffic_to, wait_converged, w
 from llm_pipeline.canary.open_router import name_release
 from llm_pipeline.canary.record import CanaryRecord, Phase
 from llm_pipeline.canary.router import ALL, Mirror, RouteState, other_slot
-from llm_pipeline.canary.shadow import shadow_judgement
 from llm_pipeline.canary.slots import WarmUp
 
 log = get_logger(__name__)
@@ -75,7 +74,7 @@ class Starting(ControllerCore):
         self._keep_stable()
         record = self._compared(self._mirrored(record))
         if any(fact.verdict is Verdict.NO_GO for fact in record.shadow):
-            return self._condemn(record, shadow_judgement(record.shadow))
+            return self._condemn(record, findings.shadow_judgement(record.shadow))
         return self._begin_tests(record, percent)
 
     def _stands_by(self, record: CanaryRecord) -> CanaryRecord:
@@ -100,7 +99,7 @@ class Starting(ControllerCore):
         if self._shadow is None or record.stable is None or record.shadow:
             return record
         facts = self._shadow.compare(record.stable, record.candidate, self._lease.check)
-        log.info(shadow_judgement(facts).summary, slot=record.candidate)
+        log.info(findings.shadow_judgement(facts).summary, slot=record.candidate)
         return self._save(record, shadow=facts)
 
     def _mirrored(self, record: CanaryRecord) -> CanaryRecord:

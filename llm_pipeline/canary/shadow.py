@@ -14,7 +14,7 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
+from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.slots import slot_endpoint, slot_servers
 from llm_pipeline.config.deployment import TargetPlace
@@ -97,17 +97,6 @@ def shadow_of(policy: CanaryPolicy, place: TargetPlace, prompts: Path) -> Shadow
         return None
     endpoints = {slot: slot_endpoint(server) for slot, server in slot_servers(place).items()}
     return Shadow(endpoints, tuple(prompt.text for prompt in read_prompts(prompts)), policy.shadow)
-
-
-def shadow_judgement(facts: Iterable[Evidence]) -> Judgement:
-    """The comparison as a judgement: NO_GO rejects the candidate, INCONCLUSIVE means too little data."""
-    found = judge("", facts)
-    others = [fact.name for fact in found.evidence if fact.verdict is found.verdict]
-    words = {
-        Verdict.GO: "answers as stable does",
-        Verdict.NO_GO: f"answers differ from stable's before the first step ({', '.join(others)})",
-    }.get(found.verdict, f"answers were compared with stable's, undecided ({', '.join(others)})")
-    return found.model_copy(update={"summary": words})
 
 
 def sample(prompts: Sequence[str], count: int) -> list[str]:

@@ -10,7 +10,6 @@ from llm_pipeline.base.errors import ConfigError, PipelineError, from_document
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.flow import ReleaseProgress
-from llm_pipeline.operations.status import STAGING
 from llm_pipeline.release.claim import readable_claims
 from llm_pipeline.release.claim_state import Claimant, LocalProcess
 from llm_pipeline.release.contract import StageFailure, StageResult
@@ -19,7 +18,8 @@ from llm_pipeline.release.record import ReleaseRecord, read_record
 from llm_pipeline.serving.triton_server import find_server, stop_server
 from llm_pipeline.store.artifact_store import ArtifactStore
 
-COMPARISON = "comparison"
+STAGING, COMPARISON = "staging", "comparison"
+"""Directories of their servers, in that of a place."""
 
 
 def start_staging(store: ArtifactStore, deployment: Deployment, place: str, release_id: str) -> StageResult:

@@ -30,6 +30,7 @@ from llm_pipeline.operations.place_status import (
     ServerStatus,
 )
 from llm_pipeline.operations.served_place import router_here
+from llm_pipeline.operations.staging import STAGING
 from llm_pipeline.serving.ports import LOOPBACK
 from llm_pipeline.serving.triton_server import find_server
 from llm_pipeline.store.artifact_store import ArtifactStore
@@ -37,7 +38,6 @@ from llm_pipeline.store.places import PlaceState, place_state
 from llm_pipeline.store.pointers import Pointers
 from llm_pipeline.store.references import PlacedPointers, readable_pointers
 
-STAGING = "staging"
 _SHOWN_DIGITS = 12
 
 

@@ -29,8 +29,7 @@ from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.operations.acting import PlaceBusy, acting, token_of
 from llm_pipeline.operations.rollback import roll_back_at
 from llm_pipeline.operations.served_place import ServedPlace, place_as_it_is, router_here, start_router
-from llm_pipeline.operations.staging import COMPARISON, on_its_way, places_of, stop_staging
-from llm_pipeline.operations.status import STAGING
+from llm_pipeline.operations.staging import COMPARISON, STAGING, on_its_way, places_of, stop_staging
 from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.serving.triton_server import find_server, stop_server
 from llm_pipeline.store import open_store

@@ -26,10 +26,11 @@ from llm_pipeline.loadtest.workload_files import workload_files
 from llm_pipeline.planning.history import History
 from llm_pipeline.release import step as release_step
 from llm_pipeline.release.contract import Stage, StageFailure, StageRequest, StageResult
+from llm_pipeline.release.datasets import PROMPTS_DATASET, TASKS_DATASET, calibration_dataset
 from llm_pipeline.release.execute import KeyContent, StageRecord, key_content, trusted_stage_record
 from llm_pipeline.release.flow import release_flow, step_named
 from llm_pipeline.release.loading import LoadedRelease
-from llm_pipeline.release.record import PROMPTS_DATASET, TASKS_DATASET, ReleaseRecord, calibration_dataset
+from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.release.registry import load_stage
 from llm_pipeline.release.step import Scope
 from llm_pipeline.store import ArtifactStore

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, Field, JsonValue, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 
 from llm_pipeline.base.errors import ErrorDocument, PipelineError
 from llm_pipeline.base.records import ArtifactRef, Frozen, Metric
@@ -136,7 +136,7 @@ class StageFailure(Frozen):
 
 
 StageOutcome = Annotated[StageResult | StageFailure, Field(discriminator="outcome")]
-OUTCOME: TypeAdapter[StageResult | StageFailure] = TypeAdapter(StageOutcome)
+OUTCOME: TypeAdapter[StageResult | StageFailure] = TypeAdapter(StageOutcome, config=ConfigDict(defer_build=True))
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,8 @@ class StageOutput:
         artifacts: Directories to publish, by output name; one of the stage's inputs is passed on by its own name.
         metrics: Small facts for the log, the UI and the report.
         judgement: The verdict, when the stage is a gate.
-        tool_seconds: Time spent inside the tool the stage exists for (the rest is our overhead).
+        tool_seconds: Time spent inside the tool the stage exists for, with its import (torch, modelopt, lm_eval, the
+            hub's client); the rest is our overhead.
         release_id: Set by the first stage only, which names the release.
     """
 

@@ -21,18 +21,10 @@ from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.artifact_store import Document
 from llm_pipeline.store.signed_documents import refusal, require_signed
 
-TASKS_DATASET = "tasks"
-PROMPTS_DATASET = "prompts"
-
 
 def step_key(stage: str, subject: str) -> str:
     """What a step is called among the planned times."""
     return f"{stage} {subject}".rstrip()
-
-
-def calibration_dataset(recipe: str) -> str:
-    """Name of a recipe's calibration set among the datasets of a release."""
-    return f"calibration.{recipe}"
 
 
 class ReleaseRecord(Frozen):

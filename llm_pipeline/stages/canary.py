@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeGuard
 
 from llm_pipeline.base.errors import Fenced
@@ -18,9 +18,7 @@ from llm_pipeline.canary.open_router import access_log_of, name_release
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import LEASE_SECONDS, CanaryJournal, CanaryRecord, lease_name, read_record
-from llm_pipeline.canary.replay import Replay
 from llm_pipeline.canary.router import CountsAttempts, TrafficRouter
-from llm_pipeline.canary.shadow import Shadow, shadow_of
 from llm_pipeline.canary.slots import RECOGNISED, SlotControl, slot_endpoint
 from llm_pipeline.canary.timeline import write_timeline
 from llm_pipeline.canary.traffic import CountedTraffic, LoggedTraffic, Traffic
@@ -30,14 +28,12 @@ from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.release import Drill
 from llm_pipeline.config.router_place import RouterModel
 from llm_pipeline.config.workload import Workload
-from llm_pipeline.loadtest.draws import longest
-from llm_pipeline.loadtest.prompts import read_prompts
 from llm_pipeline.loadtest.workload_files import locate_files
 from llm_pipeline.operations.decisions import require_production_approved
 from llm_pipeline.operations.served_place import ServedPlace
 from llm_pipeline.operations.switching import start
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
-from llm_pipeline.release.record import PROMPTS_DATASET
+from llm_pipeline.release.datasets import PROMPTS_DATASET
 from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.stages.place_config import SlotsConfig, place_of
 from llm_pipeline.stages.request_parts import server_software
@@ -45,6 +41,8 @@ from llm_pipeline.store.lease import Lease, LeaseLost
 from llm_pipeline.store.places import claim_place, serving_at
 
 if TYPE_CHECKING:
+    from llm_pipeline.canary.replay import Replay
+    from llm_pipeline.canary.shadow import Shadow
     from llm_pipeline.flow import ReleaseProgress
 
 log = get_logger(__name__)
@@ -86,6 +84,7 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
     production = serving.pointer if serving else None
     if serving is not None:
         require_served(context.store, serving.model_id, config.target, serving.pointer)
+    shadow, replays = _shadow(context), _replays(context)  # before the clock: what sends requests loads slowly
     started = time.monotonic()
     router = config.open_router(production.slot if production else "blue", owner="first-start")
     if production is not None:
@@ -103,9 +102,9 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
         patience=Patience.with_router(config.place.router),
         can_replay=can_replay(router, config.place.router),
     )
-    replay = _replay(context, router) if production is not None else None
+    replay = replays(router) if production is not None else None
     with replay or contextlib.nullcontext():
-        judgement = _judge(context, plan, router, slots)
+        judgement = _judge(context, plan, router, slots, shadow)
     return _output(context, _with_replayed(context, judgement, replay), router, time.monotonic() - started)
 
 
@@ -117,7 +116,11 @@ def _start(context: StageContext[CanaryConfig], router: TrafficRouter, slots: Sl
 
 
 def _judge(
-    context: StageContext[CanaryConfig], plan: CanaryPlan, router: TrafficRouter, slots: SlotControl
+    context: StageContext[CanaryConfig],
+    plan: CanaryPlan,
+    router: TrafficRouter,
+    slots: SlotControl,
+    shadow: Shadow | None,
 ) -> Judgement:
     """Drive the step to its end, whoever ends it."""
     config, traffic = context.config, _traffic(context.config.place, router)
@@ -125,7 +128,7 @@ def _judge(
     try:
         with Lease(context.store, lease_name(plan.target), seconds=LEASE_SECONDS) as lease:
             controller = CanaryController(
-                plan, journal=journal, lease=lease, router=router, traffic=traffic, slots=slots, shadow=_shadow(context)
+                plan, journal=journal, lease=lease, router=router, traffic=traffic, slots=slots, shadow=shadow
             )
             judgement = controller.run_step(config.step_percent)
     except (Fenced, LeaseLost):
@@ -141,24 +144,32 @@ def can_replay(router: TrafficRouter, place: RouterModel) -> TypeGuard[CountsAtt
     return isinstance(router, CountsAttempts) and place.users_url() != ""
 
 
-def _replay(context: StageContext[CanaryConfig], router: TrafficRouter) -> Replay | None:
-    """Traffic of the canary's own, where the policy wants it and the users' port is known."""
+def _replays(context: StageContext[CanaryConfig]) -> Callable[[TrafficRouter], Replay | None]:
+    """Makes traffic of the canary's own for a router, where the policy wants it and the users' port is known."""
     config = context.config
     rate, place = config.policy.replay_requests_per_second, config.place.router
     if rate == 0.0:
-        return None
-    if not can_replay(router, place):
-        log.warning("nothing is replayed: the users' port of this router is not known here", kind=place.kind)
-        return None
+        return lambda _router: None
+    from llm_pipeline.canary.replay import Replay
+    from llm_pipeline.loadtest.draws import longest
+    from llm_pipeline.loadtest.prompts import read_prompts
+
     prompts = read_prompts(locate_files(config.workload, context.inputs["prompts"])[0])
-    return Replay(
-        slot_endpoint(config.place.blue).model_copy(update={"url": place.users_url(), "ca_file": None}),
-        [prompt.text for prompt in prompts],
-        maximum_tokens=longest(config.workload.output_tokens),
-        rate_per_second=rate,
-        attempts=router.attempts,
-        trusted=place.users_certificate(),
-    )
+
+    def replay(router: TrafficRouter) -> Replay | None:
+        if not can_replay(router, place):
+            log.warning("nothing is replayed: the users' port of this router is not known here", kind=place.kind)
+            return None
+        return Replay(
+            slot_endpoint(config.place.blue).model_copy(update={"url": place.users_url(), "ca_file": None}),
+            [prompt.text for prompt in prompts],
+            maximum_tokens=longest(config.workload.output_tokens),
+            rate_per_second=rate,
+            attempts=router.attempts,
+            trusted=place.users_certificate(),
+        )
+
+    return replay
 
 
 def _with_replayed(context: StageContext[CanaryConfig], judgement: Judgement, replay: Replay | None) -> Judgement:
@@ -195,6 +206,8 @@ def _output(
 def _shadow(context: StageContext[CanaryConfig]) -> Shadow | None:
     if context.config.policy.shadow is None:
         return None
+    from llm_pipeline.canary.shadow import shadow_of
+
     prompts = locate_files(context.config.workload, context.inputs["prompts"])[0]
     return shadow_of(context.config.policy, context.config.place, prompts)
 

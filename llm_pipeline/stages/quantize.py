@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from llm_pipeline.base.collector import spare_tool
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.records import ArtifactRef, Metric
@@ -25,7 +26,7 @@ from llm_pipeline.quantization.tensorrt_llm_checkpoint import (
     refuse_unsupported_tensorrt_llm_checkpoint,
 )
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
-from llm_pipeline.release.record import calibration_dataset
+from llm_pipeline.release.datasets import calibration_dataset
 from llm_pipeline.store.provenance import Provenance, here
 
 if TYPE_CHECKING:
@@ -81,11 +82,14 @@ def _quantize(context: StageContext[QuantizeConfig]) -> StageOutput:
     from llm_pipeline.quantization.validation import validate_export
 
     import_seconds = round(time.monotonic() - began, 3)
+    spare_tool()
     log.info("quantizing", recipe=recipe.name, weights=recipe.weights, kv_cache=recipe.kv_cache, device=device)
+    began = time.monotonic()  # Transformers tokenizes, and it and modelopt go through the model without its weights
     data = read_calibration(source, recipe, context.inputs.get("calibration"))
     quantizer = Quantizer(
         source, recipe, data, dtype=getattr(torch, context.config.dtype), device=device, work=context.workdir
     )
+    prepare_seconds = round(time.monotonic() - began, 3)
     checkpoint = context.request.inputs["checkpoint"].digest
     key = calibration_key(recipe, checkpoint, data.digest, context.config.dtype, quantizer.settings) if data else ""
     steps = Steps(context.workdir, context.store, recipe, key, _provenance(context))
@@ -122,7 +126,8 @@ def _quantize(context: StageContext[QuantizeConfig]) -> StageOutput:
         artifacts["tensorrt_llm_checkpoint"] = Produced("tensorrt_llm_checkpoint", directory)
     if state is not None:
         artifacts["calibration"] = Produced("calibration", state)  # so that it is kept as long as this result is
-    metrics |= {"seconds_import": import_seconds, "seconds_validate": round(time.monotonic() - began, 3)}
+    metrics |= {"seconds_import": import_seconds, "seconds_prepare": prepare_seconds}
+    metrics["seconds_validate"] = round(time.monotonic() - began, 3)
     log.info(Lines(_table(metrics)))
     tool_seconds = sum(float(value or 0.0) for name, value in metrics.items() if name.startswith("seconds_"))
     return StageOutput(artifacts=artifacts, metrics=metrics, tool_seconds=tool_seconds)

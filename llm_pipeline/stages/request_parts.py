@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.release.record import TASKS_DATASET
+from llm_pipeline.release.datasets import TASKS_DATASET
 
 if TYPE_CHECKING:
     from llm_pipeline.flow import ReleaseProgress

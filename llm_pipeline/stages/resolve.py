@@ -16,30 +16,21 @@ from llm_pipeline.base.digest import sha256_file, sha256_json
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.catalog.named_sets import named_set
+from llm_pipeline.config.loading import each_file_read_once
 from llm_pipeline.config.model import ConfigModel, Line, Revision
 from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.config.quantization import NAMED_SET, Calibration
-from llm_pipeline.hub.access import connect
-from llm_pipeline.hub.data_set_files import fetch_dataset_file
 from llm_pipeline.hub.model_card import license_change, require_license
-from llm_pipeline.hub.sources import open_source
 from llm_pipeline.hub.transfer import Place, require_space
 from llm_pipeline.loadtest.workload_files import workload_files
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.release.changes import changing
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
+from llm_pipeline.release.datasets import PROMPTS_DATASET, TASKS_DATASET, calibration_dataset
 from llm_pipeline.release.execute import key_content, read_stage_record, results_name
 from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.newest import newest_of_config, note_release
-from llm_pipeline.release.record import (
-    PROMPTS_DATASET,
-    TASKS_DATASET,
-    ReleaseRecord,
-    calibration_dataset,
-    read_record,
-    record_name,
-    step_key,
-)
+from llm_pipeline.release.record import ReleaseRecord, read_record, record_name, step_key
 from llm_pipeline.stages.download import STAGE as DOWNLOAD
 from llm_pipeline.stages.download import download_config
 from llm_pipeline.store import ArtifactStore
@@ -86,20 +77,26 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
         Terminal: The source refuses the model, or it does not fit on the disks.
         Transient: The source cannot be reached.
     """
-    plan = plan_release(
-        Path(context.config.config_path),
-        store_seconds=_STORE_SECONDS,
-        source_seconds=_SOURCE_SECONDS,
-        revision=context.config.revision,
-        overrides=context.config.overrides,
-        read_model=True,
-    )
+    clock = time.monotonic()
+    from llm_pipeline.hub.sources import open_source  # the hub's client loads slowly, which is its own time
+
+    source_seconds = time.monotonic() - clock
+    with each_file_read_once():
+        plan = plan_release(
+            Path(context.config.config_path),
+            store_seconds=_STORE_SECONDS,
+            source_seconds=_SOURCE_SECONDS,
+            revision=context.config.revision,
+            overrides=context.config.overrides,
+            read_model=True,
+        )
+        loaded = context.config.loaded
     for warning in plan.warnings:
         log.warning(f"plan: {warning}")
-    loaded = context.config.loaded
-    clock = time.monotonic()
-    model = _pin(context, loaded)
-    source_seconds = time.monotonic() - clock
+    clock, asked = time.monotonic(), loaded.release.model
+    source = open_source(asked.source, loaded.deployment.hub, loaded.deployment.store)
+    model = source.resolve(asked.id, context.config.revision or asked.revision)
+    source_seconds += time.monotonic() - clock
     require_license(model, loaded.release.model.licenses)
     _require_space(context, loaded, model)
     change = license_change(model_released_before(context.store, loaded.release.name), model)
@@ -154,12 +151,6 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
         },
         tool_seconds=source_seconds,
     )
-
-
-def _pin(context: StageContext[ResolveConfig], loaded: LoadedRelease) -> PinnedModel:
-    asked = loaded.release.model
-    source = open_source(asked.source, loaded.deployment.hub, loaded.deployment.store)
-    return source.resolve(asked.id, context.config.revision or asked.revision)
 
 
 def _require_space(context: StageContext[ResolveConfig], loaded: LoadedRelease, model: PinnedModel) -> None:
@@ -233,6 +224,9 @@ def _calibration_files(loaded: LoadedRelease, calibration: Calibration) -> list[
         if not source.dataset.startswith(NAMED_SET):
             found.append(_SourceFile(loaded.data_file(source.dataset)))
             continue
+        from llm_pipeline.hub.access import connect
+        from llm_pipeline.hub.data_set_files import fetch_dataset_file
+
         wanted = named_set(source.dataset, chat=calibration.chat_template)
         access, kept = loaded.deployment.hub, Path(loaded.deployment.work_root) / "datasets"
         hub = connect(access.endpoint, access.token_variable)

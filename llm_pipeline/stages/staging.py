@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from llm_pipeline.artifacts.golden import read_golden
@@ -22,7 +24,6 @@ from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 from llm_pipeline.serving.control import Candidate, ServerControl, StagedServer, StagingSlot, open_control
 from llm_pipeline.serving.identity import require_served
 from llm_pipeline.serving.kubernetes_manifests.released import ServedRelease
-from llm_pipeline.serving.probes import probe
 from llm_pipeline.serving.repository_links import fetch_links, refuse_other_host
 from llm_pipeline.serving.triton_server import SlotBusy
 from llm_pipeline.stages.request_parts import served_release, server_slot
@@ -118,6 +119,7 @@ def _start(context: StageContext[StagingConfig], control: ServerControl) -> Stag
         links={} if config.place.fetches_release else fetch_links(repository, context.store),
         release=config.release,
     )
+    Thread(target=import_module, args=("llm_pipeline.serving.probes",), daemon=True).start()  # while the server starts
     try:
         return control.start(candidate, wait_seconds=config.policy.ready_timeout_seconds)
     except SlotBusy as busy:
@@ -129,6 +131,8 @@ def _start(context: StageContext[StagingConfig], control: ServerControl) -> Stag
 
 
 def _probe(context: StageContext[StagingConfig], server: StagedServer) -> tuple[Judgement, float]:
+    from llm_pipeline.serving.probes import probe
+
     golden = read_golden(context.inputs["repository"])
     started = time.monotonic()
     require_served(server.endpoint, server.digest)

@@ -47,17 +47,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
-import numpy as np
 from pydantic import Field
 
 from llm_pipeline.base.records import Frozen
 
+if TYPE_CHECKING:  # a canary's record holds these tests, and few who read it compute any: numpy loads slowly
+    import numpy as np
+
 Side = Literal["hi", "lo"]
 Law = Literal["rates", "odds"]
 Counts = tuple[int, int, int, int]
-Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
+Floats: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float64]]"
 
 _FACTORS: dict[Side, tuple[float, ...]] = {
     "hi": (1.25, 1.6, 2.0, 3.0, 5.0, 8.0, 15.0, 30.0),
@@ -119,6 +121,8 @@ class Sums(Frozen):
 
     def _with_block(self, left_out: str | None, most: float) -> Logs:
         """A group that was not seen before has no part in the total."""
+        import numpy as np
+
         before = self.total if left_out is None else self.without.get(left_out, self.total)
         gained = np.zeros(len(before))
         for group, logs in self.block.items():
@@ -129,6 +133,8 @@ class Sums(Frozen):
 
 def mean_of_exponentials(logs: Sequence[float]) -> float:
     """Of natural logarithms; so large at most that a double holds it."""
+    import numpy as np
+
     values = np.asarray(logs)
     top = float(values.max())
     return float(math.exp(min(top, _LARGEST_EXPONENT)) * np.exp(values - top).mean())
@@ -344,6 +350,8 @@ def _information(counts: Counts) -> float:
 
 def _gained_by_rates(alternatives: tuple[float, ...], null: float, counts: Counts) -> Floats:
     """Logarithms of the likelihood ratios under the binomial law."""
+    import numpy as np
+
     e_c, e_s, n_c, n_s = counts
     ratios = np.asarray(alternatives)
     smaller = math.log(n_c * null + n_s) - np.log(n_c * ratios + n_s)
@@ -353,6 +361,8 @@ def _gained_by_rates(alternatives: tuple[float, ...], null: float, counts: Count
 
 def _gained_by_odds(alternatives: tuple[float, ...], null: float, counts: Counts) -> Floats:
     """Logarithms of the likelihood ratios under Fisher's noncentral hypergeometric law."""
+    import numpy as np
+
     e_c, e_s, n_c, n_s = counts
     events = e_c + e_s
     possible = np.arange(max(0, events - n_s), min(n_c, events) + 1, dtype=np.float64)

@@ -25,7 +25,7 @@ from llm_pipeline.loadtest.token_counter import open_counter
 from llm_pipeline.loadtest.windows import Windows
 from llm_pipeline.loadtest.workload import TrafficSource
 from llm_pipeline.release.contract import StageRequest, StageResult
-from llm_pipeline.release.record import PROMPTS_DATASET
+from llm_pipeline.release.datasets import PROMPTS_DATASET
 from llm_pipeline.runners.runner import StageRunner
 from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot, open_control
 from llm_pipeline.serving.repository_links import fetch_links

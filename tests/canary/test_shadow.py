@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.verdict import Evidence, Verdict
+from llm_pipeline.canary.judgements import shadow_judgement
 from llm_pipeline.canary.shadow import (
     MOST_AT_ONCE,
     Pair,
@@ -24,7 +25,6 @@ from llm_pipeline.canary.shadow import (
     agreement,
     compare_answers,
     sample,
-    shadow_judgement,
     shadow_of,
 )
 from llm_pipeline.config.deployment import ServerPorts, TargetPlace

@@ -1,4 +1,4 @@
-"""What a stage's process loads before it knows whether the result is in the store already."""
+"""What a stage's process loads before it begins its work, or finds the result in the store."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from llm_pipeline.release.process import run_stage_process
 from llm_pipeline.release.registry import load_stage
 
 for step in release_flow():
-    if step.is_stage and step.reusable:
+    if step.is_stage and step.name != "resolve":  # the plan computes a lot with numpy
         load_stage(step.name)
         print(step.name, *(name for name in sys.argv[1:] if name in sys.modules))
 """
 
 
-def test_a_stage_whose_result_is_reused_loads_no_slow_library() -> None:
+def test_a_stage_loads_no_slow_library() -> None:
     command = [sys.executable, "-c", _PROGRAM, *SLOW]
     found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    assert "load_test" in {line.partition(" ")[0] for line in found}
+    assert {"load_test", "canary"} <= {line.partition(" ")[0] for line in found}
     assert [line for line in found if " " in line] == []

@@ -110,8 +110,9 @@ def output(context: StageContext, plan: dict) -> StageOutput:
 def resolve(context: StageContext) -> StageOutput:
     from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
     from llm_pipeline.planning.ladder import climbing_order
+    from llm_pipeline.release.datasets import PROMPTS_DATASET
     from llm_pipeline.release.newest import note_release
-    from llm_pipeline.release.record import PROMPTS_DATASET, ReleaseRecord, record_name
+    from llm_pipeline.release.record import ReleaseRecord, record_name
 
     loaded = context.config.loaded
     release_id = f"{loaded.config.name}-{(context.config.revision or COMMIT)[:8]}-00000000"
