@@ -182,7 +182,7 @@ def _require_passed(flow: ReleaseProgress, recipe: str, targets: Sequence[str], 
     judgement = flow.judgement_of(recipe)
     concerned = [one for one in results if one.subject.partition(":")[0] in ("", recipe, *targets)]
     stopped = [
-        f"{stage_label(one.stage, one.subject)}: {one.judgement.verdict.value}, {one.judgement.summary}"
+        f"{stage_label(one)}: {one.judgement.verdict.value}, {one.judgement.summary}"
         for one in concerned
         if one.judgement is not None and one.judgement.verdict is not Verdict.GO
     ]

@@ -44,7 +44,6 @@ from llm_pipeline.reporting.model import (
     LatencyCurve,
     LoadStudy,
     ReportData,
-    StageRun,
     stage_label,
 )
 from llm_pipeline.reporting.production import Results, find_rollback
@@ -214,7 +213,7 @@ class _Collector:
             accuracy=accuracy,
             loads=loads,
             canaries=canaries,
-            stages=tuple(_stage_run(result) for result in _by_start(results)),
+            stages=tuple(_by_start(results)),
             spending=read_spending(record, _by_start(results), self._planned("stages", PlannedStage)),
             datasets=record.datasets,
             evaluation_data=before.data if before else (),
@@ -288,7 +287,7 @@ class _Collector:
     def _gates(self) -> tuple[Gate, ...]:
         return tuple(
             Gate(
-                name=stage_label(result.stage, result.subject),
+                name=stage_label(result),
                 decides=decides(result, self._results),
                 judgement=result.judgement,
             )
@@ -362,18 +361,3 @@ class _Collector:
 
 def _by_start(results: Results) -> list[StageResult]:
     return sorted(results.values(), key=lambda result: (result.timings.started_at, flow_order(result.stage)))
-
-
-def _stage_run(result: StageResult) -> StageRun:
-    return StageRun(
-        stage=result.stage,
-        subject=result.subject,
-        started_at=result.timings.started_at,
-        total_seconds=result.timings.total_seconds,
-        tool_seconds=result.timings.tool_seconds,
-        reused=result.reused,
-        key=result.key,
-        verdict=result.judgement.verdict if result.judgement else None,
-        artifacts=result.artifacts,
-        tools=result.tools,
-    )

@@ -8,7 +8,7 @@ from llm_pipeline.base.errors import ErrorDocument, runbook
 from llm_pipeline.release.contract import StageFailure
 from llm_pipeline.release.flow import release_flow, step_named
 from llm_pipeline.release.step import Effect, Scope
-from llm_pipeline.reporting.model import FailedStage
+from llm_pipeline.reporting.model import FailedStage, stage_label
 from llm_pipeline.reporting.production import Results, chosen_recipes
 from llm_pipeline.store import ArtifactStore
 
@@ -54,14 +54,15 @@ def failure_in_words(failed: FailedStage) -> str:
     """One failed stage as a sentence: the stage, the error, where, and what to do."""
     error = failed.error
     where = f", at {error.where}" if error.where else ""
-    label = failed.label[:1].upper() + failed.label[1:]
+    label = stage_label(failed)
+    label = label[:1].upper() + label[1:]
     return f"{label} failed with {error.type}{where}: {_shortened(error.message)} {advice(error)}"
 
 
 def failures_in_words(failures: Sequence[FailedStage]) -> str:
     """The first failed stage as a sentence, and how many more there are."""
     more = len(failures) - 1
-    others = ", ".join(failed.label for failed in failures[1:])
+    others = ", ".join(map(stage_label, failures[1:]))
     return failure_in_words(failures[0]) + (f" {more} more failed: {others}." if more else "")
 
 

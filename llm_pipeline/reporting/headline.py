@@ -123,7 +123,7 @@ def _stopped_by(gate: StageResult, results: Results) -> str:
     """What the gate that stopped the release said; when no recipe passed, why each of them did not."""
     summary = gate.judgement.summary if gate.judgement else ""
     if gate.stage != "choose":
-        label = stage_label(gate.stage, gate.subject)
+        label = stage_label(gate)
         return f"{label[:1].upper()}{label[1:]}: {summary}"
     if chosen_recipes(results):
         return f"{gate.subject}: {summary}"
@@ -159,7 +159,7 @@ def _progress(results: Results) -> str:
     if not working:
         return "No stage has finished yet."
     last = max(working, key=_started)
-    return f"No gate has stopped it so far; the last finished stage is {stage_label(last.stage, last.subject)}."
+    return f"No gate has stopped it so far; the last finished stage is {stage_label(last)}."
 
 
 def released_facts(record: ReleaseRecord, results: Results, pointers: Mapping[str, Pointers]) -> tuple[Fact, ...]:

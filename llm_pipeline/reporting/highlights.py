@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from llm_pipeline.base.quantities import byte_size, duration
+from llm_pipeline.inspection.release_index import Figure
 from llm_pipeline.loadtest.outcome import WindowSummary, deciding_windows, quantile_of
-from llm_pipeline.reporting.model import AccuracyStudy, CanaryStudy, Highlight, LoadStudy, Variant
+from llm_pipeline.reporting.model import AccuracyStudy, CanaryStudy, LoadStudy, Variant
 from llm_pipeline.reporting.quantities import measure, points
 
 
@@ -15,10 +16,10 @@ def highlights(
     accuracy: Sequence[AccuracyStudy],
     loads: Sequence[LoadStudy],
     canaries: Sequence[CanaryStudy],
-) -> tuple[Highlight, ...]:
+) -> tuple[Figure, ...]:
     """Size, speed and accuracy of each chosen recipe, then each load test and canary."""
     baseline = next((variant for variant in variants if variant.is_baseline), None)
-    found: list[Highlight] = []
+    found: list[Figure] = []
     for chosen in (variant for variant in variants if variant.chosen):
         found += [*_size(chosen, baseline), *_speed(chosen, baseline), *_accuracy(chosen, accuracy)]
     return (
@@ -28,13 +29,13 @@ def highlights(
     )
 
 
-def _size(chosen: Variant, baseline: Variant | None) -> Iterator[Highlight]:
+def _size(chosen: Variant, baseline: Variant | None) -> Iterator[Figure]:
     if baseline and chosen is not baseline:
         note = f"{100 * chosen.bytes / baseline.bytes:.0f} % of the baseline's {byte_size(baseline.bytes)}"
-        yield Highlight(label=f"Size, {chosen.name}", value=byte_size(chosen.bytes), note=note)
+        yield Figure(label=f"Size, {chosen.name}", value=byte_size(chosen.bytes), note=note)
 
 
-def _speed(chosen: Variant, baseline: Variant | None) -> Iterator[Highlight]:
+def _speed(chosen: Variant, baseline: Variant | None) -> Iterator[Figure]:
     """The engine alone, one request; compared only with a baseline that was built for the same target and device."""
     for engine in chosen.engines:
         if not engine.single_stream:
@@ -46,31 +47,31 @@ def _speed(chosen: Variant, baseline: Variant | None) -> Iterator[Highlight]:
             if (other.target, other.device) == (engine.target, engine.device) and other.single_stream
         ]
         notes = [note for note in (batched, *compared) if note]
-        yield Highlight(
+        yield Figure(
             label=f"Engine alone, {engine.target}", value=f"{engine.single_stream:,.0f} tokens/s", note="; ".join(notes)
         )
 
 
-def _accuracy(chosen: Variant, accuracy: Sequence[AccuracyStudy]) -> Iterator[Highlight]:
+def _accuracy(chosen: Variant, accuracy: Sequence[AccuracyStudy]) -> Iterator[Figure]:
     for study in accuracy:
         loss = study.comparison.pooled.loss
         if study.name == chosen.name and loss:
             confidence = f"{100 * study.comparison.confidence:g} %"
             note = f"at most {points(loss.upper)} at {confidence}, {points(study.margin)} allowed"
-            yield Highlight(label=f"Accuracy lost, {chosen.name}", value=f"{points(loss.estimate)} points", note=note)
+            yield Figure(label=f"Accuracy lost, {chosen.name}", value=f"{points(loss.estimate)} points", note=note)
 
 
-def _load(load: LoadStudy) -> Iterator[Highlight]:
+def _load(load: LoadStudy) -> Iterator[Figure]:
     """What the verdict is about, and the cost."""
     outcome, rate = load.outcome, load.outcome.confirmed_rate_per_second
     yield from load_figures(load)
     if outcome.token_cost is not None and rate is not None:
         cost, currency = outcome.token_cost
         note = "a million output tokens at the confirmed rate"
-        yield Highlight(label=f"Cost, {load.target}", value=f"{cost:.3g} {currency}", note=note)
+        yield Figure(label=f"Cost, {load.target}", value=f"{cost:.3g} {currency}", note=note)
 
 
-def load_figures(load: LoadStudy) -> Iterator[Highlight]:
+def load_figures(load: LoadStudy) -> Iterator[Figure]:
     """The confirmed rate, and what became of the requests at it."""
     outcome, windows = load.outcome, deciding_windows(load.outcome)
     rate = outcome.confirmed_rate_per_second
@@ -79,7 +80,7 @@ def load_figures(load: LoadStudy) -> Iterator[Highlight]:
         good = sum(window.good_fraction * window.requests for window in windows) / requests
         notes = (f"{100 * good:.1f} % good, {failed:,} of {requests:,} failed", *_slow(load, windows))
         value = "none confirmed" if rate is None else f"{rate:.3g}/s"
-        yield Highlight(label=f"Requests under load, {load.target}", value=value, note="; ".join(notes))
+        yield Figure(label=f"Requests under load, {load.target}", value=value, note="; ".join(notes))
 
 
 def _slow(load: LoadStudy, windows: Sequence[WindowSummary]) -> Iterator[str]:
@@ -93,11 +94,11 @@ def _slow(load: LoadStudy, windows: Sequence[WindowSummary]) -> Iterator[str]:
             return
 
 
-def _canary(study: CanaryStudy) -> Highlight:
+def _canary(study: CanaryStudy) -> Figure:
     requests = sum(sample.candidate.requests for sample in study.samples)
     errors = sum(sample.candidate.errors for sample in study.samples)
     reached = max(sample.percent for sample in study.samples)
     seconds = study.samples[-1].at_seconds - study.samples[0].at_seconds
     lost = sum(sample.candidate.lost + sample.stable.lost for sample in study.samples)
     note = f"{errors} errors in {requests:,} requests, {lost} lost, {duration(seconds)}"
-    return Highlight(label=f"Canary, {study.target}", value=f"reached {reached:g} %", note=note)
+    return Figure(label=f"Canary, {study.target}", value=f"reached {reached:g} %", note=note)

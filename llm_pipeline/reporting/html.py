@@ -16,9 +16,8 @@ from llm_pipeline.reporting.canary_plot import e_value, plot_canary, plot_eviden
 from llm_pipeline.reporting.failures import advice, failure_in_words
 from llm_pipeline.reporting.figure import Plot
 from llm_pipeline.reporting.load_plots import draw_load
-from llm_pipeline.reporting.model import LoadStudy, ReportData, verdict_in_words
+from llm_pipeline.reporting.model import LoadStudy, ReportData, stage_label, verdict_in_words
 from llm_pipeline.reporting.quantities import measure, points
-from llm_pipeline.reporting.spending import spending_rows
 from llm_pipeline.reporting.timeline_plot import plot_timeline
 from llm_pipeline.reporting.variants_plot import origins, plot_variants
 
@@ -44,6 +43,7 @@ def render_report(data: ReportData) -> str:
         measured=_measured,
         bounds=_bounds,
         slug=_slug,
+        stage_label=stage_label,
         share=_share,
         e_value=e_value,
     )
@@ -59,7 +59,6 @@ def render_report(data: ReportData) -> str:
         failed_in_words=failure_in_words,
         load_tables=_load_tables,
         load_in_words=_load_in_words,
-        spending_rows=spending_rows,
         drawn=Markup,  # our own SVG: matplotlib escapes its texts
     )
 

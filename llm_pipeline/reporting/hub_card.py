@@ -218,7 +218,7 @@ def _engines(facts: CardFacts, variant: Variant | None) -> Iterator[tuple[str, s
 
 def _gates(facts: CardFacts) -> Iterator[str]:
     rows = [
-        (stage_label(one.stage, one.subject), one.judgement.verdict.value, one.judgement.summary)
+        (stage_label(one), one.judgement.verdict.value, one.judgement.summary)
         for one in facts.behind_it
         if one.judgement is not None
     ]
@@ -256,7 +256,7 @@ def _provenance(facts: CardFacts) -> Iterator[str]:
     for one in facts.behind_it:
         made = ", ".join(f"{name} {ref.digest}" for name, ref in sorted(one.artifacts.items()))
         tools = ", ".join(f"{name} {version}" for name, version in sorted(one.tools.items()))
-        rows.append((stage_label(one.stage, one.subject), one.key, made, tools))
+        rows.append((stage_label(one), one.key, made, tools))
     yield "## Provenance"
     yield ""
     checkpoint = f"{facts.checkpoint.kind}/{facts.checkpoint.digest}"

@@ -36,7 +36,7 @@ def render_markdown(data: ReportData) -> str:
         speeds = [_speed(variant, engine) for variant in data.variants for engine in variant.engines]
         lines += ["", f"Speeds, measured by the builds: {markdown('; '.join(speeds))}."] if speeds else []
     if data.stages:
-        busy = sum(run.total_seconds for run in data.stages)
+        busy = sum(run.timings.total_seconds for run in data.stages)
         reused = sum(run.reused for run in data.stages)
         lines += ["", f"{len(data.stages)} stages, {reused} reused, {markdown(duration(busy))} of work."]
         total = data.spending.total

@@ -17,7 +17,9 @@ from llm_pipeline.canary.observations import TimelinePoint
 from llm_pipeline.canary.step_summary import StepSummary
 from llm_pipeline.canary.timeline import EvidenceSeries, TimelineMark
 from llm_pipeline.config.policy import LoadTestPolicy
+from llm_pipeline.inspection.release_index import Figure
 from llm_pipeline.loadtest.outcome import LoadTestOutcome
+from llm_pipeline.release.contract import StageResult
 from llm_pipeline.reporting.spending import Spending
 
 State = Literal["in production", "replaced", "rolled back", "stopped", "failed", "on its way"]
@@ -43,14 +45,6 @@ class Fact(Frozen):
     label: str
     value: str
     code: bool = False
-
-
-class Highlight(Frozen):
-    """One of the few figures on top of the report."""
-
-    label: str
-    value: str
-    note: str
 
 
 class Gate(Frozen):
@@ -237,26 +231,6 @@ class CanaryStudy(Frozen):
     shadow: tuple[Evidence, ...] = ()
 
 
-class StageRun(Frozen):
-    """One stage's bar in the timeline and its line in the provenance."""
-
-    stage: str
-    subject: str
-    started_at: datetime
-    total_seconds: float
-    tool_seconds: float
-    reused: bool
-    key: str
-    verdict: Verdict | None
-    artifacts: dict[str, ArtifactRef]
-    tools: dict[str, str]
-
-    @property
-    def label(self) -> str:
-        """Stage and subject, as people write them."""
-        return stage_label(self.stage, self.subject)
-
-
 class FailedStage(Frozen):
     """A stage that ended with an error, and has not succeeded since.
 
@@ -269,15 +243,10 @@ class FailedStage(Frozen):
     decides: bool
     error: ErrorDocument
 
-    @property
-    def label(self) -> str:
-        """Stage and subject, as people write them."""
-        return stage_label(self.stage, self.subject)
 
-
-def stage_label(stage: str, subject: str) -> str:
+def stage_label(one: StageResult | FailedStage) -> str:
     """Stage and subject, as people write them: `load test, cpu`."""
-    return f"{stage.replace('_', ' ')}, {subject}" if subject else stage.replace("_", " ")
+    return ", ".join(filter(None, (one.stage.replace("_", " "), one.subject)))
 
 
 class ReportData(Frozen):
@@ -300,7 +269,7 @@ class ReportData(Frozen):
     collected_at: datetime
     headline: Headline
     facts: tuple[Fact, ...]
-    highlights: tuple[Highlight, ...] = ()
+    highlights: tuple[Figure, ...] = ()
     failures: tuple[FailedStage, ...] = ()
     gates: tuple[Gate, ...] = ()
     margin: float = 0.0
@@ -310,7 +279,7 @@ class ReportData(Frozen):
     accuracy: tuple[AccuracyStudy, ...] = ()
     loads: tuple[LoadStudy, ...] = ()
     canaries: tuple[CanaryStudy, ...] = ()
-    stages: tuple[StageRun, ...] = ()
+    stages: tuple[StageResult, ...] = ()
     spending: Spending = Spending()
     datasets: dict[str, ArtifactRef] = Field(default={})
     evaluation_data: tuple[DataRead, ...] = ()

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from llm_pipeline.base.quantities import duration
+from llm_pipeline.release.contract import StageResult
 from llm_pipeline.reporting.failures import flow_order
 from llm_pipeline.reporting.figure import VERDICT_ROLE, Plot, colour, draw_plot, label_bar
-from llm_pipeline.reporting.model import FailedStage, StageRun
+from llm_pipeline.reporting.model import FailedStage, stage_label
 
 _ROW_INCHES = 0.27
 _LONGEST_IDLE_SHARE = 0.06
@@ -16,13 +17,13 @@ _MOST_TICKS = 6
 _TICK_STEPS = (1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 14400.0)
 
 
-def plot_timeline(stages: Sequence[StageRun], failures: Sequence[FailedStage] = ()) -> Plot:
+def plot_timeline(stages: Sequence[StageResult], failures: Sequence[FailedStage] = ()) -> Plot:
     """A bar a stage over working time; long waits between stages are cut, reused results are hatched.
 
     When a stage failed is not recorded: its cross stands where the stage before it in the flow ended.
     """
     clock = _working_clock(stages)
-    total = max((clock[run.started_at.timestamp()] + run.total_seconds for run in stages), default=1.0)
+    total = max((clock[run.timings.started_at.timestamp()] + run.timings.total_seconds for run in stages), default=1.0)
     rows = _rows(stages, failures)
     height = 0.9 + _ROW_INCHES * len(rows)
 
@@ -33,10 +34,10 @@ def plot_timeline(stages: Sequence[StageRun], failures: Sequence[FailedStage] = 
             if isinstance(run, FailedStage):
                 _failed_mark(axes, row, run, end, total)
             else:
-                start = clock[run.started_at.timestamp()]
-                end = start + run.total_seconds
+                start = clock[run.timings.started_at.timestamp()]
+                end = start + run.timings.total_seconds
                 _timeline_bar(axes, row, run, start, total)
-        axes.set_yticks(range(len(rows)), [run.label for run in rows])
+        axes.set_yticks(range(len(rows)), [stage_label(run) for run in rows])
         for tick, run in zip(axes.get_yticklabels(), rows, strict=True):
             tick.set_color(colour("bad" if isinstance(run, FailedStage) else "muted"))
         axes.tick_params(axis="y", length=0)
@@ -49,7 +50,7 @@ def plot_timeline(stages: Sequence[StageRun], failures: Sequence[FailedStage] = 
         axes.set_xlabel("working time, waits cut short")
 
     reused = sum(run.reused for run in stages)
-    failed = f"; failed: {'; '.join(run.label for run in failures)}" if failures else ""
+    failed = f"; failed: {'; '.join(map(stage_label, failures))}" if failures else ""
     return draw_plot(
         "timeline",
         "Where the time went",
@@ -60,9 +61,9 @@ def plot_timeline(stages: Sequence[StageRun], failures: Sequence[FailedStage] = 
     )
 
 
-def _rows(stages: Sequence[StageRun], failures: Sequence[FailedStage]) -> list[StageRun | FailedStage]:
+def _rows(stages: Sequence[StageResult], failures: Sequence[FailedStage]) -> list[StageResult | FailedStage]:
     """The stages in time, each failed one behind the last stage that comes before it in the flow."""
-    rows: list[StageRun | FailedStage] = list(stages)
+    rows: list[StageResult | FailedStage] = list(stages)
     for failed in failures:
         before = [i for i, row in enumerate(rows) if flow_order(row.stage) <= flow_order(failed.stage)]
         rows.insert(before[-1] + 1 if before else 0, failed)
@@ -78,15 +79,19 @@ def _failed_mark(axes: Any, row: int, run: FailedStage, moment: float, total: fl
     )  # fmt: skip
 
 
-def _timeline_bar(axes: Any, row: int, run: StageRun, start: float, total: float) -> None:
-    width = max(run.total_seconds, 0.004 * total)
-    shown = colour(VERDICT_ROLE[run.verdict] if run.verdict else "candidate")
+def _timeline_bar(axes: Any, row: int, run: StageResult, start: float, total: float) -> None:
+    width = max(run.timings.total_seconds, 0.004 * total)
+    shown = colour(VERDICT_ROLE[run.judgement.verdict] if run.judgement else "candidate")
     if run.reused:
         axes.barh(row, width, left=start, height=0.6, facecolor="none", edgecolor=shown, hatch="////", linewidth=1.0)
     else:
         axes.barh(row, width, left=start, height=0.6, color=shown)
     label_bar(
-        axes, start + width, row, f"{duration(run.total_seconds)}{', reused' if run.reused else ''}", role="muted"
+        axes,
+        start + width,
+        row,
+        f"{duration(run.timings.total_seconds)}{', reused' if run.reused else ''}",
+        role="muted",
     )
 
 
@@ -95,9 +100,9 @@ def _tick_step(total: float) -> float:
     return next((step for step in _TICK_STEPS if total / step <= _MOST_TICKS), total / _MOST_TICKS)
 
 
-def _working_clock(stages: Sequence[StageRun]) -> dict[float, float]:
+def _working_clock(stages: Sequence[StageResult]) -> dict[float, float]:
     """Seconds of working time at which each stage started: waits (an approval, say) count for little."""
-    spans = sorted((run.started_at.timestamp(), run.total_seconds) for run in stages)
+    spans = sorted((run.timings.started_at.timestamp(), run.timings.total_seconds) for run in stages)
     longest_idle = _LONGEST_IDLE_SHARE * sum(seconds for _, seconds in spans)
     clock: dict[float, float] = {}
     end, cut = (spans[0][0], spans[0][0]) if spans else (0.0, 0.0)

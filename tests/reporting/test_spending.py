@@ -12,7 +12,7 @@ from llm_pipeline.planning.stage_cost import PlannedStage, StepCost
 from llm_pipeline.release.contract import StageResult, Timings
 from llm_pipeline.release.measured_cost import release_cost
 from llm_pipeline.release.record import ReleaseRecord, read_record
-from llm_pipeline.reporting.spending import read_spending, spending_rows
+from llm_pipeline.reporting.spending import read_spending
 
 HOST = {"quantization_host": {"accelerator": "h100-80gb", "count": 2}}
 NONE = "\N{EN DASH}"
@@ -56,8 +56,8 @@ def test_the_report_s_rows_hold_what_was_planned_beside_it(tmp_path, planned):
     record = record_with(tmp_path, **HOST, **PRICES)
     plan = [PlannedStage(stage="quantize", subject="fp8", cost=StepCost(seconds=600.0, price=1.0))] if planned else []
     results = [result("quantize", "fp8"), result("baseline", reused=True)]
-    assert spending_rows(read_spending(record, results, plan)) == [
+    assert read_spending(record, results, plan).rows == (
         ("quantize fp8", "30 min", "10 min" if planned else NONE, "1.000", "3.00", "1.00" if planned else NONE),
         ("baseline", "reused", NONE, NONE, NONE, NONE),
         ("all", "30 min", "", "1.000", "3.00", ""),
-    ]
+    )
