@@ -19,7 +19,6 @@ from llm_pipeline.accuracy.evaluation import PLAIN, Scoring
 from llm_pipeline.accuracy.looks import TYPICAL_FLIPS, items_needed
 from llm_pipeline.accuracy.paired import (
     Comparison,
-    Interval,
     PairedAccuracy,
     TaskPairs,
     bound_losses,
@@ -29,7 +28,7 @@ from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.statistics.evalue import clusters_to_decide
-from llm_pipeline.statistics.intervals import items_to_decide
+from llm_pipeline.statistics.intervals import Bounds, items_to_decide
 from llm_pipeline.statistics.losses import ENOUGH_CLUSTERS
 from llm_pipeline.statistics.score_test import SCORE_TEST, LossTest
 
@@ -129,7 +128,7 @@ def _between_bounds(part: PairedAccuracy, facts: Mapping[str, Evidence]) -> Pair
     fact = facts.get(_fact_name(part))
     if part.loss is None or fact is None or fact.lower is None or fact.upper is None:
         return part
-    bounds = Interval(estimate=part.loss.estimate, lower=fact.lower, upper=fact.upper)
+    bounds = Bounds(estimate=part.loss.estimate, lower=fact.lower, upper=fact.upper)
     return part.model_copy(update={"loss": bounds})
 
 

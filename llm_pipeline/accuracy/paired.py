@@ -26,14 +26,6 @@ from llm_pipeline.statistics.score_test import SCORE_TEST, LossTest
 POOLED = "all tasks"
 
 
-class Interval(Frozen):
-    """An estimate between its one-sided confidence bounds, all fractions."""
-
-    estimate: float
-    lower: float
-    upper: float
-
-
 class PairedAccuracy(Frozen):
     """One task's (or all tasks') comparison.
 
@@ -56,10 +48,10 @@ class PairedAccuracy(Frozen):
     name: str
     pairs: int
     unpaired: int = 0
-    baseline: Interval | None = None
-    candidate: Interval | None = None
+    baseline: Bounds | None = None
+    candidate: Bounds | None = None
     bounded: bool = True
-    loss: Interval | None = None
+    loss: Bounds | None = None
     variance: float = 0.0
     lost: int = 0
     gained: int = 0
@@ -309,7 +301,7 @@ def _bounded(pairs: TaskPairs, levels: tuple[float, float], test: LossTest) -> P
         baseline=_side(pairs, 0, levels[0]),
         candidate=_side(pairs, 1, levels[0]),
         bounded=pairs.scale.bounded,
-        loss=_interval(test.bounds(sample, *levels)),
+        loss=test.bounds(sample, *levels),
         variance=sample.variance,
         lost=int(np.count_nonzero(sample.losses > 0)),
         gained=int(np.count_nonzero(sample.losses < 0)),
@@ -318,17 +310,13 @@ def _bounded(pairs: TaskPairs, levels: tuple[float, float], test: LossTest) -> P
     )
 
 
-def _side(pairs: TaskPairs, side: int, confidence: float) -> Interval:
+def _side(pairs: TaskPairs, side: int, confidence: float) -> Bounds:
     """Mean score of one side; of a group of unlike tasks, with bounds around its weighted mean."""
     scores, scale = pairs.columns[:, side], pairs.scale
     bounds = mean_bounds(scores.tolist(), confidence, bounded=scale.bounded)
     moved = 0.0 if pairs.weights is None else float((pairs.weights * scores).mean()) - bounds.estimate
     estimate, lower, upper = (edge + moved for edge in (bounds.estimate, bounds.lower, bounds.upper))
     if scale.bounded:
-        return Interval(estimate=estimate, lower=max(0.0, lower), upper=min(1.0, upper))
+        return Bounds(estimate=estimate, lower=max(0.0, lower), upper=min(1.0, upper))
     lower, upper = sorted((scale.score(lower), scale.score(upper)))
-    return Interval(estimate=scale.score(estimate), lower=lower, upper=upper)
-
-
-def _interval(bounds: Bounds) -> Interval:
-    return Interval(estimate=bounds.estimate, lower=bounds.lower, upper=bounds.upper)
+    return Bounds(estimate=scale.score(estimate), lower=lower, upper=upper)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llm_pipeline.accuracy.evaluation import EvaluationSummary, TaskSummary
-from llm_pipeline.accuracy.paired import Comparison, Interval, PairedAccuracy
+from llm_pipeline.accuracy.paired import Comparison, PairedAccuracy
 from llm_pipeline.accuracy.task_metrics import TaskMetric
 from llm_pipeline.base.text_table import aligned
 from llm_pipeline.base.verdict import Evidence, Judgement
 from llm_pipeline.config.policy import AccuracyPolicy
+from llm_pipeline.statistics.intervals import Bounds
 
 _TASK_HEAD = ("task", "items", "score", "metric", "filter", "examples", "prompts")
 _BASELINE_HEAD = ("fact", "items", "measured", "bounds", "limit", "verdict")
@@ -118,7 +119,7 @@ def _row(part: PairedAccuracy, margin: str, indent: str = "") -> tuple[str, ...]
     )
 
 
-def _score(interval: Interval | None, *, bounded: bool) -> str:
+def _score(interval: Bounds | None, *, bounded: bool) -> str:
     if interval is None:
         return "-"
     return f"{100 * interval.estimate:.2f} %" if bounded else f"{interval.estimate:.4g}"

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-from llm_pipeline.accuracy.paired import Interval, PairedAccuracy
+from llm_pipeline.accuracy.paired import PairedAccuracy
 from llm_pipeline.reporting.figure import VERDICT_ROLE, Plot, colour, draw_plot
 from llm_pipeline.reporting.model import AccuracyStudy, Trial
 from llm_pipeline.reporting.quantities import points
+from llm_pipeline.statistics.intervals import Bounds
 
 _ROW_INCHES = 0.27
 _STUDY_GAP = 0.6
@@ -55,7 +56,7 @@ def _parts(study: AccuracyStudy) -> list[PairedAccuracy]:
     return [part for part in (study.comparison.pooled, *study.comparison.tasks) if _is_bounded(part.loss)]
 
 
-def _is_bounded(loss: Interval | None) -> bool:
+def _is_bounded(loss: Bounds | None) -> bool:
     return loss is not None and math.isfinite(loss.lower) and math.isfinite(loss.upper)
 
 
@@ -67,7 +68,7 @@ def _in_words(pooled: PairedAccuracy) -> str:
     )
 
 
-def _reach(studies: Sequence[AccuracyStudy], losses: Sequence[Interval]) -> tuple[float, float]:
+def _reach(studies: Sequence[AccuracyStudy], losses: Sequence[Bounds]) -> tuple[float, float]:
     """Both ends of the axis in points: all of the near results; a broken recipe must not flatten the others."""
     widest_margin = max((100 * study.task_margin for study in studies), default=1.0)
     farthest = 3 * widest_margin

@@ -1,4 +1,4 @@
-"""Everything a release report shows, as data: collected once, then rendered as HTML or Markdown."""
+"""Everything a release report shows, as data: collected once, then rendered as HTML."""
 
 from __future__ import annotations
 

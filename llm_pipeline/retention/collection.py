@@ -28,7 +28,7 @@ from llm_pipeline.store.pending_deletion import RETENTION_LEASE, condemn, pardon
 
 _RECORD_LEASE_SECONDS = 60.0
 _READERS = 16
-_REPORT_FILES = ("report.html", "report.md")
+_REPORT_FILES = ("report.html", "report.md")  # former versions wrote the second
 
 log = get_logger(__name__)
 

@@ -28,14 +28,12 @@ def run(context: StageContext[ReportConfig]) -> StageOutput:
     """Collect, render and write the report."""
     from llm_pipeline.reporting.collect import collect
     from llm_pipeline.reporting.html import render_report
-    from llm_pipeline.reporting.markdown import render_markdown
 
     clock = time.monotonic()
     release_id = context.request.release_id
     data = collect(context.store, release_id)
     html = render_report(data).encode()
     context.store.write_file(report_name(release_id), html)
-    context.store.write_file(report_name(release_id, "md"), render_markdown(data).encode())
     context.store.write_file(report_name(release_id, "json"), data.model_dump_json(indent=1).encode())
     where = f"{context.store.uri}/{report_name(release_id)}"
     log.info("report written", file=where, kilobytes=len(html) / 1e3)

@@ -5,42 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from urllib.parse import quote, urlencode
 
 from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.untrusted_text import html
 from llm_pipeline.base.verdict import Verdict
+from llm_pipeline.config.release import ReleaseConfig
 from llm_pipeline.inspection.comparison import Comparison
 from llm_pipeline.inspection.release_index import IndexedRelease
+from llm_pipeline.release.watch_record import WatchStatus
 from llm_pipeline.store.references import PointerReference
 from llm_pipeline_airflow.html_page import table, time
 
 _MOST_LISTED = 200
+_NOT_LOOKED = "the watch has not looked yet: it starts once the DAG is unpaused and a triggerer runs"
 _OPEN = "open"
 _SERVES = "serves"
 _STATES = ("", *(verdict.value for verdict in Verdict), _OPEN, _SERVES)
 _FIGURES = {"size": ("Size",), "speed": ("Engine alone", "Requests under load"), "accuracy": ("Accuracy lost",)}
-
-
-@dataclass(frozen=True)
-class WatchSummary:
-    """One release config with a watch.
-
-    Attributes:
-        commit: What the revision named last; empty before the first look.
-        words: The last decision.
-        since: When it was decided.
-        checked_at: A time at which it still held; the triggerer writes it every quarter of an hour.
-    """
-
-    config: str
-    model: str
-    revision: str
-    commit: str
-    words: str
-    since: datetime | None
-    checked_at: datetime | None
 
 
 @dataclass(frozen=True)
@@ -139,16 +121,20 @@ def _cost(one: IndexedRelease) -> str:
     return duration(cost.seconds) + gpus + price
 
 
-def watches_table(watches: Iterable[WatchSummary]) -> str:
-    """What is watched on the hub, and what each watch decided last."""
-    rows = (
-        f"<tr><td>{html(one.config)}</td><td>{html(one.model)}</td><td><code>{html(one.revision)}</code></td>"
-        f"<td><code>{html(one.commit[:12])}</code></td><td>{html(one.words)}</td>"
-        f"<td>{time(one.since)}</td><td>{time(one.checked_at)}</td></tr>"
-        for one in watches
-    )
+def watches_table(watches: Iterable[tuple[ReleaseConfig, WatchStatus | None]]) -> str:
+    """What is watched on the hub, and what each watch decided last; None before its first look."""
     heads = ("release config", "model", "revision", "commit seen", "decision", "since", "checked")
-    return table("Watched on the hub", heads, rows)
+    return table("Watched on the hub", heads, (_watch(config, last) for config, last in watches))
+
+
+def _watch(config: ReleaseConfig, last: WatchStatus | None) -> str:
+    commit, words = (last.commit[:12], last.words) if last else ("", _NOT_LOOKED)
+    since, checked_at = (last.since, last.checked_at) if last else (None, None)
+    return (
+        f"<tr><td>{html(config.name)}</td><td>{html(config.model.id)}</td>"
+        f"<td><code>{html(config.model.revision)}</code></td><td><code>{html(commit)}</code></td>"
+        f"<td>{html(words)}</td><td>{time(since)}</td><td>{time(checked_at)}</td></tr>"
+    )
 
 
 def problem_list(title: str, problems: Iterable[str]) -> str:

@@ -19,12 +19,13 @@ from fastapi.responses import HTMLResponse
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import Lines, get_logger
+from llm_pipeline.config.release import ReleaseConfig
 from llm_pipeline.inspection.comparison import compare
 from llm_pipeline.inspection.release_artifacts import DamagedRow
 from llm_pipeline.inspection.release_index import INDEXED, IndexedRelease, read_releases
 from llm_pipeline.release.loading import ConfiguredRelease
 from llm_pipeline.release.record import read_record, report_name
-from llm_pipeline.release.watch_record import read_status
+from llm_pipeline.release.watch_record import WatchStatus, read_status
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.references import PointerReference, ReleaseReference, readable_pointers
 from llm_pipeline_airflow.connections import config_with_secrets
@@ -33,7 +34,6 @@ from llm_pipeline_airflow.guarded_routes import guarded_route
 from llm_pipeline_airflow.html_page import SECURITY_HEADERS, failed, message, page
 from llm_pipeline_airflow.releases_page import (
     Asked,
-    WatchSummary,
     filter_form,
     problem_list,
     releases_table,
@@ -46,29 +46,6 @@ from llm_pipeline_airflow.settings import release_configs
 from llm_pipeline_airflow.webhook import router as webhooks
 
 log = get_logger(__name__)
-
-_NOT_LOOKED = "the watch has not looked yet: it starts once the DAG is unpaused and a triggerer runs"
-
-
-def watch_of(loaded: ConfiguredRelease) -> WatchSummary | None:
-    """What the watch of a release config decided last; None for a config without one.
-
-    Raises:
-        IntegrityError: What the watch wrote cannot be understood.
-        Transient: The store cannot be read.
-    """
-    if loaded.config.watch is None:
-        return None
-    status = read_status(store_to_read(loaded.deployment.store), loaded.config.name)
-    return WatchSummary(
-        config=loaded.config.name,
-        model=loaded.config.model.id,
-        revision=loaded.config.model.revision,
-        commit=status.commit if status else "",
-        words=status.words if status else _NOT_LOOKED,
-        since=status.since if status else None,
-        checked_at=status.checked_at if status else None,
-    )
 
 
 app = FastAPI(title="LLM releases", docs_url=None, redoc_url=None, openapi_url=None)
@@ -204,14 +181,14 @@ class _Shown:
         self.releases = sorted(releases, key=lambda one: one.row.resolved_at, reverse=True)
         self.placed = [one for one in placed if one.pointer.release_id.rsplit("-", 2)[0] in self.configs]
 
-    def watches(self) -> list[WatchSummary]:
+    def watches(self) -> list[tuple[ReleaseConfig, WatchStatus | None]]:
         """What is watched on the hub, where stores can be read; what cannot be of it is added to the problems."""
-        found: list[WatchSummary] = []
+        found: list[tuple[ReleaseConfig, WatchStatus | None]] = []
         for name, loaded in self.configs.items():
-            if loaded.deployment.store.uri in self.away:
+            if loaded.config.watch is None or loaded.deployment.store.uri in self.away:
                 continue
             with contained(f"the watch of {name}") as faults:
-                found += [watch] if (watch := watch_of(loaded)) else []
+                found.append((loaded.config, read_status(store_to_read(loaded.deployment.store), name)))
             self.unread += [str(fault) for fault in faults]
         return found
 

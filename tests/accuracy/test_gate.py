@@ -10,7 +10,7 @@ import pytest
 
 from llm_pipeline.accuracy.evaluation import Scoring, TaskGroup
 from llm_pipeline.accuracy.gate import judge_pairs
-from llm_pipeline.accuracy.paired import Interval, TaskPairs, bound_losses, compare, pair_items
+from llm_pipeline.accuracy.paired import TaskPairs, bound_losses, compare, pair_items
 from llm_pipeline.accuracy.rehearsal import plan_looks
 from llm_pipeline.accuracy.sequential import judge_look
 from llm_pipeline.accuracy.table import format_comparison
@@ -19,6 +19,7 @@ from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
+from llm_pipeline.statistics.intervals import Bounds
 from llm_pipeline.statistics.score_test import SCORE_TEST
 
 POLICY = AccuracyPolicy(margin=0.01, task_margin=0.03, confidence=0.95, minimum_items=500, anomalous_gain=0.05)
@@ -43,7 +44,7 @@ def paired(lost: int, gained: int, pairs: int) -> list[TaskPairs]:
     return [TaskPairs("gsm8k", scores, ("",) * pairs, unpaired=0)]
 
 
-def bounds(lost: int, gained: int, pairs: int) -> Interval:
+def bounds(lost: int, gained: int, pairs: int) -> Bounds:
     loss = bound_losses(paired(lost, gained, pairs), POLICY.confidence, POLICY.confidence).pooled.loss
     assert loss is not None
     return loss

@@ -24,7 +24,6 @@ from llm_pipeline_airflow import watch as watch_module
 from llm_pipeline_airflow.commit_of_run import revision_of_run, run_name
 from llm_pipeline_airflow.dag_factory import release_dag
 from llm_pipeline_airflow.watch import STATE_KEY, HubRevisionTrigger, WatchedRevision, release_schedule, watched_asset
-from llm_pipeline_airflow.web import watch_of
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
@@ -302,9 +301,9 @@ def test_what_the_watch_decided_is_written_when_it_changes_and_shown_on_the_page
     commit = watching.hub.publish(README__md=b"# other")
     watching.events(2)
     assert revision() != before
-    summary = watch_of(load_release(watching.project.config))
-    assert (summary.model, summary.revision, summary.commit) == ("demo/tiny", "main", commit)
-    assert "README.md" in summary.words
+    status = read_status(watching.store, "tiny")
+    assert (status.model, status.revision, status.commit) == ("demo/tiny", "main", commit)
+    assert "README.md" in status.words
 
 
 def test_the_page_shows_what_people_wrote_as_text(watching, monkeypatch):
@@ -312,7 +311,7 @@ def test_the_page_shows_what_people_wrote_as_text(watching, monkeypatch):
 
     watching.hub.publish(**{"<script>.md": b"x"})
     watching.events(2)
-    table = watches_table([watch_of(load_release(watching.project.config))])
+    table = watches_table([(load_release(watching.project.config).config, read_status(watching.store, "tiny"))])
     assert "&lt;script&gt;" in table
     assert "<script" not in table
 

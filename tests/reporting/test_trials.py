@@ -14,7 +14,6 @@ from llm_pipeline.planning.target_speed import SpeedFigures
 from llm_pipeline.reporting.accuracy_plot import plot_pareto
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.html import render_report
-from llm_pipeline.reporting.markdown import render_markdown
 from llm_pipeline.reporting.model import ReportData, Trial
 from llm_pipeline.statistics.intervals import score_upper
 
@@ -84,16 +83,9 @@ def test_a_recipe_that_was_not_judged_says_why(climbed) -> None:
         "failed with Unsupported: 3 bits cannot be reached. What to do: ask for 4.5 (docs/runbooks.md#unsupported)."
         in failed.outcome
     )
-    for text in (render_report(climbed), render_markdown(climbed).replace("\\", "")):
-        assert "passed over: a cheaper recipe passed (fp8)" in text
-        assert "3 bits cannot be reached" in text
-
-
-def test_the_summary_has_a_row_for_every_recipe(sample, climbed) -> None:
-    text = render_markdown(climbed).replace("\\", "")
-    rows = [line for line in text[text.index("| Recipe ") :].splitlines() if line.startswith("| ")]
-    assert [row.split(" | ")[0].strip("|* ✓") for row in rows[1:]] == list(sample.RECIPES)
-    assert {row.count(" | ") for row in rows} == {7}
+    text = render_report(climbed)
+    assert "passed over: a cheaper recipe passed (fp8)" in text
+    assert "3 bits cannot be reached" in text
 
 
 def test_the_pareto_plot_shows_the_recipes_that_were_judged_the_margin_and_the_baseline(sample, promoted) -> None:
