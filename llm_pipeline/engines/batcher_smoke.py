@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+from llm_pipeline.artifacts.checkpoint_files import read_quantization
+from llm_pipeline.artifacts.engine_description import EngineFacts
 from llm_pipeline.artifacts.golden import GoldenPrompt
+from llm_pipeline.artifacts.host_facts import HostFacts
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.config.target import Target
+from llm_pipeline.config.target import EngineLimits, Target
+from llm_pipeline.engines.builder import BuildInputs
 
 log = get_logger(__name__)
 LEAST_GOLDEN_MATCH = 0.5
@@ -88,6 +93,9 @@ class TokenBatcher(Protocol):
     def outputs(self, timeout_seconds: float) -> Sequence[BatchedOutput]:
         """Output since the last call, waiting for the first of it; empty at the time limit."""
 
+    def stop(self) -> None:
+        """End all requests, and the engine or its thread."""
+
 
 class Rates(NamedTuple):
     """Output tokens a second of one request alone, and of `sequences` together."""
@@ -95,6 +103,71 @@ class Rates(NamedTuple):
     single: float
     batched: float
     sequences: int
+
+
+BatcherT = TypeVar("BatcherT", bound=TokenBatcher)
+
+
+def measured_build(
+    inputs: BuildInputs,
+    load: Callable[[], BatcherT],
+    facts: Callable[[BatcherT], dict[str, Any]],
+    host: HostFacts | None,
+) -> EngineFacts:
+    """Load a checkpoint that is served as it is, compare it with its golden prompts, measure it and end it.
+
+    Args:
+        inputs: What the engine is built from.
+        load: Starts the batcher that will serve it.
+        facts: What the builder itself knows of the loaded batcher: fields of `EngineFacts`.
+        host: The target's; None for a CPU.
+
+    Raises:
+        IntegrityError: It does not answer as the checkpoint that was judged.
+        Unsupported: It does not load, or nothing fits into its KV cache.
+    """
+    target, started = inputs.target, time.monotonic()
+    batcher = load()
+    loaded = time.monotonic()
+    try:
+        smoke = Smoke(batcher, inputs.golden, target)
+        answered = time.monotonic()
+        rates = smoke.measure(target.limits.maximum_sequences)
+    finally:
+        batcher.stop()  # its thread would keep this process alive
+    seconds = {"load": loaded - started, "golden": answered - loaded, "measure": time.monotonic() - answered}
+    own = facts(batcher)
+    details = {
+        "load_seconds": round(seconds["load"], 3),
+        "checkpoint_bytes": sum(path.stat().st_size for path in inputs.checkpoint.glob("*.safetensors")),
+        "kv_cache_blocks": smoke.blocks,
+        "golden_match_fraction": smoke.golden_match_fraction,
+        "golden_prompts": len(inputs.golden),
+        **own.pop("details"),
+    }
+    return EngineFacts(
+        builder=target.engine,
+        bytes=0,
+        weight_format=target.weight_format,
+        quantization=read_quantization(inputs.checkpoint).algorithm,
+        device=host.gpus[0].name if host else platform.processor() or platform.machine(),
+        seconds={phase: round(spent, 3) for phase, spent in seconds.items()},
+        single_stream_tokens_per_second=rates.single,
+        batched_tokens_per_second=rates.batched,
+        batched_sequences=rates.sequences,
+        details=details,
+        **own,
+    )
+
+
+def served_limits(limits: EngineLimits, context_length: int) -> dict[str, int]:
+    """A target's limits as batchers take them: no longer than the model, and 0 where the runtime chooses."""
+    longest = min(limits.maximum_tokens_per_request, context_length)
+    return {
+        **limits.model_dump(),
+        "maximum_tokens_per_request": longest,
+        "kv_cache_blocks": limits.kv_cache_blocks or 0,
+    }
 
 
 class Smoke:

@@ -238,7 +238,7 @@ def _describe(
     context_length = stated_context(read_json(engine / "config.json")) or target.limits.maximum_tokens_per_request
     properties = {**PARITY_PROPERTIES, "INFERENCE_NUM_THREADS": str(target.limits.threads)}
     with clock.phase("measure"):
-        throughput = measure_throughput(engine, target.limits, properties, context_length)
+        rates = measure_throughput(engine, target.limits, properties, context_length)
     device = _device_properties()
     facts = EngineFacts(
         builder="openvino_cpu",
@@ -250,9 +250,9 @@ def _describe(
         device=device["FULL_DEVICE_NAME"],
         versions={name: metadata.version(name) for name in _VERSIONED},
         seconds=clock.seconds,
-        single_stream_tokens_per_second=throughput.single_stream_tokens_per_second,
-        batched_tokens_per_second=throughput.batched_tokens_per_second,
-        batched_sequences=throughput.batched_sequences,
+        single_stream_tokens_per_second=rates.single,
+        batched_tokens_per_second=rates.batched,
+        batched_sequences=rates.sequences,
         details={
             "linears_quantized": count_quantized_weights(_read(engine)),
             "activation_quantizers": len(native.activation_quantizers) if native else 0,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ import openvino_genai as genai
 from llm_pipeline.artifacts.checkpoint_loading import load_confined
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.config.target import EngineLimits
+from llm_pipeline.engines.batcher_smoke import Rates
 
 _OUTPUT_TOKENS = 32
 _PROMPT_TOKENS = 16
@@ -21,18 +21,7 @@ _MAXIMUM_BATCH = 16
 _REPEATS = 3
 
 
-@dataclass(frozen=True)
-class Throughput:
-    """Output rates of an engine, tokens a second, prompt processing included."""
-
-    single_stream_tokens_per_second: float
-    batched_tokens_per_second: float
-    batched_sequences: int
-
-
-def measure_throughput(
-    engine: Path, limits: EngineLimits, properties: Mapping[str, str], context_length: int
-) -> Throughput:
+def measure_throughput(engine: Path, limits: EngineLimits, properties: Mapping[str, str], context_length: int) -> Rates:
     """Generate with one request, then with a batch; the best of a few repeats each, after a warm-up.
 
     Raises:
@@ -49,10 +38,10 @@ def measure_throughput(
     output_tokens = min(_OUTPUT_TOKENS, context_length - _PROMPT_TOKENS)
     sequences = min(limits.maximum_sequences, _MAXIMUM_BATCH)
     _rate(pipeline, 1, output_tokens, vocabulary)
-    return Throughput(
-        single_stream_tokens_per_second=max(_rate(pipeline, 1, output_tokens, vocabulary) for _ in range(_REPEATS)),
-        batched_tokens_per_second=max(_rate(pipeline, sequences, output_tokens, vocabulary) for _ in range(_REPEATS)),
-        batched_sequences=sequences,
+    return Rates(
+        single=max(_rate(pipeline, 1, output_tokens, vocabulary) for _ in range(_REPEATS)),
+        batched=max(_rate(pipeline, sequences, output_tokens, vocabulary) for _ in range(_REPEATS)),
+        sequences=sequences,
     )
 
 

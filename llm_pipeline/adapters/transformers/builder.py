@@ -10,26 +10,23 @@ and weights read back to 16 bit would neither be the format's speed nor round ac
 
 from __future__ import annotations
 
-import platform
 import resource
 import sys
-import time
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from llm_pipeline.artifacts.checkpoint_files import read_json, read_quantization
 from llm_pipeline.artifacts.checkpoint_loading import load_confined
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
-from llm_pipeline.artifacts.host_facts import HostFacts
 from llm_pipeline.artifacts.host_match import require_target_host
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.batcher_smoke import Rates, Smoke
+from llm_pipeline.engines.batcher_smoke import measured_build, served_limits
 from llm_pipeline.engines.builder import BuildInputs
 from llm_pipeline.model_facts.reader import stated_context
 from llm_pipeline.quantization.model_tensors import require_model_tensors
@@ -60,17 +57,12 @@ class TransformersTorchBuilder:
         context_length = stated_context(config) or target.limits.maximum_tokens_per_request
         properties = runtime_properties(target, inputs.dtype, config)
         log.info("loading the checkpoint", attention=properties["attention"], cuda_graphs=properties["cuda_graphs"])
-        started = time.monotonic()
-        batcher = _load(inputs, properties, context_length)
-        loaded = time.monotonic()
-        try:
-            smoke = Smoke(batcher, inputs.golden, inputs.target)
-            answered = time.monotonic()
-            rates = smoke.measure(inputs.target.limits.maximum_sequences)
-        finally:
-            batcher.stop()  # its thread would keep this process alive
-        seconds = {"load": loaded - started, "golden": answered - loaded, "measure": time.monotonic() - answered}
-        facts = _facts(inputs, host, smoke, _Measured(rates, seconds, context_length))
+
+        def facts_of(_: Batcher) -> dict[str, Any]:
+            own = {"kv_cache": inputs.dtype, "context_length": context_length, "versions": _versions()}
+            return {**own, "details": {"peak_memory_bytes": _peak_memory_bytes()}}
+
+        facts = measured_build(inputs, lambda: _load(inputs, properties, context_length), facts_of, host)
         destination.mkdir()
         EngineDescription(
             facts=facts,
@@ -128,54 +120,11 @@ def _require_inputs(inputs: BuildInputs) -> None:
 
 
 def _load(inputs: BuildInputs, properties: Mapping[str, str], context_length: int) -> Batcher:
-    limits = inputs.target.limits
-    served = {
-        **limits.model_dump(),
-        "maximum_tokens_per_request": min(limits.maximum_tokens_per_request, context_length),
-        "kv_cache_blocks": limits.kv_cache_blocks or 0,
-    }
+    served = served_limits(inputs.target.limits, context_length)
     try:
         return load_confined(inputs.checkpoint, lambda: Batcher(inputs.checkpoint, Settings.of(properties, served)))
     except (RuntimeError, MemoryError, ValueError, OSError) as error:
         raise Unsupported(f"the checkpoint does not load: {error}", where=str(inputs.checkpoint)) from error
-
-
-class _Measured(NamedTuple):
-    rates: Rates
-    seconds: Mapping[str, float]
-    context_length: int
-
-
-def _facts(
-    inputs: BuildInputs,
-    host: HostFacts | None,
-    smoke: Smoke,
-    measured: _Measured,
-) -> EngineFacts:
-    rates, seconds, context_length = measured
-    weights = sum(path.stat().st_size for path in inputs.checkpoint.glob("*.safetensors"))
-    return EngineFacts(
-        builder="transformers_torch",
-        bytes=0,
-        weight_format=inputs.target.weight_format,
-        quantization=None,
-        kv_cache=inputs.dtype,
-        context_length=context_length,
-        device=host.gpus[0].name if host else platform.processor() or platform.machine(),
-        versions=_versions(),
-        seconds={phase: round(spent, 3) for phase, spent in seconds.items()},
-        single_stream_tokens_per_second=rates.single,
-        batched_tokens_per_second=rates.batched,
-        batched_sequences=rates.sequences,
-        details={
-            "load_seconds": round(seconds["load"], 3),
-            "checkpoint_bytes": weights,
-            "peak_memory_bytes": _peak_memory_bytes(),
-            "kv_cache_blocks": smoke.blocks,
-            "golden_match_fraction": smoke.golden_match_fraction,
-            "golden_prompts": len(inputs.golden),
-        },
-    )
 
 
 def _peak_memory_bytes() -> int:

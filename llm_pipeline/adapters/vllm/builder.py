@@ -11,9 +11,7 @@ Which of modelopt's formats vLLM reads is in `QUANT_ALGOS` of its `model_executo
 from __future__ import annotations
 
 import json
-import platform
 import shutil
-import time
 from collections.abc import Mapping
 from functools import partial
 from importlib import metadata
@@ -24,14 +22,13 @@ from typing import Any
 from llm_pipeline.artifacts.checkpoint_directory import check_directory
 from llm_pipeline.artifacts.checkpoint_files import QuantizationMetadata, read_json, read_quantization
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
-from llm_pipeline.artifacts.host_facts import HostFacts
 from llm_pipeline.artifacts.host_match import require_target_host
 from llm_pipeline.artifacts.repository_layout import CHECKPOINT_DIRECTORY
 from llm_pipeline.base.confinement import confined
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.batcher_smoke import Rates, Smoke
+from llm_pipeline.engines.batcher_smoke import measured_build, served_limits
 from llm_pipeline.engines.builder import BuildInputs
 from llm_pipeline.model_facts.reader import context_length
 from llm_pipeline.model_facts.words import ConfigWords
@@ -64,25 +61,21 @@ class VllmBuilder:
         properties = runtime_properties(inputs.target, inputs.dtype, quantization)
         workspace = destination.parent / f"{destination.name}-workspace"
         log.info("vLLM loads the checkpoint", arguments=properties["arguments"])
-        started = time.monotonic()
-        batcher = _load(inputs, properties, context, workspace)
-        loaded = time.monotonic()
-        try:
-            smoke = Smoke(batcher, inputs.golden, inputs.target)
-            answered = time.monotonic()
-            rates = smoke.measure(inputs.target.limits.maximum_sequences)
-        finally:
-            batcher.stop()
-        seconds = {"load": loaded - started, "golden": answered - loaded, "measure": time.monotonic() - answered}
+
+        def facts_of(batcher: Batcher) -> dict[str, Any]:
+            said = batcher.facts
+            return {
+                "kv_cache": str(said["kv_cache_dtype"]).replace("auto", inputs.dtype),
+                "context_length": context,
+                "versions": {"vllm": str(said["vllm"]), **{name: metadata.version(name) for name in _VERSIONED}},
+                "details": {"block_tokens": int(said["block_tokens"]), "read_as": str(said["quantization"])},
+            }
+
+        facts = measured_build(inputs, lambda: _load(inputs, properties, context, workspace), facts_of, host)
         destination.mkdir()
         _keep_compiled(workspace, destination)
-        facts = _facts(inputs, host, batcher.facts, smoke, rates).model_copy(
-            update={
-                "seconds": {phase: round(spent, 3) for phase, spent in seconds.items()},
-                "context_length": context,
-                "bytes": sum(path.stat().st_size for path in destination.rglob("*") if path.is_file()),
-            }
-        )
+        kept = sum(path.stat().st_size for path in destination.rglob("*") if path.is_file())
+        facts = facts.model_copy(update={"bytes": kept})
         EngineDescription(
             facts=facts,
             target=inputs.target,
@@ -145,13 +138,7 @@ def _require_inputs(inputs: BuildInputs) -> QuantizationMetadata:
 
 
 def _load(inputs: BuildInputs, properties: Mapping[str, str], context: int, workspace: Path) -> Batcher:
-    limits = inputs.target.limits
-    served = {
-        **limits.model_dump(),
-        "maximum_tokens_per_request": min(limits.maximum_tokens_per_request, context),
-        "kv_cache_blocks": limits.kv_cache_blocks or 0,
-    }
-    settings = Settings.of(properties, served)
+    settings = Settings.of(properties, served_limits(inputs.target.limits, context))
     settings = Settings(settings.arguments, settings.maximum_tokens_per_request, workspace=workspace)
     check_directory(inputs.checkpoint)
     workspace.mkdir()
@@ -180,31 +167,3 @@ def _keep_compiled(workspace: Path, destination: Path) -> None:
     if (workspace / "vllm" / compiled).is_dir():
         shutil.copytree(workspace / "vllm" / compiled, destination / COMPILED_DIRECTORY / compiled)
     shutil.rmtree(workspace)
-
-
-def _facts(
-    inputs: BuildInputs, host: HostFacts | None, said: Mapping[str, Any], smoke: Smoke, rates: Rates
-) -> EngineFacts:
-    quantization = read_quantization(inputs.checkpoint)
-    return EngineFacts(
-        builder="vllm",
-        bytes=0,
-        weight_format=inputs.target.weight_format,
-        quantization=quantization.algorithm,
-        kv_cache=str(said["kv_cache_dtype"]).replace("auto", inputs.dtype),
-        context_length=0,
-        device=host.gpus[0].name if host else platform.processor() or platform.machine(),
-        versions={"vllm": str(said["vllm"]), **{name: metadata.version(name) for name in _VERSIONED}},
-        seconds={},
-        single_stream_tokens_per_second=rates.single,
-        batched_tokens_per_second=rates.batched,
-        batched_sequences=rates.sequences,
-        details={
-            "checkpoint_bytes": sum(path.stat().st_size for path in inputs.checkpoint.glob("*.safetensors")),
-            "kv_cache_blocks": smoke.blocks,
-            "block_tokens": int(said["block_tokens"]),
-            "read_as": str(said["quantization"]),
-            "golden_match_fraction": smoke.golden_match_fraction,
-            "golden_prompts": len(inputs.golden),
-        },
-    )
