@@ -242,13 +242,12 @@ def _users(options: argparse.Namespace, configs: Path) -> Iterator[Path]:
 
 
 def _reused_seconds(options: argparse.Namespace) -> float:
-    """What the stages took in the first release whose results the second one used again."""
-    releases = map(_stages, (options.work / "store" / "releases").iterdir())
-    taken: dict[str, float] = {}
-    for stages in sorted(releases, key=lambda stages: stages["resolve"]["started_at"]):
-        used_again = [taken[name] for name, told in stages.items() if told["reused"] and name in taken]
-        taken |= {name: told["seconds"] for name, told in stages.items() if not told["reused"]}
-    return sum(used_again)
+    """What the stages took, in whichever release computed them, whose results the newest release used again."""
+    store = options.work / "store"
+    newest = max(map(_stages, (store / "releases").iterdir()), key=lambda stages: stages["resolve"]["started_at"])
+    records = (store / "stages" / f"{told['key']}.json" for told in newest.values() if told["reused"])
+    conclusions = (json.loads(path.read_text(encoding="utf-8"))["value"]["conclusion"] for path in records)
+    return sum(conclusion["result"]["timings"]["total_seconds"] for conclusion in conclusions)
 
 
 def _released(options: argparse.Namespace, configs: Path, name: str) -> bool:
@@ -320,6 +319,7 @@ def _stages(release: Path) -> dict[str, dict[str, Any]]:
             "verdict": (result["judgement"] or {}).get("verdict", ""),
             "why": (result["judgement"] or {}).get("summary", ""),
             "reused": result["reused"],
+            "key": result["key"],
             "metrics": result["metrics"],
             "tools": result["tools"],
         }

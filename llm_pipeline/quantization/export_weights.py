@@ -37,7 +37,7 @@ _ROUNDINGS = 4
 """Multiplications in the model's own precision between the source's weight and the quantizer."""
 
 _LAYERS_AT_ONCE = 8
-"""Compared on a GPU: while one is copied there from the page cache, others are computed."""
+"""Looked at on a GPU: while one is copied there from the page cache, others are computed."""
 
 _BLOCK = re.compile(r"^(.*?\.\d+)\.")
 _COLUMNS_AFTER_ROWS = {"up_proj": "down_proj", "v_proj": "o_proj"}
@@ -65,16 +65,24 @@ def check_scales(export: Checkpoint) -> None:
     Raises:
         IntegrityError: One is not.
     """
-    for name in export.layers:
-        for suffix in LAYER_SUFFIXES[1:]:
-            if (tensor := export.tensors.get(name + suffix)) is not None:
-                _check_scale(tensor, name + suffix)
-        if export.format(name).storage is torch.float8_e4m3fn:
-            codes = export.tensors[f"{name}.weight"].view(torch.uint8)
-            if bool(((codes & _FP8_NAN) == _FP8_NAN).any()):
-                raise IntegrityError("is not finite", where=f"{name}.weight")
+    with _threads(export.tensors) as pool:
+        list(pool.map(partial(_check_layer, export), export.layers))
     for key in export.kv_scales:
         _check_scale(export.tensors[key], key)
+
+
+def _threads(tensors: StoredTensors) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1 if tensors.device == "cpu" else _LAYERS_AT_ONCE)
+
+
+def _check_layer(export: Checkpoint, name: str) -> None:
+    for suffix in LAYER_SUFFIXES[1:]:
+        if (tensor := export.tensors.get(name + suffix)) is not None:
+            _check_scale(tensor, name + suffix)
+    if export.format(name).storage is torch.float8_e4m3fn:
+        codes = export.tensors[f"{name}.weight"].view(torch.uint8)
+        if bool(((codes & _FP8_NAN) == _FP8_NAN).any()):
+            raise IntegrityError("is not finite", where=f"{name}.weight")
 
 
 def _check_scale(tensor: torch.Tensor, key: str) -> None:
@@ -141,7 +149,7 @@ def compare_weights(
         precision=precision,
         rounded_to_nearest=rounded_to_nearest,
     )
-    with ThreadPoolExecutor(1 if source.device == "cpu" else _LAYERS_AT_ONCE) as pool:
+    with _threads(source) as pool:
         for error, origins in pool.map(compare, drawn):
             worst = max(worst, error)
             unused -= origins
