@@ -29,7 +29,7 @@ from llm_pipeline.release.contract import StageFailure
 FORMATS = ("fp8", "nvfp4", "int8_smoothquant", "int4_awq")
 FLOOR_RATIO = 1.25
 PEER_RATIO = 0.8
-_NOT_THE_WORK = ("import", "validate")
+_NOT_THE_WORK = ("import", "prepare", "validate")
 """Phases of the stage that the floor does not have: they count in its whole process only."""
 
 
