@@ -207,10 +207,10 @@ def test_the_export_is_not_the_model_in_memory_for_awq(llama, exported):
 @pytest.mark.parametrize("name", ["int4_awq", "mxfp4", "fp8_block"])
 def test_a_dequantized_checkpoint_holds_the_weights_that_are_read_back(exported, name, tmp_path):
     directory, _ = exported(name)
-    facts = write_dequantized(directory, tmp_path / "plain")
+    layers = write_dequantized(directory, tmp_path / "plain")
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float32)
     model = load_model(directory, torch.float32)
-    for layer in facts.layers:
+    for layer in layers:
         module = model.get_submodule(layer)
         smoothing = getattr(module, "pre_quant_scale", None)
         weight = module.weight if smoothing is None else module.weight * smoothing

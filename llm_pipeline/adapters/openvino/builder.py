@@ -13,7 +13,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -133,10 +133,10 @@ def _plain_checkpoint(checkpoint: Path, quantization: QuantizationMetadata, scra
     if quantization.algorithm is None:
         return checkpoint
     plain = scratch / "dequantized"
-    facts = write_dequantized(checkpoint, plain)
+    layers = write_dequantized(checkpoint, plain)
     require_model_tensors(plain)
     log.info("dequantized the artifact as the trace's template", algorithm=quantization.algorithm,
-             linears=len(facts.layers), megabytes=_size(plain) / 1e6)  # fmt: skip
+             linears=len(layers), megabytes=_size(plain) / 1e6)  # fmt: skip
     return plain
 
 
@@ -274,41 +274,23 @@ def _size(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
-@dataclass(frozen=True)
-class DequantizedFacts:
-    """What `write_dequantized` did, and what an ordinary checkpoint cannot hold.
-
-    Attributes:
-        metadata: The source's own description.
-        layers: Names of the layers that were dequantized.
-        folded: Those whose `pre_quant_scale` went into the weight's columns.
-        activation_scales: Static activation scales by layer that the plain checkpoint lost.
-        kv_scales: KV cache scales by tensor name that the plain checkpoint lost.
-    """
-
-    metadata: QuantizationMetadata
-    layers: tuple[str, ...]
-    folded: tuple[str, ...]
-    activation_scales: Mapping[str, float]
-    kv_scales: Mapping[str, float]
-
-
-def write_dequantized(source: Path, destination: Path) -> DequantizedFacts:
+def write_dequantized(source: Path, destination: Path) -> tuple[str, ...]:
     """Write the checkpoint of `source` as an ordinary fp32 one, tokenizer and generation config included.
 
     `pre_quant_scale` is folded into the weights; activation and KV cache quantizers cannot be kept in an
-    ordinary checkpoint and are returned.
+    ordinary checkpoint.
+
+    Returns:
+        Names of the layers that were dequantized.
 
     Raises:
         IntegrityError: The source is damaged.
         Unsupported: The source's format cannot be read.
     """
     checkpoint = Checkpoint(source)
-    smoothing = {name: checkpoint.smoothing(name) for name in checkpoint.layers}
-    scales = {name: checkpoint.activation(name)[1] for name in checkpoint.layers}
     weights = {key: checkpoint.tensors[key].float() for key in checkpoint.plain}
-    for name, factors in smoothing.items():
-        weight = checkpoint.weight(name)
+    for name in checkpoint.layers:
+        weight, factors = checkpoint.weight(name), checkpoint.smoothing(name)
         weights[f"{name}.weight"] = weight if factors is None else weight * factors
     destination.mkdir(parents=True, exist_ok=True)
     contiguous = {key: value.contiguous() for key, value in weights.items()}
@@ -318,10 +300,4 @@ def write_dequantized(source: Path, destination: Path) -> DequantizedFacts:
     config["dtype"] = "float32"
     (destination / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     copy_companions(source, destination)
-    return DequantizedFacts(
-        metadata=checkpoint.metadata,
-        layers=checkpoint.layers,
-        folded=tuple(name for name, factors in smoothing.items() if factors is not None),
-        activation_scales={name: scale for name, scale in scales.items() if scale is not None},
-        kv_scales=checkpoint.kv_scales,
-    )
+    return checkpoint.layers
