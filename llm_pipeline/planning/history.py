@@ -13,12 +13,11 @@ from functools import partial
 
 from pydantic import ValidationError
 
-from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.planning.background import side_by_side
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.loading import LoadedRelease
 from llm_pipeline.release.newest import NotedRelease, newest_of_config, newest_of_model
-from llm_pipeline.release.record import ReleaseRecord, read_record
+from llm_pipeline.release.record import ReleaseRecord, readable_record
 from llm_pipeline.store import ArtifactStore
 
 RELEASES_READ = 5
@@ -93,7 +92,7 @@ def read_history(store: ArtifactStore, loaded: LoadedRelease) -> History:
 
 
 def _records(store: ArtifactStore, noted: Sequence[NotedRelease]) -> list[ReleaseRecord | None]:
-    return side_by_side(partial(_record, store), [one.release_id for one in noted])
+    return side_by_side(partial(readable_record, store), [one.release_id for one in noted])
 
 
 def _alike(loaded: LoadedRelease, records: Iterable[ReleaseRecord | None]) -> list[ReleaseRecord]:
@@ -109,13 +108,6 @@ def _alike(loaded: LoadedRelease, records: Iterable[ReleaseRecord | None]) -> li
         )  # fmt: skip
 
     return [record for record in records if record is not None and is_alike(record)]
-
-
-def _record(store: ArtifactStore, release_id: str) -> ReleaseRecord | None:
-    try:
-        return read_record(store, release_id)
-    except (IntegrityError, ConfigError):
-        return None  # of another version of this package, or removed: nothing is taken from it
 
 
 def _results(store: ArtifactStore, record: ReleaseRecord) -> dict[tuple[str, str], StageResult]:

@@ -13,10 +13,10 @@ import contextlib
 from collections.abc import Sequence
 from datetime import datetime
 
-from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
+from llm_pipeline.base.errors import IntegrityError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.release.record import ReleaseRecord, read_record
+from llm_pipeline.release.record import ReleaseRecord, readable_record
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood
 from llm_pipeline.store.model_documents import model_part
@@ -90,7 +90,7 @@ def _newest(store: ArtifactStore, name: str) -> _Newest:
 
 def _noted_anew(store: ArtifactStore, name: str) -> _Newest:
     """Note every release of the store; returns what one document is to hold, whether it could be written or not."""
-    found = [_record(store, release_id) for release_id in release_ids(store)]
+    found = [readable_record(store, release_id) for release_id in release_ids(store)]
     records = [record for record in found if record is not None]
     newest = _Newest()
     for record in records:
@@ -132,13 +132,6 @@ def _of_config(name: str) -> str:
 
 def _of_model(model_id: str) -> str:
     return f"{_FOLDER}/models/{model_part(model_id)}.json"
-
-
-def _record(store: ArtifactStore, release_id: str) -> ReleaseRecord | None:
-    try:
-        return read_record(store, release_id)
-    except (IntegrityError, ConfigError):
-        return None  # damaged, of another version, or removed meanwhile: nothing is compared with it
 
 
 def _read(store: ArtifactStore, name: str) -> tuple[_Newest, str | None]:

@@ -96,6 +96,14 @@ def read_record(store: ArtifactStore, release_id: str) -> ReleaseRecord:
     return _understood(_document(store, release_id), release_id)
 
 
+def readable_record(store: ArtifactStore, release_id: str) -> ReleaseRecord | None:
+    """The record of a release; None for one that is damaged, of another version of this package, or gone."""
+    try:
+        return read_record(store, release_id)
+    except (IntegrityError, ConfigError):
+        return None
+
+
 def trusted_record(store: ArtifactStore, release_id: str) -> ReleaseRecord:
     """The record of a release, to go on with it.
 
