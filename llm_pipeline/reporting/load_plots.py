@@ -154,7 +154,11 @@ def plot_latency_by_rate(load: LoadStudy) -> Plot:
 
 
 def plot_goodput(load: LoadStudy) -> Plot:
-    """Requests a second that met the service level, against those that were offered."""
+    """Requests a second that met the service level, against those that were offered.
+
+    The share that was good, times the rate: a short window takes a good part of its time for the last answers, which
+    would count as if the server had not kept up.
+    """
     outcome, attainment = load.outcome, load.policy.attainment
     windows = deciding_windows(outcome)
 
@@ -167,18 +171,18 @@ def plot_goodput(load: LoadStudy) -> Plot:
             (0.0, most), (0.0, attainment * most), color=colour("ink"), linewidth=1.2, linestyle=_DASHES, label=needed
         )
         rates = [point.rate_per_second for point in outcome.rates]
-        goods = [point.good_per_second for point in outcome.rates]
+        goods = list(map(_goodput, outcome.rates))
         axes.plot(rates, goods, color=colour("muted"), linewidth=1.4)
         for verdict, points in _by_verdict(outcome.rates):
             axes.scatter(
-                [point.rate_per_second for point in points], [point.good_per_second for point in points], s=42,
+                [point.rate_per_second for point in points], list(map(_goodput, points)), s=42,
                 color=colour(VERDICT_ROLE[verdict]), marker=_MARKER[verdict], zorder=3,
                 label=f"probe: {verdict.replace('_', ' ')}",
             )  # fmt: skip
         held = [window for window in windows if window.phase == "confirmation"]
         if held:
             axes.scatter(
-                [window.offered_per_second for window in held], [window.good_per_second for window in held], s=70,
+                [window.offered_per_second or 0.0 for window in held], list(map(_goodput, held)), s=70,
                 marker="D", facecolors="none", edgecolors=colour("candidate"), linewidths=1.8, zorder=4,
                 label="confirmation",
             )  # fmt: skip
@@ -187,19 +191,24 @@ def plot_goodput(load: LoadStudy) -> Plot:
         _rate_axis(axes, load)
         legend_below(figure, axes)
 
-    best = max(outcome.rates, key=lambda point: point.good_per_second)
+    best = max(outcome.rates, key=_goodput)
     reached = "no rate is confirmed"
     if outcome.confirmed_rate_per_second is not None and windows:
-        good = sum(window.good_per_second for window in windows) / len(windows)
+        good = sum(map(_goodput, windows)) / len(windows)
         reached = f"{good:.3g}/s of {outcome.confirmed_rate_per_second:.3g}/s in the confirmation"
     return draw_plot(
         f"goodput-{load.target}",
         f"Goodput against rate, {load.target}",
-        f"Good requests: {reached}; the most in a probe, {best.good_per_second:.3g}/s, at {best.rate_per_second:.3g}/s "
+        f"Good requests: {reached}; the most in a probe, {_goodput(best):.3g}/s, at {best.rate_per_second:.3g}/s "
         "offered. Short probes decide nothing.",
         draw,
         size=_SIZE,
     )
+
+
+def _goodput(seen: RatePoint | WindowSummary) -> float:
+    rate = seen.rate_per_second if isinstance(seen, RatePoint) else seen.offered_per_second
+    return seen.good_fraction * (rate or 0.0)
 
 
 def _by_verdict(points: Sequence[RatePoint]) -> Iterator[tuple[Verdict, list[RatePoint]]]:
