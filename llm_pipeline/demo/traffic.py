@@ -14,7 +14,7 @@ import json
 import random
 import signal
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ from llm_pipeline.base.entry import ArgumentParser, entry_point
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger, write_json_lines
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
+from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 
 log = get_logger(__name__)
 
@@ -31,7 +31,6 @@ LAST_ANSWERS_SECONDS = 8.0
 """Longest wait for requests in flight at the end; shorter than the grace before a stopped process is killed."""
 
 _RECORD_SECONDS = 0.5
-_LATENCIES_KEPT = 2000
 _REASON_CHARACTERS = 120
 _ERRORS_KEPT = 20
 
@@ -41,7 +40,6 @@ class FailedRequest(Frozen):
 
     sent_at: datetime
     streaming: bool
-    after_seconds: float
     reason: str
 
 
@@ -54,20 +52,15 @@ class TrafficRecord(Frozen):
         failed: Requests that users lost; sent - ok - failed are in flight.
         reasons: Failures by reason.
         first_failures: The first few failures, with their time.
-        p50_milliseconds: Median time to the last byte, over the newest answers; None before the first.
-        p95_milliseconds: 95th percentile of the same.
     """
 
     started_at: datetime
-    updated_at: datetime
     rate_per_second: float
     sent: int
     ok: int
     failed: int
     reasons: dict[str, int]
     first_failures: tuple[FailedRequest, ...]
-    p50_milliseconds: float | None
-    p95_milliseconds: float | None
 
 
 class Traffic:
@@ -91,7 +84,6 @@ class Traffic:
         self._sent = self._ok = 0
         self._reasons: Counter[str] = Counter()
         self._failures: list[FailedRequest] = []
-        self._latencies: deque[float] = deque(maxlen=_LATENCIES_KEPT)
         self._in_flight: set[asyncio.Task[None]] = set()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -109,18 +101,14 @@ class Traffic:
 
     def record(self) -> TrafficRecord:
         """The counts as they are now."""
-        latencies = sorted(self._latencies)
         return TrafficRecord(
             started_at=self._started_at,
-            updated_at=datetime.now(UTC),
             rate_per_second=self._rate,
             sent=self._sent,
             ok=self._ok,
             failed=sum(self._reasons.values()),
             reasons=dict(self._reasons),
             first_failures=tuple(self._failures),
-            p50_milliseconds=_percentile(latencies, 0.50),
-            p95_milliseconds=_percentile(latencies, 0.95),
         )
 
     async def _let_answers_come(self) -> None:
@@ -140,24 +128,18 @@ class Traffic:
         try:
             answer = await (self._client.stream(request) if streaming else self._client.generate(request))
         except asyncio.CancelledError:
-            waited = (datetime.now(UTC) - sent_at).total_seconds()
-            unanswered = Generation(error="no answer by the end of the traffic", total_seconds=waited)
-            self._failed(unanswered, sent_at, streaming=streaming)
+            self._failed("no answer by the end of the traffic", sent_at, streaming=streaming)
             raise
         if answer.ok:
             self._ok += 1
-            self._latencies.append(answer.total_seconds * 1e3)
         else:
-            self._failed(answer, sent_at, streaming=streaming)
+            self._failed(answer.error, sent_at, streaming=streaming)
 
-    def _failed(self, answer: Generation, sent_at: datetime, *, streaming: bool) -> None:
-        reason = answer.error[:_REASON_CHARACTERS]
+    def _failed(self, error: str, sent_at: datetime, *, streaming: bool) -> None:
+        reason = error[:_REASON_CHARACTERS]
         self._reasons[reason] += 1
         if len(self._failures) < _ERRORS_KEPT:
-            failure = FailedRequest(
-                sent_at=sent_at, streaming=streaming, after_seconds=answer.total_seconds, reason=reason
-            )
-            self._failures.append(failure)
+            self._failures.append(FailedRequest(sent_at=sent_at, streaming=streaming, reason=reason))
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -210,10 +192,6 @@ async def _serve(options: argparse.Namespace, prompts: Sequence[str]) -> None:
             await asyncio.wait({sending}, timeout=_RECORD_SECONDS)
             write_record(options.record, traffic.record())
         await sending
-
-
-def _percentile(ordered: Sequence[float], level: float) -> float | None:
-    return ordered[min(len(ordered) - 1, int(level * len(ordered)))] if ordered else None
 
 
 if __name__ == "__main__":

@@ -97,9 +97,6 @@ def test_answered_requests_count_as_answered(site) -> None:
     record = site.record()
     assert record is not None
     assert (record.failed, record.sent) == (0, record.ok)
-    assert record.p50_milliseconds is not None
-    assert record.p95_milliseconds is not None
-    assert record.p50_milliseconds <= record.p95_milliseconds
 
 
 def test_a_lost_request_counts_with_its_reason_and_time(site) -> None:
@@ -112,7 +109,7 @@ def test_a_lost_request_counts_with_its_reason_and_time(site) -> None:
     assert (record.ok, record.failed) == (0, record.sent)
     assert record.reasons == {"HTTP 400: drill": record.failed}
     assert record.first_failures[0].reason == "HTTP 400: drill"
-    assert record.started_at <= record.first_failures[0].sent_at <= record.updated_at
+    assert record.started_at <= record.first_failures[0].sent_at <= datetime.now(UTC)
 
 
 def test_users_survive_a_router_that_is_down_and_are_served_when_it_is_back(site) -> None:
@@ -159,18 +156,17 @@ def test_who_got_no_answer_by_the_end_lost_the_request(site) -> None:
     assert record.sent > 0
     assert (record.ok, record.failed) == (0, record.sent)
     assert list(record.reasons) == ["no answer by the end of the traffic"]
-    assert record.first_failures[0].after_seconds >= 0.3
 
 
 def test_the_record_is_whole_whenever_it_is_read(tmp_path) -> None:
     file, stop = tmp_path / "traffic.json", threading.Event()
     now = datetime.now(UTC)
-    failure = FailedRequest(sent_at=now, streaming=True, after_seconds=0.1, reason="x" * 100)
+    failure = FailedRequest(sent_at=now, streaming=True, reason="x" * 100)
 
     def record(failures: int) -> TrafficRecord:
         return TrafficRecord(
-            started_at=now, updated_at=now, rate_per_second=1.0, sent=failures, ok=0, failed=failures, reasons={},
-            first_failures=(failure,) * failures, p50_milliseconds=None, p95_milliseconds=None,
+            started_at=now, rate_per_second=1.0, sent=failures, ok=0, failed=failures, reasons={},
+            first_failures=(failure,) * failures,
         )  # fmt: skip
 
     def write() -> None:
