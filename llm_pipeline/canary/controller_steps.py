@@ -104,7 +104,7 @@ class Watching(ControllerCore):
         summary = f"{decision.judgement.summary}: {step_in_numbers(tests.step, arms)}"
         judgement = decision.judgement.model_copy(update={"summary": summary})
         table = format_step(tests, tests.step, arms, judgement=judgement, policy=self._policy, seconds=seconds)
-        log.info(Lines(table))
+        log.info(Lines(f"both versions:{table}"))
         return decision.model_copy(update={"judgement": judgement})
 
     def _hangs(self, record: CanaryRecord) -> Judgement | None:

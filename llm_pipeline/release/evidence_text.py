@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 
-from llm_pipeline.base.text_table import underlined
+from llm_pipeline.base.quantities import byte_size
+from llm_pipeline.base.text_table import aligned, underlined
 from llm_pipeline.base.untrusted_text import markdown, one_line
 from llm_pipeline.base.verdict import Evidence, Judgement
 from llm_pipeline.release.contract import StageResult
@@ -23,10 +24,10 @@ _LOAD_FIGURES = {
 
 
 def log_table(judgement: Judgement) -> str:
-    """The verdict, its summary and its evidence, as one log record: aligned columns below a first empty line."""
+    """The verdict, its summary and its evidence, as one log record: aligned columns below the sentence."""
     lines = underlined(_HEADINGS, [tuple(map(one_line, _row(fact))) for fact in judgement.evidence])
     head = f"{judgement.verdict.value}: {one_line(judgement.summary)}{judgement.verdict.see}"
-    return "\n".join(["", head, *lines])
+    return "\n".join([head, *lines])
 
 
 def facts_table(judgement: Judgement) -> str:
@@ -67,7 +68,13 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def metric_lines(metrics: Sequence[tuple[str, object]]) -> str:
-    """Metrics as `name=value`, shortened for a log line; those without a value are left out."""
-    told = [(name, value) for name, value in metrics if value not in (None, "")]
-    return " ".join(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in told)
+def metric_table(metrics: Mapping[str, object]) -> str:
+    """Metrics as people read them, one a line; those without a value are left out."""
+    told = {name: value for name, value in metrics.items() if value not in (None, "")}
+    return "\n".join(aligned([(name.replace("_", " "), _metric(name, value)) for name, value in told.items()]))
+
+
+def _metric(name: str, value: object) -> str:
+    if isinstance(value, int | float) and name.endswith("bytes"):
+        return byte_size(value)
+    return f"{value:.4g}" if isinstance(value, float) else one_line(str(value))

@@ -30,8 +30,10 @@ def highlights(
 
 
 def _size(chosen: Variant, baseline: Variant | None) -> Iterator[Figure]:
-    if baseline and chosen is not baseline:
-        note = f"{100 * chosen.bytes / baseline.bytes:.0f} % of the baseline's {byte_size(baseline.bytes)}"
+    if chosen is not baseline:
+        note = ""
+        if baseline:
+            note = f"{100 * chosen.bytes / baseline.bytes:.0f} % of the baseline's {byte_size(baseline.bytes)}"
         yield Figure(label=f"Size, {chosen.name}", value=byte_size(chosen.bytes), note=note)
 
 

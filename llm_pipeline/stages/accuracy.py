@@ -55,8 +55,8 @@ def run(context: StageContext[AccuracyConfig]) -> StageOutput:
     judgement = with_error(judgement, config.policy, number, share)
     baseline, scoring = read_items(context.inputs["baseline"]), Scoring.of(read_summary(context.inputs["baseline"]))
     comparison = compare_as_judged(baseline, evaluated.items, policy, judgement, scoring=scoring)
-    log.info(Lines(format_evaluation(evaluated.summary)))
-    log.info(Lines(format_comparison(comparison, policy)))
+    log.info(Lines(f"scores:{format_evaluation(evaluated.summary)}"))
+    log.info(Lines(f"compared with the baseline:{format_comparison(comparison, policy)}"))
     if divergence := evaluated.summary.divergence:
         log.info("distance from the baseline", **divergence.model_dump())
     say = log.info if judgement.verdict is Verdict.GO else log.warning

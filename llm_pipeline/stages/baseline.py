@@ -42,7 +42,7 @@ def run(context: StageContext[BaselineConfig]) -> StageOutput:
 
     config = context.config
     evaluated = evaluate_baseline(context.inputs, config, config.dtype, context.workdir)
-    log.info(Lines(format_evaluation(evaluated.summary)))
+    log.info(Lines(f"scores:{format_evaluation(evaluated.summary)}"))
     return StageOutput(
         artifacts={"evaluation": Produced("evaluation", evaluated.directory)},
         metrics=evaluated.metrics(),

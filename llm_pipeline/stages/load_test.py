@@ -128,7 +128,7 @@ def run(context: StageContext[LoadTestConfig]) -> StageOutput:
         outcome = _compared(context, client, source, outcome)
     outcome = _probed_again(context, outcome)
     require_served(config.endpoint, config.repository_digest)
-    log.info(Lines(format_load_test(outcome, config.policy)))
+    log.info(Lines(f"the load test:{format_load_test(outcome, config.policy)}"))
     write_outcome(directory, outcome)
     seconds = time.monotonic() - started
     return StageOutput(

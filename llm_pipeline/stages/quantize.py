@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from llm_pipeline.base.collector import spare_tool
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.base.logging import Lines, get_logger
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.quantization import QuantizationRecipe
@@ -128,7 +128,6 @@ def _quantize(context: StageContext[QuantizeConfig]) -> StageOutput:
         artifacts["calibration"] = Produced("calibration", state)  # so that it is kept as long as this result is
     metrics |= {"seconds_import": import_seconds, "seconds_prepare": prepare_seconds}
     metrics["seconds_validate"] = round(time.monotonic() - began, 3)
-    log.info(Lines(_table(metrics)))
     tool_seconds = sum(float(value or 0.0) for name, value in metrics.items() if name.startswith("seconds_"))
     return StageOutput(artifacts=artifacts, metrics=metrics, tool_seconds=tool_seconds)
 
@@ -183,11 +182,6 @@ def _log_compiled(extensions: tuple[Path, frozenset[Path]]) -> None:
 
 def _weight_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-
-
-def _table(metrics: dict[str, Metric]) -> str:
-    width = max(map(len, metrics))
-    return "\n" + "\n".join(f"{name.replace('_', ' '):<{width}}  {value}" for name, value in metrics.items())
 
 
 def request(flow: ReleaseProgress, subject: str) -> tuple[QuantizeConfig, Mapping[str, ArtifactRef]]:

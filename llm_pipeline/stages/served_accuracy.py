@@ -98,7 +98,7 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     scored = time.monotonic()
     require_served(config.endpoint, config.repository_digest)
     comparison = compare_as_judged(baseline, runner.items, policy, judgement, tasks, scoring=scoring)
-    log.info(Lines(format_comparison(comparison, policy)))
+    log.info(Lines(f"the server's answers, compared with the baseline:{format_comparison(comparison, policy)}"))
     summary = summarise(runner.items, {"scoring": round(scored - built, 3)}, served_versions()).model_copy(
         update={
             "planned": plan.items,

@@ -94,7 +94,7 @@ def run(context: StageContext[StagingConfig]) -> StageOutput:
     except BaseException:
         control.stop()
         raise
-    log.info(Lines(_table(judgement)))
+    log.info(Lines(f"probes of the running server:{_table(judgement)}"))
     if judgement.verdict is not Verdict.GO:
         control.stop()
     return StageOutput(
@@ -150,7 +150,7 @@ def _table(judgement: Judgement) -> str:
         f"{'-' if fact.measured is None else format(fact.measured, '.4g'):>8} {fact.unit:<9} {fact.detail}".rstrip()
         for fact in judgement.evidence
     ]
-    return "\n" + "\n".join([*lines, f"{judgement.verdict}: {judgement.summary}"])
+    return "\n" + "\n".join(lines)
 
 
 def request(flow: ReleaseProgress, subject: str) -> tuple[StagingConfig, Mapping[str, ArtifactRef]]:

@@ -25,10 +25,11 @@ _STYLE = """
 --unsure:#f0b95c}}
 *{box-sizing:border-box}
 body{font:14px/1.5 system-ui,sans-serif;margin:1.5rem;color:var(--ink);background:var(--paper)}
-.wide{overflow-x:auto;max-width:100%}.wide:focus-visible,a:focus-visible{outline:2px solid;outline-offset:2px}
+.wide{overflow-x:auto;max-width:100%;margin-bottom:1rem}
+.wide:focus-visible,a:focus-visible{outline:2px solid;outline-offset:2px}
 table{border-collapse:collapse}caption{text-align:left;font-weight:600;padding:.4rem 0}
 th,td{padding:.4rem .9rem .4rem 0;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
-a{color:inherit}code{font-size:13px}
+a{color:inherit}code{font-size:13px;white-space:nowrap}
 input,select,button{font:inherit;padding:.25rem .5rem;min-height:2rem;max-width:100%}
 form{display:flex;flex-wrap:wrap;gap:.75rem;align-items:end;margin:0 0 1rem}label{display:grid;gap:.15rem}
 .GO{color:var(--go)}.NO_GO,.problem{color:var(--no-go)}.INCONCLUSIVE,.ANOMALOUS{color:var(--unsure)}

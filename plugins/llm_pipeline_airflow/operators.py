@@ -25,7 +25,7 @@ from llm_pipeline.flow import ReleaseProgress, passed, placement, resolve_reques
 from llm_pipeline.notifications.happened import ended, judged
 from llm_pipeline.operations.replacement import replace
 from llm_pipeline.release.contract import StageRequest, StageResult, TimeLimit
-from llm_pipeline.release.evidence_text import log_table, metric_lines
+from llm_pipeline.release.evidence_text import log_table, metric_table
 from llm_pipeline.release.loading import ConfiguredRelease, load_release
 from llm_pipeline.release.time_limit import GRACE_SECONDS, out_of_time
 from llm_pipeline.runners.runner import Job
@@ -382,12 +382,11 @@ class ResolveOperator(StageOperator):
 
 
 def _log_result(result: StageResult) -> None:
-    if result.reused:
-        log.info("reused: nothing was computed, the result was in the store (key %s)", result.key[:12])
-    for name, ref in result.artifacts.items():
-        log.info("artifact %s: %s", name, ref)
-    if result.metrics:
-        log.info("metrics: %s", metric_lines(tuple(result.metrics.items())))
+    """What a reviewer reads last: what was made and measured, and the verdict if there is one."""
+    made = [f"{name:<12}  {ref}" for name, ref in result.artifacts.items()]
+    what = f"{result.stage} {result.subject}".strip()
+    said = "\n".join(filter(None, (f"{what} made and measured:", *made, metric_table(result.metrics))))
+    log.info("%s", Lines(said))
     if result.judgement is not None:
         level = logging.INFO if passed(result) else logging.ERROR
         log.log(level, "%s", Lines(log_table(result.judgement)))

@@ -24,7 +24,6 @@ def test_the_log_table_is_one_record_of_aligned_columns():
     unknown = Evidence(name="errors", verdict=Verdict.INCONCLUSIVE)
     table = log_table(judge("slower than allowed", [slow, unknown]))
     assert table.splitlines() == [
-        "",
         "NO_GO: slower than allowed (docs/runbooks.md#no_go)",
         "fact    verdict       measured  bounds    limit   n",
         "------  ------------  --------  --------  ------  -",
@@ -61,7 +60,7 @@ def test_no_text_of_a_repository_or_a_server_makes_more_of_an_approval_than_text
         gate = result("load_test", judgement)
         assert rendered(markdown_table([gate])).count("td") == 4
         assert rendered(facts_table(judgement)).count("td") == 6
-        assert len(log_table(judgement).splitlines()) == 5
+        assert len(log_table(judgement).splitlines()) == 4
         model = SimpleNamespace(id="demo/tiny", commit="0" * 40)
         flow = SimpleNamespace(
             record=SimpleNamespace(release_id="r1", model=model),

@@ -139,7 +139,7 @@ def test_the_judgement_is_told_in_numbers_and_the_log_shows_one_table(site) -> N
         r"p95 first byte (\d+|-) and \d+ ms",
         judgement.summary,
     )
-    tables = [event for event in site.events() if event.startswith("\n")]
+    tables = [event for event in site.events() if event.startswith("both versions:")]
     assert len(tables) == 1
-    assert tables[0].startswith("\n  | step 20 %, ")
+    assert tables[0].startswith("both versions:\n  | step 20 %, ")
     assert tables[0].endswith(f"GO: {judgement.summary}")
