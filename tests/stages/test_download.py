@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import struct
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from llm_pipeline.model_facts.reader import read_facts
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import execute
 from llm_pipeline.stages.download import download_config
+from llm_pipeline.store import open_store
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "intermediate_size": 16,
@@ -66,3 +69,24 @@ def test_what_was_judged_is_not_in_the_key_of_the_download(tmp_path: Path):
     again = downloaded(tmp_path, source, facts.model_copy(update={"context_length": 128}))
     assert isinstance(again, StageResult)
     assert again.reused
+
+
+def test_a_download_killed_just_before_it_is_in_the_store_is_not_made_again(tmp_path: Path):
+    source, facts = published(tmp_path / "model")
+    if (child := os.fork()) == 0:
+
+        def killed(*_directories: object) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        Path.rename = killed  # the last step of a publication that moves what it is given
+        downloaded(tmp_path, source, facts)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    (sealed,) = (tmp_path / "work").rglob("_COMPLETE.json")
+    assert not list((tmp_path / "store").rglob("_COMPLETE.json"))
+    outcome = downloaded(tmp_path, source, facts)
+    assert isinstance(outcome, StageResult), outcome
+    assert not outcome.reused
+    assert outcome.metrics["fetched_bytes"] == 0
+    assert not sealed.exists()
+    assert open_store(f"file://{tmp_path}/store").verify(outcome.artifacts["checkpoint"]) == []
