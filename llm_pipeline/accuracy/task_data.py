@@ -20,6 +20,7 @@ KINDS = ("json", "csv", "parquet", "text")
 _PLACE_OPTIONS = ("data_files", "data_dir", "trust_remote_code")
 _DEFAULT_SPLIT = "train"
 _GLOB = frozenset("*?[")
+_LONGEST_NAME = 255
 
 
 def data_files(root: Path, path: Path, configuration: Mapping[str, Any]) -> dict[str, tuple[Path, ...]] | None:
@@ -33,7 +34,7 @@ def data_files(root: Path, path: Path, configuration: Mapping[str, Any]) -> dict
     kind = configuration.get("dataset_path")
     options = configuration.get("dataset_kwargs") or {}
     if kind not in KINDS:
-        if isinstance(kind, str) and (kind.startswith((".", "/")) or (root / kind).exists()):
+        if isinstance(kind, str) and (kind.startswith((".", "/")) or _is_there(root, kind)):
             raise ConfigError(
                 f"dataset_path {kind!r} is a path",
                 where=str(path),
@@ -48,12 +49,33 @@ def data_files(root: Path, path: Path, configuration: Mapping[str, Any]) -> dict
     found = {}
     for split, names in by_split.items():
         own = [
-            file
-            for name in ([names] if isinstance(names, str) else names)
-            for file in _found(root, bases, str(name), path)
+            file for name in named(names, "dataset_kwargs.data_files", path) for file in _found(root, bases, name, path)
         ]
         found[str(split)] = tuple(dict.fromkeys(own))
     return found
+
+
+def named(value: Any, key: str, where: Path) -> list[str]:
+    """What a key of a task file names: one text or several.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    names = value if isinstance(value, list) else [] if value is None else [value]
+    if strange := [name for name in names if not isinstance(name, str) or _is_too_long(name)]:
+        raise ConfigError(
+            f"{key} is {str(strange[0])[:40]!r}, not a name or a list of names", where=str(where), hint="write a text"
+        )
+    return names
+
+
+def _is_there(root: Path, name: str) -> bool:
+    return not _is_too_long(name) and (root / name).exists()
+
+
+def _is_too_long(path: str) -> bool:
+    """Whether no file can be called so: the system would answer with an error of its own."""
+    return any(len(part.encode()) > _LONGEST_NAME for part in path.split("/"))
 
 
 def count_documents(configuration: Mapping[str, Any], files: Sequence[Path]) -> int | None:
@@ -126,7 +148,7 @@ def _json_rows(configuration: Mapping[str, Any], files: Sequence[Path]) -> list[
     for file in files:
         try:
             own = list(_json_values(file, field))
-        except (OSError, ValueError, KeyError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise unless_io(error, ConfigError(f"unreadable task data: {error}", where=str(file))) from error
         if strange := next((value for value in own if not isinstance(value, dict)), None):
             raise ConfigError(f"unreadable task data: {str(strange)[:40]!r} is not a JSON object", where=str(file))

@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llm_pipeline.accuracy.task_data import count_documents, data_files, inside
+from llm_pipeline.accuracy.task_data import count_documents, data_files, inside, named
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.plain_files import read_plain_file
 from llm_pipeline.base.yaml_document import CONFIG_BOUNDS, Tagged, parse_yaml
 
 _DEFAULT_OUTPUT_TYPE = "generate_until"
 """What lm-eval takes a task for that does not say."""
+_OUTPUT_TYPES = ("generate_until", "multiple_choice", "loglikelihood", "loglikelihood_rolling")
 _CODE_TAG = "!function"
 _BOUNDS = replace(CONFIG_BOUNDS, tags=frozenset({_CODE_TAG}))
 _IGNORED = frozenset({"__pycache__", ".ipynb_checkpoints"})
@@ -86,9 +87,9 @@ class TaskDirectory:
         split = task.configuration.get("test_split") or task.configuration.get("validation_split")
         if files is None or split is None:
             return None
-        if split not in files:
+        if str(split) not in files:
             raise ConfigError(f"its data have no split {split!r}, only {', '.join(files)}", where=str(task.path))
-        return count_documents(task.configuration, files[split])
+        return count_documents(task.configuration, files[str(split)])
 
     def output_type(self, name: str) -> str:
         """`generate_until`, `multiple_choice`, `loglikelihood` or `loglikelihood_rolling`."""
@@ -124,12 +125,19 @@ def read_task_directory(directory: Path, *, allow_code: bool = False) -> TaskDir
         (groups if kind == "group" else tasks)[name] = TaskFile(path, configuration)
     if not allow_code:
         _refuse_code([*tasks.values(), *groups.values()])
+    defined = TaskDirectory(root, tasks, groups, _tags(tasks))
+    for name, group in groups.items():
+        if name in defined.reached([*_members(group.configuration["task"])])[0]:
+            raise ConfigError(f"group {name} is among its own members", where=str(group.path))
+    return defined
+
+
+def _tags(tasks: Mapping[str, TaskFile]) -> dict[str, tuple[str, ...]]:
     tags: dict[str, tuple[str, ...]] = {}
     for name, task in sorted(tasks.items()):
-        own = task.configuration.get("tag") or ()
-        for tag in [own] if isinstance(own, str) else own:
-            tags[str(tag)] = (*tags.get(str(tag), ()), name)
-    return TaskDirectory(root, tasks, groups, tags)
+        for tag in named(task.configuration.get("tag"), "tag", task.path):
+            tags[tag] = (*tags.get(tag, ()), name)
+    return tags
 
 
 def task_code(value: Any) -> Iterator[TaskCode]:
@@ -149,12 +157,11 @@ def _merged(root: Path, path: Path, included: set[Path], above: tuple[Path, ...]
     if path in above:
         raise ConfigError("the file includes itself", where=str(path))
     configuration = _read(path)
-    names = configuration.pop("include", ())
     merged: dict[str, Any] = {}
-    for name in [names] if isinstance(names, str) else names:
-        other = inside(root, path.parent / str(name), f"the included file {str(name)!r}", path)
+    for name in named(configuration.pop("include", None), "include", path):
+        other = inside(root, path.parent / name, f"the included file {name!r}", path)
         if not other.is_file():
-            raise ConfigError(f"the included file {str(name)!r} does not exist", where=str(path))
+            raise ConfigError(f"the included file {name!r} does not exist", where=str(path))
         included.add(other)
         merged |= {
             key: value for key, value in _merged(root, other, included, (*above, path)).items() if key != "task_list"
@@ -179,12 +186,18 @@ def _with_place(value: Any, directory: Path) -> Any:
 
 def _checked_name(path: Path, kind: str, configuration: Mapping[str, Any]) -> str:
     name = configuration.get(kind)
+    if kind == "group" and not isinstance(configuration.get("task"), list):
+        raise ConfigError("a group needs a list of tasks; a label of one task is its `tag`", where=str(path))
     if not isinstance(name, str):
-        raise ConfigError("a task file needs `task: <name>`", where=str(path))
+        raise ConfigError(f"a {kind} file needs `{kind}: <name>`", where=str(path))
     if kind == "group":
-        if not isinstance(configuration.get("task"), list):
-            raise ConfigError("a group needs a list of tasks; a label of one task is its `tag`", where=str(path))
         _check_members(path, name, configuration)
+    elif (output := configuration.get("output_type", _DEFAULT_OUTPUT_TYPE)) not in _OUTPUT_TYPES:
+        raise ConfigError(
+            f"task {name}: output_type is {str(output)[:40]!r}",
+            where=str(path),
+            hint=f"one of {', '.join(_OUTPUT_TYPES)}",
+        )
     return name
 
 

@@ -22,6 +22,18 @@ _PICKLES = {
 }  # fmt: skip
 _ARCHIVES = {".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst", ".nemo", ".whl", ".egg"}
 _CODE = {".py", ".pyc", ".pyd", ".so", ".dll", ".dylib", ".sh", ".bat", ".ps1", ".ipynb", ".js", ".exe"}
+_FOR_OTHERS = {
+    ".gguf",
+    ".ggml",
+    ".onnx",
+    ".onnx_data",
+    ".msgpack",
+    ".ot",
+    ".tflite",
+    ".mlmodel",
+    ".mlpackage",
+    ".llamafile",
+}
 _ALLOWED_SUFFIXES = {WEIGHTS_SUFFIX, ".json", ".jinja", ".model", ".tiktoken"}
 _ALLOWED_NAMES = {"merges.txt", "vocab.txt", "bpe.codes"}
 _ALLOWED_DIRECTORIES = {"", "additional_chat_templates"}
@@ -101,7 +113,7 @@ def select_files(paths: Iterable[str], *, where: str = "") -> Selection:
     for adapter in [path for path in fetched if path.startswith("adapter_") and "config.json" in fetched]:
         skipped[adapter] = "an adapter, which some loaders would apply to the model without being asked"
         fetched.remove(adapter)
-    _require_model(fetched, refused, where)
+    _require_model(fetched, listed, where)
     return Selection(fetched=tuple(sorted(fetched)), skipped=skipped, refused=refused)
 
 
@@ -153,12 +165,23 @@ def _second_copies(paths: list[str]) -> list[str]:
     return copies if others else []
 
 
-def _require_model(fetched: list[str], refused: Mapping[str, str], where: str) -> None:
+def _other_weights(listed: list[str]) -> str:
+    """What a repository has in place of safetensors, in words."""
+    for suffixes, told in (
+        (_PICKLES, "its weights are only in formats that can run code"),
+        (_FOR_OTHERS, "its weights are for other programs"),
+        ({WEIGHTS_SUFFIX}, "its weights are those of a model in parts, in directories"),
+        (_ARCHIVES, "it has archives, which are not unpacked"),
+    ):
+        if found := sorted(path for path in listed if PurePosixPath(path).suffix.lower() in suffixes):
+            return f"{told}: {found[:4]}"
+    return "it has no weights"
+
+
+def _require_model(fetched: list[str], listed: list[str], where: str) -> None:
     if not any(path.endswith(WEIGHTS_SUFFIX) for path in fetched):
-        pickles = sorted(path for path in refused if PurePosixPath(path).suffix.lower() in _PICKLES)
-        found = f"its weights are only in formats that can run code: {pickles[:4]}" if pickles else "it has no weights"
         raise Unsupported(
-            f"the repository has no safetensors file; {found}",
+            f"the repository has no safetensors file at its top; {_other_weights(listed)}",
             where=where,
             hint="use a revision with safetensors weights (many repositories have one in refs/pr/*), or convert it "
             "on a machine that may be lost and publish the result",
@@ -167,5 +190,6 @@ def _require_model(fetched: list[str], refused: Mapping[str, str], where: str) -
         raise Unsupported(
             "the repository has no config.json",
             where=where,
-            hint="adapters and other partial models must be merged into a full model first",
+            hint="adapters and other partial models must be merged into a full model first; of a model in a layout of "
+            "its publisher's own (params.json), name the repository that Transformers reads",
         )

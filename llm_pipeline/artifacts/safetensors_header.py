@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.base.json_document import parse
+from llm_pipeline.base.json_document import parse, refuse_lfs_pointer
 
 MAXIMUM_HEADER_BYTES = 100_000_000
 """The limit of the reference implementation."""
@@ -67,6 +67,7 @@ def parse_header(name: str, size: int, read: Callable[[int, int], bytes]) -> tup
         IntegrityError: As `read_header`.
     """
     begin = read(0, min(size, _FIRST_READ))
+    refuse_lfs_pointer(begin, name)
     length = int.from_bytes(begin[:8], "little")
     if len(begin) < 8 or length > min(MAXIMUM_HEADER_BYTES, size - 8):  # noqa: PLR2004 - the format's 8 bytes
         raise _damaged(name, f"a header of {length} bytes does not fit the file's {size}")

@@ -76,6 +76,22 @@ def read(path: Path, *, where: str | None = None, maximum_bytes: int = MAXIMUM_B
     return parse(data, where=name, maximum_bytes=maximum_bytes, finite=finite)
 
 
+def refuse_lfs_pointer(data: bytes, where: str) -> None:
+    """Refuse what Git leaves in place of a large file.
+
+    Args:
+        data: The file's beginning.
+        where: What it is, for the error.
+
+    Raises:
+        IntegrityError: It is a pointer of Git LFS (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md).
+    """
+    if data.startswith(b"version https://git-lfs.github.com/"):
+        raise IntegrityError(
+            "a pointer of Git LFS, not the file", where=where, hint="fetch the files in the clone: git lfs pull"
+        )
+
+
 def parse(data: bytes, *, where: str, maximum_bytes: int = MAXIMUM_BYTES, finite: bool = True) -> Any:
     """The value of a JSON text; see `read_object`.
 
@@ -90,6 +106,7 @@ def parse(data: bytes, *, where: str, maximum_bytes: int = MAXIMUM_BYTES, finite
     """
     if len(data) > maximum_bytes:
         raise _unusable(f"longer than the {maximum_bytes:,} bytes that are read", where)
+    refuse_lfs_pointer(data, where)
     number = partial(_number, finite=finite)
     try:
         value = json.loads(

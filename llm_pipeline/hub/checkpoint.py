@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from llm_pipeline.artifacts.checkpoint_directory import check_document
+from llm_pipeline.artifacts.checkpoint_directory import INDEX_SUFFIX, check_document
 from llm_pipeline.artifacts.model_files import WEIGHTS_SUFFIX
 from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.artifacts.safetensors_header import TensorEntry, read_header
@@ -22,8 +22,7 @@ from llm_pipeline.base.logging import get_logger
 
 log = get_logger(__name__)
 
-_INDEX_SUFFIX = ".safetensors.index.json"
-_INDEX = f"model{_INDEX_SUFFIX}"
+_INDEX = f"model{INDEX_SUFFIX}"
 _SINGLE_FILE = "model.safetensors"
 Headers = Mapping[str, tuple[TensorEntry, ...]]
 _MAXIMUM_BYTES = 10_000_000
@@ -61,7 +60,7 @@ def check_checkpoint(model: PinnedModel, directory: Path, sampled_values: int) -
     headers = {
         file.path: read_header(directory / file.path) for file in model.files if file.path.endswith(WEIGHTS_SUFFIX)
     }
-    check_model_config(directory / "config.json", _all_tensors(directory, headers))
+    check_model_config(directory / "config.json", _tensors_in(directory, headers))
     for path, header in headers.items():
         check_values(directory / path, header, sampled_values)
 
@@ -74,11 +73,30 @@ def read_tensors(directory: Path) -> dict[str, TensorEntry]:
             or index and shards contradict each other.
     """
     files = sorted(directory.glob(f"*{WEIGHTS_SUFFIX}"))
-    return _all_tensors(directory, {path.name: read_header(path) for path in files})
+    return _tensors_in(directory, {path.name: read_header(path) for path in files})
 
 
-def _all_tensors(directory: Path, headers: Headers) -> dict[str, TensorEntry]:
-    _require_loaded(directory, headers)
+def check_layout(name: str, indexes: Mapping[str, Mapping[str, Any]], headers: Headers) -> None:
+    """Check what is known of a model before it is fetched: the indexes of its weights against their headers.
+
+    Args:
+        name: The model's, for errors.
+        indexes: Content of each weight index by its path.
+        headers: As `check_index` takes them.
+
+    Raises:
+        IntegrityError: As `read_tensors`.
+    """
+    _all_tensors(name, {path: _check_weight_map(path, index, headers)[0] for path, index in indexes.items()}, headers)
+
+
+def _tensors_in(directory: Path, headers: Headers) -> dict[str, TensorEntry]:
+    indexes = sorted(directory.glob(f"*{INDEX_SUFFIX}"))
+    return _all_tensors(directory.name, {index.name: check_index(index, headers) for index in indexes}, headers)
+
+
+def _all_tensors(name: str, weight_maps: Mapping[str, Mapping[str, str]], headers: Headers) -> dict[str, TensorEntry]:
+    _require_loaded(name, weight_maps, headers)
     places: dict[str, str] = {}
     for path, header in headers.items():
         if not header:
@@ -91,15 +109,13 @@ def _all_tensors(directory: Path, headers: Headers) -> dict[str, TensorEntry]:
     return {tensor.name: tensor for header in headers.values() for tensor in header}
 
 
-def _require_loaded(directory: Path, headers: Headers) -> None:
+def _require_loaded(name: str, weight_maps: Mapping[str, Mapping[str, str]], headers: Headers) -> None:
     """Every weight file is one that loaders read: some read the whole directory, others only what the index names."""
-    for index in sorted(directory.glob(f"*{_INDEX_SUFFIX}")):
-        check_index(index, headers)
     loaded = {_SINGLE_FILE}
-    if (directory / _INDEX).is_file() and _SINGLE_FILE not in headers:
-        loaded = set(_read_index(directory / _INDEX)[0].values())
+    if _INDEX in weight_maps and _SINGLE_FILE not in headers:
+        loaded = set(weight_maps[_INDEX].values())
     if not headers.keys() & loaded:
-        raise _incomplete(directory.name, f"there is neither {_SINGLE_FILE} nor {_INDEX}")
+        raise _incomplete(name, f"there is neither {_SINGLE_FILE} nor {_INDEX}")
     if others := sorted(headers.keys() - loaded):
         raise _incomplete(others[0], f"not every loader reads this file beside {min(loaded)}")
 
@@ -108,53 +124,58 @@ def _incomplete(where: str, problem: str) -> IntegrityError:
     return IntegrityError(problem, where=where, hint="the upload was incomplete or mixed up; choose another revision")
 
 
-def check_index(index: Path, headers: Headers) -> None:
-    """Check that a weight index and the shards that it names say the same.
+def check_index(index: Path, headers: Headers) -> Mapping[str, str]:
+    """Check that a weight index and the shards that it names say the same, and return the shard of each tensor.
 
     `headers` has the tensors of each weights file, by its path.
 
     Raises:
         IntegrityError: They do not; the message names the tensors or shards.
     """
-    weight_map, total_bytes = _read_index(index)
+    weight_map, total_bytes = _check_weight_map(index.name, read_object(index, where=index.name), headers)
+    actual = sum(tensor.end - tensor.start for shard in set(weight_map.values()) for tensor in headers[shard])
+    if total_bytes is not None and total_bytes != actual:
+        log.warning("the index states another size than its tensors have", total_size=total_bytes, bytes=actual)
+    return weight_map
+
+
+def _check_weight_map(
+    name: str, index: Mapping[str, Any], headers: Headers
+) -> tuple[Mapping[str, str], int | float | None]:
+    weight_map, total_bytes = _read_index(name, index)
     if not weight_map:
-        raise _disagrees(index, "the index names no tensors", [])
+        raise _disagrees(name, "the index names no tensors", [])
     shards = set(weight_map.values())
     if missing := sorted(shards - headers.keys()):
-        raise _disagrees(index, "the index names shards that the repository does not have", missing)
+        raise _disagrees(name, "the index names shards that the repository does not have", missing)
     held = [(tensor, shard) for shard in sorted(shards) for tensor in headers[shard]]
     places = {tensor.name: shard for tensor, shard in held}
     if len(places) != len(held):
         twice = sorted({tensor.name for tensor, shard in held if places[tensor.name] != shard})
-        raise _disagrees(index, "tensors are in two shards", twice)
-    if absent := sorted(name for name, shard in weight_map.items() if places.get(name) != shard):
-        raise _disagrees(index, "tensors are not in the shard that the index names", absent)
+        raise _disagrees(name, "tensors are in two shards", twice)
+    if absent := sorted(tensor for tensor, shard in weight_map.items() if places.get(tensor) != shard):
+        raise _disagrees(name, "tensors are not in the shard that the index names", absent)
     if unlisted := sorted(places.keys() - weight_map.keys()):
-        raise _disagrees(index, "the index does not list tensors of its shards", unlisted)
-    actual = sum(tensor.end - tensor.start for tensor, _ in held)
-    if total_bytes is not None and total_bytes != actual:
-        log.warning("the index states another size than its tensors have", total_size=total_bytes, bytes=actual)
+        raise _disagrees(name, "the index does not list tensors of its shards", unlisted)
+    return weight_map, total_bytes
 
 
-def _read_index(index: Path) -> tuple[dict[str, str], int | float | None]:
-    content = read_object(index, where=index.name)
+def _read_index(name: str, content: Mapping[str, Any]) -> tuple[dict[str, str], int | float | None]:
     try:
         weight_map, metadata = content["weight_map"], content.get("metadata") or {}
         total_bytes = metadata.get("total_size")
     except (KeyError, AttributeError) as error:
-        raise IntegrityError(f"not a weight index: {error}", where=index.name) from error
+        raise IntegrityError(f"not a weight index: {error}", where=name) from error
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
-        raise IntegrityError("not a weight index: weight_map does not name a shard for each tensor", where=index.name)
+        raise IntegrityError("not a weight index: weight_map does not name a shard for each tensor", where=name)
     if total_bytes is not None and not isinstance(total_bytes, (int, float)):
-        raise IntegrityError("not a weight index: total_size is not a number", where=index.name)
+        raise IntegrityError("not a weight index: total_size is not a number", where=name)
     return weight_map, total_bytes
 
 
-def _disagrees(index: Path, problem: str, names: list[str]) -> IntegrityError:
+def _disagrees(index: str, problem: str, names: list[str]) -> IntegrityError:
     listing = f": {[name[:120] for name in names[:4]]}" if names else ""
-    return IntegrityError(
-        f"{problem}{listing}", where=index.name, hint="the upload was incomplete; choose another revision"
-    )
+    return IntegrityError(f"{problem}{listing}", where=index, hint="the upload was incomplete; choose another revision")
 
 
 def check_model_config(path: Path, tensors: Mapping[str, TensorEntry]) -> None:

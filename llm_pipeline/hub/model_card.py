@@ -18,8 +18,9 @@ _BOUNDS = YamlBounds(bytes=MAXIMUM_CARD_BYTES, depth=64, nodes=200_000, strict=F
 """Cards of embedding models list every result of a benchmark: tens of thousands of values."""
 
 _NO_LICENSE = "not stated"
+_BETWEEN = ", "
 _NOT_GATED = "no"
-_FRONT_MATTER = re.compile(r"\A---\r?\n(.*?)\r?\n---", re.DOTALL)
+_FRONT_MATTER = re.compile(r"\A\ufeff?\s*---[ \t]*\r?\n(.*?)\r?\n---", re.DOTALL)
 
 
 def card_fields(text: str) -> dict[str, Any]:
@@ -33,12 +34,19 @@ def card_fields(text: str) -> dict[str, Any]:
 
 
 def stated_license(card: Mapping[str, Any], tags: Iterable[str] = ()) -> str | None:
-    """The licence as the hub writes it: the card's, its own name when the card says `other`, or the tag's."""
+    """The licence as the hub writes it: the card's, its own name when the card says `other`, or the tag's.
+
+    Of a card with several they are all named, with commas.
+    """
     if card.get("license") == "other" and card.get("license_name"):
-        return str(card["license_name"])
+        return _named(card["license_name"])
     if card.get("license"):
-        return str(card["license"])
+        return _named(card["license"])
     return next((tag.removeprefix("license:") for tag in tags if tag.startswith("license:")), None)
+
+
+def _named(value: Any) -> str:
+    return _BETWEEN.join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 _KNOWN_LICENSES = frozenset({
@@ -80,12 +88,14 @@ def inherited_fields(card: Mapping[str, Any], model: PinnedModel, page: str) -> 
 
 
 def require_license(model: PinnedModel, allowed: Sequence[str] | None) -> None:
-    """Refuse a model whose licence is not on the list, if there is one.
+    """Refuse a model whose licence is not on the list, if there is one; of several, each must be.
 
     Raises:
         Unsupported: It has another one, or states none.
     """
-    if allowed is None or (model.license or "").casefold() in {name.casefold() for name in allowed}:
+    names = {name.casefold() for name in allowed or ()}
+    stated = (model.license or "").casefold()
+    if allowed is None or stated in names or names.issuperset(stated.split(_BETWEEN)):
         return
     raise Unsupported(
         f"the model's licence is {model.license or _NO_LICENSE}; model.licenses allows {', '.join(allowed) or 'none'}",

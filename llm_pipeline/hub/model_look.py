@@ -14,10 +14,12 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
+from llm_pipeline.artifacts.checkpoint_directory import INDEX_SUFFIX
 from llm_pipeline.artifacts.model_files import WEIGHTS_SUFFIX
 from llm_pipeline.artifacts.safetensors_header import TensorEntry, parse_header
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.base.json_document import parse
+from llm_pipeline.base.json_document import MAXIMUM_BYTES, parse
+from llm_pipeline.hub.checkpoint import check_layout
 from llm_pipeline.hub.source import ModelLook
 from llm_pipeline.model_facts.grouping import HeldTensor
 from llm_pipeline.model_facts.reader import ModelDocuments
@@ -26,6 +28,7 @@ _CONFIG, _TOKENIZER, _GENERATION = "config.json", "tokenizer_config.json", "gene
 _QUANTIZATION = "hf_quant_config.json"
 _TEMPLATES = ("chat_template.jinja", "chat_template.json")
 _LONGEST_DOCUMENT = 10_000_000
+_LONGEST_INDEX = MAXIMUM_BYTES
 _AT_ONCE = 16
 
 
@@ -33,7 +36,7 @@ def read_documents(look: ModelLook) -> ModelDocuments:
     """Read what planning needs of a model.
 
     Raises:
-        IntegrityError: A document or a header is malformed.
+        IntegrityError: A document or a header is malformed, or index and shards contradict each other.
         SourceRefused: A file cannot be read.
         SourceUnavailable: The source does not answer any more.
     """
@@ -42,8 +45,12 @@ def read_documents(look: ModelLook) -> ModelDocuments:
         partial(_object, look, _CONFIG), partial(_has_template, look), partial(_optional, look, _GENERATION)
     ]  # fmt: skip
     jobs += [partial(_tensors, look, path) for path in weights]
+    indexed = sorted(path for path in look.sizes if path.endswith(INDEX_SUFFIX))
+    jobs += [partial(_object, look, path, _LONGEST_INDEX) for path in indexed]
     with ThreadPoolExecutor(min(_AT_ONCE, len(jobs))) as pool:
-        config, template, generation, *headers = pool.map(lambda job: job(), jobs)
+        config, template, generation, *read = pool.map(lambda job: job(), jobs)
+    headers, indexes = read[: len(weights)], dict(zip(indexed, read[len(weights) :], strict=True))
+    check_layout(look.name, indexes, dict(zip(weights, headers, strict=True)))
     tensors = [
         HeldTensor(entry.name, entry.dtype, entry.shape, entry.end - entry.start)
         for header in headers
@@ -66,11 +73,11 @@ def _with_quantization(look: ModelLook, config: dict[str, Any]) -> dict[str, Any
     return {**config, "quantization_config": {"quant_method": "modelopt", **(told if isinstance(told, dict) else {})}}
 
 
-def _object(look: ModelLook, path: str) -> dict[str, Any]:
+def _object(look: ModelLook, path: str, longest: int = _LONGEST_DOCUMENT) -> dict[str, Any]:
     size = look.sizes[path]
-    if size > _LONGEST_DOCUMENT:
+    if size > longest:
         raise IntegrityError(f"it has {size} bytes: more than any configuration has", where=f"{look.name}: {path}")
-    value = parse(look.read(path, 0, size), where=f"{look.name}: {path}", finite=False)
+    value = parse(look.read(path, 0, size), where=f"{look.name}: {path}", maximum_bytes=longest, finite=False)
     if not isinstance(value, dict):
         raise IntegrityError("not a JSON object", where=f"{look.name}: {path}")
     return value

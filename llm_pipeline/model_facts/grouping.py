@@ -39,8 +39,6 @@ _DESCRIPTIONS = {
 """Keys of config.json that say how weights are quantized, and the method where they do not name it."""
 
 _PLAIN_TYPES = frozenset({"F16", "BF16", "F32"})
-_NOT_WEIGHTS = 0.1
-"""Share of the bytes that masks and other buffers may have, in types of their own."""
 
 _PACKED = (".weight_packed", ".qweight", ".weight", "_blocks")
 
@@ -176,6 +174,7 @@ class Grouped(NamedTuple):
         head_name: Its module.
         other: Parameters that are no matrices of the layers.
         bytes: Of all tensors, scales included, by the type of their elements.
+        other_type: Of the matrices inside the layers that are of none of the plain types; empty where all are.
     """
 
     matrices: tuple[MatrixGroup, ...]
@@ -184,17 +183,7 @@ class Grouped(NamedTuple):
     head_name: str
     other: int
     bytes: Mapping[str, int]
-
-
-def undescribed_format(sizes: Mapping[str, int]) -> str:
-    """The type of weights that are not plain although config.json says nothing of it; empty where they are plain.
-
-    Args:
-        sizes: Bytes of all tensors by the type of their elements.
-    """
-    others = {kind: size for kind, size in sizes.items() if kind and kind not in _PLAIN_TYPES}
-    largest = max(others, key=lambda kind: others[kind], default="")
-    return largest if sum(others.values()) > _NOT_WEIGHTS * sum(sizes.values()) else ""
+    other_type: str = ""
 
 
 class _Place(NamedTuple):
@@ -233,6 +222,7 @@ def group_tensors(tensors: Iterable[HeldTensor], words: ConfigWords, packing: Pa
     layers, sorter = words.count("num_hidden_layers"), _Sorter(words, packing)
     places: dict[_Place, dict[int, int]] = {}
     sizes: Counter[str] = Counter()
+    other_type = ""
     embedding = head = other = 0
     head_name = "lm_head"
     for tensor in tensors:
@@ -241,13 +231,14 @@ def group_tensors(tensors: Iterable[HeldTensor], words: ConfigWords, packing: Pa
         if found.place is not None and layer is not None and layer < layers:
             numbers = places.setdefault(found.place, {})
             numbers[layer] = numbers.get(layer, 0) + found.copies
+            other_type = other_type or ("" if tensor.dtype in _PLAIN_TYPES else tensor.dtype)
         elif not found.is_table:
             other += found.parameters
         elif _EMBEDDINGS.search(found.module):
             embedding += found.parameters
         else:
             head, head_name = head + found.parameters, found.module
-    return Grouped(_groups(places, words), embedding, head, head_name, other, sizes)
+    return Grouped(_groups(places, words), embedding, head, head_name, other, sizes, other_type)
 
 
 class _Sorter:

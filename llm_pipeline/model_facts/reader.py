@@ -18,7 +18,7 @@ from typing import Any
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.model_sizes import ModelSizes
 from llm_pipeline.model_facts.facts import MatrixGroup, ModelFacts
-from llm_pipeline.model_facts.grouping import Grouped, HeldTensor, Packing, group_tensors, undescribed_format
+from llm_pipeline.model_facts.grouping import Grouped, HeldTensor, Packing, group_tensors
 from llm_pipeline.model_facts.layout import caches, expected_tensors, head_size, is_known, kv_heads
 from llm_pipeline.model_facts.words import LARGEST, ConfigWords
 
@@ -158,7 +158,7 @@ def read_facts(documents: ModelDocuments, sizes: ModelSizes | None = None) -> Mo
         other_parameters=grouped.other,
         stored_bytes=sum(grouped.bytes.values()),
         stored_by_dtype=dict(grouped.bytes) if documents.tensors is not None else {},
-        stored_format=packing.name or undescribed_format(grouped.bytes),
+        stored_format=packing.name or grouped.other_type,
         chat_template=documents.chat_template,
         end_token=_names_end_token(documents, words),
         origin=documents.origin,

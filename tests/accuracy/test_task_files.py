@@ -139,6 +139,17 @@ def test_documents_of_each_kind_are_counted(tmp_path, configuration, count):
         ({"a_yaml": {"task": "a", "include": "none.yaml"}}, "included file 'none.yaml' does not exist"),
         ({"a_yaml": {"task": "a", "include": "a.yaml"}}, "includes itself"),
         ({"a_yaml": {"group": "a", "task": "b"}}, "a group needs a list"),
+        (
+            {"a_yaml": {"group": ["a"], "task": "b"}},
+            "a label of one task is its `tag`",
+        ),  # as lm-eval had it before 0.4.4
+        ({"a_yaml": {"group": "a", "task": ["b", {"group": "c", "task": ["a"]}]}}, "among its own members"),
+        ({"a_yaml": {"task": "a", "include": 5}}, "include is '5', not a name"),
+        ({"a_yaml": {"task": "a", "include": "x" * 300}}, "include is 'x+', not a name"),
+        ({"a_yaml": {"task": "a", "tag": [["b"]]}}, "tag is .* not a name"),
+        ({"a_yaml": {"task": "a", "output_type": "generate_unti"}}, "output_type is 'generate_unti'"),
+        ({"a_yaml": {"task": "a", "test_split": "test", **data("json", {"test": 5})}}, "data_files is '5', not a name"),
+        ({"a_yaml": {"task": "a", "test_split": ["dev"], **data("json", {"test": "a.yaml"})}}, "no split"),
         ({"a_yaml": {"group": "a", "task": [1]}}, "neither a name nor a task"),
         ({"a_yaml": {"group": "a", "task": [{"task": "b", "dataset_path": "json"}]}}, "task file of its own"),
         ({"a_yaml": {"group": "a", "task": ["b"], "dataset_kwargs": {}}}, "state it in its tasks' files"),
@@ -153,6 +164,18 @@ def test_documents_of_each_kind_are_counted(tmp_path, configuration, count):
             "not a JSON object",
         ),
         ({"a_yaml": {"task": "a", "test_split": "test", **data("json", {"test": "l"})}, "l": "\n"}, "no document"),
+        (
+            {
+                "a_yaml": {
+                    "task": "a",
+                    "test_split": "test",
+                    "dataset_path": "json",
+                    "dataset_kwargs": {"field": "data", "data_files": {"test": "l"}},
+                },
+                "l": "[1]",
+            },
+            "unreadable task data",
+        ),
     ],
 )
 def test_what_a_directory_cannot_mean_is_refused(tmp_path, files, message):

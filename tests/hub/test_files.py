@@ -100,6 +100,20 @@ def test_a_repository_without_weights_is_refused() -> None:
         select_files(["config.json", "README.md"])
 
 
+@pytest.mark.parametrize(
+    ("weights", "found"),
+    [
+        ("model-Q4_K_M.gguf", "for other programs"),
+        ("onnx/model.onnx_data", "for other programs"),
+        ("unet/diffusion_pytorch_model.safetensors", "a model in parts"),
+        ("llama.nemo", "archives"),
+    ],
+)
+def test_weights_of_another_kind_are_named(weights: str, found: str) -> None:
+    with pytest.raises(Unsupported, match=rf"no safetensors file at its top; .*{found}.*{weights}"):
+        select_files(["config.json", "README.md", weights])
+
+
 def test_an_adapter_is_not_a_model() -> None:
     with pytest.raises(Unsupported, match=r"config\.json") as caught:
         select_files(["adapter_config.json", "adapter_model.safetensors"])

@@ -30,6 +30,17 @@ def test_what_changed_in_licence_and_gating_is_one_line(
     assert license_change(before, now) == change
 
 
+def test_of_several_licences_each_must_be_allowed() -> None:
+    require_license(model("apache-2.0, mit"), ("MIT", "apache-2.0"))
+    with pytest.raises(Unsupported, match=r"apache-2\.0, mit"):
+        require_license(model("apache-2.0, mit"), ("mit",))
+
+
+@pytest.mark.parametrize("text", ["\ufeff---\nlicense: mit\n---\n", "\n--- \nlicense: mit\n---\n# A model"])
+def test_front_matter_is_found_as_the_hub_finds_it(text: str) -> None:
+    assert card_fields(text) == {"license": "mit"}
+
+
 @pytest.mark.parametrize("allowed", [None, ("mit",), ("apache-2.0", "MIT")])
 def test_an_allowed_licence_passes(allowed: tuple[str, ...] | None) -> None:
     require_license(model("mit"), allowed)
@@ -48,11 +59,13 @@ def test_another_licence_is_refused_with_what_it_is(license_name: str | None, al
         ({"license": "mit"}, ["license:apache-2.0"], "mit"),
         ({"license": "other", "license_name": "tongyi-qianwen"}, [], "tongyi-qianwen"),
         ({"license": "other"}, [], "other"),
+        ({"license": ["apache-2.0"]}, [], "apache-2.0"),
+        ({"license": ["apache-2.0", "mit"]}, ["license:mit"], "apache-2.0, mit"),
         ({}, ["safetensors", "license:apache-2.0"], "apache-2.0"),
         ({}, [], None),
     ],
 )
-def test_the_licence_is_named_as_the_hub_names_it(card: dict[str, str], tags: list[str], stated: str | None) -> None:
+def test_the_licence_is_named_as_the_hub_names_it(card: dict[str, object], tags: list[str], stated: str | None) -> None:
     assert stated_license(card, tags) == stated
 
 

@@ -153,6 +153,48 @@ def test_what_is_no_model_is_refused_as_in_the_download(tmp_path: Path):
         facts_of(CacheSource(tmp_path / "cache"))
 
 
+INDEX = "model.safetensors.index.json"
+TWO = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        (
+            {INDEX: json.dumps({"weight_map": dict.fromkeys(llama(), TWO[0])}).encode()},
+            "does not have|not in the shard",
+        ),
+        ({TWO[1]: None}, r"shards that the repository does not have: \['model-00002"),
+        ({INDEX: None}, "there is neither"),
+        ({INDEX: b"[]"}, "not a JSON object"),
+        ({"model.fp16.safetensors": weights({"a": (1,)})}, "not every loader reads this file"),
+        ({TWO[1]: weights(llama())}, "in two shards"),
+    ],
+    ids=["lying", "shard missing", "no index", "list", "third file", "twice"],
+)
+def test_weights_that_the_download_would_refuse_are_refused_before_it(tmp_path: Path, changed: Any, problem: str):
+    names = sorted(llama())
+    parts = ({name: llama()[name] for name in names[:5]}, {name: llama()[name] for name in names[5:]})
+    weight_map = {name: shard for shard, part in zip(TWO, parts, strict=True) for name in part}
+    files = {name: data for name, data in FILES.items() if name != "model.safetensors"}
+    files |= {shard: weights(part) for shard, part in zip(TWO, parts, strict=True)}
+    files[INDEX] = json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}).encode()
+    assert facts_of(on_disk(tmp_path / "sound", files)).parameters == PARAMETERS
+    wrong = {name: data for name, data in (files | changed).items() if data is not None}
+    with pytest.raises(IntegrityError, match=problem):
+        facts_of(on_disk(tmp_path / "wrong", wrong))
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 4976698672\n"
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer_config.json"])
+def test_a_clone_without_its_large_files_is_told_how_to_get_them(tmp_path: Path, name: str):
+    with pytest.raises(IntegrityError, match="a pointer of Git LFS") as caught:
+        facts_of(on_disk(tmp_path / "model", FILES | {name: LFS}))
+    assert "git lfs pull" in caught.value.hint
+
+
 def test_modelopts_own_file_says_how_a_checkpoint_is_quantized(tmp_path: Path):
     told = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}
     files = FILES | {"hf_quant_config.json": json.dumps(told).encode()}
