@@ -67,8 +67,9 @@ def main() -> int:
     options.work = options.work.resolve()
     host = Host(
         "cpu" if options.smoke else options.accelerator,
-        0.05 if options.smoke else 0.24 if options.large else 0.12,
-        (TARGET, OTHER_TARGET)[: options.gpus],
+        (0.05 if options.smoke else 0.24 if options.large else 0.12) * min(1.0, options.gpus / options.targets),
+        (TARGET, OTHER_TARGET)[: options.targets],
+        options.gpus,
         options.triton_home.resolve(),
         *(Path(os.path.abspath(path)) for path in (options.control, options.model, options.engine)),  # noqa: PTH100 - a link to an interpreter is an environment
     )
@@ -102,7 +103,8 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--engine", type=Path, default=Path(sys.executable), help="interpreter with vLLM, numpy 1.26")
     parser.add_argument("--large", action="store_true", help="Llama-3-8B's shapes, not trained")
-    parser.add_argument("--gpus", type=int, choices=(1, 2), default=1, help="one target, or one on each of two GPUs")
+    parser.add_argument("--gpus", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--targets", type=int, choices=(1, 2), default=1, help="two share the GPU if there is one only")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--hidden", type=int, default=768)
     parser.add_argument("--training-steps", type=int, default=1000)

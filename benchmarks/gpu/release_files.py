@@ -59,7 +59,8 @@ class Host:
     Attributes:
         accelerator: The GPU's name in the catalog; `cpu` to try the benchmark without one.
         memory_share: Of the GPU's memory that each server may take; up to four of them stand side by side.
-        targets: One for each GPU that the release is for.
+        targets: What the release is for, each on a GPU of its own as long as there are GPUs.
+        gpus: How many there are.
         triton_home: Directory of the unpacked tritonserver.
         control: Interpreter of the command line and the router.
         model: Interpreter with modelopt and lm-eval.
@@ -69,6 +70,7 @@ class Host:
     accelerator: str
     memory_share: float
     targets: tuple[str, ...]
+    gpus: int
     triton_home: Path
     control: Path
     model: Path
@@ -146,7 +148,7 @@ def _deployment(work: Path, host: Host) -> dict[str, Any]:
         "triton_home": str(host.triton_home),
         "gpu_hour_prices": {} if host.is_cpu else {host.accelerator: 5.0},
         "places": {
-            target: _place(ROUTER_PORT + 100 * number, {} if host.is_cpu else {"gpus": [number]})
+            target: _place(ROUTER_PORT + 100 * number, {} if host.is_cpu else {"gpus": [number % host.gpus]})
             for number, target in enumerate(host.targets)
         },
     }
