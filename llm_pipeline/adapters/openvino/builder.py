@@ -13,6 +13,7 @@ import json
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -151,6 +152,8 @@ def _trace(source: Path, scratch: Path, precision: torch.dtype) -> Path:
 
 def _export(source: Path, destination: Path, precision: torch.dtype) -> None:
     transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()  # deprecations of the exporter's own calls, and warnings of every trace:
+    warnings.simplefilter("ignore", torch.jit.TracerWarning)  # nothing that whoever releases a model could act on
     _admit(str(read_json(source / "config.json").get("model_type")))
     try:
         load_confined(
