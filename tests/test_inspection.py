@@ -18,7 +18,7 @@ from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, set_c
 from llm_pipeline.canary.record import record_name as canary_name
 from llm_pipeline.cli import main
 from llm_pipeline.config.store import Signing
-from llm_pipeline.inspection.comparison import changes
+from llm_pipeline.inspection.comparison import Change, changes
 from llm_pipeline.inspection.listing import LISTINGS
 from llm_pipeline.inspection.showing import ArtifactView, show
 from llm_pipeline.inspection.table import shortened
@@ -207,6 +207,16 @@ class TestDamage:
         assert f"{MODEL}  running: release {SECOND}" in output
         assert "DAMAGED  claims/demo--other.json" in output
         history.claim(None)
+
+
+def test_two_long_texts_show_where_they_differ():
+    one = (
+        "Not worse than the baseline by more than the margin: loss +0.00 points, on 1000 items. Stopped at look 1 of 9."
+    )
+    change = Change(path="summary", kind="changed", before=one, after=one.replace("0.00", "0.10"))
+    before, after = str(change).removeprefix("summary: ").split(" -> ")
+    assert "+0.00" in before
+    assert "+0.10" in after
 
 
 class TestShowing:

@@ -31,6 +31,8 @@ from llm_pipeline.store.references import (
 )
 
 _ABSENT = "(none)"
+_LONG = 60
+"""Characters of a text beyond which what it has in common with the other side is left out."""
 
 
 class Change(Frozen):
@@ -49,8 +51,11 @@ class Change(Frozen):
     after: JsonValue = None
 
     def __str__(self) -> str:
-        before = _ABSENT if self.kind == "added" else _shown(self.before)
-        after = _ABSENT if self.kind == "removed" else _shown(self.after)
+        first, second = (json.dumps(value, ensure_ascii=False) for value in (self.before, self.after))
+        if self.kind == "changed" and min(len(first), len(second)) > _LONG:
+            first, second = _from_where_they_differ(first, second)
+        before = _ABSENT if self.kind == "added" else shortened(first)
+        after = _ABSENT if self.kind == "removed" else shortened(second)
         return f"{self.path}: {before} -> {after}"
 
 
@@ -91,8 +96,11 @@ def _by_name(value: JsonValue) -> Mapping[str, JsonValue] | None:
     return {str(position): item for position, item in enumerate(value)}
 
 
-def _shown(value: JsonValue) -> str:
-    return shortened(json.dumps(value, ensure_ascii=False))
+def _from_where_they_differ(first: str, second: str) -> tuple[str, str]:
+    """Both without most of their common beginning: shortened alike, they could look the same."""
+    alike = next((place for place, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), _LONG)
+    cut = alike - _LONG // 3
+    return (f"...{first[cut:]}", f"...{second[cut:]}") if cut > 0 else (first, second)
 
 
 class Section(Frozen):
