@@ -87,7 +87,8 @@ def check_layout(name: str, indexes: Mapping[str, Mapping[str, Any]], headers: H
     Raises:
         IntegrityError: As `read_tensors`.
     """
-    _all_tensors(name, {path: _check_weight_map(path, index, headers)[0] for path, index in indexes.items()}, headers)
+    weight_maps = {path: _check_weight_map(f"{name}: {path}", index, headers)[0] for path, index in indexes.items()}
+    _all_tensors(name, weight_maps, headers)
 
 
 def _tensors_in(directory: Path, headers: Headers) -> dict[str, TensorEntry]:

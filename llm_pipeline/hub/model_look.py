@@ -94,4 +94,4 @@ def _has_template(look: ModelLook) -> bool:
 
 
 def _tensors(look: ModelLook, path: str) -> tuple[TensorEntry, ...]:
-    return parse_header(path, look.sizes[path], partial(look.read, path))
+    return parse_header(f"{look.name}: {path}", look.sizes[path], partial(look.read, path))

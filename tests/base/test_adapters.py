@@ -116,6 +116,11 @@ def deployment(tmp_path: Path, **changes: Any) -> Deployment:
     return Deployment.model_validate({"name": "here", **document(tmp_path, **changes)})
 
 
+def test_a_kind_that_nobody_has_is_repeated_in_short() -> None:
+    with pytest.raises(ConfigError, match=r"no router of kind 'x{80}' is installed"):
+        adapters.adapter("routers", "x" * 10_000)
+
+
 @pytest.mark.usefixtures("installed")
 def test_an_installed_router_and_source_are_used_by_their_kinds(tmp_path: Path) -> None:
     served = place(tmp_path)
