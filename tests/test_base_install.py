@@ -17,8 +17,8 @@ from llm_pipeline.store import signing
 ROOT = Path(__file__).parents[1]
 NOTHING = "0" * 64
 
-# One process for all commands. What the base dependencies do not bring, directly or not, cannot be imported in it.
-_PROGRAM = """
+# What the base dependencies do not bring, directly or not, cannot be imported after this.
+_HIDING = """
 import contextlib, importlib.metadata as metadata, io, json, re, sys
 
 def normal(name):
@@ -51,6 +51,10 @@ class Hidden:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Hidden())
+"""
+
+# One process for all commands.
+_PROGRAM = f"""{_HIDING}
 from importlib import import_module
 
 results = []
@@ -66,6 +70,16 @@ for module, arguments in json.loads(sys.argv[2]):
             code, _ = None, err.write(str(error))
     results.append([code, out.getvalue(), err.getvalue()])
 json.dump(results, sys.stdout)
+"""
+
+# The interpreter that stages are started with: `-P -m llm_pipeline` and the rest.
+_INTERPRETER = f"""#!{sys.executable}
+import sys
+sys.argv[1:1] = [BASE]
+{_HIDING}
+import runpy
+del sys.argv[1:5]
+runpy.run_module("llm_pipeline", run_name="__main__", alter_sys=True)
 """
 
 CLI = "llm_pipeline.cli"
@@ -103,6 +117,7 @@ MINIMAL: dict[str, Case] = {
     "render-args": (["render-args", "configs/targets/h100.yaml"], 0, "max_batch_size"),
     "render": (["render", "x", "--output", "DIR/r", "-d", "DIR/here.yaml"], 4, NEEDS_A_RELEASE),
     "pod": (["pod", "lay-out", f"k/{NOTHING}", "--store", "file://DIR/store", "--view", "DIR/v"], 5, NOTHING[:12]),
+    "runbook": (["runbook", "ConfigError"], 0, "ConfigError"),
     "schema": (["schema", "targets"], 0, '"accelerator"'),
     "completion": (["completion", "bash"], 4, "pip install 'llm-pipeline[control]'"),
     "stage": (["stage", "run", "download", "--request", "DIR/no.json", "--result", "DIR/result"], 4, "no such request"),
@@ -125,17 +140,19 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
     shutil.copytree(ROOT / "configs", directory / "configs")
     local = directory / "configs/deployments/local.yaml"
     local.write_text(local.read_text().replace("127.0.0.1:18180", "127.0.0.1:9"))  # not the hub of a demo that runs
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    base = json.dumps([requirement.partition(">")[0] for requirement in project["dependencies"]])
     for name in ("control", "model"):
-        (directory / ".envs" / name / "bin").mkdir(parents=True)
-        (directory / ".envs" / name / "bin" / "python").symlink_to(sys.executable)
+        python = directory / ".envs" / name / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text(_INTERPRETER.replace("BASE", repr(base)))
+        python.chmod(0o755)
     (directory / "repository/llm/1").mkdir(parents=True)
     (directory / "repository/llm/config.pbtxt").write_text('name: "llm"\n')
     calls = {name: (CLI, arguments) for name, (arguments, _, _) in MINIMAL.items()}
     calls |= {f"{name} --help": (CLI, [*name.split()[:1], "--help"]) for name in MINIMAL}
     calls |= {name: (name, arguments) for name, (arguments, _, _) in PROGRAMS.items()}
     texts = json.dumps(list(calls.values())).replace("DIR", str(directory))
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    base = json.dumps([requirement.partition(">")[0] for requirement in project["dependencies"]])
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, base, texts],
         capture_output=True, text=True, timeout=600, check=False, cwd=ROOT,
