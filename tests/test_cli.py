@@ -111,6 +111,13 @@ def test_a_refused_combination_ends_with_4(configs: Path):
     assert "Traceback" not in done.stderr
 
 
+def test_a_missing_file_of_this_directory_is_told_what_the_directory_has(tmp_path, monkeypatch, capsys):
+    (tmp_path / "other.yaml").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert main(["render-args", "none"]) == 4
+    assert f"{tmp_path.name}/ has: other" in capsys.readouterr().err
+
+
 def test_a_missing_config_ends_with_4_and_says_what_there_is(capsys: pytest.CaptureFixture[str]):
     assert main(["plan", str(REAL.with_name("llama.yaml"))]) == 4
     error = capsys.readouterr().err

@@ -202,7 +202,7 @@ def _known_keys(model: type[BaseModel], location: Location) -> list[str]:
 
 def _suggest_file(path: Path) -> str:
     there = [found.stem for found in yaml_files(path.parent)]
-    return f"{path.parent.name}/ has: {', '.join(there)}" if there else "check the path"
+    return f"{path.absolute().parent.name}/ has: {', '.join(there)}" if there else "check the path"
 
 
 def where_in(path: Path, location: Location) -> str:
