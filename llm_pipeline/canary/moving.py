@@ -197,7 +197,7 @@ def have_answering(
         log.warning("neither server answers; the one to roll back to is left running", slot=slot)
         return False
     state = "is running but gives no answer" if running else "has ended"
-    log.warning(f"the server to roll back to {state}: restarting it", slot=slot)
+    log.warning(f"the server in {slot} {state}: starting it")
     if repository is None:
         raise NoWayBack(f"the server in {slot} {state}, and what it served is unknown", hint="start it by hand")
     if running:

@@ -106,7 +106,9 @@ def _model(model: str) -> str:
 
 
 def _figures(one: IndexedRelease, labels: tuple[str, ...]) -> str:
-    return _lines(f"{figure.value} ({figure.label})" for figure in one.figures if figure.label.startswith(labels))
+    told = f"{labels[0]}, " if len(labels) == 1 else ""  # by the column's head
+    found = [figure for figure in one.figures if figure.label.startswith(labels)]
+    return _lines(f"{figure.value} ({figure.label.removeprefix(told)})" for figure in found)
 
 
 def _lines(texts: Iterable[str]) -> str:
