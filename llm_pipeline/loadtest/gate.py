@@ -90,10 +90,9 @@ def judge_windows(
     void = any(fact.verdict is not Verdict.GO for fact in client)
     usable = not void and enough.verdict is Verdict.GO
     aside = [window.judged for window in before]
-    facts = [_errors(judged, policy, confidence, void=void)]
-    facts += _attainments(judged, aside, policy, confidence, usable=usable)
-    facts += rare_stalls(judged, policy)
-    judgement = judge("", _most_telling_first([*impossible, *client, enough, *facts]))
+    attained = _attainments(judged, aside, policy, confidence, usable=usable)
+    facts = [_errors(judged, policy, confidence, void=void), *attained, *rare_stalls(judged, policy)]
+    judgement = judge("", _most_telling_first([*impossible, *client, enough, *facts], attained))
     return judgement.model_copy(update={"summary": _summary(judgement, judged, policy, look, looks)})
 
 
@@ -285,8 +284,13 @@ def _enough(windows: Sequence[Records], policy: LoadTestPolicy) -> Evidence:
 _ORDER = (Verdict.ANOMALOUS, Verdict.NO_GO, Verdict.INCONCLUSIVE, Verdict.GO)
 
 
-def _most_telling_first(facts: Sequence[Evidence]) -> list[Evidence]:
-    return sorted(facts, key=lambda fact: _ORDER.index(fact.verdict))
+def _most_telling_first(facts: Sequence[Evidence], attained: Sequence[Evidence]) -> list[Evidence]:
+    """The reason of the verdict first; that of a GO is the service level, and not that nothing spoke against it."""
+
+    def order(fact: Evidence) -> tuple[int, bool]:
+        return _ORDER.index(fact.verdict), fact.verdict is Verdict.GO and fact not in attained
+
+    return sorted(facts, key=order)
 
 
 def _summary(judgement: Judgement, windows: Sequence[Records], policy: LoadTestPolicy, look: int, looks: int) -> str:
