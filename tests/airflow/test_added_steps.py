@@ -110,7 +110,7 @@ def test_the_run_without_airflow_and_the_report_have_them(smoke_release, project
     assert asked[-1] == "Does the product want cpu-a, cpu-b?"
     flow = ReleaseProgress.open(load_release(project.config).deployment, "tiny-01234567-00000000")
     report = collect(flow.store, flow.record.release_id)
-    assert {run.label for run in report.stages} >= {"smoke, cpu-a", "smoke, cpu-b"}
+    assert {(run.stage, run.subject) for run in report.stages} >= {("smoke", "cpu-a"), ("smoke", "cpu-b")}
     assert flow_order("staging") < flow_order("smoke") < flow_order("served_accuracy")
 
 
