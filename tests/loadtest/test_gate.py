@@ -131,6 +131,11 @@ def test_a_window_that_is_not_judged_shows_how_requests_wait_for_one_another():
     assert judge_windows(calm, POLICY, before=[bulk(WAITS)]).verdict is Verdict.INCONCLUSIVE
 
 
+def test_a_short_window_that_is_not_judged_shows_noise_and_does_not_count():
+    calm = [bulk(np.random.default_rng(seed).uniform(0.01, 0.02, 240)) for seed in range(5)]
+    assert judge_windows(calm, POLICY, before=[bulk(WAITS[:900])]).verdict is Verdict.GO
+
+
 def test_a_test_too_short_for_its_queue_says_how_long_it_has_to_be():
     calm = [bulk(np.random.default_rng(seed).uniform(0.01, 0.02, 240)) for seed in range(5)]
     summary = judge_windows(calm, POLICY, before=[bulk(WAITS)]).summary

@@ -79,7 +79,8 @@ def test_a_server_that_stops_in_the_soak_does_not_pass(stop_seconds: float, verd
 
 
 def test_a_queue_that_fills_in_the_target_window_alone_keeps_the_confirmation_from_passing():
-    client = Client(0.0, waiting_window_seconds=WORKLOAD.duration_seconds)
-    judgement = run_session(Windows(client, Source(), WORKLOAD, POLICY), users=4).judgement
+    workload = WORKLOAD.model_copy(update={"duration_seconds": 1200 / RATE})
+    client = Client(0.0, waiting_window_seconds=workload.duration_seconds)
+    judgement = run_session(Windows(client, Source(), workload, POLICY), users=4).judgement
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert "even with none late" in judgement.summary
