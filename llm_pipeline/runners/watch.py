@@ -27,12 +27,13 @@ class Watch:
 
     Args:
         job: The job, as its runner gave it.
+        started: Whether its log has been read from already, so that it needs no more time to start.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, *, started: bool = False) -> None:
         self._job = job
         self._began = self._heard = time.monotonic()
-        self._started = False
+        self._started = started
 
     def look(self, runner: StageRunner, lines: Sequence[str]) -> None:
         """Take what the job's log has gained.

@@ -116,7 +116,7 @@ class JobTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until the job has ended. One that cannot be looked at for long is given back to a worker."""
         watched = WatchedJob.model_validate_json(self._json)
-        self._offset, self._watch = watched.offset, Watch(watched.job)
+        self._offset, self._watch = watched.offset, Watch(watched.job, started=watched.offset > 0)
         if _seconds_since(watched.since) > _LONGEST_LOOK_SECONDS:
             log.info("this triggerer took over; the stage's log follows from where its worker left it")
         seen_at, patience, problem, active = datetime.now(UTC), _PATIENCE_AT_FIRST_SECONDS, "", True

@@ -267,7 +267,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
             TaskDeferred: It has not ended soon, and a triggerer can see when it does.
         """
         self._job, runner = Job.model_validate(external_id), self._runner_here()
-        wait, relay, watch = _SHORTEST_POLL_SECONDS, LogRelay(log), Watch(self._job)
+        wait, relay, watch = _SHORTEST_POLL_SECONDS, LogRelay(log), Watch(self._job, started=self._offset > 0)
         deferred_at = time.monotonic() + _SECONDS_BEFORE_DEFERRAL
         active = True
         while active:

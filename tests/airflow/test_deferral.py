@@ -265,7 +265,7 @@ def test_a_stage_that_hangs_is_stopped_by_the_triggerer(cluster, task, monkeypat
     with pytest.raises(TaskDeferred) as caught:
         first.execute(task.context)
     waiting = caught.value
-    event = woken(waiting.trigger)
+    event = woken(waiting.trigger, 300.0)  # a pod whose log the worker has not read yet has its minutes to start
     with pytest.raises(RemoteStageTransient, match="StageOutOfTime: the stage was stopped after its time limit of 3"):
         task.resume(waiting, event)
     assert not task.runs(waiting)
