@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,8 +36,24 @@ class Independent:
         return float(np.exp(self.spread * special.ndtri(share)))
 
 
+class _InSteadyState(ABC):
+    """A server whose quantiles no formula gives: they are taken from a long run."""
+
+    @abstractmethod
+    def windows(self, count: int, requests: int, random: np.random.Generator) -> Seconds:
+        """Times to the first token, windows x requests."""
+
+    def quantile(self, share: float) -> float:
+        """A quantile of the steady state, of 3.2 million requests."""
+        return float(np.quantile(self._steady, share))
+
+    @cached_property
+    def _steady(self) -> Seconds:
+        return self.windows(_LONG_RUNS, _LONG_REQUESTS, np.random.default_rng(77)).ravel()
+
+
 @dataclass(frozen=True)
-class Queue:
+class Queue(_InSteadyState):
     """M/G/k, first come first served: Poisson arrivals, lognormal service of mean 1, and a prefill beside the wait.
 
     Attributes:
@@ -69,14 +86,6 @@ class Queue:
             free.sort(axis=1)
         return waits + _PREFILL * random.lognormal(0.0, _SPREAD, waits.shape)
 
-    def quantile(self, share: float) -> float:
-        """A quantile of the steady state, of 3.2 million requests."""
-        return float(np.quantile(self._steady, share))
-
-    @cached_property
-    def _steady(self) -> Seconds:
-        return self.windows(_LONG_RUNS, _LONG_REQUESTS, np.random.default_rng(77)).ravel()
-
 
 @dataclass(frozen=True)
 class Differing:
@@ -103,7 +112,7 @@ class Differing:
 
 
 @dataclass(frozen=True)
-class Bursts:
+class Bursts(_InSteadyState):
     """M/G/k whose traffic comes in bursts: Poisson arrivals of two rates that take turns at random (MMPP).
 
     Attributes:
@@ -144,14 +153,6 @@ class Bursts:
             free[:, 0] = started + random.exponential(1.0, count)
             free.sort(axis=1)
         return waits + _PREFILL * random.lognormal(0.0, _SPREAD, waits.shape)
-
-    def quantile(self, share: float) -> float:
-        """A quantile of the steady state, of 3.2 million requests."""
-        return float(np.quantile(self._steady, share))
-
-    @cached_property
-    def _steady(self) -> Seconds:
-        return self.windows(_LONG_RUNS, _LONG_REQUESTS, np.random.default_rng(77)).ravel()
 
 
 @dataclass(frozen=True)
