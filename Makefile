@@ -30,7 +30,7 @@ demo-rollback: environments ## A release that turns slow in production, and is r
 
 own-model: environments ## A small Qwen3 from a directory to its first answer, by the commands of docs/own-model.md
 	@$(MODEL) -W ignore tests/corpus/own_model.py .pipeline/own-model
-	@MODEL=$(CURDIR)/.pipeline/own-model $(CONTROL) tests/corpus/own_model_page.py
+	@MODEL="$(CURDIR)/.pipeline/own-model" $(CONTROL) tests/corpus/own_model_page.py
 
 down: ## Stop every process of the demo
 	@test ! -x $(CONTROL) || $(CONTROL) -m llm_pipeline.demo down
@@ -124,8 +124,8 @@ bench-canary-chaos: environments ## Half an hour of releases while everything br
 	@$(CONTROL) benchmarks/canary_chaos.py
 
 bench-scale: environments ## Twenty releases at once on Celery with killed workers; store calls and DAG parsing as both grow
-	@test -d $(cluster_site)/celery || $(CONTROL) -m pip install --quiet --no-deps --target $(cluster_site) --requirement docker/constraints/cluster-py311.txt
-	@PYTHONPATH=$(cluster_site) $(CONTROL) benchmarks/scale.py
+	@test -d "$(cluster_site)/celery" || $(CONTROL) -m pip install --quiet --no-deps --target "$(cluster_site)" --requirement docker/constraints/cluster-py311.txt
+	@PYTHONPATH="$(cluster_site)" $(CONTROL) benchmarks/scale.py
 	@$(CONTROL) benchmarks/scale_growth.py
 
 bench-recipes: environments ## Every recipe that a CPU can make, on the demo's model, through the accuracy gate

@@ -130,7 +130,21 @@ def test_stdout_that_nobody_reads_any_more_is_no_error(monkeypatch: pytest.Monke
 def test_stdout_that_is_closed_is_infrastructure() -> None:
     done = run(_SAYS_MUCH.format(body='sys.stdout.write("x")'), stdout=None, preexec_fn=lambda: os.close(1))
     assert done.returncode == ExitCode.INFRASTRUCTURE
-    assert "error: " in done.stderr
+    assert done.stderr.startswith("error: stdout is closed -> redirect it to a file")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("settings", "code"), [({"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, 4), ({}, 0)])
+def test_a_locale_that_garbles_file_names_is_refused(settings: dict[str, str], code: int) -> None:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "PYTHONUTF8"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "llm_pipeline", "formats"],
+        env=inherited | {"LC_ALL": "C"} | settings, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == code
+    if code:
+        assert done.stderr.startswith("error: this locale has Python read files as ascii -> set PYTHONUTF8=1")
+        assert len(done.stderr.splitlines()) == 1
 
 
 def test_termination_ends_the_blocks_of_a_command_and_is_told_from_an_interruption(tmp_path: Path) -> None:

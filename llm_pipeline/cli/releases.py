@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -197,13 +198,13 @@ def _init(options: argparse.Namespace) -> int:
             *(f"  {path}" for path in written),
             "",
             "Then:",
-            f"  cd {options.directory}",
+            f"  cd {shlex.quote(str(options.directory))}",
             f"  llm-pipeline doctor {release}",
             f"  llm-pipeline plan {release}",
             f"  llm-pipeline run {release} --approve",
             "",
             "In Airflow, set its DAGs folder, or make the project a DAG bundle:",
-            f"  AIRFLOW__CORE__DAGS_FOLDER={root / 'dags'}",
+            f"  AIRFLOW__CORE__DAGS_FOLDER={shlex.quote(str(root / 'dags'))}",
         ]
     )
     return ExitCode.GO

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import string
 import sys
@@ -19,6 +21,8 @@ from llm_pipeline.config.model import HubId, Name
 from llm_pipeline.release.loading import load_release
 
 PACKAGE = "llm_pipeline.project"
+_LONGEST_NAME = 96
+_PLAIN_PATH = re.compile(r"[\w/.+$-]+")
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,8 @@ class Choices:
         """The release config's lines that say which model."""
         directory = Path(self.model)
         if directory.is_dir():
-            return f"id: own/{directory.resolve().name}\n  source: file://{directory.resolve()}"
+            whole = directory.resolve()
+            return f"id: own/{_as_name(whole.name)}\n  source: {whole.as_uri()}"
         return f"id: {self.model}\n  revision: main # a branch, tag or commit; each release is pinned to a commit"
 
 
@@ -113,10 +118,21 @@ def _release_values(choices: Choices) -> dict[str, str]:
 
 def _deployment_values(choices: Choices) -> dict[str, str]:
     return {
-        "control": sys.executable,
-        "model": str(choices.model_python.absolute()),
-        "triton_home": str(choices.triton_home.absolute()),
+        "control": _as_yaml(Path(sys.executable)),
+        "model": _as_yaml(choices.model_python),
+        "triton_home": _as_yaml(choices.triton_home),
     }
+
+
+def _as_name(text: str) -> str:
+    """A name that a hub could have, of a directory that may have any."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:_LONGEST_NAME].strip("-._") or "model"
+
+
+def _as_yaml(path: Path) -> str:
+    """A path as a deployment file has it, where `$` begins a variable; quoted where YAML would read something else."""
+    written = str(path.absolute()).replace("$", "$$")
+    return written if _PLAIN_PATH.fullmatch(written) else json.dumps(written, ensure_ascii=False)
 
 
 def _write(path: Path, template: str, values: dict[str, str]) -> Path:

@@ -10,6 +10,7 @@ The state directory holds the pid record, the log, what is being served, and the
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -49,6 +50,7 @@ from llm_pipeline.serving.triton_runtime import (
 GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _EXIT_TIMEOUT_SECONDS = 5
 _GRACE_SECONDS = _EXIT_TIMEOUT_SECONDS + 7.0  # Triton itself needs about 3 s after the last request
+_ONE_WORD = re.compile(r"[A-Za-z0-9/._+=:@%,-]+")
 _log = get_logger(__name__)
 
 
@@ -255,11 +257,12 @@ def _models(repository: Path) -> tuple[str, ...]:
 
 
 def _command(program: Path, ports: ServerPorts, state: Path, digest: str, models: Sequence[str]) -> list[str]:
-    runtime = state / "runtime"
+    named = _named_for_shells(state)
+    runtime = named / "runtime"
     return [
         str(program),
         f"--id={served_name(digest)}",
-        f"--model-repository={state / 'repository'}",
+        f"--model-repository={named / 'repository'}",
         f"--backend-directory={runtime / 'backends'}",
         f"--cache-directory={runtime / 'caches'}",
         f"--backend-config=python,shm-region-prefix-name={segment_prefix(state)}",
@@ -274,6 +277,14 @@ def _command(program: Path, ports: ServerPorts, state: Path, digest: str, models
         f"--exit-timeout-secs={_EXIT_TIMEOUT_SECONDS}",
         "--log-format=ISO8601",
     ]
+
+
+def _named_for_shells(state: Path) -> Path:
+    """The slot's directory as a shell reads it as one word, by which Triton starts the processes of its models.
+
+    Relative paths would do, but end those processes; the working directory, below it, is the server's and theirs.
+    """
+    return state if _ONE_WORD.fullmatch(str(state)) else Path("/proc/self/cwd/..")
 
 
 def _same_or_refuse(

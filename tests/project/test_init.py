@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -9,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.adapters.local.directory import DirectoryStore
 from llm_pipeline.cli import main
 from llm_pipeline.config.files import names_in, shipped_configs
+from llm_pipeline.hub.directory_source import DirectorySource
+from llm_pipeline.hub.sources import open_source
 from llm_pipeline.release.loading import load_release
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +40,29 @@ def test_a_directory_is_named_by_its_path(tmp_path):
     assert init(tmp_path / "mine", "--model", str(tmp_path / "weights"), "--name", "chat") == 0
     model = load_release(tmp_path / "mine" / "releases" / "chat.yaml").release.model
     assert (model.id, model.source) == ("own/weights", f"file://{tmp_path / 'weights'}")
+
+
+@pytest.mark.parametrize("folder", ["My Model", "tiny #1", "a%20b", "é: 'q\"", "-x.", "$HOME {y}", "ü", "x" * 120])
+def test_directories_may_have_any_name(tmp_path, capsys, folder):
+    above = tmp_path / folder
+    above.mkdir()
+    (above / folder).mkdir()
+    (above / "venv #1 $x").symlink_to(sys.executable)
+    given = ("--model", str(above / folder), "--model-python", str(above / "venv #1 $x"))
+    assert init(above / "mine", *given) == 0
+    loaded = load_release(above / "mine" / "releases" / "first.yaml")
+    model = loaded.release.model
+    source = open_source(model.source, loaded.deployment.hub, loaded.deployment.store)
+    assert isinstance(source, DirectorySource)
+    assert source.root == above / folder
+    assert model.id.startswith("own/")
+    assert loaded.deployment.interpreter("model") == str(above / "venv #1 $x")
+    store = DirectoryStore.model_validate(
+        loaded.deployment.store.model_dump(mode="json")
+    )  # as a stage's request has it
+    assert store.directory == above / ".llm-pipeline" / "store"
+    cd = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  cd "))
+    assert shlex.split(cd)[1:] == [str(above / "mine")]
 
 
 def test_every_shipped_target_recipe_and_policy_is_known_in_it(tmp_path):

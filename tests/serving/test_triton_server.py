@@ -53,6 +53,14 @@ def test_a_started_server_answers_is_found_again_and_leaves_nothing_when_stopped
     assert files(repository) == before, "the repository is an artifact: not even bytecode is added"
 
 
+def test_a_slot_may_have_a_name_that_a_shell_would_not_take_for_one_word(slot, tmp_path):
+    slot.state = tmp_path / "é \"'$HOME; #(x" / "my slot"
+    server = slot.start()
+    assert ask(server.ports.http, "a b c d")["text_output"] == " a b c"
+    slot.stop()
+    assert group(server.pid) == []
+
+
 def test_starting_the_same_again_returns_the_running_server(slot):
     assert slot.start() == slot.start()
 

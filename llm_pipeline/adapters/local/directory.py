@@ -13,14 +13,14 @@ from llm_pipeline.config.model import PathsRelativeTo, host_path
 from llm_pipeline.config.store import StoreModel
 
 _SCHEME = "file://"
-_LOCAL = re.compile(r"file:///[^?#]*")
+_LOCAL = re.compile(r"file:///.*")
 
 
 class DirectoryStore(StoreModel):
     """A store on a file system. Written as its path or URI alone, or with these fields.
 
     Attributes:
-        uri: `file:///absolute/path`, or a path, written as any `HostPath`.
+        uri: `file:///absolute/path`, in which no character is escaped, or a path, written as any `HostPath`.
     """
 
     @field_validator("uri")
