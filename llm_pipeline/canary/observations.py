@@ -32,6 +32,7 @@ _ANSWER_PATHS = ("/generate", "/generate_stream", *_OPENAI_ANSWERS)
 _GRPC_ANSWERS = ("/ModelInfer", _GRPC_STREAM)
 _ROUTES = (*_ANSWER_PATHS, "/infer", *_GRPC_ANSWERS)
 _GIVEN_UP = ("", "cancelled", "abort")
+_CALLS_TOOLS = ("tool_calls", "function_call")
 _IN_FLIGHT = "DownstreamPeriodic"
 _SLOTS: dict[str, SlotName] = {"blue": "blue", "green": "green"}
 
@@ -67,7 +68,7 @@ class ObservedRequest:
         server: The slot that answered, or was asked last; None where that is not known.
         output_tokens: By the answer's own count; None where the router could not read it.
         finish_reason: From the answer's last chunk; empty if there was none.
-        empty: The answer has no text; None where it could not be read to its end.
+        empty: The answer has no text and calls no tool; None where it could not be read to its end.
         truncated: The answer has no final chunk, or the server gave it up; None like `empty`.
         repetition: Share of the text's pieces that occurred before in it; None where the text is short or unread.
         odd_characters: Share of the text's characters that are neither letters nor spaces; None like `repetition`.
@@ -303,7 +304,7 @@ def _content(entry: Mapping[str, Any], path: str, *, read: bool) -> _Content:
     return {
         "output_tokens": _count(entry.get("output_tokens")) if known else None,
         "finish_reason": reason,
-        "empty": has_text != "1" if known else None,
+        "empty": has_text != "1" and reason not in _CALLS_TOOLS if known else None,
         "truncated": reason in _GIVEN_UP if ends else None,
         "repetition": _positive(entry.get("repetition")) if known else None,
         "odd_characters": _positive(entry.get("odd_characters")) if known else None,

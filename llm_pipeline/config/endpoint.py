@@ -15,7 +15,7 @@ class Endpoint(ConfigModel):
     """A server's addresses: a Triton's, or with `openai_model` those of a server with OpenAI's API.
 
     Attributes:
-        url: Base URL of its HTTP endpoint, e.g. `http://127.0.0.1:8000`.
+        url: Base URL of its HTTP endpoint, e.g. `http://127.0.0.1:8000`; for OpenAI's API what comes before `/v1`.
         grpc: Its gRPC endpoint as `host:port`; None when it is not reached that way.
         metrics_url: URL of its Prometheus metrics; None when they cannot be read.
         dcgm_url: URL of the metrics of DCGM's exporter on its host; None without one.
@@ -62,6 +62,12 @@ class Endpoint(ConfigModel):
         if self.api_key_variable is not None:
             values["Authorization"] = f"Bearer {values['Authorization']}"
         return values
+
+    @model_validator(mode="after")
+    def _before_the_version(self) -> Endpoint:
+        if self.openai_model is not None and self.url.rstrip("/").endswith("/v1"):
+            raise ValueError("url must end before /v1, which is added to it")
+        return self
 
     @model_validator(mode="after")
     def _one_authorization(self) -> Endpoint:

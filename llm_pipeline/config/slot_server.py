@@ -28,7 +28,7 @@ class OpenAiSlot(ConfigModel):
     @classmethod
     def _has_no_path(cls, endpoint: Endpoint) -> Endpoint:
         if urlsplit(endpoint.url).path.strip("/"):
-            raise ValueError("url must be that of the server, without a path such as /v1")
+            raise ValueError("url must be that of the server, without a path such as /openai")
         return endpoint
 
     @property

@@ -133,8 +133,12 @@ class Samples:
             gpu_memory_bytes=_whole(max(self.gpu_memory or self.dcgm_memory, default=None)),
             resident_bytes=_whole(max(resident, default=None)),
             resident_bytes_per_second=_slope(self.resident),
-            input_tokens=_first_total(counters, "llm_input_tokens_total", "vllm:prompt_tokens_total"),
-            output_tokens=_first_total(counters, *(protocol.metrics.output_tokens for protocol in _PROTOCOLS)),
+            input_tokens=_first_total(
+                counters,
+                *("llm_input_tokens_total", "vllm:prompt_tokens_total"),
+                *("sglang:prompt_tokens_total", "trtllm_prompt_tokens_total"),
+            ),
+            output_tokens=_first_total(counters, *(name for one in _PROTOCOLS for name in one.metrics.output_tokens)),
             samples=self.readings,
         )
 

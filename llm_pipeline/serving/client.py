@@ -34,6 +34,7 @@ from llm_pipeline.serving.protocols import (
     header_secrets,
     protocol_of,
     refusal_text,
+    too_few,
     without,
 )
 
@@ -180,7 +181,8 @@ class GenerationClient:
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=self._tls),
+            # llama.cpp's server closes a kept connection after a stream, often while the next request is on its way
+            connector=aiohttp.TCPConnector(limit=0, ssl=self._tls, force_close=True),
             timeout=self._timeout,
             headers=self._headers,
             auto_decompress=False,  # a few bytes can unpack to gigabytes
@@ -277,7 +279,7 @@ def _fault(request: GenerationRequest, text: str, tokens: int, finish_reason: st
     if tokens > request.maximum_tokens:
         return f"{tokens} tokens came, {request.maximum_tokens} were asked for"
     if tokens < request.maximum_tokens and (request.ignore_eos or finish_reason == "length"):
-        return f"only {tokens} of {request.maximum_tokens} tokens came"
+        return too_few(tokens, request.maximum_tokens, finish_reason)
     if not text and not request.allow_empty:
         return "the answer holds no text"
     return ""

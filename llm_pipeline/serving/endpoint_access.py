@@ -16,7 +16,7 @@ from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.protocols import header_secrets, protocol_of, refusal_text, whole_sum, without
-from llm_pipeline.serving.protocols.openai import MODELS_PATH
+from llm_pipeline.serving.protocols.openai import MODELS_PATH, card_context
 
 
 def request_headers(endpoint: Endpoint) -> dict[str, str]:
@@ -103,8 +103,7 @@ def require_model(endpoint: Endpoint) -> int | None:
 
     Raises: As `_card`.
     """
-    length = _card(endpoint).get("max_model_len")
-    return length if isinstance(length, int) else None
+    return card_context(_card(endpoint))
 
 
 def model_root(endpoint: Endpoint) -> str | None:
@@ -139,7 +138,11 @@ def _card(endpoint: Endpoint) -> dict[str, Any]:
         raise Transient(f"the server is not ready: HTTP {answer.status}: {said}", where=url)
     models = _models(answer.body) if answer.status == HTTPStatus.OK else None
     if models is None:
-        raise IntegrityError(f"this is not a server with OpenAI's API: HTTP {answer.status}", where=url)
+        raise IntegrityError(
+            f"no list of models as in OpenAI's API: HTTP {answer.status}: {said}",
+            where=url,
+            hint="url is what comes before /v1, without redirects; some gateways answer like this without a key",
+        )
     if endpoint.openai_model not in models:
         raise IntegrityError(
             f"the server has the models {', '.join(sorted(models)) or 'none'}, not {endpoint.openai_model}",

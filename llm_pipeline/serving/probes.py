@@ -236,8 +236,8 @@ async def still_answers(served: Served) -> Evidence:
 
 async def bad_requests_are_refused(served: Served) -> Evidence:
     """Whether malformed and over-long requests are refused, each with an error text."""
-    prompt = "1 " * (served.context * _CHARACTERS_A_TOKEN // 2)
-    bodies = served.client.protocol.bad_bodies(prompt)
+    limit = served.stated_context
+    bodies = served.client.protocol.bad_bodies(None if limit is None else "1 " * (limit * _CHARACTERS_A_TOKEN // 2))
     wrong = [f"{what}: {fault}" for what, body in bodies.items() if (fault := await _refusal_fault(served, body))]
     return all_right("bad requests are refused with a reason", len(bodies), wrong)
 

@@ -48,13 +48,18 @@ class Served:
         client: Open.
         endpoint: Its addresses.
         golden: Prompts with the outputs that were judged before.
-        context: Tokens that one request may have.
+        stated_context: Tokens that one request may have, as the server says it; None where it does not.
     """
 
     client: GenerationClient
     endpoint: Endpoint
     golden: Sequence[GoldenPrompt]
-    context: int
+    stated_context: int | None
+
+    @property
+    def context(self) -> int:
+        """Tokens that one request may have, as far as is known."""
+        return _DEFAULT_CONTEXT if self.stated_context is None else self.stated_context
 
     @property
     def whole_url(self) -> str:
@@ -83,7 +88,7 @@ class Served:
 
     async def generated_tokens(self) -> int | None:
         """Tokens that the model has counted as generated so far; None without that metric."""
-        return whole_sum(await self._metric_lines(), self.client.protocol.metrics.output_tokens)
+        return whole_sum(await self._metric_lines(), *self.client.protocol.metrics.output_tokens)
 
     async def _metric_lines(self) -> list[str]:
         if self.endpoint.metrics_url is None:
@@ -106,8 +111,8 @@ class Served:
         return Gauges(active, cancelled, max(usage, default=None))
 
 
-async def context_length(client: GenerationClient, endpoint: Endpoint) -> int:
-    """Tokens that one request may have, as the server says it."""
+async def context_length(client: GenerationClient, endpoint: Endpoint) -> int | None:
+    """Tokens that one request may have, as the server says it; None where it does not."""
     try:
         async with client.session.get(f"{endpoint.url.rstrip('/')}{client.protocol.context_path}") as answer:
             return client.protocol.context_length(json.loads(await read_body(answer)))
@@ -121,7 +126,7 @@ async def context_length(client: GenerationClient, endpoint: Endpoint) -> int:
         RecursionError,
     ) as error:
         log.info("the model does not state its context length", assumed=_DEFAULT_CONTEXT, reason=type(error).__name__)
-        return _DEFAULT_CONTEXT
+        return None
 
 
 def all_right(name: str, total: int, wrong: Sequence[str]) -> Evidence:
@@ -159,7 +164,9 @@ async def departures_free(served: Served) -> list[Evidence]:
     """
     before = await served.gauges()
     if before is None:
-        detail = f"The server has no metric {_active(served)}, so this cannot be checked."
+        detail = "Without metrics_url this cannot be checked."
+        if served.endpoint.metrics_url is not None:
+            detail = f"The page at {served.endpoint.metrics_url} has none of {_active(served)}."
         return [Evidence(name=_PLACE, verdict=Verdict.INCONCLUSIVE, limit=_RELEASE_SECONDS, unit="s", detail=detail)]
     usage = await _usage_of_a_short_request(served)
     try:
@@ -172,7 +179,7 @@ async def departures_free(served: Served) -> list[Evidence]:
 
 
 def _active(served: Served) -> str:
-    return " and ".join(served.client.protocol.metrics.active)
+    return ", ".join(served.client.protocol.metrics.active)
 
 
 async def _abandon_streams(served: Served) -> None:
@@ -191,7 +198,8 @@ async def _place_is_free(served: Served, before: Gauges) -> Evidence:
     seconds = time.perf_counter() - started
     fault = ""
     if now is None or now.active:
-        fault = f"{_active(served)} is still {now.active if now else 'unknown'} after {seconds:.1f} s."
+        active = now.active if now else "an unknown number of"
+        fault = f"The server's metrics still count {active} requests after {seconds:.1f} s."
     elif seconds > _PROMPT_SECONDS and now.cancelled is not None and now.cancelled == before.cancelled:
         # requests that are shorter than the server's check may end before it notices that the client left
         fault = "The requests ran to their end although their clients had gone."
@@ -249,7 +257,7 @@ _COUNTED_SHARE = 0.5
 _COUNTED_WITHIN_SECONDS = 10.0
 _MANY_PIECES, _FEW_PIECES = 8, 2
 _TEMPERATURE = 2.0
-_COUNTERS = " or ".join(one.metrics.output_tokens for one in (TritonProtocol, OpenAiProtocol))
+_COUNTERS = ", ".join(name for one in (TritonProtocol, OpenAiProtocol) for name in one.metrics.output_tokens)
 
 
 async def repeats_are_generated(served: Served) -> Evidence:

@@ -43,6 +43,8 @@ def cut(body: bytes) -> list[bytes]:
 
 DONE = b"data: [DONE]\n\n"
 WHOLE_CHAT = {"choices": [{"message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}], **usage(2)}
+CALL = {"id": "call-1", "type": "function", "function": {"name": "add", "arguments": '{"a": 7}'}}
+TOOL_CALL = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 PROSE = "Words of a model that says what nobody has said before, in a text that is long enough to be looked at."
 
 CASES: dict[str, tuple[str, bool, Sequence[bytes], dict[str, object]]] = {
@@ -104,12 +106,30 @@ CASES: dict[str, tuple[str, bool, Sequence[bytes], dict[str, object]]] = {
         cut(chat("") + chat("hi") + chat(None, "stop") + event({"choices": [], **usage(1)}) + DONE),
         {"output_tokens": 1, "finish_reason": "stop", "empty": False, "truncated": False, "streaming": True},
     ),
+    "a chat that calls a tool": (
+        "chat/completions",
+        False,
+        [json.dumps({"choices": [{"message": TOOL_CALL, "finish_reason": "tool_calls"}], **usage(9)}).encode()],
+        {"output_tokens": 9, "finish_reason": "tool_calls", "empty": False, "truncated": False},
+    ),
+    "a stream of LiteLLM's, whose last chunks have no text": (
+        "completions",
+        True,
+        [
+            text("a"),
+            event({"choices": [{"finish_reason": "length", "index": 0}]}),
+            event({"choices": [{"index": 0}], **usage(1)}),
+            DONE,
+        ],
+        {"output_tokens": 1, "finish_reason": "length", "empty": False, "truncated": False, "error": False},
+    ),
     'a prompt that says "stream": true': ("completions", False, [text("a", "stop")[6:]], {"streaming": False}),
 }
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     head = await reader.readuntil(b"\r\n\r\n")
+    assert b"accept-encoding" not in head.lower(), "what a server compresses cannot be read"
     length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0)
     body = json.loads(await reader.readexactly(length) or "{}")
     kind = b"text/event-stream" if body.get("stream") else b"application/json"

@@ -13,7 +13,14 @@ from math import isnan, nan
 
 from llm_pipeline.loadtest.records import Fault
 from llm_pipeline.loadtest.traffic import LoadRequest
-from llm_pipeline.serving.protocols import AnswerReader, ErrorInAnswer, NotAnAnswer, TritonProtocol, refusal_text
+from llm_pipeline.serving.protocols import (
+    AnswerReader,
+    ErrorInAnswer,
+    NotAnAnswer,
+    TritonProtocol,
+    refusal_text,
+    too_few,
+)
 
 _SHOWN_CHARACTERS = 300
 _KEPT_BYTES = 1 << 16  # of the body of a refusal
@@ -232,7 +239,7 @@ def judge_whole(request: LoadRequest, tokens: int, finish_reason: str, *, has_te
     if tokens > asked:
         return Fault.LONG, f"{tokens} tokens came, {asked} were asked for"
     if tokens < asked and (request.ignore_eos or finish_reason == "length"):
-        return Fault.SHORT, f"only {tokens} of {asked} tokens came"
+        return Fault.SHORT, too_few(tokens, asked, finish_reason)
     return (Fault.NONE, "") if has_text else (Fault.EMPTY, f"{tokens} tokens came, without any text")
 
 

@@ -25,6 +25,7 @@ from llm_pipeline.serving.protocols.answers import (
     metric_values,
     reason_in,
     refusal_text,
+    too_few,
     whole_sum,
     without,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "protocol_of",
     "reason_in",
     "refusal_text",
+    "too_few",
     "whole_sum",
     "without",
 ]  # fmt: skip

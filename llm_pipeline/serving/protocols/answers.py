@@ -81,20 +81,20 @@ class AnswerReader(Protocol):
 
 @dataclass(frozen=True)
 class Metrics:
-    """Names of a server's Prometheus metrics; several names are summed, for a gauge of shares the highest counts.
+    """Names of a server's Prometheus metrics, or of several kinds of servers: those that are there are summed.
 
     Attributes:
         active: Requests that wait or run.
         requests: Counter of requests that have ended.
         cancelled: Label of that counter for those whose client left, as it is written.
-        output_tokens: Counter of generated tokens.
-        kv_cache: Share of the KV cache in use; the first name that is there counts.
+        output_tokens: Counters of generated tokens.
+        kv_cache: Share of the KV cache in use; the first name that is there counts, and its highest value.
     """
 
     active: tuple[str, ...]
     requests: str
     cancelled: str
-    output_tokens: str
+    output_tokens: tuple[str, ...]
     kv_cache: tuple[str, ...]
 
 
@@ -124,11 +124,11 @@ class ServingProtocol(Protocol):
         """A reader of one answer."""
         ...
 
-    def bad_bodies(self, long_prompt: str) -> Mapping[str, bytes]:
+    def bad_bodies(self, long_prompt: str | None) -> Mapping[str, bytes]:
         """Requests that must be refused with a reason, by what is wrong with them.
 
         Args:
-            long_prompt: A prompt that is far too long for the model.
+            long_prompt: A prompt that is far too long for the model; None where its limit is not known.
         """
         ...
 
@@ -209,6 +209,12 @@ def reason_in(document: Any) -> str:
         return ""
     found = document.get("error") or document.get("message") or document.get("detail")
     return error_text(found) if found else ""
+
+
+def too_few(tokens: int, asked: int, finish_reason: str) -> str:
+    """What is wrong with an answer that has fewer tokens than it must have."""
+    why = ": the server does not keep ignore_eos" if finish_reason == "stop" else ""
+    return f"only {tokens} of {asked} tokens came{why}"
 
 
 def metric_values(lines: Iterable[str], name: str) -> list[float]:

@@ -1,8 +1,8 @@
-"""OpenAI's completions, as vLLM, SGLang and `trtllm-serve` offer them.
+"""OpenAI's completions, as vLLM, SGLang, `trtllm-serve`, llama.cpp's server and gateways before them offer them.
 
 Prompts are sent as text to `/v1/completions`: chat templates were applied before, by whoever asks. Beyond OpenAI's own
-fields, requests have `ignore_eos`, and `continuous_usage_stats` so that each chunk of a stream counts its tokens; all
-three servers know both.
+fields, requests have `ignore_eos`, which all four servers know, and `continuous_usage_stats` so that each chunk of a
+stream counts its tokens; a chunk with text that counts none is taken for one token until a later one does.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ COMPLETIONS_PATH = "/v1/completions"
 MODELS_PATH = "/v1/models"
 _END = b"[DONE]"
 _REASONS = {"abort": "cancelled"}
+_CHAT = {"delta", "message"}
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,26 @@ class OpenAiProtocol:
     """
 
     metrics: ClassVar[Metrics] = Metrics(
-        active=("vllm:num_requests_running", "vllm:num_requests_waiting"),
+        active=(
+            *("vllm:num_requests_running", "vllm:num_requests_waiting"),
+            *("sglang:num_running_reqs", "sglang:num_queue_reqs"),
+            *("trtllm_num_requests_running", "trtllm_num_requests_waiting"),
+            *("llamacpp:requests_processing", "llamacpp:requests_deferred"),
+        ),
         requests="vllm:request_success_total",
         cancelled='finished_reason="abort"',
-        output_tokens="vllm:generation_tokens_total",
-        kv_cache=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+        output_tokens=(
+            "vllm:generation_tokens_total",
+            "sglang:generation_tokens_total",
+            "trtllm_generation_tokens_total",
+            "llamacpp:tokens_predicted_total",
+        ),
+        kv_cache=(
+            "vllm:kv_cache_usage_perc",
+            "vllm:gpu_cache_usage_perc",
+            "sglang:token_usage",
+            "trtllm_kv_cache_utilization",
+        ),
     )
     whole_path: ClassVar[str] = COMPLETIONS_PATH
     stream_path: ClassVar[str] = COMPLETIONS_PATH
@@ -72,21 +88,36 @@ class OpenAiProtocol:
         """A reader of one answer."""
         return OpenAiReader(self.model, stream=stream)
 
-    def bad_bodies(self, long_prompt: str) -> Mapping[str, bytes]:
-        """Malformed and over-long requests. OpenAI's API allows an empty prompt, and cuts `max_tokens` to what fits."""
+    def bad_bodies(self, long_prompt: str | None) -> Mapping[str, bytes]:
+        """Malformed and over-long requests.
+
+        Servers differ on the rest: OpenAI's API allows an empty prompt, and cuts `max_tokens` to what fits; llama.cpp's
+        server takes -1 of them for no limit, and answers for its only model whatever a request calls it.
+        """
         bodies: dict[str, dict[str, Any]] = {
             "no prompt": {"model": self.model, "max_tokens": 4},
             "max_tokens of the wrong type": {"model": self.model, "prompt": "1", "max_tokens": "many"},
-            "max_tokens below 1": {"model": self.model, "prompt": "1", "max_tokens": -1},
-            "a prompt far too long": {"model": self.model, "prompt": long_prompt, "max_tokens": 4},
-            "a model that is not there": {"model": f"{self.model}-not-there", "prompt": "1", "max_tokens": 4},
         }
+        if long_prompt is not None:
+            bodies["a prompt far too long"] = {"model": self.model, "prompt": long_prompt, "max_tokens": 4}
         return {"not JSON": b"{", **{what: json.dumps(body).encode() for what, body in bodies.items()}}
 
     def context_length(self, document: Any) -> int:
-        """The field `max_model_len` of the model's card, which vLLM and SGLang have."""
+        """What the model's card says."""
         cards = {card["id"]: card for card in document["data"]}
-        return int(cards[self.model]["max_model_len"])
+        if (length := card_context(cards[self.model])) is None:
+            raise LookupError("max_model_len")
+        return length
+
+
+def card_context(card: Mapping[str, Any]) -> int | None:
+    """Tokens that a request may have, from a model's card in the list of models; None where it does not say.
+
+    vLLM and SGLang have `max_model_len`, llama.cpp's server `n_ctx` under `meta`; gateways pass on neither.
+    """
+    meta = card.get("meta")
+    length = card.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else None)
+    return length if isinstance(length, int) else None
 
 
 class OpenAiReader:
@@ -127,11 +158,13 @@ class OpenAiReader:
             raise ErrorInAnswer(f"the model {shown!r} answered, and {self._model!r} was asked")
 
     def _choice(self, choices: list[Any]) -> str:
-        """The text of the only choice; empty for the chunk that has usage alone."""
+        """The text of the only choice; empty for a chunk that has usage or the finish reason alone."""
         if not choices and self._stream:
             return ""
         (choice,) = choices
-        text, reason = choice["text"], choice.get("finish_reason")
+        text, reason = choice.get("text"), choice.get("finish_reason")
+        if text is None and self._stream and not choice.keys() & _CHAT:
+            text = ""  # LiteLLM leaves it out of its last chunks
         if not isinstance(text, str) or not isinstance(reason, str | None):
             raise TypeError("a completion has text")
         if reason:

@@ -28,7 +28,7 @@ class TritonProtocol:
         active=(ACTIVE_REQUESTS,),
         requests="llm_requests_total",
         cancelled='"cancelled"',
-        output_tokens="llm_tokens_total",
+        output_tokens=("llm_tokens_total",),
         kv_cache=("llm_kv_cache_usage",),
     )
     model_path: str = MODEL_PATH
@@ -65,15 +65,16 @@ class TritonProtocol:
         """A reader; chunks say everything of themselves."""
         return TritonReader()
 
-    def bad_bodies(self, long_prompt: str) -> Mapping[str, bytes]:
+    def bad_bodies(self, long_prompt: str | None) -> Mapping[str, bytes]:
         """Malformed and over-long requests."""
         bodies: dict[str, dict[str, Any]] = {
             "no prompt": {"max_tokens": 4},
             "an empty prompt": {"text_input": "", "max_tokens": 4},
             "max_tokens of the wrong type": {"text_input": "1", "max_tokens": "many"},
             "max_tokens far too large": {"text_input": "1", "max_tokens": _ABSURD_TOKENS},
-            "a prompt far too long": {"text_input": long_prompt, "max_tokens": 4},
         }
+        if long_prompt is not None:
+            bodies["a prompt far too long"] = {"text_input": long_prompt, "max_tokens": 4}
         return {"not JSON": b"{", **{what: json.dumps(body).encode() for what, body in bodies.items()}}
 
     @property

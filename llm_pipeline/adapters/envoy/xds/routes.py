@@ -53,6 +53,7 @@ def routes(
                 "domains": ["*"],
                 "include_attempt_count_in_response": True,
                 "request_body_buffer_limit": limits.largest_request_bytes,
+                "request_headers_to_remove": ["accept-encoding"],  # what is compressed cannot be read for the log
                 **_named_release(releases or {}),
                 "routes": [
                     _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _longer_than(limits.largest_request_bytes)),
