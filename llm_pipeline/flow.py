@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
@@ -24,7 +25,6 @@ from llm_pipeline.release.contract import StageFailure, StageRequest, StageResul
 from llm_pipeline.release.execute import failure_name, read_stage_record, results_name, trusted_stage_record
 from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.gpu_slots import gpus_taken
-from llm_pipeline.release.loading import LoadedRelease
 from llm_pipeline.release.record import ReleaseRecord, step_key, trusted_record
 from llm_pipeline.release.registry import load_stage, publishes
 from llm_pipeline.release.step import Environment, Scope
@@ -33,7 +33,10 @@ from llm_pipeline.release.time_limits import time_limit
 from llm_pipeline.runners.runner import Placement
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.documents import understood
-from llm_pipeline.store.signed_documents import refusal, require_signed
+from llm_pipeline.store.signed_documents import refusal
+
+if TYPE_CHECKING:
+    from llm_pipeline.release.loading import LoadedRelease
 
 _ANEW = "remove this document and run the release again: finished work is kept"
 
@@ -194,8 +197,10 @@ class ReleaseProgress:
             IntegrityError: The document is damaged, or is not signed as the store requires.
         """
         document = self.store.read_document(name)
-        if document is not None and self._trusts_signed_only and _is_signed(name):
-            require_signed(self.store, name, document)
+        if document is not None and self._trusts_signed_only:
+            problem = self.store.signatures.document_problem(name, document.value, document.signature)
+            if problem and _is_signed(name):  # asked last: it imports the stage
+                raise refusal(self.store, name, problem)
         return understood(StageResult, document.value, name, hint=_ANEW) if document else None
 
     def result(self, stage: str, subject: str = "") -> StageResult:

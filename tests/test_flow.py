@@ -131,6 +131,14 @@ def test_every_server_of_a_place_runs_models_in_the_places_own_environment(store
         assert release.request(*subject).config["python"] == "/model/python"
 
 
+def test_reading_results_imports_no_stage_where_nothing_must_be_signed(store, monkeypatch) -> None:
+    packaged(store)
+    monkeypatch.setattr("llm_pipeline.flow.load_stage", None)
+    monkeypatch.setattr("llm_pipeline.flow.publishes", None)
+    release = ReleaseProgress(store, flow(store, MORNING).record, trusts_signed_only=True)
+    assert list(release.results()) == [("package", "cpu")]
+
+
 def test_a_canary_before_its_package_is_refused(store) -> None:
     with pytest.raises(MissingResult, match="package cpu"):
         flow(store, MORNING).request("canary", "cpu:5")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _USUAL = gc.get_threshold()
-_STARTING = (100_000, 50, 50)
+_STARTING = (1_000_000, 50, 50)
 
 
 def spare_imports() -> None:

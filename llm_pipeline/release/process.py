@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-import psutil
 from pydantic import ValidationError
 
 from llm_pipeline.base.durable import replace_durably
@@ -78,6 +77,8 @@ def _give_up(request: StageRequest, result: str, error: StageOutOfTime) -> None:
         log.error("the stage did not stop in time: killing its process")
         _write(request, result, StageFailure.of(request, error))
     finally:
+        import psutil  # here: hardly any stage comes to this
+
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()

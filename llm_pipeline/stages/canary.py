@@ -84,7 +84,9 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
     production = serving.pointer if serving else None
     if serving is not None:
         require_served(context.store, serving.model_id, config.target, serving.pointer)
-    shadow, replays = _shadow(context), _replays(context)  # before the clock: what sends requests loads slowly
+    compared = production is not None and production.repository != candidate
+    # before the clock, and replays only beside production: what sends requests loads slowly
+    shadow, replays = _shadow(context), _replays(context) if compared else _no_replay
     started = time.monotonic()
     router = config.open_router(production.slot if production else "blue", owner="first-start")
     if production is not None:
@@ -102,7 +104,7 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
         patience=Patience.with_router(config.place.router),
         can_replay=can_replay(router, config.place.router),
     )
-    replay = replays(router) if production is not None else None
+    replay = replays(router)
     with replay or contextlib.nullcontext():
         judgement = _judge(context, plan, router, slots, shadow)
     return _output(context, _with_replayed(context, judgement, replay), router, time.monotonic() - started)
@@ -144,12 +146,16 @@ def can_replay(router: TrafficRouter, place: RouterModel) -> TypeGuard[CountsAtt
     return isinstance(router, CountsAttempts) and place.users_url() != ""
 
 
+def _no_replay(_router: TrafficRouter) -> None:
+    return None
+
+
 def _replays(context: StageContext[CanaryConfig]) -> Callable[[TrafficRouter], Replay | None]:
     """Makes traffic of the canary's own for a router, where the policy wants it and the users' port is known."""
     config = context.config
     rate, place = config.policy.replay_requests_per_second, config.place.router
     if rate == 0.0:
-        return lambda _router: None
+        return _no_replay
     from llm_pipeline.canary.replay import Replay
     from llm_pipeline.loadtest.draws import longest
     from llm_pipeline.loadtest.prompts import read_prompts

@@ -22,7 +22,15 @@ for step in release_flow():
 
 
 def test_a_stage_loads_no_slow_library() -> None:
-    command = [sys.executable, "-c", _PROGRAM, *SLOW]
-    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    found = _output(_PROGRAM, *SLOW).splitlines()
     assert {"load_test", "canary"} <= {line.partition(" ")[0] for line in found}
     assert [line for line in found if " " in line] == []
+
+
+def test_a_canary_loads_nothing_that_reads_configuration_files() -> None:
+    assert _output("import sys, llm_pipeline.stages.canary; print('yaml' in sys.modules)").split() == ["False"]
+
+
+def _output(program: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
