@@ -19,6 +19,7 @@ from aiohttp import web
 
 KEY = "k3y-that-nobody-sees"
 CONTEXT = 512
+HALF = "\ufffd"
 _BROKEN = {
     "html": "<html>It works!</html>",
     "chat": '{"model": "llm", "choices": [{"message": {"content": "a"}, "finish_reason": "stop"}]}',
@@ -160,11 +161,15 @@ vllm:request_queue_time_seconds_sum{{{labels}}} {len(self.seen) * 0.002}
             start += 1
         draws = random.Random(start if not asked["temperature"] else None)  # noqa: S311 - words of a model
         words = [f" w{draws.randrange(997)}" for _ in range(count - (fault == "short") + 2 * (fault == "long"))]
+        if fault == "half_characters" and count > 2:
+            words[count // 2] += HALF
+            words[-1] = f" {HALF}"
         self._replays[prompt] = words
         self._generated += len(words)
         self._prompted += len(prompt.split())
         for place, word in enumerate(words):
-            if any(stop in word for stop in asked.get("stop", ())) and fault != "reads_over_stops":
+            stops = [stop for stop in asked.get("stop", ()) if HALF not in stop]  # no bytes of a text are those
+            if any(stop in word for stop in stops) and fault != "reads_over_stops":
                 return words[:place], "stop"
         if fault == "empty":
             words = [""] * count
@@ -232,7 +237,8 @@ vllm:request_queue_time_seconds_sum{{{labels}}} {len(self.seen) * 0.002}
             end = reason if place == len(pieces) - 1 and fault != "no_reason" else None
             tokens = len(words) if replayed else place + 1
             more = {"usage": self._usage(asked, fault, tokens)} if counts else {}
-            yield json.dumps(self._chunk(fault, word, end, **more))
+            shown = word.removesuffix(HALF) if place == len(pieces) - 1 else word
+            yield json.dumps(self._chunk(fault, shown, end, **more))
         if not pieces:
             yield json.dumps(self._chunk(fault, "", reason))
         yield json.dumps(self._chunk(fault, None, None, usage=self._usage(asked, fault, len(words))))

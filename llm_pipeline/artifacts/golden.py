@@ -13,7 +13,8 @@ from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import Frozen
 
 GOLDEN_FILE = "golden.jsonl"
-_HALF_A_CHARACTER = "\ufffd"
+HALF_A_CHARACTER = "\ufffd"
+"""What a detokenizer writes for bytes that are no whole character."""
 
 
 class GoldenPrompt(Frozen):
@@ -46,7 +47,7 @@ class GoldenPrompt(Frozen):
         """
         ends = [end for word in self.stop if word and (end := text.find(word)) >= 0]
         wanted, got = self.completion.strip(), text[: min(ends, default=len(text))].strip()
-        if self.goes_on and was_cut and not ends and (got := got.rstrip(_HALF_A_CHARACTER)):
+        if self.goes_on and was_cut and not ends and (got := got.rstrip(HALF_A_CHARACTER)):
             wanted = wanted[: len(got)]
         return wanted, got
 

@@ -141,7 +141,7 @@ def _card(endpoint: Endpoint) -> dict[str, Any]:
         raise IntegrityError(
             f"no list of models as in OpenAI's API: HTTP {answer.status}: {said}",
             where=url,
-            hint="url is what comes before /v1, without redirects; some gateways answer like this without a key",
+            hint="url is what comes before /v1, without redirects; some gateways say so to a wrong key",
         )
     if endpoint.openai_model not in models:
         raise IntegrityError(

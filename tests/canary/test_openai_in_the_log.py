@@ -123,6 +123,18 @@ CASES: dict[str, tuple[str, bool, Sequence[bytes], dict[str, object]]] = {
         ],
         {"output_tokens": 1, "finish_reason": "length", "empty": False, "truncated": False, "error": False},
     ),
+    "a stream of LiteLLM's that nobody asked to count": (
+        "completions",
+        True,
+        [text("a", **usage(0)), text("b", "length", **usage(0)), DONE],
+        {"output_tokens": None, "finish_reason": "length", "empty": False, "truncated": False},
+    ),
+    "an error of LiteLLM's in a stream, after its server died": (
+        "completions",
+        True,
+        [text("a", **usage(0)), b'data: {"error": {"message": "litellm.InternalServerError", "code": "500"}}\n\n'],
+        {"fault": True, "lost": True},
+    ),
     'a prompt that says "stream": true': ("completions", False, [text("a", "stop")[6:]], {"streaming": False}),
 }
 

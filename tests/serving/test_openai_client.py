@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Transient
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
 from llm_pipeline.serving.endpoint_access import require_model
 from llm_pipeline.serving.identity import require_served
+from llm_pipeline.serving.probes import probe
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -100,6 +104,19 @@ def test_an_answer_that_is_wrong_is_an_error_that_says_why(server, fault, stream
 def test_a_stream_must_end_with_its_end_mark(server, fault, error):
     assert error in asked(server, GenerationRequest(f"fault={fault} a", 4), stream=True).error
     assert asked(server, GenerationRequest(f"fault={fault} a", 4), stream=False).ok
+
+
+def test_characters_that_max_tokens_cuts_are_no_fault():
+    with OpenAiDouble(fault="half_characters") as server:
+        prompts = [f"a{number} b" for number in range(20)]
+        answers = [asked(server, GenerationRequest(prompt, 8), stream=False) for prompt in prompts]
+        assert {answer.text[-1] for answer in answers} == {"\ufffd"}
+        golden = [
+            GoldenPrompt(prompt=prompt, completion=answer.text, maximum_tokens=8)
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+        judgement = asyncio.run(probe(endpoint_of(server), golden, StagingPolicy(ready_timeout_seconds=5)))
+    assert judgement.verdict is Verdict.GO, judgement.summary
 
 
 def test_the_api_key_is_sent_as_a_bearer_and_shown_nowhere(monkeypatch):

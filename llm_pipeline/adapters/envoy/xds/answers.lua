@@ -92,7 +92,8 @@ end
 local function tell(handle, answer)
   put(handle, "has_text", answer.size > 0 and "1" or "0")
   describe(handle, answer)
-  if answer.tokens then put(handle, "output_tokens", answer.tokens) end
+  -- LiteLLM counts 0 in every chunk for users who do not ask it to count
+  if answer.tokens and (answer.tokens > 0 or answer.size == 0) then put(handle, "output_tokens", answer.tokens) end
   if answer.reason then put(handle, "finish_reason", string.sub(answer.reason, 1, 32)) end
 end
 
