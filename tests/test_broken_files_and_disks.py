@@ -15,10 +15,16 @@ from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from unprivileged import directory_for_everyone, mode, without_root
+
 from llm_pipeline.base.errors import ConfigError, ExitCode, IntegrityError, Transient, unless_io
 from llm_pipeline.cli import main
 from llm_pipeline.release import execute as execution
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput, StageRequest
+from llm_pipeline.serving.triton_runtime import link_repository
+from llm_pipeline.store import open_store
 
 ROOT = Path(__file__).parents[1]
 NEITHER_VERDICT = (ExitCode.BAD_INPUT, ExitCode.INFRASTRUCTURE)
@@ -253,3 +259,24 @@ def test_a_file_that_may_not_grow_is_infrastructure(tmp_path: Path) -> None:
         )
     assert done.returncode == ExitCode.INFRASTRUCTURE
     assert "File too large -> raise the limit on the size of a file" in done.stderr
+
+
+def test_a_store_that_another_user_made_says_what_to_do() -> None:
+    with directory_for_everyone() as directory:
+        store = open_store(f"file://{directory}")
+        store.write_document("index/a.json", {}, None)
+        with without_root(directory), mode(directory / "index", 0o555), pytest.raises(Transient) as raised:
+            store.write_document("index/b.json", {}, None)
+    assert str(raised.value).startswith(
+        f"{directory}/index/b.json: cannot write index/b.json: Permission denied -> give"
+    )
+
+
+def test_what_another_user_left_of_a_servers_view_is_named() -> None:
+    with directory_for_everyone() as directory:
+        model = directory / "view" / "llm"
+        for path in (directory / "repository" / "llm", model):
+            path.mkdir(parents=True)
+            (path / "config.pbtxt").touch()
+        with without_root(directory), mode(model, 0o555), pytest.raises(PermissionError, match=r"config\.pbtxt"):
+            link_repository(directory / "repository", directory / "view")

@@ -155,7 +155,11 @@ def find(argument: str, log: Path) -> DetachedProcess | None:
 
 
 def stop(process: DetachedProcess, *, grace_seconds: float = 10.0) -> None:
-    """End the process and its group: SIGTERM, then SIGKILL after the grace time. A dead one is fine."""
+    """End the process and its group: SIGTERM, then SIGKILL after the grace time. A dead one is fine.
+
+    Raises:
+        ConfigError: It is another user's.
+    """
     if not process.group_alive:
         _reap(process.pid)
         return
@@ -172,11 +176,31 @@ def stop(process: DetachedProcess, *, grace_seconds: float = 10.0) -> None:
     _reap(process.pid)
 
 
-def _signal_group(pid: int, number: signal.Signals) -> None:
+def require_ours(process: DetachedProcess) -> None:
+    """Refuse a process that we may not stop, before anything else is stopped.
+
+    Raises:
+        ConfigError: It is another user's.
+    """
+    if process.alive:
+        _signal_group(process.pid, 0)
+
+
+def _signal_group(pid: int, number: int) -> None:
     try:
         os.killpg(pid, number)
     except ProcessLookupError:
         return
+    except PermissionError as error:
+        owner = _owner(pid)
+        raise ConfigError(f"process {pid} belongs to the user {owner}", hint=f"run this as {owner}") from error
+
+
+def _owner(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}").owner()
+    except (FileNotFoundError, KeyError):  # it is gone, or its user has no name here
+        return "that started it"
 
 
 def _reap(pid: int) -> None:

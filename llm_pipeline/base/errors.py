@@ -222,6 +222,11 @@ _FAULTS_OF_THE_PROGRAM = frozenset(
 """What the system says of a wrong call: it says the same when the call is made again."""
 
 
+def hint_of(error: OSError, otherwise: str = _AGAIN) -> str:
+    """What can be done about an error of the disk or of a limit of the system."""
+    return _HINTS_BY_ERRNO.get(error.errno or 0, otherwise)
+
+
 def as_pipeline_error(error: BaseException, *, where: str = "") -> PipelineError:
     """Any exception as a `PipelineError`, for the edge of a process or of a request.
 
@@ -264,8 +269,7 @@ def _missing_package(error: BaseException, where: str) -> MissingPackage | None:
 
 def _trouble_of_the_machine(error: BaseException, where: str) -> Transient | None:
     if isinstance(error, OSError) and _may_pass(error):
-        hint = _HINTS_BY_ERRNO.get(error.errno or 0, _AGAIN)
-        return Transient(_io_message(error), where=str(error.filename or where), hint=hint)
+        return Transient(_io_message(error), where=str(error.filename or where), hint=hint_of(error))
     if isinstance(error, MemoryError):
         return Transient("out of memory", where=where, hint="free memory or raise its limit, then run it again")
     if isinstance(error, subprocess.TimeoutExpired):

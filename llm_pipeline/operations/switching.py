@@ -270,6 +270,7 @@ def stop_all(
         PlaceBusy: Somebody acts on the place now.
         PipelineError: A canary cannot be rolled back; the same call is safe again.
     """
+    _require_ours(deployment, place)
     stopped: list[str] = []
     if on_its_way(store, place) is None:
         for process in _left_stages(store, deployment, place):
@@ -283,6 +284,13 @@ def stop_all(
     if local and on_its_way(store, place) is None and stop_staging(store, deployment, place):
         stopped.append("the staging server")
     return stopped
+
+
+def _require_ours(deployment: Deployment, place: str) -> None:
+    """Refuse before the first is stopped: without its router a server of another user would serve nobody."""
+    for record in sorted((Path(deployment.state_root) / place).glob("*/*process.json")):
+        if (process := detached.load(record)) is not None:
+            detached.require_ours(process)
 
 
 def _end_trial(store: ArtifactStore, deployment: Deployment, place: str) -> Iterator[str]:

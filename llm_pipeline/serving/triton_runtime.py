@@ -7,6 +7,7 @@ interpreter's shared libpython. The wheel has a stub for each Python; an install
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -163,7 +164,7 @@ def prepare_runtime(state: Path, home: TritonHome, interpreter: StubInterpreter)
     """Lay out a slot's `runtime`: `backends/` with the stub of the interpreter's version, and `caches/`, afresh."""
     directory = state / "runtime"
     for before in (state / _TEMPORARY, directory):
-        shutil.rmtree(before, ignore_errors=True)
+        _remove(before)
     for own in (state / _HOME, state / _TEMPORARY):
         own.mkdir(parents=True, exist_ok=True)
     if home.libraries is None:
@@ -193,7 +194,7 @@ def link_repository(repository: Path, view: Path, links: Mapping[str, Path] | No
     """
     for source in (repository, *filter(Path.is_dir, (links or {}).values())):
         check_directory(source)
-    shutil.rmtree(view, ignore_errors=True)
+    _remove(view)
     for directory, _, files in os.walk(repository, onerror=refuse_unreadable):
         place = view / Path(directory).relative_to(repository)
         place.mkdir(parents=True)
@@ -201,6 +202,11 @@ def link_repository(repository: Path, view: Path, links: Mapping[str, Path] | No
             (place / name).symlink_to(Path(directory) / name)
     for name, linked in (links or {}).items():
         (view / name).symlink_to(linked.absolute(), target_is_directory=True)
+
+
+def _remove(directory: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(directory)
 
 
 def server_environment(

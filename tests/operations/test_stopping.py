@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,3 +75,21 @@ def test_a_release_on_its_way_keeps_its_stages_until_its_process_has_ended(
     assert main(["stop", "cpu"]) == ExitCode.GO
     assert ("r-1" in capsys.readouterr().out) is not ended
     assert left.alive is not ended
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="starts a process of another user")
+def test_nothing_is_stopped_where_a_server_is_another_users(root: Path, left) -> None:
+    slot = root / "state" / "cpu" / "blue"
+    command = ["setpriv", "--reuid=65534", "--clear-groups", "sleep", "600"]
+    theirs = detached.start("tritonserver blue", command, slot / "process.json", log=slot / "server.log")
+    try:
+        stop = [sys.executable, "-m", "llm_pipeline", "stop", "--yes"]
+        not_theirs = ["setpriv", "--bounding-set=-kill", *stop]  # this root may stop nobody else's processes
+        done = subprocess.run(not_theirs, capture_output=True, text=True, check=False)
+        assert done.returncode == ExitCode.BAD_INPUT
+        said = f"error: process {theirs.pid} belongs to the user nobody -> run this as nobody"
+        assert done.stderr.splitlines()[-1].startswith(said)
+        assert left.alive
+        assert theirs.alive
+    finally:
+        detached.stop(theirs)

@@ -195,9 +195,15 @@ def router_as_it_is(_place: EnvoyPlace, _slots: Mapping[SlotName, SlotServer], s
 
 
 def stop_router(state: Path) -> None:
-    """Stop the router; its weights stay on disk. No router is fine."""
+    """Stop the router; its weights stay on disk. No router is fine.
+
+    Raises:
+        ConfigError: It is another user's, and goes on.
+    """
     record = RouterFiles(state.resolve()).record
     process = detached.load(record)
+    if process is not None:
+        detached.require_ours(process)
     record.unlink(missing_ok=True)
     if process is not None:
         detached.stop(process)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import shutil
@@ -25,7 +24,7 @@ from llm_pipeline.base.durable import (
     sync_file_system,
     write_durably,
 )
-from llm_pipeline.base.errors import IntegrityError, Transient
+from llm_pipeline.base.errors import IntegrityError, Transient, hint_of
 from llm_pipeline.base.file_lock import flocked, is_flocked
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
@@ -390,6 +389,7 @@ def _disk_errors(message: str) -> Iterator[None]:
 
 
 def _store_error(error: OSError, message: str) -> Transient:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    hint = "free disk space, then run the same command again" if full else "check the store's disk"
-    return Transient(f"{message}: {error.strerror or error}", where=str(error.filename or ""), hint=hint)
+    where = str(error.filename2 or error.filename or "")
+    return Transient(
+        f"{message}: {error.strerror or error}", where=where, hint=hint_of(error, "check the store's disk")
+    )

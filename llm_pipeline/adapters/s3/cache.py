@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from llm_pipeline.base.errors import Transient
+from llm_pipeline.base.errors import Transient, hint_of
 from llm_pipeline.base.file_lock import flocked
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
@@ -52,11 +51,10 @@ class Cache:
         try:
             return self._get(ref, manifest, own_files, download)
         except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             raise Transient(
                 f"cannot copy {ref}: {error.strerror}",
                 where=str(error.filename or self._root),
-                hint="free disk space, then run the same command again" if full else "check the disk of store.cache",
+                hint=hint_of(error, "check the disk of store.cache"),
             ) from error
 
     def _get(
