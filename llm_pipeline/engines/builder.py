@@ -82,7 +82,8 @@ class EngineAdapter(Adapter):
         beside_triton: Whether that distribution must be in the environment that Triton runs the served model in.
         words: The engine's name in sentences.
         reads: Options that it reads of `runtime`, `build` and `serving` of a target; `plan` warns of others that are
-            set. It reads the whole of a section that is not named.
+            set. Options of an option are named one by one (`kv_cache.reuse_blocks`) or all (`kv_cache.*`). It reads the
+            whole of a section that is not named.
         files: Files that must lie beside the served model's `model.py`.
         tools: Distributions of the build's environment whose versions decide what is built: a part of the stage key.
         ranks: How the ranks of an instance start: by the engine `inside` one server; by MPI, in `servers` of their own;

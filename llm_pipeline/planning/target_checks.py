@@ -41,15 +41,20 @@ def unread_warnings(target: Target) -> tuple[str, ...]:
         f"{section}.{name}"
         for section, read in engine.reads.items()
         for name in _changed(getattr(target, section))
-        if name not in read
+        if name not in read and f"{name.partition('.')[0]}.*" not in read
     ]
     return (f"{engine.words or target.engine} does not read {', '.join(unread)}",) if unread else ()
 
 
 def _changed(options: ConfigModel) -> Iterator[str]:
-    """Names of the options that are not at their defaults."""
+    """Names of the options that are not at their defaults, with a point for each level."""
     defaults = type(options)()
-    return (name for name in type(options).model_fields if getattr(options, name) != getattr(defaults, name))
+    for name in type(options).model_fields:
+        mine, theirs = getattr(options, name), getattr(defaults, name)
+        if isinstance(mine, ConfigModel) and isinstance(theirs, ConfigModel):
+            yield from (f"{name}.{below}" for below in _changed(mine))
+        elif mine != theirs:
+            yield name
 
 
 def target_warnings(target: Target) -> tuple[str, ...]:

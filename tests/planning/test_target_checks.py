@@ -116,6 +116,25 @@ def test_options_that_an_engine_does_not_read_are_one_line():
     )
 
 
+def test_options_of_an_option_that_an_engine_does_not_read_are_named():
+    """Of the recipes of vllm-project/recipes at 8959cf64 (2026-08-21), what is set most beside the limits."""
+    recipe = {
+        "kv_cache": {"free_memory_fraction": 0.85, "reuse_blocks": False, "tokens_per_block": 64, "host_gib": 8},
+        "cuda_graphs": {"maximum_batch_size": 2048},
+        "stream_interval": 20,
+        "moe_backend": "flashinfer_trtllm",
+        "speculative": {"method": "mtp", "draft_tokens": 2},
+    }
+    assert target_warnings(gpu_target(engine="vllm", runtime=recipe)) == (
+        "vLLM does not read runtime.kv_cache.host_gib, runtime.kv_cache.tokens_per_block, "
+        "runtime.cuda_graphs.maximum_batch_size, runtime.stream_interval, runtime.moe_backend, runtime.speculative",
+    )
+    read = {**recipe["kv_cache"], "tokens_per_block": 32, "host_gib": 0}
+    assert target_warnings(gpu_target(engine="vllm", runtime={"kv_cache": read, "cuda_graphs": None})) == ()
+    assert target_warnings(engine(runtime={"kv_cache": recipe["kv_cache"], "speculative": recipe["speculative"]})) == ()
+    assert target_warnings(gpu_target(engine="transformers_torch", runtime={"kv_cache": read})) != ()
+
+
 def test_doubtful_llm_args_are_told():
     target = gpu_target(limits={"maximum_sequences": 64, "maximum_batched_tokens": 32})
     assert target_problem(target) is None

@@ -46,7 +46,7 @@ COMPILED = EngineAdapter(
     words="a compiled engine",
     reads={
         "runtime": frozenset(
-            {"kv_cache", "chunked_context", "scheduler", "beam_width", "guided_decoding", "speculative"}
+            {"kv_cache.*", "chunked_context", "scheduler", "beam_width", "guided_decoding", "speculative"}
         ),
     },
     files=(

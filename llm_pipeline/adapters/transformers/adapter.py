@@ -21,11 +21,11 @@ ADAPTER = EngineAdapter(
     beside_triton=True,
     words="Transformers",
     reads={
-        "runtime": frozenset({"cuda_graphs", "kv_cache"}),
+        "runtime": frozenset({"cuda_graphs"}),
         "build": frozenset(),
         "serving": frozenset({"cancellation_check_milliseconds", "add_special_tokens", "skip_special_tokens"}),
     },
     files=(BATCHER_FILE,),
     holds_weights=False,
-    tuned=("runtime.kv_cache.free_memory_fraction",),
+    tuned=("limits.kv_cache_blocks",),
 )

@@ -30,7 +30,9 @@ ADAPTER = EngineAdapter(
     beside_triton=True,
     words="vLLM",
     reads={
-        "runtime": frozenset({"cuda_graphs", "kv_cache", "chunked_context"}),
+        "runtime": frozenset(
+            {"cuda_graphs", "kv_cache.free_memory_fraction", "kv_cache.reuse_blocks", "chunked_context"}
+        ),
         "build": frozenset(),
         "serving": frozenset({"cancellation_check_milliseconds", "add_special_tokens", "skip_special_tokens"}),
     },
