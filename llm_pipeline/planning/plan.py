@@ -197,7 +197,9 @@ def plan_release(
     check_adapters(loaded)
     check_routers(loaded)
     _refuse_before_reading(loaded)
-    model = look_at_model(loaded, revision, source_seconds, required=read_model)
+    looking = BackgroundCall(partial(look_at_model, loaded, revision, source_seconds, required=read_model))
+    canary = canary_power(release.policy.canary, release.workload.rate_per_second)  # while the source answers
+    model = looking.answer()
     facts = model.facts
     if facts:
         check_model(loaded, facts)
@@ -220,7 +222,6 @@ def plan_release(
     asked = BackgroundCall(partial(ask_store, loaded, opened, steps, ladders), store_seconds) if store_seconds else None
     gates = _gates(release, tasks, max(map(len, ladders.values()), default=1))
     requests = sample_size(release.workload, release.policy.load_test)
-    canary = canary_power(release.policy.canary, release.workload.rate_per_second)
     gpus = _gpu_cost(loaded, targets, facts, (tasks, gates[0]))
     predicted = predicted_seconds(loaded, facts, gpus, tasks, ladders)
     seen = looked_up(asked, deployment)

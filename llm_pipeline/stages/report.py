@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from llm_pipeline.base.collector import sparing
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
@@ -24,6 +25,7 @@ class ReportConfig(ConfigModel):
     """A report reads the release's record and results, nothing else."""
 
 
+@sparing()  # figures of matplotlib are a million objects, and the process ends with them
 def run(context: StageContext[ReportConfig]) -> StageOutput:
     """Collect, render and write the report."""
     from llm_pipeline.reporting.collect import collect

@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import Field, JsonValue
 
 from llm_pipeline.artifacts.pinned import PinnedModel
+from llm_pipeline.base.collector import sparing
 from llm_pipeline.base.digest import sha256_file, sha256_json
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
@@ -68,6 +69,7 @@ class ResolveConfig(ConfigModel):
         return load_release(Path(self.config_path), self.overrides)
 
 
+@sparing()
 def run(context: StageContext[ResolveConfig]) -> StageOutput:
     """Pin, review, publish the data files, write the record.
 

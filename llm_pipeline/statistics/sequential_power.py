@@ -21,6 +21,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -113,17 +114,16 @@ def median_requests_if_rare(test: RareTest, limit: float, event_share: float) ->
 
 def _first_passage(test: RateTest, limit: float, arms: Arms, most: int) -> list[float]:
     """Chance that the limit is reached with event number 0, 1, 2, ... of both arms; events for the bet are counted."""
-    bet = _Bet.of(test, limit, arms.share)
     chance = arms.from_candidate if test.side == "hi" else 1.0 - arms.from_candidate
-    going, needed, reached = np.zeros(most + 2), 1, [0.0]
+    going, before, reached = np.zeros(most + 2), 1, [0.0]
     going[0] = 1.0
-    for events in range(1, most + 1):
-        going[1 : needed + 1] = going[1 : needed + 1] * (1.0 - chance) + going[:needed] * chance
+    known = _needed(_Bet.of(test, limit, arms.share), 1 << most.bit_length())  # as many for numbers that are near
+    for events, needed in enumerate(known[:most], start=1):
+        going[1 : before + 1] = going[1 : before + 1] * (1.0 - chance) + going[:before] * chance
         going[0] *= 1.0 - chance
-        while needed <= events and not bet.won(needed, events):
-            needed += 1  # what is needed only grows, so no walk is ever beyond it
         reached.append(float(going[needed]) if needed <= events else 0.0)
         going[needed] = 0.0
+        before = needed
     return reached
 
 
@@ -150,6 +150,20 @@ class _Bet:
     @property
     def _both(self) -> zip[tuple[float, float]]:
         return zip(self.favour, self.against, strict=True)
+
+
+@lru_cache(maxsize=64)
+def _needed(bet: _Bet, most: int) -> Sequence[int]:
+    """Events for the bet by which it is won, after 1, 2, ... events; one more than all of them where none suffice.
+
+    It is the same whatever is true of the arms: a search asks for many of them.
+    """
+    needed, found = 1, []
+    for events in range(1, most + 1):
+        while needed <= events and not bet.won(needed, events):
+            needed += 1  # what is needed only grows, so no walk is ever beyond it
+        found.append(needed)
+    return found
 
 
 @dataclass(frozen=True)
@@ -231,7 +245,7 @@ def _gains(test: RateTest, share: float) -> tuple[tuple[float, ...], tuple[float
 
 def _gains_by_odds(test: RateTest, arms: Arms) -> tuple[tuple[float, ...], ...]:
     """What an event of the candidate and one of stable add to each alternative, and what a request adds on average."""
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    nodes, weights = _quadrature()
     ends = np.log(np.array(test.alternatives) / test.ratio)[:, None]
     odds = test.ratio * np.exp(ends * (nodes + 1.0) / 2.0)
     weights = weights * ends / 2.0
@@ -240,6 +254,13 @@ def _gains_by_odds(test: RateTest, arms: Arms) -> tuple[tuple[float, ...], ...]:
     against = -(weights * varies / (varies + varies_too)).sum(axis=1)
     mean = arms.share * (weights * (arms.candidate_event_share - expected)).sum(axis=1)
     return tuple(against + ends[:, 0]), tuple(against), tuple(mean)
+
+
+@cache
+def _quadrature() -> tuple[_Numbers, _Numbers]:
+    """Nodes and weights of Gauss and Legendre, from -1 to 1."""
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    return nodes, weights
 
 
 def _expected_shares(odds: _Numbers, arms: Arms) -> tuple[_Numbers, _Numbers]:

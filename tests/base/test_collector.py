@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
 
 import pytest
+
+from llm_pipeline.base.collector import imports_done, sparing
 
 START = """
 import gc, json, runpy, sys
@@ -38,3 +41,11 @@ def test_what_a_stage_makes_is_collected_as_usual(started):
     _, threshold, frozen = started
     assert threshold == [700, 10, 10]
     assert frozen > 10_000
+
+
+def test_a_block_that_is_spared_is_not_ended_by_imports_that_end_in_it():
+    usual = gc.get_threshold()
+    with sparing():
+        imports_done()
+        assert gc.get_threshold()[0] == 1_000_000
+    assert gc.get_threshold() == usual
