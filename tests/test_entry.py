@@ -62,6 +62,7 @@ def test_every_exception_has_its_exit_code_and_ends_with_one_line(
 
 def test_only_what_nobody_expected_leaves_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
     assert ending_with(ConfigError("wrong"))() == ExitCode.BAD_INPUT
+    assert ending_with(PermissionError(errno.EACCES, "Permission denied", "/work"))() == ExitCode.INFRASTRUCTURE
     assert caplog.records == []
     assert ending_with(ZeroDivisionError("a fault"))() == ExitCode.INFRASTRUCTURE
     (record,) = caplog.records

@@ -293,7 +293,12 @@ def unless_io(error: Exception, otherwise: PipelineError) -> PipelineError:
 
 
 def is_unexpected(error: BaseException) -> bool:
-    """Whether the log needs the traceback; the text of a `PipelineError` or of a missing package is enough."""
+    """Whether the log needs the traceback.
+
+    The text of a `PipelineError` is enough, of a missing package, and of a full disk or missing rights at a file.
+    """
+    if isinstance(error, OSError) and error.filename and error.errno in _HINTS_BY_ERRNO:
+        return False
     return not isinstance(error, PipelineError) and not isinstance(as_pipeline_error(error), MissingPackage)
 
 

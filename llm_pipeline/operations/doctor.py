@@ -163,8 +163,9 @@ def _runtime(deployment: Deployment, environment: str, distribution: str) -> str
     python = deployment.interpreter(environment)
     try:
         found = subprocess.run(
-            [python, "-c", _VERSION, distribution], capture_output=True, text=True, timeout=_START_SECONDS, check=True
-        )
+            [python, "-c", _VERSION, distribution],
+            cwd="/", capture_output=True, text=True, timeout=_START_SECONDS, check=True,
+        )  # fmt: skip
     except subprocess.CalledProcessError as error:
         hint = "install it there: the models' code in Triton imports it"
         raise Unsupported(f"{python} has no {distribution}", where=f"environment {environment}", hint=hint) from error
@@ -186,7 +187,7 @@ def _task_modules(deployment: Deployment, needed: Mapping[str, Sequence[str]]) -
         try:
             found = subprocess.run(
                 [python, "-c", _FIND_MODULES, *modules],
-                capture_output=True, text=True, timeout=_START_SECONDS, check=True,
+                cwd="/", capture_output=True, text=True, timeout=_START_SECONDS, check=True,
             )  # fmt: skip
         except (OSError, subprocess.SubprocessError) as error:
             yield Check(subject=subject, state="failed", detail=f"{python} does not start: {error}")

@@ -137,7 +137,7 @@ def inspect_interpreter(python: Path, home: TritonHome) -> StubInterpreter:
     """
     if home.libraries is None:
         return _installed_interpreter()
-    facts = _interpreter_facts(python)
+    facts = _interpreter_facts(python.absolute())
     where = str(python)
     if not (python.parent / "python3").exists():
         raise ConfigError("its directory has no python3, which the stub looks for", where=where)
@@ -263,8 +263,8 @@ def _places_of(facts: Mapping[str, Any]) -> tuple[Path, ...]:
 
 def _interpreter_facts(python: Path) -> dict[str, Any]:
     try:
-        answer = subprocess.run(
-            [str(python), "-c", _INTERPRETER_FACTS], capture_output=True, text=True, timeout=60, check=True
+        answer = subprocess.run(  # at the root, for it would import what lies in its working directory
+            [str(python), "-c", _INTERPRETER_FACTS], cwd="/", capture_output=True, text=True, timeout=60, check=True
         )
         facts: dict[str, Any] = json.loads(answer.stdout)
     except (OSError, subprocess.SubprocessError, json.JSONDecodeError) as error:

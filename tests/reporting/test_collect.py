@@ -7,12 +7,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
+from llm_pipeline.cli import main
 from llm_pipeline.release.record import record_name
 from llm_pipeline.reporting.collect import MOST_SAMPLES, _thinned, collect
 from llm_pipeline.reporting.html import render_report
@@ -168,3 +170,12 @@ def test_evaluations_of_other_questions_are_a_gap_not_a_plot(sample, tmp_path: P
 def test_a_release_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no release"):
         collect(LocalStore(f"file://{tmp_path}"), "nothing-00000000-00000000")
+
+
+def test_a_report_is_written_again_in_a_store_that_was_moved(sample, promoted, tmp_path, capsys) -> None:
+    shutil.copytree(promoted.store.root, tmp_path / "moved")
+    settings = {"store": "moved", "work_root": "w", "state_root": "s", "environments": {}, "triton_home": "t"}
+    (tmp_path / "here.yaml").write_text(yaml.safe_dump(settings))
+    assert main(["report", sample.RELEASE, "-d", str(tmp_path / "here.yaml")]) == 0
+    assert capsys.readouterr().out == f"file://{tmp_path}/moved/releases/{sample.RELEASE}/report.html\n"
+    assert (tmp_path / "moved" / "releases" / sample.RELEASE / "report.html").is_file()

@@ -59,6 +59,12 @@ def test_what_the_container_says_of_libraries_and_gpus_reaches_the_server_and_no
     assert (tmp_path / "runtime/backends/python" / STUB).is_file()
 
 
+def test_what_lies_beside_whoever_starts_a_server_is_not_imported(installed, tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise SystemExit(1)")
+    monkeypatch.chdir(tmp_path)
+    assert inspect_interpreter(PYTHON, open_home(installed)).version == "3.11"
+
+
 def test_a_directory_without_a_server_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no tritonserver here") as refused:
         open_home(tmp_path)
