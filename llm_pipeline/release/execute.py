@@ -11,7 +11,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from importlib import import_module, metadata
 from pathlib import Path
@@ -256,7 +256,7 @@ def _compute(
     title = f"{stage.name} {request.subject}".strip()
     read = ", ".join(f"{name} {ref}" for name, ref in request.inputs.items())
     log.info(f"{title} of {request.release_id} starts", inputs=read or "none", key=key[:12])
-    threading.Thread(target=_import_early, args=(stage.imports,), daemon=True).start()
+    threading.Thread(target=_begin_early, args=(stage,), daemon=True).start()
     with _frequent_turns():
         inputs = {name: store.fetch(ref) for name, ref in request.inputs.items()}
     context = StageContext(request=request, config=config, inputs=inputs, workdir=workdir, store=store, key=key)
@@ -280,17 +280,20 @@ def _compute(
     )
 
 
-def _import_early(modules: Sequence[str]) -> None:
-    """Import modules in a thread of its own. Code that needs one imports it itself, and raises its error.
+def _begin_early(stage: Stage[Any]) -> None:
+    """In a thread of its own, import modules, and have git say what provenance names: `here` keeps it.
 
-    Garbage is collected as usual once they are there: before, that is a fifth of the time that torch and modelopt take.
+    Code that needs a module imports it itself, and raises its error. Garbage is collected as usual once all are there:
+    before, that is a fifth of the time that torch and modelopt take.
     """
     try:
         with contextlib.suppress(ImportError):
-            for module in modules:
+            for module in stage.imports:
                 import_module(module)
     finally:
         imports_done()
+    if stage.publishes:
+        here()
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.release.contract import Stage
-from llm_pipeline.release.flow import stage_names, step_named
+from llm_pipeline.release.flow import FLOW, stage_names, step_named
 from llm_pipeline.release.step import Environment
 
 
@@ -22,7 +22,8 @@ def load_stage(name: str) -> Stage[Any]:
     Raises:
         ConfigError: There is no such stage, or it declares something else than its step in the flow.
     """
-    step = step_named(name)
+    # ours first: none of a package has such a name, and to look for packages reads the metadata of all of them
+    step = next((one for one in FLOW if one.name == name), None) or step_named(name)
     if step is None or not step.is_stage:
         raise ConfigError(f"unknown stage {name!r}", hint=f"stages are: {', '.join(stage_names())}")
     stage: Stage[Any] = import_module(step.module or f"llm_pipeline.stages.{name}").STAGE
