@@ -91,6 +91,15 @@ class ReleaseProgress:
         store = open_store(deployment.store)
         return cls(store, trusted_record(store, release_id), trusts_signed_only=True)
 
+    def here(self, deployment: Deployment) -> ReleaseProgress:
+        """The same with a deployment's directories as they are now, for what people ask for after the run.
+
+        The record names those of the run: since then they may have been moved, and it may have been another user's.
+        """
+        roots = {name: getattr(deployment, name) for name in ("store", "work_root", "state_root")}
+        record = self.record.model_copy(update={"deployment": self.deployment.model_copy(update=roots)})
+        return ReleaseProgress(self.store, record, trusts_signed_only=self._trusts_signed_only)
+
     @property
     def release(self) -> ResolvedRelease:
         """The release config as resolved."""

@@ -161,9 +161,7 @@ def named_release(store: ArtifactStore, reference: str) -> str:
 
 
 def open_flow(options: argparse.Namespace, reference: str) -> ReleaseProgress:
-    """The release that a reference names in the options' deployment, with that deployment's store and `work_root`.
-
-    Its record names those of the run: the store may have been moved since, and the run may have been another user's.
+    """The release that a reference names in the options' deployment.
 
     Raises:
         ConfigError: There is none, or there are several.
@@ -172,7 +170,4 @@ def open_flow(options: argparse.Namespace, reference: str) -> ReleaseProgress:
     from llm_pipeline.flow import ReleaseProgress
 
     deployment, store = opened(options)
-    flow = ReleaseProgress.open(deployment, named_release(store, reference))
-    here = {"store": deployment.store, "work_root": deployment.work_root}
-    flow.record = flow.record.model_copy(update={"deployment": flow.deployment.model_copy(update=here)})
-    return flow
+    return ReleaseProgress.open(deployment, named_release(store, reference)).here(deployment)

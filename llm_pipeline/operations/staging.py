@@ -98,7 +98,7 @@ def end_staging(control: StagingServer, *, comparison_state: Path | None = None,
 
 
 def _stage(deployment: Deployment, place: str, release_id: str, stage: str) -> StageResult:
-    flow = ReleaseProgress.open(deployment, release_id)
+    flow = ReleaseProgress.open(deployment, release_id).here(deployment)
     target = flow.record.target_at(place)
     if target not in flow.targets:
         raise ConfigError(f"release {release_id} has no target for {place}", hint=f"it has {', '.join(flow.targets)}")

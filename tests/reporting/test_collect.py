@@ -15,6 +15,9 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
 from llm_pipeline.cli import main
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.loading import load_yaml
+from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.release.record import record_name
 from llm_pipeline.reporting.collect import MOST_SAMPLES, _thinned, collect
 from llm_pipeline.reporting.html import render_report
@@ -179,3 +182,18 @@ def test_a_report_is_written_again_in_a_store_that_was_moved(sample, promoted, t
     assert main(["report", sample.RELEASE, "-d", str(tmp_path / "here.yaml")]) == 0
     assert capsys.readouterr().out == f"file://{tmp_path}/moved/releases/{sample.RELEASE}/report.html\n"
     assert (tmp_path / "moved" / "releases" / sample.RELEASE / "report.html").is_file()
+
+
+def test_what_is_staged_by_hand_is_where_stop_looks_for_it(sample, promoted, tmp_path) -> None:
+    settings = {
+        "store": promoted.store.uri,
+        "work_root": "w",
+        "state_root": "s",
+        "environments": {},
+        "triton_home": "t",
+    }
+    (tmp_path / "here.yaml").write_text(yaml.safe_dump(settings))
+    here = load_yaml(tmp_path / "here.yaml", Deployment)
+    flow = ReleaseProgress.open(here, sample.RELEASE)
+    assert flow.state_directory("cpu", "staging") == "/s/cpu/staging"
+    assert flow.here(here).state_directory("cpu", "staging") == f"{tmp_path}/s/cpu/staging"
