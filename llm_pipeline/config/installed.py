@@ -10,15 +10,17 @@ from pydantic import (
     Discriminator,
     Field,
     GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     Tag,
+    TypeAdapter,
+    ValidationError,
     ValidationInfo,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
-from llm_pipeline.base.adapters import Adapter, Group, adapter, is_ours, our_kinds
+from llm_pipeline.base.adapters import Adapter, Group, adapter, our_kinds
 from llm_pipeline.base.errors import ConfigError
 
 
@@ -26,7 +28,7 @@ from llm_pipeline.base.errors import ConfigError
 class OfKind:
     """Marks the base of a group's settings: its values are of the models that adapters bring.
 
-    Ours are looked up when the first configuration is read, not when the base is imported, which stands below them.
+    A value is read by the model of its kind, and no adapter of another kind is imported for it.
 
     Attributes:
         group: The adapters' group.
@@ -43,24 +45,39 @@ class OfKind:
         models = tuple(dict.fromkeys(adapter(self.group, kind).config for kind in our_kinds(self.group)))
         return Union[models]  # noqa: UP007 - its members are known at run time only
 
-    def __get_pydantic_core_schema__(self, _base: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        told = WrapValidator(self._or_installed)
-        if self.kind_of is None:
-            return handler.generate_schema(Annotated[self.ours(), Field(discriminator=self.key), told])
-        tagged = tuple(Annotated[adapter(self.group, kind).config, Tag(kind)] for kind in our_kinds(self.group))
-        ours = Union[tagged]  # type: ignore[valid-type]  # noqa: UP007 - its members are known at run time only
-        return handler.generate_schema(Annotated[ours, Discriminator(self.kind_of), told])
+    def __get_pydantic_core_schema__(self, _base: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.with_info_plain_validator_function(self._read)
 
-    def _or_installed(self, value: Any, ours: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-        """Let a kind that is not ours be checked by the model of the installed adapter."""
-        kind: Any
-        if self.kind_of is not None:
-            kind = self.kind_of(value)
+    def __get_pydantic_json_schema__(self, _schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """That of our kinds; what else is installed, an editor does not know."""
+        if self.kind_of is None:
+            told: Any = Annotated[self.ours(), Field(discriminator=self.key)]
         else:
-            kind = value.get(self.key) if isinstance(value, Mapping) else getattr(value, self.key, None)
-        if not isinstance(kind, str) or is_ours(self.group, kind):
-            return ours(value)
+            tagged = tuple(Annotated[adapter(self.group, kind).config, Tag(kind)] for kind in our_kinds(self.group))
+            told = Annotated[Union[tagged], Discriminator(self.kind_of)]  # noqa: UP007 - known at run time only
+        return handler(TypeAdapter(told).core_schema)
+
+    def _read(self, value: Any, info: ValidationInfo) -> Any:
+        if self.kind_of is not None:
+            kind: Any = self.kind_of(value)
+        elif isinstance(value, Mapping):
+            if self.key not in value:
+                raise _wrong("missing", value, self.key)
+            kind = value[self.key]
+        else:
+            kind = getattr(value, self.key, None)
+            if kind is None:
+                raise _wrong("model_type", value)
+        if not isinstance(kind, str):
+            raise _wrong("string_type", kind, self.key)
         return installed_model(self.group, kind).model_validate(value, context=info.context)
+
+
+def _wrong(problem: str, value: Any, *key: str) -> ValidationError:
+    """One of pydantic's own errors, about a value or one of its keys."""
+    context = {"class_name": "settings"} if problem == "model_type" else {}
+    details = InitErrorDetails(type=problem, loc=key, input=value, ctx=context)
+    return ValidationError.from_exception_data("settings", [details])
 
 
 def type_of(field: FieldInfo) -> Any:

@@ -29,6 +29,7 @@ from llm_pipeline.canary.record import CanaryJournal, CanaryRecord
 from llm_pipeline.canary.router import all_to
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment, TargetPlace
+from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.target import Target
 from llm_pipeline.notifications.channel import no_connections
@@ -411,6 +412,31 @@ def test_a_kind_that_nobody_has_is_refused_with_those_that_there_are(
     assert "packages add theirs by entry points llm_pipeline." in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ({"file": "/routes.json"}, "Field required"),
+        ({"kind": 5}, "router.kind\n  Input should be a valid string"),
+        ({"kind": None}, "router.kind\n  Input should be a valid string"),
+        (5, "router\n  Input should be a valid dictionary or instance of settings"),
+        (["envoy"], "router\n  Input should be a valid dictionary or instance of settings"),
+    ],
+)
+def test_settings_without_a_kind_that_can_be_read_are_refused(written: Any, told: str) -> None:
+    with pytest.raises(ValidationError) as raised:
+        TargetPlace.model_validate({"router": written})
+    assert told in str(raised.value)
+
+
+def test_a_kind_that_is_not_named_is_a_missing_key(tmp_path: Path) -> None:
+    path = tmp_path / "local.yaml"
+    channels = "notifications:\n  channels:\n    team:\n      url: http://127.0.0.1\n"
+    path.write_text(f"store: /srv/store\n{channels}", encoding="utf-8")
+    with pytest.raises(ConfigError) as raised:
+        load_yaml(path, Deployment)
+    assert "local.yaml:4: missing key notifications.channels.team.kind" in str(raised.value)
+
+
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_adapter_of_ours_is_where_the_table_says(group: adapters.Group) -> None:
     for kind in adapters.kinds(group):
@@ -423,7 +449,7 @@ def test_every_adapter_of_ours_is_where_the_table_says(group: adapters.Group) ->
 
 
 def test_a_deployment_is_read_without_what_its_adapters_open() -> None:
-    """Every parse of a DAG file reads it: what opens an adapter, and the ports, would be imported for nothing."""
+    """Every parse of a DAG file reads it: other kinds, what opens one, and the ports would be imported for nothing."""
     code = "import sys; from pathlib import Path; from llm_pipeline.config.loading import load_yaml; "
     code += "from llm_pipeline.config.deployment import Deployment; "
     code += (
@@ -431,11 +457,11 @@ def test_a_deployment_is_read_without_what_its_adapters_open() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     ours = {name for name in done.stdout.split() if name.startswith("llm_pipeline.")}
-    assert "llm_pipeline.adapters.istio.adapter" in ours
+    assert {name.split(".")[2] for name in ours if name.startswith("llm_pipeline.adapters.")} == {"envoy", "local"}
     rooms = {name.split(".")[1] for name in ours}
-    assert rooms - {"adapters", "base", "config"} == {"canary", "serving"}
-    ports = {name for name in ours if name.startswith(("llm_pipeline.canary.", "llm_pipeline.serving."))}
-    assert ports == {"llm_pipeline.canary.router_adapter", "llm_pipeline.serving.server_adapter"}
+    assert rooms - {"adapters", "base", "config"} == {"canary"}
+    ports = {name for name in ours if name.startswith("llm_pipeline.canary.")}
+    assert ports == {"llm_pipeline.canary.router_adapter"}
 
 
 @pytest.fixture
