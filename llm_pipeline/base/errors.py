@@ -204,6 +204,7 @@ _HINTS_BY_ERRNO = {
     errno.ENFILE: "this host has too many open files: stop what is not needed, then run the same command again",
     errno.ENOMEM: "free memory, then run the same command again",
 }
+_NO_ROOM_OR_RIGHT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
 _FAULTS_OF_THE_PROGRAM = frozenset(
     {
         errno.EBADF,
@@ -297,7 +298,7 @@ def is_unexpected(error: BaseException) -> bool:
 
     The text of a `PipelineError` is enough, of a missing package, and of a full disk or missing rights at a file.
     """
-    if isinstance(error, OSError) and error.filename and error.errno in _HINTS_BY_ERRNO:
+    if isinstance(error, OSError) and error.filename and error.errno in _NO_ROOM_OR_RIGHT:
         return False
     return not isinstance(error, PipelineError) and not isinstance(as_pipeline_error(error), MissingPackage)
 
