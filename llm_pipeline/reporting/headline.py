@@ -140,8 +140,8 @@ def _serving(record: ReleaseRecord, results: Results, pointers: Mapping[str, Poi
     }
     others = [place.release_id for place in places.values() if place.release_id != record.release_id]
     chosen = {target: recipe for target, recipe in chosen_recipes(results).items() if target in places}
-    recipes = recipes_in_words(chosen) or record.release.name
     agree = len(set(chosen.values())) <= 1
+    recipes = f"Recipe{'' if agree else 's'} {recipes_in_words(chosen)}" if chosen else record.release.name
     text = f"{recipes} serves on {', '.join(places)}." if agree else f"{recipes}: all of them serve."
     if not others:
         return text

@@ -28,7 +28,7 @@ from llm_pipeline.store.pointers import Pointers, read_pointers
 def test_a_promoted_release_is_in_production_with_every_part(sample, promoted) -> None:
     data = collect(promoted.store, sample.RELEASE)
     assert (data.headline.state, data.headline.verdict) == ("in production", Verdict.GO)
-    assert "fp8 serves on cpu" in data.headline.sentence
+    assert "Recipe fp8 serves on cpu." in data.headline.sentence
     assert data.gaps == ()
     assert [variant.name for variant in data.variants if variant.chosen] == ["fp8"]
     assert [study.name for study in data.accuracy] == [*sample.RECIPES, "served on cpu"]
