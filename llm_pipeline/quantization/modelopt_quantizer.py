@@ -64,6 +64,7 @@ from llm_pipeline.quantization.modelopt_configs import (
     refuse_unsupported,
     search_formats,
 )
+from llm_pipeline.quantization.parallel_shards import shards_written_in_parallel
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import (
     export_tensorrt_llm,
     refuse_unsupported_tensorrt_llm_checkpoint,
@@ -210,7 +211,13 @@ class Quantizer:
         """
         partial = _emptied(destination)
         model = self._ready(state)
-        with self._timed("export"), out_of_memory_in("export"), torch.inference_mode(), _quiet():
+        with (
+            self._timed("export"),
+            out_of_memory_in("export"),
+            torch.inference_mode(),
+            _quiet(),
+            shards_written_in_parallel(),
+        ):
             # modelopt misreads the dtype of a config that was saved before; it is always given here.
             export_hf_checkpoint(model, dtype=self._dtype, export_dir=partial, max_shard_size=_SHARD)
         self._release()
