@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,9 @@ class Steps:
 
     def keep_export(self, facts: Mapping[str, Metric]) -> None:
         """Write down facts about the exports: they say that the exports are whole, also after a power cut."""
+        began = time.monotonic()
         sync_file_system(self.workdir)
+        log.info("the export is on disk", seconds=round(time.monotonic() - began, 3))
         replace_durably(self.workdir / _FACTS, json.dumps(dict(facts)).encode())
 
     def discard_export(self) -> None:
