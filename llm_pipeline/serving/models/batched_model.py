@@ -50,6 +50,7 @@ class Live:
     finish_reason: str = ""
     error: str = ""
     has_sent: bool = False
+    has_ended: bool = False
     is_due: bool = False
 
     @property
@@ -88,6 +89,7 @@ class TritonPythonModel(served_model.ServedModel):
         self._running: dict[str, Live] = {}
         self._first: deque[Live] = deque()  # have something to send, and have sent nothing yet
         self._later: deque[Live] = deque()  # have something to send
+        self._unchecked: deque[Live] = deque()  # whose clients may be gone
         self._engine = threading.Lock()  # held while the engine is started again
         self._asked, self._looked_at, self._stopping, self._broken = 0, 0.0, False, False
         started = time.monotonic()
@@ -185,7 +187,7 @@ class TritonPythonModel(served_model.ServedModel):
 
     def _seconds_to_wait(self) -> float:
         """How long to wait for tokens before there is something else to do."""
-        if self._first or self._later:
+        if self._first or self._later or self._unchecked:
             return 0.0
         if not self._running and not self._waiting:
             return IDLE_POLL_SECONDS
@@ -245,13 +247,17 @@ class TritonPythonModel(served_model.ServedModel):
         return texts
 
     def _cancel_abandoned(self) -> None:
-        """End requests whose clients are gone: their part of the batch and KV cache is freed."""
+        """End requests whose clients are gone: their part of the batch and KV cache is freed.
+
+        One at a time: a check takes as long as a piece, and a first token must not wait for those of all requests.
+        """
         now = time.monotonic()
-        if now - self._looked_at < self._cancellation_seconds:
-            return
-        self._looked_at = now
-        for live in [*self._running.values(), *self._waiting]:
-            if live.reply.client_left():
+        if not self._unchecked and now - self._looked_at >= self._cancellation_seconds:
+            self._looked_at = now
+            self._unchecked.extend([*self._running.values(), *self._waiting])
+        if self._unchecked:
+            live = self._unchecked.popleft()
+            if not live.has_ended and live.reply.client_left():
                 self._end(live, "cancelled")
 
     def _refuse(self, live: Live, refusal: base.RefusedError) -> None:
@@ -263,6 +269,7 @@ class TritonPythonModel(served_model.ServedModel):
         live.reply.cancel()
 
     def _forget(self, live: Live, outcome: str) -> None:
+        live.has_ended = True
         self._batcher.cancel(live.name)
         if self._running.pop(live.name, None) is None:
             self._waiting.remove(live)

@@ -7,7 +7,6 @@ standard library and triton_python_backend_utils.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import subprocess
@@ -71,7 +70,8 @@ class Metrics:
         outcomes = ("completed", "cancelled", "rejected", "invalid", "failed")
         self._outcomes = {outcome: requests.Metric(labels={"outcome": outcome}) for outcome in outcomes}
         self._tokens, self._prompts, self._active = (one.Metric(labels={}) for one in (tokens, prompts, active))
-        _keep(requests, tokens, prompts, active, *self._outcomes.values(), self._tokens, self._prompts, self._active)
+        base.keep(requests, tokens, prompts, active)
+        base.keep(*self._outcomes.values(), self._tokens, self._prompts, self._active)
 
     def accepted(self, input_tokens: int) -> None:
         """Count a request that was accepted, with the tokens of its prompt."""
@@ -91,9 +91,10 @@ class Metrics:
             self._active.increment(-1)
 
     def generated(self, tokens: int) -> None:
-        """Count tokens that the engine generated."""
-        with self._lock:
-            self._tokens.increment(tokens)
+        """Count tokens that the engine generated; a call takes as long as a piece, so of none it is left out."""
+        if tokens:
+            with self._lock:
+                self._tokens.increment(tokens)
 
     def show_kv_cache(self, instance: str) -> None:
         """Add the gauge `llm_kv_cache_usage` of this instance, for engines that report their usage."""
@@ -102,7 +103,7 @@ class Metrics:
             name="llm_kv_cache_usage", description="KV cache in use at the last step, 0 to 1", kind=family.GAUGE
         )
         self._kv_cache = usage.Metric(labels={"instance": instance})
-        _keep(usage, self._kv_cache)
+        base.keep(usage, self._kv_cache)
 
     def show_engine(self, instance: str) -> None:
         """Add `llm_waiting_requests` and `llm_preemptions_total` of this instance, too."""
@@ -113,7 +114,7 @@ class Metrics:
             name="llm_preemptions_total", description="requests that lost their place", kind=family.COUNTER
         )
         self._waiting, self._preemptions = (one.Metric(labels={"instance": instance}) for one in (waiting, preemptions))
-        _keep(waiting, preemptions, self._waiting, self._preemptions)
+        base.keep(waiting, preemptions, self._waiting, self._preemptions)
 
     def kv_cache_usage(self, fraction: float, *, last: bool) -> None:
         """Report the KV cache's usage after a step; see `engine_load`."""
@@ -129,15 +130,9 @@ class Metrics:
             self._kv_cache.set(load.kv_cache_usage)
             if self._waiting:
                 self._waiting.set(load.waiting)
-                # An engine that started again counts from zero.
-                self._preemptions.increment(max(0, load.preemptions - self._preempted))
-                self._preempted = load.preemptions
-
-
-def _keep(*objects: Any) -> None:
-    """Keep objects alive until the process ends, whatever else is collected."""
-    for one in objects:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
+                if load.preemptions > self._preempted:
+                    self._preemptions.increment(load.preemptions - self._preempted)
+                self._preempted = load.preemptions  # an engine that started again counts from zero
 
 
 class Places:

@@ -157,7 +157,7 @@ class Batcher:
     def _load(self) -> None:
         self.waiting = self.preemptions = 0
         self._cache_usage, self._live = 0.0, set[str]()
-        self._outbox: queue.Queue[Output | None] = queue.Queue()
+        self._outbox: queue.SimpleQueue[list[Output]] = queue.SimpleQueue()
         self._sending = threading.Lock()
         arguments = {**self._settings.arguments, "model": self._checkpoint.name}
         self._send({"arguments": arguments, "end_tokens": self._end_tokens})
@@ -222,12 +222,12 @@ class Batcher:
 
     def wake(self) -> None:
         """Make a waiting `outputs` return at once."""
-        self._outbox.put(None)
+        self._outbox.put([])
 
     def outputs(self, timeout_seconds: float) -> list[Output]:
         collected: dict[str, Output] = {}
         for output in self._received(timeout_seconds):
-            if output is None or output.name not in self._live:
+            if output.name not in self._live:
                 continue
             earlier = collected.get(output.name)
             collected[output.name] = (
@@ -253,26 +253,23 @@ class Batcher:
             time.sleep(POLL_SECONDS)
         self._process = None
 
-    def _received(self, timeout_seconds: float) -> Iterator[Output | None]:
-        try:
-            yield self._outbox.get(timeout=timeout_seconds)
+    def _received(self, timeout_seconds: float) -> Iterator[Output]:
+        with contextlib.suppress(queue.Empty):
+            yield from self._outbox.get(timeout=timeout_seconds)
             while True:
-                yield self._outbox.get_nowait()
-        except queue.Empty:
-            return
+                yield from self._outbox.get_nowait()
 
-    def _read(self, lines: Any, outbox: queue.Queue[Output | None]) -> None:
+    def _read(self, lines: Any, outbox: queue.SimpleQueue[list[Output]]) -> None:
         try:
             for line in lines:
                 message = json.loads(line)
                 self._cache_usage, self.waiting, self.preemptions = message["state"]
-                for name, tokens, finish_reason, error in message["outputs"]:
-                    outbox.put(Output(name, tokens, finish_reason, error))
+                outbox.put([Output(*output) for output in message["outputs"]])
         except (OSError, ValueError):
             pass  # it was stopped, or ended in the middle of a line
         if outbox is self._outbox:
             self._running = False
-            outbox.put(None)
+            outbox.put([])
 
     def _send(self, message: Mapping[str, Any]) -> None:
         try:
