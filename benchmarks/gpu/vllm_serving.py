@@ -32,6 +32,7 @@ from typing import Any, Literal
 
 from benchmarks.goals import at_least, at_most, goal
 from benchmarks.gpu.processes import REPOSITORY
+from benchmarks.gpu.processor_time import describe_use, processor_time
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.records import ArtifactRef
@@ -39,7 +40,7 @@ from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.target import EngineLimits, Parallelism, Target
 from llm_pipeline.engines.builder import BuildInputs, engine_builder
 from llm_pipeline.serving.model_repository import write_repository
-from llm_pipeline.serving.triton_server import start_server, stop_server
+from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server
 
 PORTS = ServerPorts(http=18700, grpc=18701, metrics=18702)
 PEER_PORT, PLAIN_PORT = 18710, 18711
@@ -77,6 +78,16 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Served:
+    """A server under test: `pid` is of its first process."""
+
+    name: str
+    dialect: Dialect
+    port: int
+    pid: int
+
+
+@dataclass(frozen=True)
 class Figures:
     """What users saw of a server under a load."""
 
@@ -99,17 +110,18 @@ def main() -> int:
     for name in options.formats:
         checkpoint = checkpoints[name]
         repository, engine = package(options, checkpoint)
-        with _our_server(options, repository, checkpoint) as ready:
-            print(f"ours {name}: ready in {ready:.1f} s", flush=True)
-            seen |= {(name, load): _measure(f"ours {name}", "triton", PORTS.http, load, options) for load in loads}
+        with _our_server(options, repository, checkpoint) as server:
+            print(f"ours {name}: ready in {server.ready_seconds:.1f} s", flush=True)
+            ours = Served(f"ours {name}", "triton", PORTS.http, server.pid)
+            seen |= {(name, load): _measure(ours, load, options) for load in loads}
         if name in options.peer:
-            with _peer(options, checkpoint, engine):
-                theirs = f"vllm serve {name}"
-                seen |= {(theirs, load): _measure(theirs, "openai", PEER_PORT, load, options) for load in loads}
+            with _peer(options, checkpoint, engine) as pid:
+                theirs = Served(f"vllm serve {name}", "openai", PEER_PORT, pid)
+                seen |= {(theirs.name, load): _measure(theirs, load, options) for load in loads}
     if options.plain:
         load = Load(PLAIN_USERS, users=True)
-        with _plain(options, checkpoints["bf16"]):
-            seen["plain", load] = _measure("plain", "triton", PLAIN_PORT, load, options)
+        with _plain(options, checkpoints["bf16"]) as pid:
+            seen["plain", load] = _measure(Served("plain", "triton", PLAIN_PORT, pid), load, options)
     if options.figures:
         rows = [{"server": name, "load": str(load), **asdict(figures)} for (name, load), figures in seen.items()]
         options.figures.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
@@ -191,7 +203,7 @@ def package(options: argparse.Namespace, model: Path) -> tuple[Path, EngineDescr
 
 
 @contextmanager
-def _our_server(options: argparse.Namespace, repository: Path, model: Path) -> Iterator[float]:
+def _our_server(options: argparse.Namespace, repository: Path, model: Path) -> Iterator[RunningServer]:
     slot = options.work / "slot"
     server = start_server(
         repository, PORTS, triton_home=options.triton_home, python=Path(sys.executable), state=slot,
@@ -199,7 +211,7 @@ def _our_server(options: argparse.Namespace, repository: Path, model: Path) -> I
         environment=_variables(options),
     )  # fmt: skip
     try:
-        yield server.ready_seconds
+        yield server
     finally:
         stop_server(slot)
 
@@ -209,7 +221,7 @@ def _variables(options: argparse.Namespace) -> dict[str, str]:
 
 
 @contextmanager
-def _peer(options: argparse.Namespace, model: Path, engine: EngineDescription) -> Iterator[None]:
+def _peer(options: argparse.Namespace, model: Path, engine: EngineDescription) -> Iterator[int]:
     """The OpenAI server of vLLM, with the engine arguments that ours had."""
     arguments = json.loads(engine.runtime_properties["arguments"])
     limits = engine.target.limits
@@ -224,23 +236,23 @@ def _peer(options: argparse.Namespace, model: Path, engine: EngineDescription) -
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={model}", "--served-model-name=llm",
         "--host=127.0.0.1", f"--port={PEER_PORT}", *flags,
     ]  # fmt: skip
-    with _listening("vllm serve", command, PEER_PORT, "/health", options.work / "peer.log"):
-        yield
+    with _listening("vllm serve", command, PEER_PORT, "/health", options.work / "peer.log") as pid:
+        yield pid
 
 
 @contextmanager
-def _plain(options: argparse.Namespace, model: Path) -> Iterator[None]:
+def _plain(options: argparse.Namespace, model: Path) -> Iterator[int]:
     """`generate` behind FastAPI, with static batches of as many as there are users."""
     app = REPOSITORY / "benchmarks" / "plain_serving_app.py"
     command = [sys.executable, str(app), str(model), f"--port={PLAIN_PORT}"]
     command += [f"--batch={PLAIN_USERS}", *([] if options.smoke else ["--device=cuda", "--dtype=bfloat16"])]
-    with _listening("plain", command, PLAIN_PORT, "/v2/models/llm/ready", options.work / "plain.log"):
-        yield
+    with _listening("plain", command, PLAIN_PORT, "/v2/models/llm/ready", options.work / "plain.log") as pid:
+        yield pid
 
 
 @contextmanager
-def _listening(name: str, command: list[str], port: int, path: str, log: Path) -> Iterator[None]:
-    """A server in a process of its own, from its first good answer on."""
+def _listening(name: str, command: list[str], port: int, path: str, log: Path) -> Iterator[int]:
+    """A server in a process of its own, from its first good answer on; gives its id."""
     started = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
@@ -250,7 +262,7 @@ def _listening(name: str, command: list[str], port: int, path: str, log: Path) -
                 raise SystemExit(f"{name} did not start:\n" + log.read_text()[-3000:])
             time.sleep(1)
         print(f"{name}: ready in {time.monotonic() - started:.1f} s", flush=True)
-        yield
+        yield process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
@@ -267,11 +279,14 @@ async def _status(port: int, path: str) -> bytes:
     return line.split(b" ")[1] if b" " in line else b""
 
 
-def _measure(name: str, dialect: Dialect, port: int, load: Load, options: argparse.Namespace) -> Figures:
+def _measure(server: Served, load: Load, options: argparse.Namespace) -> Figures:
     """Send requests for some seconds; what started in the first quarter does not count."""
     share = Load(load.amount / PROCESSES, users=load.users)
     with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
-        sent = pool.map(partial(_requests, dialect, port, share, options.seconds), range(PROCESSES))
+        begun, before = time.monotonic(), processor_time(server.pid)
+        sent = pool.map(partial(_requests, server.dialect, server.port, share, options.seconds), range(PROCESSES))
+        use = describe_use(before, processor_time(server.pid), time.monotonic() - begun)
+    print(f"{server.name}: {load}, processors in use: {use}", flush=True)
     answers = [answer for one in sent for answer in one]
     counted = options.seconds * 0.75
     good = [one for one in answers if one.good]
@@ -283,7 +298,7 @@ def _measure(name: str, dialect: Dialect, port: int, load: Load, options: argpar
         failed=len(answers) - len(complete),
     )
     print(
-        f"{name}: {load}, {len(answers)} answers, {figures.tokens_per_second:.0f} tokens/s, goodput "
+        f"{server.name}: {load}, {len(answers)} answers, {figures.tokens_per_second:.0f} tokens/s, goodput "
         f"{figures.goodput:.0f}, first token p50 {1e3 * figures.first_p50:.1f} ms, failed {figures.failed}",
         flush=True,
     )
