@@ -224,12 +224,13 @@ def _variables(options: argparse.Namespace) -> dict[str, str]:
 def _peer(options: argparse.Namespace, model: Path, engine: EngineDescription) -> Iterator[int]:
     """The OpenAI server of vLLM, with the engine arguments that ours had."""
     arguments = json.loads(engine.runtime_properties["arguments"])
-    limits = engine.target.limits
+    limits, graphs = engine.target.limits, arguments.get("max_cudagraph_capture_size")
     flags = [
         f"--dtype={arguments['dtype']}", f"--gpu-memory-utilization={arguments['gpu_memory_utilization']}",
         f"--max-num-seqs={limits.maximum_sequences}", f"--max-model-len={limits.maximum_tokens_per_request}",
         f"--max-num-batched-tokens={limits.maximum_batched_tokens}", "--generation-config=vllm",
         f"--tensor-parallel-size={arguments['tensor_parallel_size']}",
+        *([f"--max-cudagraph-capture-size={graphs}"] if graphs else []),
         "--disable-uvicorn-access-log", *(["--enforce-eager"] if arguments["enforce_eager"] else []),
     ]  # fmt: skip
     command = [

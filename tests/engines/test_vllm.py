@@ -87,6 +87,18 @@ def test_what_it_cannot_do_is_refused(vllm, inputs, target, tmp_path):
         )
 
 
+@pytest.mark.parametrize(("sequences", "tokens"), [(64, 1024), (1024, 2048)])
+def test_steps_with_a_prompt_are_graphs_too_unless_the_target_has_none(target, sequences, tokens):
+    gpu = {"engine": "vllm", "accelerator": "H100-SXM-80GB", "accelerator_count": 1}
+    places = (
+        target(**gpu, limits=LIMITS | {"maximum_sequences": sequences}),
+        target(**gpu, runtime={"cuda_graphs": None}),
+        target(engine="vllm"),  # on a CPU
+    )
+    arguments = [json.loads(runtime_properties(place, "float16", PLAIN)["arguments"]) for place in places]
+    assert [one.get("max_cudagraph_capture_size") for one in arguments] == [tokens, None, None]
+
+
 def test_the_targets_options_become_engine_arguments(target):
     place = target(
         engine="vllm",

@@ -39,6 +39,10 @@ log = get_logger(__name__)
 _READ = frozenset({"FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "MXFP8", "MIXED_PRECISION"})
 _READ_KV_CACHES = frozenset({"FP8"})
 _VERSIONED = ("torch", "transformers", "tokenizers")
+_GRAPH_TOKENS = 1024
+"""Steps of up to so many tokens run as CUDA graphs: most steps with a prompt in them. vLLM's own default, twice the
+sequences and at most 512, leaves those out: with 45 prompts of 256 tokens a second, 8B's first token came after 46 ms on
+an H200, and after 29 with these graphs. They take 0.3 GiB more, and a second more to capture."""
 
 
 class VllmBuilder:
@@ -110,6 +114,8 @@ def runtime_properties(target: Target, dtype: str, quantization: QuantizationMet
         "skip_tokenizer_init": True,
         "trust_remote_code": False,
     }
+    if runtime.cuda_graphs is not None and target.accelerator != "cpu":
+        arguments["max_cudagraph_capture_size"] = max(_GRAPH_TOKENS, 2 * target.limits.maximum_sequences)
     return {"arguments": json.dumps(arguments, sort_keys=True)}
 
 
