@@ -191,6 +191,8 @@ class Text:
         """Take new text, and end before the first stop word in it."""
         searched = len(self.visible)
         self.visible += piece
+        if not self.stop_words:
+            return
         starts = [
             start
             for word in self.stop_words
@@ -201,13 +203,15 @@ class Text:
 
     def take(self, *, last: bool) -> str:
         """The text that may be sent now and was not yet."""
-        end = len(self.visible) if last or self.stopped else len(self.visible) - self._held_back()
+        end = len(self.visible)
+        if self.stop_words and not (last or self.stopped):
+            end -= self._held_back()
         piece, self.sent = self.visible[self.sent : end], max(self.sent, end)
         return piece
 
     def _held_back(self) -> int:
         """Length of the longest end of the text that may be the beginning of a stop word."""
-        longest = max((len(word) for word in self.stop_words), default=1) - 1
+        longest = max(map(len, self.stop_words)) - 1
         for length in range(min(longest, len(self.visible)), 0, -1):
             if any(word.startswith(self.visible[-length:]) for word in self.stop_words):
                 return length

@@ -106,6 +106,18 @@ def test_a_streamed_answer_is_the_whole_answer_in_pieces_in_any_company(server):
     assert max(len(answer.chunk_seconds) for answer in pieces) > 5
 
 
+def test_every_piece_has_all_outputs_and_every_token_is_counted(server):
+    before = metric(server, "llm_tokens_total")
+    status, answer = post(
+        server, {"text_input": PROMPT, "max_tokens": 24, "stream": True, "ignore_eos": True}, verb="generate_stream"
+    )
+    pieces = [json.loads(line[5:]) for line in answer.splitlines() if line.startswith("data:")]
+    assert (status, sum(piece["output_tokens"] for piece in pieces)) == (200, 24)
+    assert [piece["finish_reason"] for piece in pieces] == [""] * (len(pieces) - 1) + ["length"]
+    assert {piece["served_version"] for piece in pieces} == {1}
+    assert eventually(lambda: metric(server, "llm_tokens_total") == before + 24)
+
+
 def test_an_answer_ends_with_the_end_token_or_before_a_stop_word(server):
     assert ask(server, asking(maximum_tokens=60)).finish_reason == "stop"
     answer = ask(server, asking(maximum_tokens=60, stop=("\x08\x09",)))
