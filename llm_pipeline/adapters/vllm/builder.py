@@ -41,8 +41,8 @@ _READ_KV_CACHES = frozenset({"FP8"})
 _VERSIONED = ("torch", "transformers", "tokenizers")
 _GRAPH_TOKENS = 1024
 """Steps of up to so many tokens run as CUDA graphs: most steps with a prompt in them. vLLM's own default, twice the
-sequences and at most 512, leaves those out: with 45 prompts of 256 tokens a second on an H200, 8B's first token came after
-46 ms, and after 29 with these graphs. They take 0.3 GiB more, and a second more to capture."""
+sequences and at most 512, leaves those out: with 45 prompts of 256 tokens a second on an H200, 8B's first token came
+after 46 ms, and after 29 with these graphs. They take 0.3 GiB more, and a second more to capture."""
 
 
 class VllmBuilder:
