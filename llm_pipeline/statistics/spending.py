@@ -37,7 +37,7 @@ _NORMAL = NormalDist()
 _WIDTH = 8.0
 _STEPS_PER_DEVIATION = 6
 _MOST_STEPS = 1500
-_BISECTIONS = 60
+_MOST_NEWTON_STEPS, _EXACT = 60, 1e-12
 
 
 def late(alpha: float, share: float) -> float:
@@ -69,12 +69,8 @@ def boundaries(shares: tuple[float, ...], spending: Spending, alpha: float) -> t
     walk, found, before = _Walk.start(), list[float](), 0.0
     for share in shares:
         target, before = spending(alpha, share) - before, spending(alpha, share)
-        low, high = 0.0, 12.0
-        for _ in range(_BISECTIONS):
-            middle = (low + high) / 2.0
-            low, high = (middle, high) if walk.beyond(share, middle) > target else (low, middle)
-        found.append(high)
-        walk = walk.on(share, -math.inf, high)
+        found.append(walk.boundary(share, target))
+        walk = walk.on(share, -math.inf, found[-1])
     return tuple(found)
 
 
@@ -132,6 +128,24 @@ class _Walk:
 
     def beyond(self, share: float, boundary: float) -> float:
         return float(self.weights @ _normal_cdf(-self._standardised(share, boundary)))
+
+    def boundary(self, share: float, chance: float) -> float:
+        """The boundary that the walk is beyond with this chance, of a half at most.
+
+        By Newton's method on the chance's logarithm, which is concave (A. Prekopa, Acta Scientiarum Mathematicarum 34,
+        1973). It starts where a walk that nothing has stopped, or one from the highest point, is beyond as often: on
+        the far side, so that each step comes nearer and none goes too far.
+        """
+        ahead, quantile = math.sqrt(share - self.share), -_NORMAL.inv_cdf(chance)
+        found = min(quantile, (float(self.points[-1]) + ahead * quantile) / math.sqrt(share))
+        for _ in range(_MOST_NEWTON_STEPS):
+            there, distance = self.beyond(share, found), self._standardised(share, found)
+            density = math.sqrt(share / (2.0 * math.pi)) / ahead * float(self.weights @ np.exp(-0.5 * distance**2))
+            step = math.log(chance / there) * there / density
+            found -= step
+            if step <= _EXACT:
+                break
+        return found
 
     def below(self, share: float, boundary: float) -> float:
         return float(self.weights @ _normal_cdf(self._standardised(share, boundary)))
