@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -123,6 +124,10 @@ class ModelDocuments:
     origin: str = ""
 
 
+BY_HAND = ModelDocuments({}, origin="the release config (model.sizes)")
+"""Nothing of the model is read."""
+
+
 def read_facts(documents: ModelDocuments, sizes: ModelSizes | None = None) -> ModelFacts:
     """What a model is.
 
@@ -163,6 +168,17 @@ def read_facts(documents: ModelDocuments, sizes: ModelSizes | None = None) -> Mo
         end_token=_names_end_token(documents, words),
         origin=documents.origin,
     )
+
+
+@cache
+def stated_facts(sizes: ModelSizes | None) -> ModelFacts | None:
+    """The facts that a release config states by hand; None where it does not state all that is needed."""
+    if sizes is None:
+        return None
+    try:
+        return read_facts(BY_HAND, sizes)
+    except ConfigError:
+        return None
 
 
 def _architecture(config: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ The plan is the one that `resolve` wrote: it counts what will be computed, one s
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -20,8 +21,10 @@ from llm_pipeline.planning.stage_cost import StepCost, TotalCost
 from llm_pipeline.planning.table import format_plan
 from llm_pipeline.questions import Question
 from llm_pipeline.release.flow import step_named
-from llm_pipeline.release.loading import LoadedRelease
 from llm_pipeline.release.step import Work
+
+if TYPE_CHECKING:
+    from llm_pipeline.release.loading import LoadedRelease
 
 _HOUR = 3600
 

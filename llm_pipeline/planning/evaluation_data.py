@@ -23,10 +23,10 @@ from llm_pipeline.hub.address import require_listening
 from llm_pipeline.hub.source import SourceRefused, SourceUnavailable
 from llm_pipeline.planning.background import BackgroundCall, side_by_side
 from llm_pipeline.planning.task_pool import known_facts
-from llm_pipeline.release.loading import LoadedRelease
 
 if TYPE_CHECKING:
     from llm_pipeline.hub.model_card import DataSetCard
+    from llm_pipeline.release.loading import LoadedRelease
 
 _SECONDS = 20.0
 """How long a hub may take at a terminal."""

@@ -10,15 +10,18 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from llm_pipeline.planning.background import side_by_side
 from llm_pipeline.release.contract import StageResult
-from llm_pipeline.release.loading import LoadedRelease
 from llm_pipeline.release.newest import NotedRelease, newest_of_config, newest_of_model
 from llm_pipeline.release.record import ReleaseRecord, readable_record
 from llm_pipeline.store import ArtifactStore
+
+if TYPE_CHECKING:
+    from llm_pipeline.release.loading import LoadedRelease
 
 RELEASES_READ = 5
 """Newest releases whose results are read."""

@@ -14,8 +14,8 @@ from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
 from llm_pipeline.model_facts.facts import ModelFacts
+from llm_pipeline.model_facts.reader import stated_facts
 from llm_pipeline.planning.memory import weight_bytes
-from llm_pipeline.planning.model_source import stated_facts
 from llm_pipeline.planning.speed import relative_speed
 from llm_pipeline.planning.weight_storage import bits_per_weight
 
@@ -33,7 +33,7 @@ def climbing_order(release: ResolvedRelease, facts: ModelFacts | None = None) ->
     Raises:
         ConfigError: An accelerator or a recipe of modelopt's is unknown.
     """
-    return _cheapest_first(release, release.targets, facts or stated_facts(release.model))
+    return _cheapest_first(release, release.targets, facts or stated_facts(release.model.sizes))
 
 
 def target_order(release: ResolvedRelease, target: Target, facts: ModelFacts | None = None) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ def target_order(release: ResolvedRelease, target: Target, facts: ModelFacts | N
     Raises:
         ConfigError: As `climbing_order`.
     """
-    return _cheapest_first(release, (target,), facts or stated_facts(release.model))
+    return _cheapest_first(release, (target,), facts or stated_facts(release.model.sizes))
 
 
 def decoded_together(release: ResolvedRelease, target: Target) -> int:

@@ -6,7 +6,7 @@ warning.
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from typing import NamedTuple
 
 from llm_pipeline.base.errors import ConfigError, PipelineError, Transient, Unsupported
@@ -14,15 +14,13 @@ from llm_pipeline.config.release import ModelSource
 from llm_pipeline.hub.address import require_listening
 from llm_pipeline.hub.source import SourceRefused, SourceUnavailable
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
+from llm_pipeline.model_facts.reader import BY_HAND, ModelDocuments, read_facts, stated_facts
 from llm_pipeline.planning import host
 from llm_pipeline.planning.background import BackgroundCall
 from llm_pipeline.release.loading import LoadedRelease
 
 _SECONDS = 20.0
 """How long a hub or a bucket may take at a terminal."""
-
-_BY_HAND = "the release config (model.sizes)"
 
 
 class ModelLook(NamedTuple):
@@ -57,27 +55,16 @@ def look_at_model(
     """
     asked, where = loaded.release.model, str(loaded.path)
     if seconds == 0:
-        return ModelLook(stated_facts(asked))
+        return ModelLook(stated_facts(asked.sizes))
     try:
         documents = BackgroundCall(partial(_look, loaded, revision or asked.revision), seconds or _SECONDS).answer()
     except (SourceRefused, SourceUnavailable, Transient) as error:
         if required or asked.sizes is None:
             raise _with_hint(error, where) from error
-        facts = _facts(ModelDocuments({}, origin=_BY_HAND), asked, where)
-        return ModelLook(facts, (f"the model is judged by {_BY_HAND}, not by its own files: {error.message}",))
+        facts = _facts(BY_HAND, asked, where)
+        return ModelLook(facts, (f"the model is judged by {BY_HAND.origin}, not by its own files: {error.message}",))
     _require_loader(loaded, documents)
     return ModelLook(_facts(documents, asked, where), tuple(_contradictions(documents, asked)))
-
-
-@cache
-def stated_facts(asked: ModelSource) -> ModelFacts | None:
-    """The facts that a release config states by hand; None where it does not state all that is needed."""
-    if asked.sizes is None:
-        return None
-    try:
-        return read_facts(ModelDocuments({}, origin=_BY_HAND), asked.sizes)
-    except ConfigError:
-        return None
 
 
 def _look(loaded: LoadedRelease, revision: str) -> ModelDocuments:

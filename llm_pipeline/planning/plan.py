@@ -20,6 +20,7 @@ from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.loadtest.sample_size import require_enough, sample_size
 from llm_pipeline.model_facts.facts import ModelFacts
+from llm_pipeline.model_facts.reader import stated_facts
 from llm_pipeline.planning import host
 from llm_pipeline.planning.background import BackgroundCall
 from llm_pipeline.planning.budget import check_budget
@@ -29,7 +30,7 @@ from llm_pipeline.planning.evaluation_data import EvaluationData, evaluation_dat
 from llm_pipeline.planning.gate_power import GatePower, gate_power, load_test_warnings
 from llm_pipeline.planning.ladder import target_order
 from llm_pipeline.planning.model import DiskPlan, Plan, TargetPlan, disk_need
-from llm_pipeline.planning.model_source import look_at_model, stated_facts
+from llm_pipeline.planning.model_source import look_at_model
 from llm_pipeline.planning.quantization_plan import GpuCost, gpu_cost
 from llm_pipeline.planning.release_checks import (
     adapter_warnings,
@@ -335,7 +336,7 @@ def _gpu_cost(
 
 def _refuse_before_reading(loaded: LoadedRelease) -> None:
     """Refuse formats that do not run, before the model is read, if the advice needs no facts of it."""
-    if stated := stated_facts(loaded.release.model):
+    if stated := stated_facts(loaded.release.model.sizes):
         targets = loaded.release.targets
         _refuse_impossible(loaded, tuple(plan_target(loaded, target, None, stated=stated) for target in targets))
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import JsonValue
 
@@ -29,12 +29,14 @@ from llm_pipeline.release.contract import Stage, StageFailure, StageRequest, Sta
 from llm_pipeline.release.datasets import PROMPTS_DATASET, TASKS_DATASET, calibration_dataset
 from llm_pipeline.release.execute import KeyContent, StageRecord, key_content, trusted_stage_record
 from llm_pipeline.release.flow import release_flow, step_named
-from llm_pipeline.release.loading import LoadedRelease
 from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.release.registry import load_stage
 from llm_pipeline.release.step import Scope
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.manifest import Manifest, ManifestFile
+
+if TYPE_CHECKING:
+    from llm_pipeline.release.loading import LoadedRelease
 
 _KIND = "dataset"
 _COMMIT = re.compile(r"[0-9a-f]{40}")

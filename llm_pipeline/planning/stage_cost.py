@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import Frozen
@@ -40,10 +40,12 @@ from llm_pipeline.planning.reuse import Step, StepReuse
 from llm_pipeline.planning.speed import Tokens, tokens_per_second
 from llm_pipeline.planning.task_pool import TaskItems
 from llm_pipeline.release.flow import step_named, steps_of
-from llm_pipeline.release.loading import LoadedRelease
 from llm_pipeline.release.measured_cost import busy_gpus
 from llm_pipeline.release.step import Work
 from llm_pipeline.release.tasks import canary_subject, well_gone_steps
+
+if TYPE_CHECKING:
+    from llm_pipeline.release.loading import LoadedRelease
 
 _COMPUTED = ("computed", "always")
 _HOUR = 3600

@@ -6,8 +6,6 @@ import errno
 import socket
 from dataclasses import dataclass
 
-import psutil
-
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_ports import ServerPorts
@@ -67,9 +65,15 @@ def require_free_port(port: int, *, role: str, what: str) -> None:
 
 def port_owner(port: int) -> PortOwner:
     """Who listens on a TCP port of this host."""
+    import psutil  # here: most ports are free, and many import this module for less
+
     for connection in psutil.net_connections(kind="tcp"):
         if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
-            return PortOwner(port, connection.pid, _process_name(connection.pid))
+            try:
+                name = psutil.Process(connection.pid).name()
+            except psutil.Error:
+                name = "unknown"
+            return PortOwner(port, connection.pid, name)
     return PortOwner(port)
 
 
@@ -83,10 +87,3 @@ def _is_free(port: int) -> bool:
                 return False
             raise
     return True
-
-
-def _process_name(pid: int) -> str:
-    try:
-        return str(psutil.Process(pid).name())
-    except psutil.Error:
-        return "unknown"
