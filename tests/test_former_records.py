@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from store_history import History
 
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.planning.model import RecipePlan
+from llm_pipeline.planning.planned_target import RecipePlan
 from llm_pipeline.release.record import parse_record, read_record, record_name
 
 

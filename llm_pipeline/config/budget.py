@@ -6,7 +6,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from llm_pipeline.base.quantities import duration
 from llm_pipeline.config.model import ConfigModel, PositiveHours
+
+HOUR = 3600
 
 Amount = Annotated[float, Field(ge=0.0, le=1_000_000_000.0)]
 
@@ -25,3 +28,8 @@ class Budget(ConfigModel):
 
     def __bool__(self) -> bool:
         return self.hours is not None or self.cost is not None
+
+    def in_words(self, currency: str) -> str:
+        """What it allows: `2 h, 12.60 EUR`."""
+        hours = [] if self.hours is None else [duration(self.hours * HOUR)]
+        return ", ".join([*hours, *([] if self.cost is None else [f"{self.cost:.2f} {currency}"])])

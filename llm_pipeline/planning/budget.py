@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from llm_pipeline.base.errors import ConfigError, IntegrityError
-from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.untrusted_text import markdown, one_line
-from llm_pipeline.config.budget import Budget
+from llm_pipeline.config.budget import HOUR, Budget
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.planning.model import Plan
 from llm_pipeline.planning.reuse import Step
@@ -25,8 +24,6 @@ from llm_pipeline.release.step import Work
 
 if TYPE_CHECKING:
     from llm_pipeline.release.loading import LoadedRelease
-
-_HOUR = 3600
 
 
 def check_budget(loaded: LoadedRelease, costs: Mapping[Step, StepCost]) -> None:
@@ -58,7 +55,7 @@ def budget_question(flow: ReleaseProgress, _targets: Sequence[str]) -> Question 
     planned = dict(_planned(total, budget))
     if all(amount <= getattr(budget, what) for what, amount in planned.items()):
         return None
-    release_id, takes, limit = flow.record.release_id, in_words(total), _limit(budget, total.currency)
+    release_id, takes, limit = flow.record.release_id, total.in_words, budget.in_words(total.currency)
     unknown = ", ".join(name for name in total.not_known if not _takes_seconds(name))
     lines = [
         f"Release {markdown(release_id)}, commit `{flow.record.model.commit}`.",
@@ -91,25 +88,6 @@ def planned_text(flow: ReleaseProgress) -> str:
         return str(error)
 
 
-def budget_in_words(flow: ReleaseProgress) -> str:
-    """What a release was planned to take, beside its budget; empty for one without a budget.
-
-    Raises:
-        IntegrityError: It has no plan.
-    """
-    if not flow.record.budget:
-        return ""
-    total = _read_plan(flow).total
-    return f"{_limit(flow.record.budget, total.currency)}; planned {in_words(total)}"
-
-
-def in_words(total: TotalCost) -> str:
-    """Time, GPU-hours and price of a plan: `2 h 5 min, 4.2 hours of H200, 12.60 EUR`."""
-    hours = [f"{hours:.2g} hours of {name}" for name, hours in total.gpu_hours.items()]
-    price = [] if total.price is None else [f"{total.price:.2f} {total.currency}"]
-    return ", ".join([duration(total.seconds), *hours, *price])
-
-
 def _takes_seconds(planned: str) -> bool:
     """Whether a step of the plan, told with what it works on, is one that nobody decides by."""
     step = step_named(planned.partition(" ")[0])
@@ -119,14 +97,9 @@ def _takes_seconds(planned: str) -> bool:
 def _planned(total: TotalCost, budget: Budget) -> Iterator[tuple[str, float]]:
     """What a budget limits, by its name there."""
     if budget.hours is not None:
-        yield "hours", total.seconds / _HOUR
+        yield "hours", total.seconds / HOUR
     if budget.cost is not None:
         yield "cost", total.price or 0.0  # without a price no GPU is needed: see `check_budget`
-
-
-def _limit(budget: Budget, currency: str) -> str:
-    hours = [] if budget.hours is None else [duration(budget.hours * _HOUR)]
-    return ", ".join([*hours, *([] if budget.cost is None else [f"{budget.cost:.2f} {currency}"])])
 
 
 def _read_plan(flow: ReleaseProgress) -> Plan:

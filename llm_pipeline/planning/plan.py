@@ -29,8 +29,9 @@ from llm_pipeline.planning.cost_table import expected_warnings
 from llm_pipeline.planning.evaluation_data import EvaluationData, evaluation_data
 from llm_pipeline.planning.gate_power import GatePower, gate_power, load_test_warnings
 from llm_pipeline.planning.ladder import target_order
-from llm_pipeline.planning.model import DiskPlan, Plan, TargetPlan, disk_need
+from llm_pipeline.planning.model import DiskPlan, Plan, disk_need
 from llm_pipeline.planning.model_source import look_at_model
+from llm_pipeline.planning.planned_target import TargetPlan
 from llm_pipeline.planning.quantization_plan import GpuCost, gpu_cost
 from llm_pipeline.planning.release_checks import (
     adapter_warnings,

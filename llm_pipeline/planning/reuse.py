@@ -23,7 +23,6 @@ from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.config.quantization import NAMED_SET, Calibration
 from llm_pipeline.flow import MissingResult, ReleaseProgress, passed
 from llm_pipeline.loadtest.workload_files import workload_files
-from llm_pipeline.planning.history import History
 from llm_pipeline.release import step as release_step
 from llm_pipeline.release.contract import Stage, StageFailure, StageRequest, StageResult
 from llm_pipeline.release.datasets import PROMPTS_DATASET, TASKS_DATASET, calibration_dataset
@@ -36,6 +35,7 @@ from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.manifest import Manifest, ManifestFile
 
 if TYPE_CHECKING:
+    from llm_pipeline.planning.history import History
     from llm_pipeline.release.loading import LoadedRelease
 
 _KIND = "dataset"

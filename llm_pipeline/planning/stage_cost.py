@@ -24,6 +24,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.quantization import QuantizationRecipe
@@ -32,19 +33,19 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.loadtest.duration import session_seconds
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.history import History
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.memory import weight_bytes
-from llm_pipeline.planning.quantization_plan import GpuCost
 from llm_pipeline.planning.reuse import Step, StepReuse
 from llm_pipeline.planning.speed import Tokens, tokens_per_second
-from llm_pipeline.planning.task_pool import TaskItems
 from llm_pipeline.release.flow import step_named, steps_of
 from llm_pipeline.release.measured_cost import busy_gpus
 from llm_pipeline.release.step import Work
 from llm_pipeline.release.tasks import canary_subject, well_gone_steps
 
 if TYPE_CHECKING:
+    from llm_pipeline.planning.history import History
+    from llm_pipeline.planning.quantization_plan import GpuCost
+    from llm_pipeline.planning.task_pool import TaskItems
     from llm_pipeline.release.loading import LoadedRelease
 
 _COMPUTED = ("computed", "always")
@@ -89,6 +90,13 @@ class TotalCost(Frozen):
     price: float | None
     currency: str
     not_known: tuple[str, ...]
+
+    @property
+    def in_words(self) -> str:
+        """Time, GPU-hours and price: `2 h 5 min, 4.2 hours of H200, 12.60 EUR`."""
+        hours = [f"{hours:.2g} hours of {name}" for name, hours in self.gpu_hours.items()]
+        price = [] if self.price is None else [f"{self.price:.2f} {self.currency}"]
+        return ", ".join([duration(self.seconds), *hours, *price])
 
 
 def check_prices(loaded: LoadedRelease) -> None:

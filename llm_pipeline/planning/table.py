@@ -18,7 +18,8 @@ from llm_pipeline.planning.cost_table import (
     load_lines,
 )
 from llm_pipeline.planning.memory import MemoryFit
-from llm_pipeline.planning.model import Plan, RecipePlan, TargetPlan
+from llm_pipeline.planning.model import Plan
+from llm_pipeline.planning.planned_target import RecipePlan, TargetPlan
 from llm_pipeline.planning.stage_cost import PlannedStage, TotalCost
 from llm_pipeline.planning.target_memory import Capacity
 from llm_pipeline.planning.target_speed import Throughput

@@ -17,7 +17,7 @@ from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host
 from llm_pipeline.planning.compatibility import Legal, Refused, judge_compatibility
-from llm_pipeline.planning.model import RecipePlan, TargetPlan
+from llm_pipeline.planning.planned_target import RecipePlan, TargetPlan
 from llm_pipeline.planning.target_checks import target_warnings
 from llm_pipeline.planning.target_memory import advise_split, capacity, fits_with, judge_memory
 from llm_pipeline.planning.target_speed import expected_throughput, judge_speed

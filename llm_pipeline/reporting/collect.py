@@ -27,10 +27,9 @@ from llm_pipeline.config.policy import AccuracyPolicy, LoadTestPolicy
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, deciding_windows, read_outcome
 from llm_pipeline.loadtest.records import Records, join, read_records
-from llm_pipeline.planning.budget import budget_in_words
 from llm_pipeline.planning.ladder import climbing_order
-from llm_pipeline.planning.model import TargetPlan
-from llm_pipeline.planning.stage_cost import PlannedStage
+from llm_pipeline.planning.planned_target import TargetPlan
+from llm_pipeline.planning.stage_cost import PlannedStage, TotalCost
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.record import ReleaseRecord, read_record
 from llm_pipeline.reporting.failures import flow_order, read_failures
@@ -221,8 +220,14 @@ class _Collector:
         )
 
     def _budget(self) -> tuple[Fact, ...]:
-        words = self._try("the budget", lambda: budget_in_words(self._flow))
-        return (Fact(label="Budget", value=words),) if words else ()
+        """What the release may take, beside what it was planned to; nothing for one without a budget."""
+        if not (budget := self._record.budget):
+            return ()
+        planned = self._planned("total", TotalCost)
+        return tuple(
+            Fact(label="Budget", value=f"{budget.in_words(total.currency)}; planned {total.in_words}")
+            for total in planned
+        )
 
     def _read_results(self) -> Results:
         results: dict[tuple[str, str], StageResult] = {}
@@ -267,12 +272,13 @@ class _Collector:
         return self._try(f"the ladder of {recipe}", lambda: self._flow.passed_over(recipe))
 
     def _planned(self, part: str, model: type[PlanT]) -> tuple[PlanT, ...]:
-        """What the plan said of each target, or each stage; nothing without a plan."""
+        """What the plan said of each target, of each stage, or of all together; nothing without a plan."""
         document = self._store.read_document(f"releases/{self._record.release_id}/plan.json")
         if document is None:
             return ()
         found: Any = document.value.get(part) or ()
-        return self._try(f"the plan's {part}", lambda: tuple(map(model.model_validate, found))) or ()
+        parts = [found] if isinstance(found, dict) else found
+        return self._try(f"the plan's {part}", lambda: tuple(map(model.model_validate, parts))) or ()
 
     def _by_flow(self) -> list[StageResult]:
         """In the order of the flow; recipes as on the ladder, canary steps as they were taken."""

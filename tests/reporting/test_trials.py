@@ -9,7 +9,7 @@ import pytest
 
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.planning.model import RecipePlan, TargetPlan
+from llm_pipeline.planning.planned_target import RecipePlan, TargetPlan
 from llm_pipeline.planning.target_speed import SpeedFigures
 from llm_pipeline.reporting.accuracy_plot import plot_pareto
 from llm_pipeline.reporting.collect import collect
