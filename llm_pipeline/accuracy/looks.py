@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
@@ -50,7 +51,7 @@ class LookPlan:
         """Items that are scored if no look decides."""
         return self.sizes[-1]
 
-    @property
+    @cached_property
     def shares(self) -> tuple[float, ...]:
         """Share of all items that each look has seen."""
         return tuple(size / max(1, self.items) for size in self.sizes)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from statistics import NormalDist
@@ -35,8 +35,10 @@ _EXACT_EVENTS, _EXACT_MEDIAN_EVENTS = 250, 1000
 _LARGEST_EXPONENT = 700.0
 _BISECTIONS = 40
 _NODES = 12
+_NEARLY = 1e-12
 _NORMAL = NormalDist()
 _Numbers = NDArray[np.float64]
+_Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def chance_within(requests: float, test: RateTest, limit: float, arms: Arms) -> 
 def median_requests(test: RateTest, limit: float, arms: Arms) -> float:
     """Requests of both arms by which the test's e-value reaches `limit` in half of all cases; infinite for never."""
     reached = 0.0
-    counted = _first_passage(test, limit, arms, _EXACT_MEDIAN_EVENTS) if test.law == "rates" else []
+    counted = _first_passage(test, limit, arms, _EXACT_MEDIAN_EVENTS) if test.law == "rates" else ()
     for number, chance in enumerate(counted):
         reached += chance
         if reached >= 0.5:  # noqa: PLR2004 - half
@@ -112,19 +114,19 @@ def median_requests_if_rare(test: RareTest, limit: float, event_share: float) ->
     return drift.median() if drift else math.inf
 
 
-def _first_passage(test: RateTest, limit: float, arms: Arms, most: int) -> list[float]:
+def _first_passage(test: RateTest, limit: float, arms: Arms, most: int) -> Iterator[float]:
     """Chance that the limit is reached with event number 0, 1, 2, ... of both arms; events for the bet are counted."""
     chance = arms.from_candidate if test.side == "hi" else 1.0 - arms.from_candidate
-    going, before, reached = np.zeros(most + 2), 1, [0.0]
+    going, before = np.zeros(most + 2), 1
     going[0] = 1.0
     known = _needed(_Bet.of(test, limit, arms.share), 1 << most.bit_length())  # as many for numbers that are near
+    yield 0.0
     for events, needed in enumerate(known[:most], start=1):
         going[1 : before + 1] = going[1 : before + 1] * (1.0 - chance) + going[:before] * chance
         going[0] *= 1.0 - chance
-        reached.append(float(going[needed]) if needed <= events else 0.0)
+        yield float(going[needed]) if needed <= events else 0.0
         going[needed] = 0.0
         before = needed
-    return reached
 
 
 @dataclass(frozen=True)
@@ -141,28 +143,26 @@ class _Bet:
         favour, against = (candidate, stable) if test.side == "hi" else (stable, candidate)
         return cls(favour, against, math.log(limit * len(candidate)))
 
-    def won(self, favourable: int, events: int) -> bool:
+    def won(self, favourable: _Counts, events: _Counts) -> NDArray[np.bool_]:
         """Whether the mean over the alternatives reaches the limit."""
-        other = events - favourable
-        logs = [favourable * mine - self.log_needed + other * theirs for mine, theirs in self._both]
-        return max(logs) >= 0.0 or sum(map(math.exp, logs)) >= 1.0
-
-    @property
-    def _both(self) -> zip[tuple[float, float]]:
-        return zip(self.favour, self.against, strict=True)
+        logs = np.outer(favourable, self.favour) + np.outer(events - favourable, self.against)
+        reached: NDArray[np.bool_] = np.logaddexp.reduce(logs, axis=1) >= self.log_needed
+        return reached
 
 
 @lru_cache(maxsize=64)
-def _needed(bet: _Bet, most: int) -> Sequence[int]:
+def _needed(bet: _Bet, most: int) -> list[int]:
     """Events for the bet by which it is won, after 1, 2, ... events; one more than all of them where none suffice.
 
     It is the same whatever is true of the arms: a search asks for many of them.
     """
-    needed, found = 1, []
-    for events in range(1, most + 1):
-        while needed <= events and not bet.won(needed, events):
-            needed += 1  # what is needed only grows, so no walk is ever beyond it
-        found.append(needed)
+    events = np.arange(1, most + 1)
+    few, many = np.zeros_like(events), events + 1
+    while (many - few > 1).any():
+        middle = (few + many) // 2
+        won = bet.won(middle, events)
+        few, many = np.where(won, few, middle), np.where(won, middle, many)
+    found: list[int] = many.tolist()
     return found
 
 
@@ -216,19 +216,16 @@ def _mixture(
     """
     if max(means) <= 0.0:
         return None
-    few, many = 0.0, math.log(limit * len(means)) / max(means)
-    for _ in range(_BISECTIONS):
-        middle = (few + many) / 2.0
-        few, many = (middle, many) if _log_mean(means, middle) < math.log(limit) else (few, middle)
-    weights = [math.exp(many * mean - _log_mean(means, many)) / len(means) for mean in means]
-    mean, *together = (sum(map(operator.mul, weights, values)) for values in (means, *gains))
+    requests, nearer = math.inf, math.log(limit * len(means)) / max(means)
+    while nearer < requests * (1.0 - _NEARLY):  # Newton's method from above: the logarithm of the mean is convex
+        requests = nearer
+        likelihoods = [math.exp(requests * (mean - max(means))) for mean in means]
+        weights = [likelihood / sum(likelihoods) for likelihood in likelihoods]
+        mean, *together = (sum(map(operator.mul, weights, values)) for values in (means, *gains))
+        log_mean = requests * max(means) + math.log(sum(likelihoods) / len(means))
+        nearer = requests - (log_mean - math.log(limit)) / mean
     variance = sum(spread * gain**2 for spread, gain in zip(spreads, together, strict=True))
-    return _Drift(mean, variance, mean * many)
-
-
-def _log_mean(means: Sequence[float], requests: float) -> float:
-    top = requests * max(means)
-    return top + math.log(sum(math.exp(requests * mean - top) for mean in means) / len(means))
+    return _Drift(mean, variance, mean * nearer)
 
 
 def _gains(test: RateTest, share: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -258,18 +255,19 @@ def _gains_by_odds(test: RateTest, arms: Arms) -> tuple[tuple[float, ...], ...]:
 
 @cache
 def _quadrature() -> tuple[_Numbers, _Numbers]:
-    """Nodes and weights of Gauss and Legendre, from -1 to 1."""
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
-    return nodes, weights
+    """Nodes and weights of Gauss and Legendre, from -1 to 1, by G. H. Golub and J. H. Welsch (1969).
+
+    `numpy.polynomial` has them, and is imported for as long as all of this takes.
+    """
+    numbers = np.arange(1.0, _NODES)
+    beside = np.diag(numbers / np.sqrt(4.0 * numbers**2 - 1.0), 1)
+    nodes, vectors = np.linalg.eigh(beside + beside.T)
+    return nodes, 2.0 * vectors[0] ** 2
 
 
 def _expected_shares(odds: _Numbers, arms: Arms) -> tuple[_Numbers, _Numbers]:
     """Event shares of the candidate and of stable that have this odds ratio and make as many events as are seen."""
-    low, high = np.zeros_like(odds), np.full_like(odds, min(1.0, arms.events_per_request / arms.share))
-    low += max(0.0, (arms.events_per_request - (1.0 - arms.share)) / arms.share)
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2.0
-        stable = (arms.events_per_request - arms.share * middle) / (1.0 - arms.share)
-        too_many = middle * (1.0 - stable) > odds * stable * (1.0 - middle)
-        low, high = np.where(too_many, low, middle), np.where(too_many, middle, high)
-    return high, (arms.events_per_request - arms.share * high) / (1.0 - arms.share)
+    events, share = arms.events_per_request, arms.share
+    linear = 1.0 - share - events + odds * (events + share)
+    candidate = 2.0 * odds * events / (linear + np.sqrt(linear**2 + 4.0 * share * (1.0 - odds) * odds * events))
+    return candidate, (events - share * candidate) / (1.0 - share)

@@ -173,4 +173,4 @@ class _Walk:
 
 def _normal_cdf(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Value by value: importing scipy takes longer than all that a plan asks of it."""
-    return np.array([0.5 * math.erfc(-value / math.sqrt(2.0)) for value in values.tolist()])
+    return 0.5 * np.array([*map(math.erfc, (values / -math.sqrt(2.0)).tolist())])
