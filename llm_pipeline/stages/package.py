@@ -20,11 +20,11 @@ from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
-from llm_pipeline.serving.model_repository import Fact, write_repository
 from llm_pipeline.stages.request_parts import GOLDEN_MAXIMUM_TOKENS
 
 if TYPE_CHECKING:
     from llm_pipeline.flow import ReleaseProgress
+    from llm_pipeline.serving.model_repository import Fact
 
 log = get_logger(__name__)
 
@@ -49,6 +49,8 @@ def run(context: StageContext[PackageConfig]) -> StageOutput:
     Raises:
         IntegrityError: The evaluation has no generative item, or the repository breaks a rule of the server.
     """
+    from llm_pipeline.serving.model_repository import write_repository  # here: a plan reads this module for its request
+
     config, engine = context.config, context.inputs["engine"]
     golden = golden_from_items(
         read_items(context.inputs["evaluation"]), config.golden_prompts, maximum_tokens=config.maximum_tokens

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from llm_pipeline.artifacts.repository_layout import MODEL_NAME, MODEL_VERSION
 from llm_pipeline.base.adapters import adapter
@@ -17,8 +17,10 @@ from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.config.target import Target
 from llm_pipeline.serving.control.model_control import open_model_control
 from llm_pipeline.serving.endpoint_access import active_requests
-from llm_pipeline.serving.kubernetes_manifests.released import ServedRelease
 from llm_pipeline.serving.ports import loopback_endpoint
+
+if TYPE_CHECKING:
+    from llm_pipeline.serving.kubernetes_manifests.released import ServedRelease
 
 
 @dataclass(frozen=True)
