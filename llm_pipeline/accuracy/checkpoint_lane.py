@@ -23,7 +23,7 @@ from llm_pipeline.accuracy.item_runner import ItemRunner, SavedItems
 from llm_pipeline.accuracy.looks import LookPlan, evaluation_order
 from llm_pipeline.accuracy.rehearsal import plan_looks
 from llm_pipeline.artifacts.items import ScoredItem, read_items
-from llm_pipeline.base.collector import spare_tool
+from llm_pipeline.base.collector import spare_tool, sparing
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.progress import Progress
@@ -79,7 +79,7 @@ class _Lane:
         self.seconds: dict[str, float] = {}
         self.directory = workdir / "evaluation"
         self._started = time.monotonic()
-        with self.phase("import"):
+        with self.phase("import"), sparing():  # a fifth of that time is the collector's, and finds nothing
             from llm_pipeline.accuracy.lm_eval_checkpoint import load_harness_model, use_processors
             from llm_pipeline.accuracy.questions import Questions
             from llm_pipeline.artifacts.checkpoint_loading import load_tokenizer

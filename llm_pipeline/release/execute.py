@@ -62,6 +62,7 @@ _RECORD_FORMAT = 2
 """Raised whenever a stage's record gets another form: a store with older ones computes anew, and fails nothing."""
 
 _TURN_SECONDS = 0.0005
+_SMALL_INPUTS_SECONDS = 0.1
 
 
 def execute(request: StageRequest) -> StageResult | StageFailure:
@@ -256,9 +257,11 @@ def _compute(
     title = f"{stage.name} {request.subject}".strip()
     read = ", ".join(f"{name} {ref}" for name, ref in request.inputs.items())
     log.info(f"{title} of {request.release_id} starts", inputs=read or "none", key=key[:12])
-    threading.Thread(target=_begin_early, args=(stage,), daemon=True).start()
+    fetched = threading.Event()
+    threading.Thread(target=_begin_early, args=(stage, fetched), daemon=True).start()
     with _frequent_turns():
         inputs = {name: store.fetch(ref) for name, ref in request.inputs.items()}
+    fetched.set()
     context = StageContext(request=request, config=config, inputs=inputs, workdir=workdir, store=store, key=key)
     with held(request.gpus, Path(request.work_root)):
         output: StageOutput = stage.run(context)
@@ -280,20 +283,22 @@ def _compute(
     )
 
 
-def _begin_early(stage: Stage[Any]) -> None:
-    """In a thread of its own, import modules, and have git say what provenance names: `here` keeps it.
+def _begin_early(stage: Stage[Any], fetched: threading.Event) -> None:
+    """In a thread of its own, have git say what provenance names (`here` keeps it), and import modules.
 
-    Code that needs a module imports it itself, and raises its error. Garbage is collected as usual once all are there:
-    before, that is a fifth of the time that torch and modelopt take.
+    Code that needs a module imports it itself, and raises its error. Small inputs are verified before: while a library
+    is loaded, no other thread of Python runs. Garbage is collected as usual once all modules are there: before, that is
+    a fifth of the time that torch and modelopt take.
     """
+    if stage.publishes:
+        here()
     try:
         with contextlib.suppress(ImportError):
             for module in stage.imports:
+                fetched.wait(_SMALL_INPUTS_SECONDS)
                 import_module(module)
     finally:
         imports_done()
-    if stage.publishes:
-        here()
 
 
 @contextlib.contextmanager
