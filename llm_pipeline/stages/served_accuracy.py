@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from llm_pipeline.base.collector import sparing
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.records import ArtifactRef
@@ -71,8 +72,8 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     config = context.config
     require_served(config.endpoint, config.repository_digest)
     started = time.monotonic()
-    # importing the harness is the harness's time
-    from llm_pipeline.accuracy.lm_eval_served import ServedModel, served_questions, served_versions
+    with sparing():  # importing the harness is the harness's time, and a fifth of it would be the collector's
+        from llm_pipeline.accuracy.lm_eval_served import ServedModel, served_questions, served_versions
 
     chat = ChatTemplate.read(context.inputs["baseline"])
     inputs = context.inputs
