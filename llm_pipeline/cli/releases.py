@@ -45,6 +45,16 @@ def add_commands(commands: Commands) -> None:
     plan.add_argument("--output", type=Path, metavar="DIR", help="write plan.json and plan.txt there, too")
     plan.add_argument("--store-seconds", type=float, metavar="SECONDS", help="longest wait for the store's listing")
 
+    add_stage(commands)
+    report = add_command(commands, "report", _report, "write a release's report again and print its path")
+    report.add_argument(
+        "reference", metavar="REF", help="a release (or the beginning of its id), production:org/model/target"
+    )
+    _add_pushing(commands)
+
+
+def add_stage(commands: Commands) -> None:
+    """Add what a stage's process is started with: it needs no other command."""
     stage = commands.add_parser("stage", help="run one stage (used by the runners)")
     stage_commands = stage.add_subparsers(dest="stage_command", required=True)
     stage_run = stage_commands.add_parser("run")
@@ -53,12 +63,6 @@ def add_commands(commands: Commands) -> None:
     stage_run.add_argument("--result", required=True, help="file for the outcome, or store:JOB for the request's store")
     stage_run.add_argument("--log", type=Path, help="file that takes all output of the stage")
     stage_run.set_defaults(run=_stage_run)
-
-    report = add_command(commands, "report", _report, "write a release's report again and print its path")
-    report.add_argument(
-        "reference", metavar="REF", help="a release (or the beginning of its id), production:org/model/target"
-    )
-    _add_pushing(commands)
 
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
