@@ -195,19 +195,19 @@ def plan_release(
     opened = cache(partial(open_store, deployment.store))  # two questions, over the same connections
     holders = ask_holders(loaded, opened, store_seconds)
     check_prices(loaded)
-    check_data_files(loaded)
     check_adapters(loaded)
     check_routers(loaded)
     _refuse_before_reading(loaded)
     looking = BackgroundCall(partial(look_at_model, loaded, revision, source_seconds, required=read_model))
-    canary = canary_power(release.policy.canary, release.workload.rate_per_second)  # while the source answers
+    check_data_files(loaded)  # this and the next three need nothing of the model: its source answers meanwhile
+    require_enough(release.workload, release.policy.load_test)
+    canary = canary_power(release.policy.canary, release.workload.rate_per_second)
+    tasks = task_pool(release.evaluation, loaded.configs_root)
     model = looking.answer()
     facts = model.facts
     if facts:
         check_model(loaded, facts)
     check_recipes(loaded, facts)
-    require_enough(release.workload, release.policy.load_test)
-    tasks = task_pool(release.evaluation, loaded.configs_root)
     data = evaluation_data(loaded, source_seconds, required=read_model)
     task_warnings = check_tasks(release.evaluation, loaded.configs_root)
     placement_warnings = _check_task_placement(loaded, tasks)
