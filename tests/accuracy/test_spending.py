@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llm_pipeline.statistics.spending import (
@@ -49,6 +49,7 @@ def test_one_look_is_the_plain_test() -> None:
     assert nominal_level((1.0,), early, 0.01) == pytest.approx(0.01)
 
 
+@example([997, 998, 999], 0.005, late)
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.integers(1, 999), min_size=1, max_size=6, unique=True),
