@@ -292,10 +292,10 @@ def _begin_early(stage: Stage[Any], fetched: threading.Event) -> None:
     """
     if stage.publishes:
         here()
+    fetched.wait(_SMALL_INPUTS_SECONDS)
     try:
         with contextlib.suppress(ImportError):
             for module in stage.imports:
-                fetched.wait(_SMALL_INPUTS_SECONDS)
                 import_module(module)
     finally:
         imports_done()
