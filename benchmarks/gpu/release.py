@@ -272,23 +272,36 @@ def _run(options: argparse.Namespace, configs: Path, name: str) -> tuple[int, fl
 
 
 def _beside_the_plan(document: dict[str, Any]) -> Iterator[bool]:
-    """The KV cache, which is the memory that weights and runtime leave, and stage times that the first plan had."""
+    """What the first plan said of memory, speed, times and price beside what was measured, each with its error."""
     releases = (stages for name, stages in document["releases"].items() if name.startswith(f"{SECOND}-"))
     measured = max(releases, key=lambda stages: stages["resolve"]["started_at"])  # it may have been tried before
-    plan = document["plans"][SECOND]
-    memory = plan["memory"]
-    build = measured[f"build {TARGET}"]
-    tokens = build["metrics"]["kv_cache_blocks"] * build["metrics"]["block_tokens"]
-    planned = memory["kv_available"] / memory["kv_per_token"]
-    print(f"KV cache: {planned:,.0f} tokens planned, {tokens:,} measured", flush=True)
-    yield at_most("release_memory_error", abs(planned / tokens - 1.0), _MEMORY_ERROR, "")
-    worst = 1.0
-    for name, seconds in plan["seconds"].items():
-        taken = measured[name]["seconds"] if name in measured and not measured[name]["reused"] else None
-        if seconds and taken and max(seconds, taken) > _SHORT_SECONDS:
-            print(f"{name}: {seconds:.1f} s planned, {taken:.1f} s measured", flush=True)
-            worst = max(worst, seconds / taken, taken / seconds)
+    plan, build = document["plans"][SECOND], measured[f"build {TARGET}"]["metrics"]
+    memory, speed = plan["memory"], plan["throughput"]
+    tokens = build["kv_cache_blocks"] * build["block_tokens"]
+    cache = _compared("KV cache, tokens", memory["kv_available"] / memory["kv_per_token"], tokens)
+    weights = _compared("weights, bytes", memory["weights"], build["checkpoint_bytes"])
+    if speed:
+        _compared("tokens/s of one request", speed["alone"], build["single_stream_tokens_per_second"])
+    yield at_most("release_memory_error", max(cache, weights), _MEMORY_ERROR, "")
+    computed = {name: told["seconds"] for name, told in measured.items() if not told["reused"]}
+    worst, planned_price, price = 1.0, 0.0, 0.0
+    for name, step in plan["steps"].items():
+        if not step["seconds"] or name not in computed:
+            continue
+        planned_price += step["price"] or 0.0
+        price += (step["price"] or 0.0) * computed[name] / step["seconds"]
+        if max(step["seconds"], computed[name]) > _SHORT_SECONDS:
+            _compared(f"{name}, s", step["seconds"], computed[name])
+            worst = max(worst, step["seconds"] / computed[name], computed[name] / step["seconds"])
+    _compared("price of these stages, USD", planned_price, price)
     yield at_most("release_time_factor", worst, _TIME_FACTOR, "x")
+
+
+def _compared(what: str, planned: float, measured: float) -> float:
+    """Print both; returns the error, as a share of what was measured."""
+    error = planned / measured - 1.0 if measured else 0.0
+    print(f"{what}: {planned:,.4g} planned, {measured:,.4g} measured, {error:+.1%}", flush=True)
+    return abs(error)
 
 
 def _write_result(options: argparse.Namespace, figures: dict[str, Any]) -> dict[str, Any]:
@@ -330,10 +343,14 @@ def _stages(release: Path) -> dict[str, dict[str, Any]]:
 
 
 def _plan(path: Path) -> dict[str, Any]:
-    """What `plan` said of memory and time."""
+    """What `plan` said of memory, speed, time and price."""
     plan = json.loads(path.read_text(encoding="utf-8"))
-    seconds = {f"{step['stage']} {step['subject']}".rstrip(): step["cost"]["seconds"] for step in plan["stages"]}
-    return {"memory": plan["targets"][0]["recipes"][0]["memory"], "seconds": seconds}
+    recipe = plan["targets"][0]["recipes"][0]
+    steps = {
+        f"{step['stage']} {step['subject']}".rstrip(): {key: step["cost"][key] for key in ("seconds", "price")}
+        for step in plan["stages"]
+    }
+    return {"memory": recipe["memory"], "throughput": recipe["throughput"], "steps": steps}
 
 
 def _nvidia() -> str:
