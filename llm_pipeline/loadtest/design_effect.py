@@ -12,16 +12,21 @@ requests above it, and those can be seen even in a sample with few misses (P. He
 Estimation in Dependent Sequences, Operations Research 32, 1984). If few requests lie above it, a lower level and the
 misses themselves are used as well.
 
-Waiting is estimated at a low level, because many requests lie above it, so the estimate is less noisy. Requests that
-wait longer are more correlated, so the estimate is raised (`waiting_effect`). A test that saw few spells of waiting by
-chance has few late requests, and they look less correlated than they are: the two errors come together. So the gate
-also takes the estimate of a window that is not judged (data splitting: D. R. Cox, A Note on Data-Splitting for the
-Evaluation of Significance Levels, Biometrika 62, 1975).
+A test that saw few spells of waiting by chance has few late requests, and they look less correlated than they are: the
+two errors come together, and no interval that scales the misses by their own variance sees it. `waiting_effect` allows
+for it in three ways. It looks at low levels, above which many requests lie, and raises what it finds there, because
+requests that wait longer are more correlated. It extrapolates: how much more correlated they are, the sample shows
+below the limit, where its slowest twentieth is compared with its slowest three tenths. In a queue that most requests
+wait in, the two are alike; in one that seldom fills, as that of many servers, the rarer level is several times as
+correlated, and the limit of a server that must not pass lies about as far beyond it again. And it takes in windows that
+are not judged: they show as well how requests wait, and nothing of how many were late (data splitting: D. R. Cox, A
+Note on Data-Splitting for the Evaluation of Significance Levels, Biometrika 62, 1975).
 
 Windows differ (other prompts, a neighbour, heat), and there are only a few of them. Their difference is charged as
 latency: `slowdown` is how much slower than the middle one a window may be, by the one-sided tolerance limit of a normal
-sample (D. B. Owen, A Survey of Properties and Applications of the Noncentral
-t-Distribution, Technometrics 10, 1968) of the windows' logarithms.
+sample (D. B. Owen, A Survey of Properties and Applications of the Noncentral t-Distribution, Technometrics 10, 1968) of
+the windows' logarithms. Windows that resemble the one before them count for fewer: for as many independent ones as
+would show their mean as well, n (1 - r) / (1 + r) where neighbours have the correlation r.
 """
 
 from __future__ import annotations
@@ -46,7 +51,13 @@ _LARGEST_SHARE = 0.25
 _RAISED = ((0.3, 1.6), (0.1, 1.2))
 """Shares of the slowest requests, and by what factor misses are more correlated than these. In queues of 1 to 16
 servers with a load of 0.5 to 0.9 and service times that vary by up to 1.5 times their mean, the slowest twentieth is
-1.7 to 1.9 times as correlated as three tenths and 1.1 to 1.3 times as a tenth. The estimate gets a standard error."""
+1.7 to 1.9 times as correlated as three tenths and 1.1 to 1.3 times as a tenth."""
+
+_RARER = 6.0
+"""The step between two levels below the limit: as much as the correlation grows over it, it may grow over the next."""
+
+_COMMON = 0.3
+"""Share of requests above the lower one of them, at most: beyond, most queues are empty."""
 
 _FAST = 0.25
 """The quantile at which windows are compared: waiting, which the design effect covers, moves it least."""
@@ -55,6 +66,10 @@ _REACH = 0.6
 """Standard deviations between windows by which the limit of a share of all requests lies above that of the same share
 of a middle window: z (sqrt(1 + r^2) - 1) / r, which is 0.46 at p95 and 0.64 at p99 where windows differ r = 0.6 times
 as much as the requests of one do."""
+
+_FEWEST_PLACES = 3.5
+"""Windows that resemble one another count for no fewer, because a few always may by chance: `benchmarks/load_gate.py`
+shows that this is enough for a neighbour whose noise lasts for three windows."""
 
 _LARGEST_LOGARITHM = 50.0
 
@@ -84,7 +99,7 @@ def effect_of_misses(windows: Sequence[Severity]) -> float:
 
 
 def waiting_effect(windows: Sequence[Severity], attainment: float) -> float:
-    """The design effect of misses in a queue, estimated from how the slow requests cluster.
+    """Upper bound of the design effect of misses in a queue, estimated from how the slow requests cluster.
 
     Args:
         windows: Latency by limit of each request, in order of arrival, a window each.
@@ -94,12 +109,14 @@ def waiting_effect(windows: Sequence[Severity], attainment: float) -> float:
     ordered = np.sort(np.concatenate(alike))
     above = 1.0 - attainment
 
-    def time(share: float, standard_errors: float) -> float:
+    def time(share: float) -> float:
         level = _level(ordered, share)
-        return autocorrelation_time([window > level for window in alike], standard_errors)
+        return autocorrelation_time([window > level for window in alike])
 
-    raised = [1.0 + factor * (time(max(above, share), _STANDARD_ERRORS) - 1.0) for share, factor in _RAISED]
-    return min(max(*raised, time(above, 0.0)), max(1.0, float(len(ordered))))
+    rare, common = time(above), time(max(above, min(_COMMON, _RARER * above)))
+    grown = rare * max(1.0, rare / common)
+    raised = [1.0 + factor * (time(max(above, share)) - 1.0) for share, factor in _RAISED]
+    return min(max(grown, *raised), max(1.0, float(len(ordered))))
 
 
 def _level(ordered: Severity, share: float) -> float:
@@ -111,7 +128,7 @@ def slowdown(windows: Sequence[Severity], confidence: float) -> float:
     """How much slower than the measured windows others may be, as a factor of latency; 1 for a single window.
 
     Args:
-        windows: Latency by limit of each request, a window each.
+        windows: Latency by limit of each request, a window each, in the order in which they were measured.
         confidence: Confidence of the statement.
     """
     fast = _fast(windows)
@@ -120,9 +137,21 @@ def slowdown(windows: Sequence[Severity], confidence: float) -> float:
         return 1.0
     from scipy import special
 
-    count = len(known)
-    factor = float(special.nctdtrit(count - 1, _REACH * math.sqrt(count), confidence)) / math.sqrt(count)
-    return math.exp(min(_LARGEST_LOGARITHM, factor * float(known.std(ddof=1))))
+    count = _independent(known)
+    factor = float(special.nctdtrit(count - 1.0, _REACH * math.sqrt(count), confidence)) / math.sqrt(count)
+    spread = float(known.std()) * math.sqrt(count / (count - 1.0))
+    return math.exp(min(_LARGEST_LOGARITHM, factor * spread))
+
+
+def _independent(places: NDArray[np.float64]) -> float:
+    """For how many independent windows these count, by how much each resembles the one before it.
+
+    The correlation is J. von Neumann's (Distribution of the Ratio of the Mean Square Successive Difference to the
+    Variance, Annals of Mathematical Statistics 12, 1941), which is 0 on average for few windows, too.
+    """
+    count, squares = float(len(places)), float(np.sum((places - places.mean()) ** 2))
+    alike = max(0.0, 1.0 - float(np.sum(np.diff(places) ** 2)) / (2.0 * squares)) if squares else 0.0
+    return max(min(count, _FEWEST_PLACES), count * (1.0 - alike) / (1.0 + alike))
 
 
 def _aligned(windows: Sequence[Severity]) -> list[Severity]:

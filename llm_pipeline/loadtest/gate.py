@@ -5,9 +5,9 @@
 A failed request misses every limit; one whose user left as planned is not judged. The shares of good and of failed
 requests get exact binomial one-sided bounds, as in MLPerf Inference's early stopping: GO if even the worse bound is
 allowed, NO_GO if even the better one is not. Requests in one queue are correlated, so they are down-weighted, and a GO
-must also hold for spells of waiting, as the judged windows show them and as one shows them that is not judged; windows
-that differ are judged as slow as a further one may be (`design_effect.py`); the error is split over all looks at
-extended data. The summary names the stalls that were too rare to be seen (`sample_size.py`).
+must also hold for spells of waiting, as the judged windows and one that is not judged show them together; windows that
+differ are judged as slow as a further one may be (`design_effect.py`); the error is split over all looks at extended
+data. The summary names the stalls that were too rare to be seen (`sample_size.py`).
 
 Impossible results are ANOMALOUS and a client that fell behind is INCONCLUSIVE, whatever the other figures say.
 """
@@ -49,16 +49,13 @@ from llm_pipeline.loadtest.sample_size import (
 
 _TOLD_FACTOR = 1.005
 
-_FEWEST_BEFORE = 1000
-"""Requests of a window that is not judged which show how requests wait. Fewer show noise: 114 of `make demo`, all of
-them ten times as fast as their limit, asked for 2,087 requests without a late one."""
-
 
 def judge_windows(
     windows: Sequence[Records],
     policy: LoadTestPolicy,
     *,
     before: Sequence[Records] = (),
+    same_rate: bool = True,
     look: int = 1,
     looks: int = 1,
     floor: FloorTimes | None = None,
@@ -70,7 +67,8 @@ def judge_windows(
     Args:
         windows: All windows so far.
         policy: When the server is fast enough.
-        before: Windows of the same server that are not judged: they only show how requests wait for one another.
+        before: Windows that came before and are not judged: they only show how requests wait for one another.
+        same_rate: Whether those were of the same rate as the judged ones: then they also show how windows differ.
         look: Which look at growing data this is, from 1.
         looks: How many there are at most; they share the error that the policy allows.
         floor: What the server took alone.
@@ -94,7 +92,7 @@ def judge_windows(
     void = any(fact.verdict is not Verdict.GO for fact in client)
     usable = not void and enough.verdict is Verdict.GO
     aside = [window.judged for window in before]
-    attained = _attainments(judged, aside, policy, confidence, usable=usable)
+    attained = _attainments(judged, aside, policy, confidence, usable=usable, same_rate=same_rate)
     facts = [_errors(judged, policy, confidence, void=void), *attained, *rare_stalls(judged, policy)]
     judgement = judge("", _most_telling_first([*impossible, *client, enough, *facts], attained))
     return judgement.model_copy(update={"summary": _summary(judgement, judged, policy, look, looks)})
@@ -117,14 +115,21 @@ def probe_verdict(records: Records, policy: LoadTestPolicy) -> Verdict:
 
 
 def _attainments(
-    windows: Sequence[Records], before: Sequence[Records], policy: LoadTestPolicy, confidence: float, *, usable: bool
+    windows: Sequence[Records],
+    before: Sequence[Records],
+    policy: LoadTestPolicy,
+    confidence: float,
+    *,
+    usable: bool,
+    same_rate: bool,
 ) -> list[Evidence]:
     """Evidence of attainment: all limits together, or each limit by itself."""
     level = policy.service_level
     limits, aside = ([severities(window, level) for window in some] for some in (windows, before))
 
     def attained(name: str, of: Callable[[dict[str, Severity]], Severity]) -> Evidence:
-        return _attainment(name, list(map(of, limits)), list(map(of, aside)), policy, confidence, usable=usable)
+        seen, known = list(map(of, limits)), list(map(of, aside))
+        return _attainment(name, seen, known, policy, confidence, usable=usable, same_rate=same_rate)
 
     facts = [attained(name, itemgetter(name)) for name in (limits[0] if limits else ())]
     if not level.together or not limits:
@@ -143,6 +148,7 @@ def _attainment(
     confidence: float,
     *,
     usable: bool,
+    same_rate: bool,
 ) -> Evidence:
     asked, aside = ([window[~np.isnan(window)] for window in some] for some in (windows, before))
     total, hits = sum(len(window) for window in asked), _hits(asked)
@@ -154,10 +160,9 @@ def _attainment(
             unit="fraction",
             detail="No request could be measured.",
         )
-    factor = slowdown(asked, confidence)
+    factor = slowdown([*(_as_long(aside, asked) if same_rate else ()), *asked], confidence)
     slower, faster = ([by * window for window in asked] for by in (factor, 1.0 / factor))
-    told = aside if sum(map(len, aside)) >= _FEWEST_BEFORE else []
-    waiting = max(_waiting(some, policy, confidence) for some in (asked, told))
+    waiting = waiting_effect([*aside, *asked], policy.attainment)
     lower = _lower(slower, confidence, waiting)
     upper = share_bounds(_hits(faster), total, confidence, design_effect(faster, policy.attainment)).upper
     worth = worth_of(total, confidence, design_effect(slower, policy.attainment))
@@ -185,12 +190,12 @@ def _hits(windows: Sequence[Severity]) -> int:
     return sum(int(np.sum(window <= 1.0)) for window in windows)
 
 
-def _waiting(windows: Sequence[Severity], policy: LoadTestPolicy, confidence: float) -> float:
-    """The design effect of waiting, with the uncertainty of its estimate; 1 without requests."""
-    total = sum(len(window) for window in windows)
-    if total == 0:
-        return 1.0
-    return total / worth_of(total, confidence, waiting_effect(windows, policy.attainment))
+def _as_long(before: Sequence[Severity], judged: Sequence[Severity]) -> list[Severity]:
+    """Windows cut into pieces about as long as the judged ones; none where one is judged, which differs from none."""
+    if len(judged) == 1:
+        return []
+    length = sum(map(len, judged)) / len(judged)
+    return [piece for window in before for piece in np.array_split(window, max(1, round(len(window) / length)))]
 
 
 def _lower(windows: Sequence[Severity], confidence: float, waiting: float) -> float:

@@ -12,7 +12,7 @@
 
 The verdict comes from the confirmation, unless the comparison or the soak vetoes it. If the target window alone shows a
 missed service level or impossible results, that is the verdict; otherwise it only shows how requests wait for one
-another. Short probes are unreliable: they find the rate to confirm, never a verdict.
+another, and how windows differ. Short probes are unreliable: they find the rate to confirm, never a verdict.
 """
 
 from __future__ import annotations
@@ -239,6 +239,7 @@ def _hold(windows: Windows, place: int, rate: float, limits: Limits, before: Seq
             held,
             policy,
             before=before,
+            same_rate=rate == windows.workload.rate_per_second,
             look=look,
             looks=looks,
             floor=limits.floor,

@@ -325,7 +325,7 @@ def _production(flow: ReleaseProgress, target: str, candidate: ArtifactRef) -> A
 
 STAGE = Stage(
     name="load_test",
-    version=3,
+    version=4,
     config=LoadTestConfig,
     request=request,
     run=run,

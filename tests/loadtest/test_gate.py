@@ -131,9 +131,12 @@ def test_a_window_that_is_not_judged_shows_how_requests_wait_for_one_another():
     assert judge_windows(calm, POLICY, before=[bulk(WAITS)]).verdict is Verdict.INCONCLUSIVE
 
 
-def test_a_short_window_that_is_not_judged_shows_noise_and_does_not_count():
-    calm = [bulk(np.random.default_rng(seed).uniform(0.01, 0.02, 240)) for seed in range(5)]
-    assert judge_windows(calm, POLICY, before=[bulk(WAITS[:900])]).verdict is Verdict.GO
+def test_a_short_window_that_is_not_judged_counts_by_what_it_shows():
+    """`make demo`: 700 requests, all of them ten times as fast as their limit, and 114 of the target window."""
+    times = [np.random.default_rng(seed).lognormal(math.log(0.01), 0.3, 117) for seed in range(7)]
+    calm, before = [bulk(window) for window in times[:6]], bulk(times[6][:114])
+    assert judge_windows(calm, POLICY, before=[before]).verdict is Verdict.GO
+    assert judge_windows(calm, POLICY, before=[bulk(WAITS[:800])]).verdict is Verdict.INCONCLUSIVE
 
 
 def test_a_test_too_short_for_its_queue_says_how_long_it_has_to_be():
@@ -141,7 +144,7 @@ def test_a_test_too_short_for_its_queue_says_how_long_it_has_to_be():
     summary = judge_windows(calm, POLICY, before=[bulk(WAITS)]).summary
     needed = int(re.search(r"even with none late, (\d+) are needed", summary)[1])
     assert needed > 1200
-    longer = [bulk(np.random.default_rng(seed).uniform(0.01, 0.02, needed)) for seed in range(2)]
+    longer = [bulk(np.resize(WAITS, needed))] * 2
     assert judge_windows(longer, POLICY, before=[bulk(WAITS)]).verdict is Verdict.GO
 
 
@@ -149,6 +152,12 @@ def test_a_window_that_is_not_judged_is_no_evidence_of_being_fast_or_slow():
     slow, fast = [bulk(np.full(400, 0.4))], [bulk(np.full(400, 0.02))]
     assert judge_windows(fast, POLICY, before=slow).verdict is Verdict.GO
     assert judge_windows(slow, POLICY, before=fast).verdict is Verdict.NO_GO
+
+
+def test_a_window_of_the_same_rate_that_is_not_judged_shows_how_windows_differ():
+    judged, slower = ([bulk(factor * np.full(400, 0.08))] for factor in (1.0, 1.5))
+    assert judge_windows(5 * judged, POLICY, before=slower).verdict is Verdict.INCONCLUSIVE
+    assert judge_windows(5 * judged, POLICY, before=slower, same_rate=False).verdict is Verdict.GO
 
 
 def test_windows_that_differ_are_alike_within():

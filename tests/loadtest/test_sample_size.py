@@ -129,6 +129,14 @@ def test_other_windows_may_be_slower_than_those_that_were_seen():
     assert slowdown(alike[:1], 0.95) == slowdown([], 0.95) == slowdown([np.full(9, np.inf)] * 3, 0.95) == 1.0
 
 
+def test_windows_that_resemble_the_one_before_tell_less_of_others():
+    """A neighbour's noise that lasts for several windows."""
+    draws = np.random.default_rng(3)
+    windows = [factor * draws.lognormal(0.0, 0.5, 400) for factor in (1.0, 1.02, 1.05, 1.3, 1.33, 1.28)]
+    in_turn = [windows[place] for place in (0, 3, 1, 4, 2, 5)]
+    assert slowdown(windows, 0.95) > 1.15 * slowdown(in_turn, 0.95)
+
+
 def test_what_is_always_the_same_is_not_correlated():
     assert autocorrelation_time([np.zeros(100, bool)]) == 1.0
     assert autocorrelation_time([np.ones(100, bool)]) == 1.0

@@ -7,7 +7,7 @@ import pytest
 from load_windows import answered
 
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel, Soak
+from llm_pipeline.config.policy import LoadTestPolicy, RateSearch, ServiceLevel, Soak
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.measure import MeasuredWindow
 from llm_pipeline.loadtest.outcome import ServerUse
@@ -81,6 +81,31 @@ def test_a_server_that_stops_in_the_soak_does_not_pass(stop_seconds: float, verd
 def test_a_queue_that_fills_in_the_target_window_alone_keeps_the_confirmation_from_passing():
     workload = WORKLOAD.model_copy(update={"duration_seconds": 1200 / RATE})
     client = Client(0.0, waiting_window_seconds=workload.duration_seconds)
-    judgement = run_session(Windows(client, Source(), workload, POLICY), users=4).judgement
+    policy = POLICY.model_copy(update={"maximum_extension": 1.0})
+    judgement = run_session(Windows(client, Source(), workload, policy), users=4).judgement
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert "even with none late" in judgement.summary
+
+
+class SlowerByRate(Client):
+    """Takes a half longer at rates above the target's."""
+
+    def send(self, traffic: Traffic) -> MeasuredWindow:
+        draws, count = np.random.default_rng(len(traffic.requests)), len(traffic.requests)
+        slower = 1.5 if count / traffic.duration_seconds > 1.1 * RATE else 1.0
+        times = (slower * 0.2 * draws.lognormal(0.0, 0.05, count)).tolist()
+        rows = [
+            answered(number, first_token_seconds=first, last_token_seconds=first, total_seconds=first + 0.05)
+            for number, first in enumerate(times)
+        ]
+        return MeasuredWindow(Records.of(rows), traffic.duration_seconds, ServerUse())
+
+
+def test_a_window_of_a_lower_rate_says_nothing_of_how_windows_differ():
+    """It is faster because it asks for less: 0.2 s to the first token, and 0.3 s at the rate that is confirmed."""
+    policy = LoadTestPolicy(
+        service_level=ServiceLevel(first_token_milliseconds=400), search=RateSearch(maximum_multiple=2.0)
+    )
+    outcome = run_session(Windows(SlowerByRate(0.0), Source(), WORKLOAD, policy), users=4)
+    assert outcome.judgement.verdict is Verdict.GO
+    assert outcome.confirmed_rate_per_second > 1.5 * RATE

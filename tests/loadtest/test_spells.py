@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llm_pipeline.loadtest.design_effect import upper_share, waiting_effect, without_late
+from llm_pipeline.loadtest.design_effect import autocorrelation_time, upper_share, waiting_effect, without_late
 
 
 @pytest.mark.parametrize("late", [0, 3, 40])
@@ -69,3 +69,11 @@ def test_a_queue_is_alike_by_more_than_its_own_few_slowest_tell():
 
 def test_independent_requests_are_not_alike():
     assert waiting_effect([np.random.default_rng(7).lognormal(size=2000)], 0.95) < 2.0
+
+
+def test_a_queue_that_seldom_fills_may_be_far_more_alike_beyond_what_was_seen():
+    """One request in twenty waits, in spells of 20, and the others know nothing of one another."""
+    draws = np.random.default_rng(9)
+    seldom = np.where(np.arange(2400) % 400 < 20, 0.2, 0.01) * draws.lognormal(0.0, 0.2, 2400)
+    own = autocorrelation_time([seldom > np.quantile(seldom, 0.95)])
+    assert waiting_effect([seldom], 0.95) > 2.0 * own
