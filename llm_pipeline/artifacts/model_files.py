@@ -43,6 +43,8 @@ _DEVICES = re.compile(
 """Names that Windows gives to a device, with any ending (https://learn.microsoft.com/windows/win32/fileio/naming-a-file)."""
 _LONGEST_PATH = 1024
 _LONGEST_SEGMENT = 255
+_NO_NAMES = {"", ".", ".."}
+_REPORT_IT = "do not use this repository; report it to the hub"
 
 
 @dataclass(frozen=True)
@@ -99,11 +101,12 @@ def select_files(paths: Iterable[str], *, where: str = "") -> Selection:
     """Choose the files of a model from a repository's listing.
 
     Raises:
-        IntegrityError: The listing names a file that could be written outside its directory, or the same file twice.
+        IntegrityError: The listing is not one of a directory's files, or a file that would be fetched has an unsafe
+            name, or one that a file system may take for another's.
         Unsupported: The repository has no safetensors weights, or no config.json.
     """
     listed = list(paths)
-    _require_safe(listed, where)
+    _require_listing(listed, where)
     refused = {path: reason for path in listed if (reason := _refusal(path))}
     skipped = {path: reason for path in listed if path not in refused and (reason := _omission(path))}
     fetched = [path for path in listed if path not in refused and path not in skipped]
@@ -113,25 +116,38 @@ def select_files(paths: Iterable[str], *, where: str = "") -> Selection:
     for adapter in [path for path in fetched if path.startswith("adapter_") and "config.json" in fetched]:
         skipped[adapter] = "an adapter, which some loaders would apply to the model without being asked"
         fetched.remove(adapter)
+    _require_safe(fetched, where)
     _require_model(fetched, listed, where)
     return Selection(fetched=tuple(sorted(fetched)), skipped=skipped, refused=refused)
 
 
-def _require_safe(paths: list[str], where: str) -> None:
+def _require_listing(paths: list[str], where: str) -> None:
+    """Refuse what no repository lists: whoever made it up may have made up more. Odd names are another matter."""
     for path in paths:
+        if not _NO_NAMES.isdisjoint(re.split(r"[/\\]", path)):
+            raise _unsafe(path, unsafe_reason(path) or "", where)
+    if twice := sorted(path for path, times in Counter(paths).items() if times > 1):
+        raise IntegrityError(f"the repository lists files twice: {twice[:4]}", where=where, hint=_REPORT_IT)
+
+
+def _require_safe(fetched: list[str], where: str) -> None:
+    """Names of other files do no harm: nothing is written under them."""
+    for path in fetched:
         if reason := unsafe_reason(path):
-            raise IntegrityError(
-                f"the repository lists a file with an unsafe name, {path[:200]!r}: {reason}",
-                where=where,
-                hint="do not use this repository; report it to the hub",
-            )
-    occurrences = Counter(_folded(path) for path in paths)
-    if twice := sorted({path for path in paths if occurrences[_folded(path)] > 1}):
+            raise _unsafe(path, reason, where)
+    occurrences = Counter(_folded(path) for path in fetched)
+    if twice := sorted(path for path in fetched if occurrences[_folded(path)] > 1):
         raise IntegrityError(
-            f"the repository lists files whose names differ in nothing, or only in case or encoding: {twice[:4]}",
+            f"the repository lists files whose names differ only in case or encoding: {twice[:4]}",
             where=where,
-            hint="do not use this repository; report it to the hub",
+            hint=_REPORT_IT,
         )
+
+
+def _unsafe(path: str, reason: str, where: str) -> IntegrityError:
+    return IntegrityError(
+        f"the repository lists a file with an unsafe name, {path[:200]!r}: {reason}", where=where, hint=_REPORT_IT
+    )
 
 
 def _folded(path: str) -> str:

@@ -55,10 +55,42 @@ def test_one_unsafe_name_condemns_the_whole_repository() -> None:
         select_files(["config.json", "model.safetensors", "../../x"], where="a/b@main")
 
 
-@pytest.mark.parametrize("twin", ["config.json", "Config.json", "con\ufb01g.json"])
+@pytest.mark.parametrize("path", ["a/../../x.png", "/x.png", "..\\x.png", "\\\\host\\x.png", "./x.png", "a//x.png", ""])
+def test_a_name_that_no_repository_can_hold_condemns_it_whatever_it_is_of(path: str) -> None:
+    with pytest.raises(IntegrityError, match="unsafe name"):
+        select_files(["config.json", "model.safetensors", path])
+
+
+@pytest.mark.parametrize("path", ["a:b.json", "aux.json", "-x.json", "a\x1b[2J.json", "x" * 300 + ".json"])
+def test_an_unsafe_name_of_a_file_that_would_be_fetched_condemns_the_repository(path: str) -> None:
+    with pytest.raises(IntegrityError, match="unsafe name"):
+        select_files(["config.json", "model.safetensors", path])
+
+
+@pytest.mark.parametrize("twin", ["Config.json", "con\ufb01g.json"])
 def test_two_names_that_a_file_system_may_take_for_one_condemn_the_repository(twin: str) -> None:
-    with pytest.raises(IntegrityError, match="differ"):
+    with pytest.raises(IntegrityError, match="differ only in case or encoding"):
         select_files(["config.json", twin, "model.safetensors"])
+
+
+def test_a_file_that_is_listed_twice_condemns_the_repository() -> None:
+    with pytest.raises(IntegrityError, match=r"twice: \['x.png'\]"):
+        select_files(["config.json", "model.safetensors", "x.png", "x.png"])
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        ["assets/10:30.png"], ["-notes.md"], ["~backup.txt"], ["figures/aux.png"], ["READ ME .md"], ["a\u200bb.md"],
+        ["README.md", "readme.md"], ["docs/A.png", "docs/a.png"], ["config.json.", "x."], ["CONFIG.JSON"],
+        ["\uff0e\uff0e/x.json"],
+    ],
+    ids=ascii,
+)  # fmt: skip
+def test_odd_names_of_files_that_are_never_fetched_do_no_harm(odd: list[str]) -> None:
+    selection = select_files(["config.json", "model.safetensors", *odd])
+    assert selection.fetched == ("config.json", "model.safetensors")
+    assert set(odd) <= set(selection.skipped)
 
 
 def test_formats_that_run_code_or_unpack_into_anything_are_refused_by_name() -> None:
