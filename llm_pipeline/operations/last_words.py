@@ -17,6 +17,8 @@ from llm_pipeline.inspection.table import labelled
 from llm_pipeline.store.places import Serving, serving_at
 
 _EXAMPLE = {"text_input": "Hello", "max_tokens": 32}
+_CURL = "curl -sS -i --noproxy '*'"
+"""Our own servers are never asked through a proxy, which would look for a loopback address on its own host."""
 
 
 def last_words(flow: ReleaseProgress, verdict: Verdict) -> Iterator[str]:
@@ -41,19 +43,26 @@ def last_words(flow: ReleaseProgress, verdict: Verdict) -> Iterator[str]:
 
 def curl_line(place: TargetPlace) -> str:
     """A command that asks what a place's users ask; it can be pasted where the router's address is known."""
+    openai_model = place.blue.endpoint.openai_model if isinstance(place.blue, OpenAiSlot) else None
+    address = place.router.users_url()
+    if not address:
+        return _curl("curl -sS -i", "https://YOUR-ROUTE", openai_model)
     certificate = place.router.users_certificate()
     trusted = f" --cacert {shlex.quote(certificate)}" if certificate else ""
-    openai_model = place.blue.endpoint.openai_model if isinstance(place.blue, OpenAiSlot) else None
-    return curl_line_at(place.router.users_url() or "https://YOUR-ROUTE", trusted, openai_model)
+    return _curl(f"{_CURL}{trusted}", address, openai_model)
 
 
-def curl_line_at(address: str, trusted: str = "", openai_model: str | None = None) -> str:
-    """The same of any server's address, a Triton's or that of a server with OpenAI's API."""
+def curl_line_at(address: str) -> str:
+    """The same of a Triton's address."""
+    return _curl(_CURL, address)
+
+
+def _curl(command: str, address: str, openai_model: str | None = None) -> str:
     if openai_model is None:
         body = shlex.quote(json.dumps(_EXAMPLE))
-        return f"curl -sS -i{trusted} {address}/v2/models/{MODEL_NAME}/generate -d {body}"
+        return f"{command} {address}/v2/models/{MODEL_NAME}/generate -d {body}"
     body = shlex.quote(json.dumps({"model": openai_model, "prompt": _EXAMPLE["text_input"], "max_tokens": 32}))
-    return f"curl -sS -i{trusted} {address}/v1/completions -H 'Content-Type: application/json' -d {body}"
+    return f"{command} {address}/v1/completions -H 'Content-Type: application/json' -d {body}"
 
 
 def _who(serving: Serving | None, release_id: str) -> str:

@@ -1,7 +1,12 @@
 """The command that a release ends with asks what the place's users ask."""
 
 import json
+import os
 import shlex
+import shutil
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -31,3 +36,37 @@ def test_the_command_speaks_the_servers_protocol(kind: str, path: str, body: dic
     assert f"http://127.0.0.1:18080{path}" in words
     assert json.loads(words[words.index("-d") + 1]) == body
     assert ("Content-Type: application/json" in words) == (kind == "openai")
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+@pytest.mark.parametrize("kind", ["triton", "openai"])
+def test_the_command_reaches_a_server_of_this_host_although_the_shell_names_a_proxy(kind: str) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Answers)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    place = TargetPlace.model_validate(
+        {
+            "staging": slot(1, "triton"),
+            "blue": slot(2, kind),
+            "green": slot(3, kind),
+            "router": {"port": server.server_port, "admin_port": 18081},
+        }
+    )
+    proxy = "http://127.0.0.1:9"  # nobody listens there
+    try:
+        answer = subprocess.run(
+            shlex.split(curl_line(place)),
+            env={**os.environ, "http_proxy": proxy, "ALL_PROXY": proxy, "no_proxy": ""},
+            capture_output=True, text=True, timeout=30, check=True,
+        )  # fmt: skip
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert answer.stdout.endswith("hello")
+
+
+class _Answers(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"hello")
