@@ -111,7 +111,7 @@ def test_a_guard_that_does_not_look_is_a_warning_and_one_that_does_is_fine(deplo
     _, checks = doctor(deployment_file, capsys)
     assert (checks["guard"]["state"], checks["guard"]["detail"]) == (
         "warning",
-        "none has looked at cpu in the last 15 minutes",
+        "the guard of cpu never ran here",  # as `status` says it
     )
     assert "unpause the DAG guard__here" in checks["guard"]["fix"]
     assert main(["guard", "--deployment", str(deployment_file)]) == 0

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.approvals import StepApproval
 from llm_pipeline.canary.record import CanaryRecord, Phase, lease_name, record_name
@@ -73,10 +74,27 @@ def read_heartbeat(store: ArtifactStore, target: str) -> Heartbeat | None:
         return None
 
 
+def last_heard(store: ArtifactStore, target: str) -> float | None:
+    """How many seconds ago a guard checked the target, or its clock is ahead of ours; None if none ever did."""
+    heartbeat = read_heartbeat(store, target)
+    return None if heartbeat is None else abs(time.time() - heartbeat.at)
+
+
+def is_recent(heard_seconds: float | None) -> bool:
+    """Whether a guard that was heard so many seconds ago runs."""
+    return heard_seconds is not None and heard_seconds <= RECENT_SECONDS
+
+
+def last_pass(heard_seconds: float | None) -> str:
+    """When a guard checked a target, in the words of every view."""
+    if heard_seconds is None:
+        return "never ran here"
+    return f"ran {duration(heard_seconds)} ago{'' if is_recent(heard_seconds) else ': it is not running'}"
+
+
 def is_guarded(store: ArtifactStore, target: str) -> bool:
     """Whether a guard checked the target lately; a controller leaves its canary to a guard that runs."""
-    heartbeat = read_heartbeat(store, target)
-    return heartbeat is not None and abs(time.time() - heartbeat.at) <= RECENT_SECONDS
+    return is_recent(last_heard(store, target))
 
 
 def _name(target: str) -> str:

@@ -22,7 +22,7 @@ from llm_pipeline.base.adapters import Adapter, Group, adapter
 from llm_pipeline.base.errors import ConfigError, PipelineError, Unsupported
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.openai_slots import openai_servers
-from llm_pipeline.canary.watchdog import RECENT_SECONDS, is_guarded
+from llm_pipeline.canary.watchdog import is_recent, last_heard, last_pass
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.target import Target
@@ -334,11 +334,12 @@ def _guards(deployment: Deployment) -> Iterator[Check]:
         return
     try:
         store = open_store(deployment.store)
-        alone = [target for target in deployment.places if not is_guarded(store, target)]
+        heard = {place: last_heard(store, place) for place in deployment.places}
     except PipelineError:
         return  # said of the store
+    alone = {place: seconds for place, seconds in heard.items() if not is_recent(seconds)}
     if alone:
-        detail = f"none has looked at {', '.join(alone)} in the last {RECENT_SECONDS / 60:.0f} minutes"
+        detail = "; ".join(f"the guard of {place} {last_pass(seconds)}" for place, seconds in alone.items())
         fix = f"unpause the DAG guard__{deployment.name}, or run `llm-pipeline guard` every minute by other means"
         yield Check(subject="guard", state="warning", detail=detail, fix=fix)
     elif deployment.places:

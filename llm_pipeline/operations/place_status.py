@@ -8,11 +8,10 @@ from enum import StrEnum
 from typing import Literal
 
 from llm_pipeline.base.errors import ExitCode
-from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.pause_request import StandingPause
 from llm_pipeline.canary.router import RouterCondition
-from llm_pipeline.canary.watchdog import RECENT_SECONDS
+from llm_pipeline.canary.watchdog import is_recent, last_pass
 from llm_pipeline.inspection.table import labelled, readable_time
 from llm_pipeline.store.pointers import Pointer
 
@@ -118,7 +117,7 @@ class PlaceStatus(Frozen):
     @property
     def guard_is_heard(self) -> bool:
         """Whether the guard looked at the place lately."""
-        return self.guard_heard_seconds is not None and self.guard_heard_seconds <= RECENT_SECONDS
+        return is_recent(self.guard_heard_seconds)
 
     @property
     def headline(self) -> str:
@@ -135,7 +134,7 @@ class PlaceStatus(Frozen):
             ("", str(self.pause) if self.pause else ""),
             *((server.slot, str(server)) for server in self.servers),
             ("router", str(self.router) if self.router else ""),
-            ("guard", self._guard() if self.router else ""),
+            ("guard", last_pass(self.guard_heard_seconds) if self.router else ""),
             *(("PROBLEM", problem) for problem in self.problems),
         ]
         yield from (f"  {line}" for line in labelled(facts))
@@ -145,12 +144,6 @@ class PlaceStatus(Frozen):
             return ""
         since = readable_time(pointer.promoted_at)
         return f"{pointer.release_id} of {self.model_id} ({pointer.recipe}) in {pointer.slot} since {since} UTC"
-
-    def _guard(self) -> str:
-        if self.guard_heard_seconds is None:
-            return "never ran here"
-        lately = "" if self.guard_is_heard else ": it is not running"
-        return f"ran {duration(self.guard_heard_seconds)} ago{lately}"
 
 
 class DeploymentStatus(Frozen):

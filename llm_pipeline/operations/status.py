@@ -6,7 +6,6 @@ well when it generates a token; that its process runs tells nothing.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from llm_pipeline.canary.openai_slots import OpenAiSlots, slots_of
 from llm_pipeline.canary.record import CanaryRecord, latest_canary, standing_pause
 from llm_pipeline.canary.router import RouterCondition, RouteState, SlotName, TellsCondition
 from llm_pipeline.canary.slots import slot_servers
-from llm_pipeline.canary.watchdog import RECENT_SECONDS, read_heartbeat
+from llm_pipeline.canary.watchdog import is_recent, last_heard
 from llm_pipeline.canary.way_back_record import read_way_back
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.server_ports import ServerPorts
@@ -109,7 +108,7 @@ class _Look:
         record = latest_canary(self._store, self._place)
         traffic, names = self._traffic(), release_names(pointers, record)
         servers = {slot: self._server(slot, names, traffic) for slot in slot_servers(self._config)}
-        router, heard = self._router(traffic), self._guard_heard()
+        router, heard = self._router(traffic), last_heard(self._store, self._place)
         stopped = is_stopped(servers, router, router_is_ours=bool(self._config.router.ports_here()))
         problems = list(bare.problems)
         if not stopped:
@@ -118,7 +117,7 @@ class _Look:
             problems += disagreements(pointers, record, way_back, traffic, digests)
             problems += not_running(pointers, servers, router)
         on_trial = record if record is not None and not record.settled else None
-        if on_trial is not None and (heard is None or heard > RECENT_SECONDS):
+        if on_trial is not None and not is_recent(heard):
             problems.append(f"the canary of {on_trial.release_id} is running, and no guard watches it")
         found = {
             "health": judge_health(pointers, servers, router, problems, stopped=stopped),
@@ -203,10 +202,6 @@ class _Look:
         if isinstance(router, TellsCondition):
             return router.condition()
         return "runs" if readable else "cannot be read"
-
-    def _guard_heard(self) -> float | None:
-        heartbeat = read_heartbeat(self._store, self._place)
-        return max(0.0, time.time() - heartbeat.at) if heartbeat is not None else None
 
 
 def release_names(pointers: Pointers, record: CanaryRecord | None) -> Mapping[str, str]:
