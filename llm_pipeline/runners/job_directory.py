@@ -19,9 +19,6 @@ from llm_pipeline.base.file_lock import flocked
 from llm_pipeline.release.contract import OUTCOME, StageRequest, StageResult
 from llm_pipeline.runners.runner import Job
 
-_LAST_LINES = 8
-_LONGEST_LINE = 300
-
 
 @contextlib.contextmanager
 def locked_jobs(work_root: Path, request: StageRequest) -> Iterator[Path]:
@@ -57,11 +54,6 @@ def read_lines(log: Path, offset: int) -> tuple[list[str], int]:
         return [], offset
     whole = data[: data.rfind(b"\n") + 1]
     return whole.decode(errors="replace").split("\n")[:-1], offset + len(whole)
-
-
-def last_lines(lines: list[str]) -> str:
-    """The end of a log, short enough for an error message."""
-    return "\n".join(line[:_LONGEST_LINE] for line in lines[-_LAST_LINES:])
 
 
 def read_outcome(job: Job) -> StageResult | None:

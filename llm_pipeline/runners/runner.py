@@ -109,6 +109,7 @@ class StageRunner(Protocol):
 
         Raises:
             StageCrashed: It ended without saying how.
+            ConfigError: Its interpreter does not run this package.
             PipelineError: The error it reported, in its own family.
         """
 

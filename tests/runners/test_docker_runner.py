@@ -127,11 +127,20 @@ def test_a_container_that_ran_out_of_memory_says_so(place, engine):
 
 
 def test_a_stage_that_never_began_shows_the_engine_s_log(place):
-    runner = place.container("echo no module named llm_pipeline >&2; exit 1")
+    runner = place.container("echo the engine says >&2; exit 1")
     job = runner.submit(place.request(), HERE)
     ended(runner, job)
-    with pytest.raises(StageCrashed, match=r"(?s)exit code 1.*no module named"):
+    with pytest.raises(StageCrashed, match=r"(?s)exit code 1.*the engine says"):
         runner.outcome(job)
+
+
+def test_an_image_without_this_package_is_a_mistake_of_the_configuration(place):
+    runner = place.container("echo /usr/bin/python3: No module named llm_pipeline >&2; exit 1")
+    job = runner.submit(place.request(), HERE)
+    ended(runner, job)
+    with pytest.raises(ConfigError, match="python3: No module named llm_pipeline") as caught:
+        runner.outcome(job)
+    assert "build an image" in caught.value.hint
 
 
 def test_a_container_goes_when_its_outcome_was_read(docker_place, engine):

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,53 @@ from llm_pipeline.adapters.local.adapter import Interpreter
 from llm_pipeline.adapters.local.runner import ProcessRunner
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ConfigError, StageCrashed
+from llm_pipeline.runners.crash import crash
 from llm_pipeline.runners.runner import Placement
 
 
 def test_a_missing_interpreter_is_one_clear_error(process_place) -> None:
     with pytest.raises(ConfigError, match="make environments"):
         ProcessRunner(process_place.deployment).submit(process_place.request(), Placement(environment="nowhere"))
+
+
+def test_an_interpreter_without_this_package_is_a_mistake_that_no_second_run_mends(process_place, tmp_path) -> None:
+    bare = tmp_path / "python"  # `-S -I`: without site-packages, as an interpreter that nobody installed anything into
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
+    bare.chmod(0o755)
+    assert _outcome_of(process_place, bare).message.endswith(f"{sys.executable}: No module named llm_pipeline")
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        ("Traceback (most recent call last):\\nModuleNotFoundError: No module named 'pydantic'", "'pydantic'"),
+        ("Unknown option: -P\\nusage: python3.10 [option]", "Unknown option: -P (it is too old)"),
+    ],
+)
+def test_an_interpreter_that_cannot_start_this_package_says_so(process_place, tmp_path, says, told) -> None:
+    broken = tmp_path / "python"
+    broken.write_text(f'#!/bin/sh\nprintf "{says}\\n" >&2\nexit 1\n')
+    broken.chmod(0o755)
+    error = _outcome_of(process_place, broken)
+    assert error.message.endswith(told)
+    assert "docs/install.md" in error.hint
+
+
+def _outcome_of(place, python: Path) -> ConfigError:
+    changed = place.deployment.environments["control"].model_copy(update={"python": str(python)})
+    deployment = place.deployment.model_copy(update={"environments": {"control": changed}})
+    runner = ProcessRunner(deployment)
+    job = runner.submit(place.request(), Placement(environment="control"))
+    while runner.is_active(job):
+        time.sleep(0.01)
+    with pytest.raises(ConfigError) as caught:
+        runner.outcome(job)
+    return caught.value
+
+
+def test_words_of_a_stage_that_has_begun_are_none_of_its_interpreters() -> None:
+    lines = ['{"event": "quantize starts"}', "ModuleNotFoundError: No module named 'flash_attn'"]
+    assert isinstance(crash("it was killed", lines, where="r1", again="", install=""), StageCrashed)
 
 
 def test_a_stage_imports_nothing_from_where_it_was_started(process_place, tmp_path, monkeypatch) -> None:

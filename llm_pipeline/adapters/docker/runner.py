@@ -21,9 +21,9 @@ from llm_pipeline.base.labels import LABEL_PREFIX
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.release.contract import StageRequest, StageResult
+from llm_pipeline.runners.crash import INSTALL_IN_IMAGE, crash
 from llm_pipeline.runners.environments import environment_of, image_of
 from llm_pipeline.runners.job_directory import (
-    last_lines,
     latest_number,
     locked_jobs,
     read_lines,
@@ -99,6 +99,7 @@ class DockerRunner:
 
         Raises:
             StageCrashed: It ended without saying how.
+            ConfigError: The image's interpreter does not run this package.
             PipelineError: The error it reported, in its own family.
         """
         if not job.result.exists():
@@ -185,7 +186,7 @@ class DockerRunner:
             container.remove(force=True)
             raise _refused(error, job) from error
 
-    def _crash(self, job: Job) -> StageCrashed:
+    def _crash(self, job: Job) -> StageCrashed | ConfigError:
         container = self._containers.find(job.name)
         lines, _ = read_lines(job.log, 0)
         if container is None:
@@ -193,10 +194,12 @@ class DockerRunner:
         else:
             how = _ending(container.attrs)
             lines = lines or container.logs(tail=20).decode(errors="replace").splitlines()
-        return StageCrashed(
-            f"the stage ended without a result: {how}; its last lines:\n{last_lines(lines)}",
+        return crash(
+            f"the stage ended without a result: {how}",
+            lines,
             where=f"container {job.name}",
-            hint="run it again: finished work is kept",
+            again="run it again: finished work is kept",
+            install=INSTALL_IN_IMAGE,
         )
 
 

@@ -25,8 +25,8 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.release.contract import OUTCOME, StageFailure, StageRequest, StageResult
 from llm_pipeline.release.process import job_outcome_name
 from llm_pipeline.release.registry import publishes
+from llm_pipeline.runners.crash import INSTALL_IN_IMAGE, crash
 from llm_pipeline.runners.environments import environment_of, image_of
-from llm_pipeline.runners.job_directory import last_lines
 from llm_pipeline.runners.job_names import job_base_name, job_name_prefix, work_hash
 from llm_pipeline.runners.runner import Job, Placement
 from llm_pipeline.runners.stage_environment import withheld_secrets
@@ -143,6 +143,7 @@ class KubernetesRunner:
 
         Raises:
             StageCrashed: It ended without saying how.
+            ConfigError: The image's interpreter does not run this package.
             PipelineError: The error it reported, in its own family.
         """
         if document := self._store.read_document(job.outcome_document):
@@ -159,9 +160,8 @@ class KubernetesRunner:
         pod = pods[-1] if pods else None
         how, advice = ending(cluster.job(job.name), pod, datetime.now(UTC))
         lines = self._last_lines(cluster, pod)
-        raise StageCrashed(
-            f"the stage ended without a result: {how}; its last lines:\n{lines}", where=f"Job {job.name}", hint=advice
-        )
+        where, how = f"Job {job.name}", f"the stage ended without a result: {how}"
+        raise crash(how, lines, where=where, again=advice, install=INSTALL_IN_IMAGE)
 
     def _require_signed(self, job: Job, result: StageResult, document: Document) -> None:
         """Refuse a result that is not signed as its stage does, or is of another stage than the job."""
@@ -227,11 +227,11 @@ class KubernetesRunner:
         failure = StageFailure(release_id=release_id, stage=job.name, subject="", error=problem.to_document())
         replace_document(self._store, job.outcome_document, failure.model_dump(mode="json"))
 
-    def _last_lines(self, cluster: Cluster, pod: PodState | None) -> str:
+    def _last_lines(self, cluster: Cluster, pod: PodState | None) -> list[str]:
         if pod is None:
-            return "(its log is gone with its pod)"
+            return ["(its log is gone with its pod)"]
         lines, _ = lines_after(cluster.log(pod.name, last_lines=_TAIL), 0)
-        return last_lines(lines)
+        return lines
 
 
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z ")

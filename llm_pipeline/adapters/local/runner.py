@@ -10,11 +10,11 @@ from pathlib import Path
 from llm_pipeline.adapters.local.adapter import Interpreter
 from llm_pipeline.base import detached
 from llm_pipeline.base.digest import sha256_bytes
-from llm_pipeline.base.errors import ConfigError, StageCrashed
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import INSTALL_INTERPRETER, Deployment
 from llm_pipeline.release.contract import EnvironmentName, StageRequest, StageResult
+from llm_pipeline.runners.crash import crash
 from llm_pipeline.runners.job_directory import (
-    last_lines,
     latest_number,
     locked_jobs,
     process_of,
@@ -103,16 +103,18 @@ class ProcessRunner:
 
         Raises:
             StageCrashed: It ended without saying how.
+            ConfigError: The interpreter does not run this package.
             PipelineError: The error it reported, in its own family.
         """
         if result := read_outcome(job):
             return result
         lines, _ = read_lines(job.log, 0)
-        raise StageCrashed(
-            "the stage's process ended without a result (killed, or out of memory); its last lines:\n"
-            + last_lines(lines),
+        raise crash(
+            "the stage's process ended without a result (killed, or out of memory)",
+            lines,
             where=str(job.directory),
-            hint="run it again: finished work is kept",
+            again="run it again: finished work is kept",
+            install=INSTALL_INTERPRETER,
         )
 
     def cancel(self, job: Job) -> None:
