@@ -80,7 +80,11 @@ def parse_header(name: str, size: int, read: Callable[[int, int], bytes]) -> tup
 
 
 def _damaged(name: str, problem: str) -> IntegrityError:
-    return IntegrityError(f"not a sound safetensors file: {problem}", where=name, hint="do not load it")
+    return IntegrityError(
+        f"not a sound safetensors file: {problem}",
+        where=name,
+        hint="do not load it; replace it with the published file",
+    )
 
 
 def _parse(file: str, text: bytes) -> list[TensorEntry]:

@@ -55,9 +55,9 @@ def _open_regular(path: Path, where: str) -> Iterator[BinaryIO]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a named pipe would block for ever
     except OSError as error:
-        raise SourceRefused(
-            f"cannot be read: {error.strerror}", where=where, hint="resolve the release again"
-        ) from error
+        gone = isinstance(error, FileNotFoundError)
+        hint = "resolve the release again" if gone else "make it readable for the user that runs this"
+        raise SourceRefused(f"it cannot be opened: {error.strerror}", where=where, hint=hint) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise SourceRefused("not a regular file", where=where, hint="only regular files are read")

@@ -30,6 +30,7 @@ _TEMPLATES = ("chat_template.jinja", "chat_template.json")
 _LONGEST_DOCUMENT = 10_000_000
 _LONGEST_INDEX = MAXIMUM_BYTES
 _AT_ONCE = 16
+_PUBLISHED = "do not use this file; replace it with the published one"
 
 
 def read_documents(look: ModelLook) -> ModelDocuments:
@@ -76,10 +77,11 @@ def _with_quantization(look: ModelLook, config: dict[str, Any]) -> dict[str, Any
 def _object(look: ModelLook, path: str, longest: int = _LONGEST_DOCUMENT) -> dict[str, Any]:
     size = look.sizes[path]
     if size > longest:
-        raise IntegrityError(f"it has {size} bytes: more than any configuration has", where=f"{look.name}: {path}")
+        much = f"it has {size} bytes: more than any configuration has"
+        raise IntegrityError(much, where=f"{look.name}: {path}", hint=_PUBLISHED)
     value = parse(look.read(path, 0, size), where=f"{look.name}: {path}", maximum_bytes=longest, finite=False)
     if not isinstance(value, dict):
-        raise IntegrityError("not a JSON object", where=f"{look.name}: {path}")
+        raise IntegrityError("not a JSON object", where=f"{look.name}: {path}", hint=_PUBLISHED)
     return value
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -209,3 +211,34 @@ def test_an_end_token_is_found_in_either_file(tmp_path: Path):
 
 def test_documents_without_headers_are_judged_by_the_architecture():
     assert read_facts(ModelDocuments(SIZES)).parameters == PARAMETERS
+
+
+def test_a_file_that_may_not_be_read_says_who_must_be_able_to(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SIZES))
+    (tmp_path / "model.safetensors").write_bytes(weights(llama()))
+    look = DirectorySource(tmp_path).look("demo/tiny", "main")
+    with unprivileged(), pytest.raises(SourceRefused, match="Permission denied") as caught:
+        look.read("config.json", 0, 1)
+    assert caught.value.where.endswith("/config.json")
+    assert caught.value.hint == "make it readable for the user that runs this"
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """As a user who may not enter root's directories; for tests that run as root."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("document", [b"[]", b"{", b" " * 10_000_001], ids=["a list", "torn", "huge"])
+def test_a_document_that_is_none_says_to_replace_it(tmp_path: Path, document: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(document)
+    (tmp_path / "model.safetensors").write_bytes(weights(llama()))
+    with pytest.raises(IntegrityError) as caught:
+        read_documents(DirectorySource(tmp_path).look("demo/tiny", "main"))
+    assert "replace it with the published one" in caught.value.hint
