@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -56,7 +56,8 @@ class LocalRun:
 
     Args:
         path: The release config.
-        approve: How to ask for the human decisions: about a changed licence, and before production.
+        approve: How to ask for the human decisions, before production among them.
+        apart: How to ask about steps of these names instead.
         overrides: What the run is to have otherwise than the config says; None for nothing.
         verbose: Relay every log line of every stage, not only warnings.
         replace: Take the release's places over from the models that hold them.
@@ -67,11 +68,12 @@ class LocalRun:
         path: Path,
         *,
         approve: Approve,
+        apart: Mapping[str, Approve] | None = None,
         overrides: Overrides | None = None,
         verbose: bool = False,
         replace: bool = False,
     ) -> None:
-        self._approve = approve
+        self._approve, self._apart = approve, apart or {}
         self._verbose = verbose
         self._loaded = loaded = load_release(path, overrides or Overrides())
         self._deployment = loaded.deployment
@@ -232,8 +234,9 @@ class LocalRun:
         approved: bool | None = decision.answer == "approved"
         if decision.answer == "waiting":
             self._claim.park()
-            self._tell_question(question.line, question.open, instance.item)
-            approved = self._approve(question.line)
+            ask = self._apart.get(task.step.name, self._approve)
+            self._tell_question(ask, question.line, question.open, instance.item)
+            approved = ask(question.line)
             if approved is not None:
                 by = f"{user_here()}, run without Airflow"
                 told = decide(flow, task.step.name, offered, approved=approved, by=by, target=instance.item)
@@ -253,7 +256,7 @@ class LocalRun:
         if replaces_nothing(flow, target):
             return Ending.GOOD
         question = f"Move {percent:g} % of the traffic of {target} to {release_id}?"
-        self._tell_question(question, "on the terminal of the run.", target)
+        self._tell_question(self._approve, question, "on the terminal of the run.", target)
         approved = self._approve(question)
         if approved is None:
             log.info("step %s needs a person, and there is no terminal to ask on: rolling back", instance.subject)
@@ -266,9 +269,9 @@ class LocalRun:
             self._refusals.append(Verdict.NO_GO)
         return Ending.GOOD if approved else instance.task.step.on_no
 
-    def _tell_question(self, question: str, action: str, item: str) -> None:
+    def _tell_question(self, ask: Approve, question: str, action: str, item: str) -> None:
         """Nobody waits for an answer that the command line gave ahead."""
-        if self._approve is ask_on_terminal:
+        if ask is ask_on_terminal:
             self._teller.asked(question, action, item)
 
     def _stop_stage(self) -> None:

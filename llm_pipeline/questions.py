@@ -85,7 +85,7 @@ def license_question(flow: ReleaseProgress, _targets: Sequence[str]) -> Question
         title=one_line(f"Release {flow.record.model.id} under its changed licence?"),
         body="\n".join(lines),
         declined=f"rejected, for the licence changed ({change}): nothing was fetched",
-        open=f"the licence changed ({change}) and a human decides: run it again with --approve (or --reject)",
+        open=f"the licence changed ({change}) and a human decides: run it again with --approve-license (or --reject)",
     )
 
 

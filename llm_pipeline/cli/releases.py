@@ -32,8 +32,16 @@ def add_commands(commands: Commands) -> None:
     run.add_argument("config", type=Path, help="a release config, e.g. configs/releases/demo.yaml")
     _add_overrides(run)
     answer = run.add_mutually_exclusive_group()
-    answer.add_argument("--approve", action="store_const", const=True, dest="answer", help="approve production now")
-    answer.add_argument("--reject", action="store_const", const=False, dest="answer", help="stop before production")
+    answer.add_argument(
+        "--approve",
+        action="store_const",
+        const=True,
+        dest="answer",
+        help="approve production and its canary now",
+    )
+    answer.add_argument("--reject", action="store_const", const=False, dest="answer", help="answer no to all questions")
+    run.add_argument("--approve-budget", action="store_true", help="go on if the plan exceeds the budget")
+    run.add_argument("--approve-license", action="store_true", help="go on if the model's licence has changed")
     run.add_argument("--replace", action="store_true", help=_REPLACE)
     run.add_argument("--verbose", action="store_true", help="show every log line of every stage")
 
@@ -83,12 +91,22 @@ def _overrides(options: argparse.Namespace) -> Overrides:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from llm_pipeline.local_run import LocalRun, ask_on_terminal
+    from llm_pipeline.local_run import Approve, LocalRun, ask_on_terminal
     from llm_pipeline.operations.last_words import last_words
 
-    answer: bool | None = options.answer
-    approve = ask_on_terminal if answer is None else lambda _question: answer
-    release = LocalRun(options.config, approve=approve, overrides=_overrides(options), replace=options.replace)
+    def ask(answer: bool | None) -> Approve:
+        return ask_on_terminal if answer is None else lambda _question: answer
+
+    otherwise = False if options.answer is False else None
+    also = {"plan": options.approve_budget, "review_license": options.approve_license}
+    apart = {step: ask(True if yes else otherwise) for step, yes in also.items()}
+    release = LocalRun(
+        options.config,
+        approve=ask(options.answer),
+        apart=apart,
+        overrides=_overrides(options),
+        replace=options.replace,
+    )
     verdict = release.run()
     if release.flow is not None:
         write_lines(last_words(release.flow, verdict))

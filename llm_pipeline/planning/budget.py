@@ -70,12 +70,13 @@ def budget_question(flow: ReleaseProgress, _targets: Sequence[str]) -> Question 
         "**Approve** continues; an approval counts for every later run of this release that takes no more.",
         "**Reject** ends the release here.",
     ]
+    again = "run it again with --approve-budget (or --reject)"
     return Question(
         line=f"{release_id} is planned to take {takes}, and its budget is {limit}. Go on?",
         title=one_line(f"Spend more than the budget on {flow.record.model.id}?"),
         body="\n".join(lines),
         declined=f"rejected, for {takes} is more than the budget of {limit}: nothing was computed",
-        open=f"the plan takes {takes}, more than the budget of {limit}: run it again with --approve (or --reject)",
+        open=f"the plan takes {takes}, more than the budget of {limit}: {again}",
         amounts=planned,
     )
 

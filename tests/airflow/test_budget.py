@@ -9,8 +9,9 @@ from llm_pipeline_airflow.approvals import DecisionOperator
 from llm_pipeline_airflow.dag_factory import release_dag
 from test_impossible_release import without_hub  # noqa: F401 - a fixture
 
-from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.base.verdict import Verdict
+from llm_pipeline.cli import main
 from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.local_run import LocalRun
@@ -63,6 +64,26 @@ def test_an_approved_budget_is_not_asked_about_again(project):
     assert f"{RELEASE} is planned to take" in question
     assert question.endswith("and its budget is 3.6 s. Go on?")
     assert run(project, False) == (Verdict.GO, [])
+
+
+@pytest.mark.parametrize(
+    ("option", "hours", "hint"),
+    [
+        ("--approve-budget", "0.001", "more than the budget of 3.6 s"),
+        ("--approve-license", "1000", "the licence changed (apache-2.0 -> llama3.3)"),
+    ],
+)
+def test_approving_production_ahead_answers_neither_for_money_nor_for_a_licence(project, capsys, option, hours, hint):
+    project.config.write_text(project.config.read_text().replace("hours: 0.001", f"hours: {hours}"))
+    if option == "--approve-license":
+        project.script(resolve={"metrics": {"license_change": "apache-2.0 -> llama3.3"}})
+    assert main(["run", str(project.config), "--approve"]) == ExitCode.INCONCLUSIVE
+    said = capsys.readouterr().err
+    assert hint in said
+    assert f"run it again with {option} (or --reject)" in said
+    assert stages(project) == {"resolve", "report"}
+    assert main(["run", str(project.config), "--reject"]) == ExitCode.NO_GO
+    assert main(["run", str(project.config), "--approve", option]) == ExitCode.GO
 
 
 def test_a_refused_budget_ends_the_release_before_anything_is_fetched_and_is_asked_about_again(project):
