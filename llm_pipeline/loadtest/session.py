@@ -87,7 +87,7 @@ def run_session(windows: Windows, *, users: int, physics: PhysicalLimits | None 
     rates = search(windows, target)
     if judgement.verdict is Verdict.NO_GO:
         return _outcome(windows, warm, Decision(judgement), rates)
-    return _outcome(windows, warm, confirm(windows, highest_passed(rates), limits, before), rates)
+    return _outcome(windows, warm, confirm(windows, highest_passed(rates), limits, before), rates, before)
 
 
 def warm_up(windows: Windows, users: int) -> WarmUp:
@@ -152,11 +152,17 @@ def _point(windows: Windows, rate: float, records: Records) -> RatePoint:
     )
 
 
-def _outcome(windows: Windows, warm: WarmUp, decision: Decision, rates: tuple[RatePoint, ...]) -> LoadTestOutcome:
+def _outcome(
+    windows: Windows,
+    warm: WarmUp,
+    decision: Decision,
+    rates: tuple[RatePoint, ...],
+    before: Sequence[Records] = (),
+) -> LoadTestOutcome:
     judgement, soak = decision.judgement, windows.policy.soak
     if soak is not None and judgement.verdict is Verdict.GO:
         records = windows.open("soak", "soak", windows.workload.rate_per_second, soak.duration_seconds, keep=True)
-        facts = judge_soak(records, windows.summaries[-1], soak, windows.policy)
+        facts = judge_soak(records, windows.summaries[-1], soak, windows.policy, before)
         decided = judge(judgement.summary, (*judgement.evidence, *facts))
         worse = next(
             (fact for fact in facts if decided.verdict is not Verdict.GO and fact.verdict is decided.verdict), None
@@ -252,7 +258,9 @@ def _hold(windows: Windows, place: int, rate: float, limits: Limits, before: Seq
     return judgement
 
 
-def judge_soak(records: Records, window: WindowSummary, soak: Soak, policy: LoadTestPolicy) -> tuple[Evidence, ...]:
+def judge_soak(
+    records: Records, window: WindowSummary, soak: Soak, policy: LoadTestPolicy, before: Sequence[Records] = ()
+) -> tuple[Evidence, ...]:
     """Judge a soak by itself: the service level as for any window, and the growth of memory.
 
     Args:
@@ -260,9 +268,10 @@ def judge_soak(records: Records, window: WindowSummary, soak: Soak, policy: Load
         window: The same in figures.
         soak: What the policy asks of it.
         policy: When the server is fast enough.
+        before: Windows of the target rate that show how requests wait for one another.
     """
     alone = policy.model_copy(update={"stall_period_seconds": None})  # all windows together are judged for that
-    judgement = judge_windows([records], alone, servers=[window.server])
+    judgement = judge_windows([records], alone, before=before, servers=[window.server])
     held = (fact.model_copy(update={"name": f"in the soak: {fact.name}"}) for fact in judgement.evidence)
     return (*held, memory_growth(window, soak))
 

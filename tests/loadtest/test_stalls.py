@@ -95,6 +95,14 @@ def test_the_soak_is_judged_like_any_other_window():
     assert {"in the soak: service level met", "memory growth in the soak"} <= {fact.name for fact in facts}
 
 
+def test_the_target_window_shows_how_requests_of_a_soak_wait_although_no_queue_filled_in_it():
+    soak, draws = Soak(duration_seconds=60), np.random.default_rng(1)
+    calm, waits = bulk(draws.uniform(0.01, 0.02, 1200)), np.where(np.arange(1200) % 400 < 100, 0.05, 0.01)
+    for before, verdict in (((), Verdict.GO), ((calm,), Verdict.GO), ((bulk(waits),), Verdict.INCONCLUSIVE)):
+        facts = judge_soak(calm, summary_of(calm), soak, POLICY, before)
+        assert worst(fact.verdict for fact in facts) is verdict
+
+
 def workload(seconds: float) -> Workload:
     return Workload(prompts="p.jsonl", rate_per_second=20, duration_seconds=seconds)
 
