@@ -43,12 +43,14 @@ class OpenAiDouble:
         root: What it says that its model was loaded from.
     """
 
-    def __init__(self, *, model: str = "llm", fault: str = "", key: str = "", counts: bool = True) -> None:
+    def __init__(
+        self, *, model: str = "llm", fault: str = "", key: str = "", counts: bool = True, states_context: bool = True
+    ) -> None:
         self.seen: list[dict[str, Any]] = []
         self.heads: list[str | None] = []
         self.model, self.root, self.url = model, "/checkpoints/llm", ""
-        self.fault, self.delay_seconds = fault, 0.0
-        self._key, self._counts = key, counts
+        self.fault, self.delay_seconds, self.longest = fault, 0.0, CONTEXT
+        self._key, self._counts, self._states_context = key, counts, states_context
         self._active = self._generated = self._prompted = self._aborted = 0
         self._replays: dict[str, list[str]] = {}
         self._loop = asyncio.new_event_loop()
@@ -96,7 +98,7 @@ class OpenAiDouble:
     async def _models(self, request: web.Request) -> web.Response:
         if denied := self._denied(request):
             return denied
-        card = {"id": self.model, "root": self.root, "max_model_len": CONTEXT}
+        card = {"id": self.model, "root": self.root} | ({"max_model_len": CONTEXT} if self._states_context else {})
         return web.json_response({"object": "list", "data": [card]})
 
     async def _metrics(self, _: web.Request) -> web.Response:
@@ -145,7 +147,7 @@ vllm:request_queue_time_seconds_sum{{{labels}}} {len(self.seen) * 0.002}
         prompt, tokens = asked.get("prompt"), asked.get("max_tokens", 16)
         if asked.get("model") != self.model:
             return web.json_response({"error": {"message": "The model does not exist.", "code": 404}}, status=404)
-        if not prompt or not isinstance(tokens, int) or not 1 <= tokens < CONTEXT:
+        if not prompt or not isinstance(tokens, int) or not 1 <= tokens < self.longest:
             raise ValueError("prompt or max_tokens")
         if len(prompt.split()) + tokens > CONTEXT:
             raise ValueError("the prompt is too long")

@@ -213,9 +213,14 @@ class GenerationClient:
         """A raw stream, for a caller that drops it before its end.
 
         Raises:
+            aiohttp.ClientResponseError: The server refuses the request.
             aiohttp.ClientError: No server answers.
         """
-        return await self._post(request, stream=True)
+        answer = await self._post(request, stream=True)
+        if answer.status != HTTPStatus.OK:
+            answer.release()
+            raise aiohttp.ClientResponseError(answer.request_info, (), status=answer.status)
+        return answer
 
     async def _post(self, request: GenerationRequest, *, stream: bool) -> aiohttp.ClientResponse:
         path = self.protocol.stream_path if stream else self.protocol.whole_path

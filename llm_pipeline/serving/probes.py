@@ -21,7 +21,14 @@ from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest, read_body
-from llm_pipeline.serving.probing import Served, all_right, context_length, departures_free, repeats_are_generated
+from llm_pipeline.serving.probing import (
+    DEFAULT_CONTEXT,
+    Served,
+    all_right,
+    context_length,
+    departures_free,
+    repeats_are_generated,
+)
 from llm_pipeline.serving.protocols import reason_in
 
 
@@ -244,7 +251,11 @@ async def bad_requests_are_refused(served: Served) -> Evidence:
     limit = served.stated_context
     bodies = served.client.protocol.bad_bodies(None if limit is None else "1 " * (limit * _CHARACTERS_A_TOKEN // 2))
     wrong = [f"{what}: {fault}" for what, body in bodies.items() if (fault := await _refusal_fault(served, body))]
-    return all_right("bad requests are refused with a reason", len(bodies), wrong)
+    fact = all_right("bad requests are refused with a reason", len(bodies), wrong)
+    return fact if wrong or limit is not None else fact.model_copy(update={"detail": _NO_LIMIT})
+
+
+_NO_LIMIT = f"No over-long request was sent: the server states no context, and {DEFAULT_CONTEXT} tokens were assumed."
 
 
 async def _refusal_fault(served: Served, body: bytes) -> str:

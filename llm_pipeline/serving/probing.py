@@ -20,7 +20,7 @@ from llm_pipeline.serving.client import Generation, GenerationClient, Generation
 from llm_pipeline.serving.protocols import OpenAiProtocol, TritonProtocol, metric_values, whole_sum
 
 _CONCURRENCY = 8
-_DEFAULT_CONTEXT = 2048
+DEFAULT_CONTEXT = 2048
 _PROMPT_SHARE = 8
 log = get_logger(__name__)
 
@@ -59,7 +59,7 @@ class Served:
     @property
     def context(self) -> int:
         """Tokens that one request may have, as far as is known."""
-        return _DEFAULT_CONTEXT if self.stated_context is None else self.stated_context
+        return DEFAULT_CONTEXT if self.stated_context is None else self.stated_context
 
     @property
     def whole_url(self) -> str:
@@ -125,7 +125,7 @@ async def context_length(client: GenerationClient, endpoint: Endpoint) -> int | 
         AttributeError,
         RecursionError,
     ) as error:
-        log.info("the model does not state its context length", assumed=_DEFAULT_CONTEXT, reason=type(error).__name__)
+        log.info("the model does not state its context length", assumed=DEFAULT_CONTEXT, reason=type(error).__name__)
         return None
 
 
@@ -148,6 +148,7 @@ _RELEASE_SECONDS = 10.0
 _PROMPT_SECONDS = 2.0
 _KV_CACHE_SECONDS = 3.0
 _ABANDONED_STREAMS = 8
+_FEWEST_TOKENS = 64
 _KV_CACHE_TOLERANCE = 1.5
 """More usage than so many times that of the short request shows a leak: one leaked request doubles it."""
 
@@ -172,7 +173,8 @@ async def departures_free(served: Served) -> list[Evidence]:
     try:
         await _abandon_streams(served)
     except (aiohttp.ClientError, TimeoutError) as error:
-        detail = f"No stream began ({type(error).__name__})."
+        why = f"HTTP {error.status}" if isinstance(error, aiohttp.ClientResponseError) else type(error).__name__
+        detail = f"No stream began ({why})."
         return [Evidence(name=_PLACE, verdict=Verdict.NO_GO, limit=_RELEASE_SECONDS, unit="s", detail=detail)]
     place = await _place_is_free(served, before)
     return [place] if usage is None else [place, await _kv_cache_is_free(served, usage)]
@@ -185,10 +187,24 @@ def _active(served: Served) -> str:
 async def _abandon_streams(served: Served) -> None:
     """Start several long streams and drop them after their first chunk: one alone might end before it is noticed."""
     request = GenerationRequest(served.any_prompt, max(1, served.context * 3 // 4), ignore_eos=True)
-    streams = await asyncio.gather(*(served.client.open_stream(request) for _ in range(_ABANDONED_STREAMS)))
-    for stream in streams:
+    first, request = await _longest_stream(served, request)
+    others = await asyncio.gather(*(served.client.open_stream(request) for _ in range(_ABANDONED_STREAMS - 1)))
+    for stream in (first, *others):
         await stream.content.readline()
         stream.close()
+
+
+async def _longest_stream(
+    served: Served, request: GenerationRequest
+) -> tuple[aiohttp.ClientResponse, GenerationRequest]:
+    """A stream of the request, or of half as many tokens and so on while a context that nobody stated was too long."""
+    while True:
+        try:
+            return await served.client.open_stream(request), request
+        except aiohttp.ClientResponseError:
+            if served.stated_context is not None or request.maximum_tokens < _FEWEST_TOKENS:
+                raise
+            request = replace(request, maximum_tokens=request.maximum_tokens // 2)
 
 
 async def _place_is_free(served: Served, before: Gauges) -> Evidence:
