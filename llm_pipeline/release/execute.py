@@ -31,6 +31,7 @@ from llm_pipeline.base.errors import (
 )
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Frozen
+from llm_pipeline.config.store import StoreModel
 from llm_pipeline.release.changes import changing
 from llm_pipeline.release.contract import (
     Stage,
@@ -75,7 +76,10 @@ def execute(request: StageRequest) -> StageResult | StageFailure:
         message = f"stage {request.stage} failed" if unexpected else known.told  # ours says all
         log.error("%s", message, exc_info=error if unexpected else None)  # noqa: TRY400
         outcome = StageFailure.of(request, known)
-    record_failure(request, outcome if isinstance(outcome, StageFailure) else None)
+    if isinstance(outcome, StageFailure):
+        record_failure(request.store, outcome)
+    else:
+        _forget_failure(request)
     return outcome
 
 
@@ -376,17 +380,22 @@ def _reuse(stage: Stage[Any], store: ArtifactStore, key: str) -> StageResult | N
     return result.model_copy(update={"reused": True})
 
 
-def record_failure(request: StageRequest, failure: StageFailure | None) -> None:
-    """Keep a stage's error for the report; None where it ended well.
+def record_failure(config: StoreModel, failure: StageFailure) -> None:
+    """Keep a stage's error for the report, until the stage ends well."""
+    with _noted():
+        name = failure_name(failure.release_id, failure.stage, failure.subject)
+        replace_document(open_store(config), name, failure.model_dump(mode="json"))
 
-    A failure to do so is logged and never hides the error itself.
-    """
-    name = failure_name(request.release_id, request.stage, request.subject)
+
+def _forget_failure(request: StageRequest) -> None:
+    with _noted():
+        open_store(request.store).delete_document(failure_name(request.release_id, request.stage, request.subject))
+
+
+@contextlib.contextmanager
+def _noted() -> Iterator[None]:
+    """A failure to keep an outcome for the report is logged and never hides the outcome itself."""
     try:
-        store = open_store(request.store)
-        if failure is None:
-            store.delete_document(name)
-        else:
-            replace_document(store, name, failure.model_dump(mode="json"))
+        yield
     except Exception as error:  # noqa: BLE001 - whatever it is, the outcome itself must come back
         log.warning("the outcome could not be recorded in the release", reason=str(as_pipeline_error(error)))

@@ -61,7 +61,7 @@ def run_stage_process(name: str, request_path: Path, result: str, log_path: Path
         error = over.args[0]
         log.error("%s", error)  # noqa: TRY400 - no fault of ours
         outcome = StageFailure.of(request, error)
-        record_failure(request, outcome)
+        record_failure(request.store, outcome)
     _write(request, result, outcome)
     return ExitCode.GO if isinstance(outcome, StageResult) else outcome.error.exit_code
 

@@ -47,6 +47,9 @@ class Job(Frozen):
         log_command: Command by which a person reads the stage's log, where it is no file of this host.
         time_limit: When the stage is stopped.
         start_seconds: How long it may wait before it starts, where that is not for us to say.
+        release_id: The release that it works for.
+        stage: Its stage.
+        subject: What the stage works on.
     """
 
     runner: str = "process"
@@ -58,6 +61,9 @@ class Job(Frozen):
     log_command: str = ""
     time_limit: TimeLimit = TimeLimit()
     start_seconds: float = 0.0
+    release_id: str = ""
+    stage: str = ""
+    subject: str = ""
 
     @property
     def log_place(self) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from llm_pipeline.base.adapters import adapter
-from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError, PipelineError, StageCrashed
 from llm_pipeline.config.deployment import INSTALL_INTERPRETER, Deployment
-from llm_pipeline.release.contract import StageRequest, StageResult
+from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
+from llm_pipeline.release.execute import record_failure
 from llm_pipeline.runners.runner import Job, Placement, StageRunner
 
 
@@ -24,7 +25,8 @@ class Runners:
                 hint=INSTALL_INTERPRETER,
             )
         job = self._runner(environment.runner).submit(request, placement)
-        return job.model_copy(update={"time_limit": request.time_limit})
+        of = {"release_id": request.release_id, "stage": request.stage, "subject": request.subject}
+        return job.model_copy(update={"time_limit": request.time_limit, **of})
 
     def is_active(self, job: Job) -> bool:
         return self._runner(job.runner).is_active(job)
@@ -33,10 +35,21 @@ class Runners:
         return self._runner(job.runner).read_log(job, offset)
 
     def outcome(self, job: Job) -> StageResult:
-        return self._runner(job.runner).outcome(job)
+        try:
+            return self._runner(job.runner).outcome(job)
+        except (StageCrashed, ConfigError) as error:
+            self._keep(job, error)
+            raise
 
     def cancel(self, job: Job) -> None:
         self._runner(job.runner).cancel(job)
+
+    def _keep(self, job: Job, error: PipelineError) -> None:
+        """Keep for the report how a stage ended that could not do so itself: it was killed, or never began."""
+        if job.stage:
+            document = error.to_document()
+            failure = StageFailure(release_id=job.release_id, stage=job.stage, subject=job.subject, error=document)
+            record_failure(self._deployment.store, failure)
 
     def _runner(self, name: str) -> StageRunner:
         if name not in self._runners:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+
 import pytest
 from llm_pipeline_airflow.operators import StageOperator
 
-from llm_pipeline.base.errors import PipelineError, StageOutOfTime
+from llm_pipeline.base import detached
+from llm_pipeline.base.errors import PipelineError, StageCrashed, StageOutOfTime
 from llm_pipeline.flow import placement, resolve_request
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.notifications.stream import read
 from llm_pipeline.release import time_limit
 from llm_pipeline.release.contract import TimeLimit
 from llm_pipeline.release.loading import load_release
+from llm_pipeline.reporting.failures import read_failures
 from llm_pipeline.runners.runners import Runners
 from llm_pipeline.store import open_store
 
@@ -40,6 +46,38 @@ def test_a_run_without_airflow_ends_it_tells_people_and_tries_again(project):
     failures = [event.title for event in told if event.kind == "failure"]
     assert failures, "the second try of the download went well, and the next stage was reached"
     assert all(title.startswith("Baseline") for title in failures)
+
+
+@pytest.mark.parametrize("lane", ["without Airflow", "Airflow"])
+def test_a_stage_that_is_killed_is_in_the_report_until_it_ends_well(project, lane):
+    loaded = load_release(project.config)
+    store = open_store(loaded.deployment.store)
+    project.script(resolve={"hang": True})
+    request, runner = resolve_request(loaded), Runners(loaded.deployment)
+    job = runner.submit(request, placement(request))
+    process = detached.load(job.record)
+    assert process is not None
+    while "working" not in job.log.read_text():
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)  # as the kernel does where memory runs out
+    while runner.is_active(job):
+        time.sleep(0.01)
+    task = StageOperator(task_id="resolve", config_path=str(project.config), stage="resolve")
+    ask = (
+        runner.outcome
+        if lane == "without Airflow"
+        else lambda job: task.get_job_result(job.model_dump(mode="json"), {})
+    )
+    with pytest.raises(StageCrashed):
+        ask(job)
+    (found,) = read_failures(store, request.release_id, {}, [])
+    assert (found.stage, found.error.type) == ("resolve", "StageCrashed")
+    project.script(resolve={})
+    again = runner.submit(request, placement(request))
+    while runner.is_active(again):
+        time.sleep(0.01)
+    assert runner.outcome(again).stage == "resolve"
+    assert read_failures(store, request.release_id, {}, []) == ()
 
 
 def test_a_task_of_airflow_ends_it_and_the_retry_policy_sees_a_transient_error(project):
