@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ from llm_pipeline.cli.options import Commands, add_command, open_flow, sentence,
 
 if TYPE_CHECKING:
     from llm_pipeline.flow import ReleaseProgress
-    from llm_pipeline.tuning.sweep import Trial
+    from llm_pipeline.tuning.sweep import Sweep, Trial
     from llm_pipeline.tuning.trials import TrialBench
 
 _MOST_TRIALS = 12
@@ -39,23 +40,18 @@ def add_commands(commands: Commands) -> None:
 
 def _tune(options: argparse.Namespace) -> int:
     from llm_pipeline.runners.runners import Runners
-    from llm_pipeline.tuning.sweep import Sweep, settings_of
+    from llm_pipeline.tuning.sweep import Sweep
     from llm_pipeline.tuning.trials import TrialBench
 
-    if options.output.exists():
-        raise ConfigError(
-            "this file exists", where=str(options.output), hint="name another one: nothing is overwritten"
-        )
+    _require_writable(options.output)
+    if options.trials < 1:
+        raise ConfigError("--trials must be at least 1", hint="the first is of the settings as they are")
     flow = open_flow(options, options.release)
     if options.gpu_target not in flow.targets:
         raise ConfigError(f"no target {options.gpu_target!r}", hint=f"the release has {', '.join(flow.targets)}")
     bench = TrialBench(flow, options.gpu_target, Runners(flow.deployment))
     sweep = Sweep(bench.knobs, bench.measure, lambda settings: _fits(flow, bench, settings), options.trials)
-    try:
-        best = sweep.run(settings_of(bench.target, bench.knobs))
-    finally:
-        bench.forget()
-    write_lines(_table(sweep.trials))
+    best = measure_trials(sweep, bench)
     if best.trouble:
         sys.stderr.write(f"no trial could be measured: {best.trouble}: {quoted(best.detail)}\n")
         return ExitCode.NO_GO
@@ -65,6 +61,30 @@ def _tune(options: argparse.Namespace) -> int:
     options.output.write_text(_suggestion(bench, sweep.trials[0], best), encoding="utf-8")
     sys.stdout.write(f"{options.output}\n")
     return ExitCode.GO
+
+
+def measure_trials(sweep: Sweep, bench: TrialBench) -> Trial:
+    """The best trial; a table of all is written, also when an error or a person cuts them short after hours."""
+    from llm_pipeline.tuning.sweep import settings_of
+
+    try:
+        return sweep.run(settings_of(bench.target, bench.knobs))
+    finally:
+        bench.forget()
+        write_lines(_table(sweep.trials))
+
+
+def _require_writable(output: Path) -> None:
+    """Refuse a file that could not be written after the trials, or that no release could name."""
+    if output.exists():
+        raise ConfigError("this file exists", where=str(output), hint="name another one: nothing is overwritten")
+    if output.suffix not in (".yaml", ".yml"):
+        raise ConfigError("a target is read from a .yaml or .yml file", where=str(output), hint="name it so")
+    directory = output.parent
+    if not directory.is_dir():
+        raise ConfigError("no such directory", where=str(directory), hint="make it, or name another one")
+    if not os.access(directory, os.W_OK, effective_ids=True):
+        raise ConfigError("it may not be written", where=str(directory), hint="change its owner, or name another one")
 
 
 def _fits(flow: ReleaseProgress, bench: TrialBench, settings: object) -> bool:

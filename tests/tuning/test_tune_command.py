@@ -1,0 +1,73 @@
+"""What `tune` refuses before hours of trials, and what it shows of them when they are cut short."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from llm_pipeline.base.errors import Transient
+from llm_pipeline.cli import main
+from llm_pipeline.cli.tune import measure_trials
+from llm_pipeline.config.target import Target
+from llm_pipeline.tuning.sweep import Settings, Sweep, Trial, knobs_of
+
+CPU = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--output", "none/faster.yaml"], "none: no such directory"),
+        (["--output", "faster.txt"], "a target is read from a .yaml or .yml file"),
+        (["--output", "there.yaml"], "this file exists"),
+        (["--output", "faster.yaml", "--trials", "0"], "--trials must be at least 1"),
+    ],
+)
+def test_what_could_not_be_written_after_the_trials_is_refused_before_them(
+    tmp_path: Path, monkeypatch, capsys, options: list[str], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.yaml").touch()
+    assert main(["tune", "tiny", "--target", "cpu", *options]) == 4
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_directory_that_may_not_be_written_is_refused_before_them(tmp_path: Path, capsys) -> None:
+    with unprivileged():
+        assert main(["tune", "tiny", "--target", "cpu", "--output", "/faster.yaml"]) == 4
+    assert "/: it may not be written" in capsys.readouterr().err
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("end", [Transient("the hub is gone"), KeyboardInterrupt()], ids=["an error", "ctrl-c"])
+def test_a_sweep_that_is_cut_short_shows_what_it_measured(capsys, end: BaseException) -> None:
+    def measure(settings: Settings) -> Trial:
+        if forgotten or len(sweep.trials) == 2:
+            raise end
+        return Trial(dict(settings), highest_rate_per_second=3.0 + 4.0 * len(sweep.trials))
+
+    forgotten: list[bool] = []
+    knobs = knobs_of(CPU, most_threads=8)
+    bench = SimpleNamespace(knobs=knobs, target=CPU, forget=lambda: forgotten.append(True))
+    sweep = Sweep(knobs, measure, lambda _: True, most_trials=9)
+    with pytest.raises(type(end)):
+        measure_trials(sweep, bench)
+    shown = capsys.readouterr().out
+    assert "3.00" in shown
+    assert "limits.maximum_sequences" in shown
+    assert "7.00" in shown
+    assert forgotten == [True]
