@@ -49,6 +49,12 @@ def test_what_is_there_is_listed_in_order(tree: Path):
     assert list(walk_files(tree)) == [inner / "deeper" / "other", inner / "file"]
 
 
+def test_a_file_in_a_directory_s_place_is_told_apart_from_a_missing_right(tree: Path):
+    with pytest.raises(Transient, match="Not a directory") as caught:
+        list_directory(tree / "inner" / "file")
+    assert caught.value.hint == "a file lies where a directory should: move it away, or name another directory"
+
+
 def test_what_is_not_there_is_empty(tree: Path):
     gone = tree / "gone"
     assert list_directory(gone) == list_directories(gone) == list(walk_files(gone)) == []

@@ -78,8 +78,7 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def _unreadable(path: Path, error: OSError) -> Transient:
-    return Transient(
-        f"cannot list {path}: {error.strerror or error}",
-        where=str(path),
-        hint="make it readable for the user that runs this, then try again",
-    )
+    hint = "make it readable for the user that runs this, then try again"
+    if isinstance(error, NotADirectoryError):
+        hint = "a file lies where a directory should: move it away, or name another directory"
+    return Transient(f"cannot list {path}: {error.strerror or error}", where=str(path), hint=hint)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,10 @@ from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
 
 from .conftest import LocalHub
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from unprivileged import directory_for_everyone, mode, without_root
 
 SIZES = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "intermediate_size": 16,
@@ -213,26 +216,19 @@ def test_documents_without_headers_are_judged_by_the_architecture():
     assert read_facts(ModelDocuments(SIZES)).parameters == PARAMETERS
 
 
-def test_a_file_that_may_not_be_read_says_who_must_be_able_to(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(SIZES))
-    (tmp_path / "model.safetensors").write_bytes(weights(llama()))
-    look = DirectorySource(tmp_path).look("demo/tiny", "main")
-    with unprivileged(), pytest.raises(SourceRefused, match="Permission denied") as caught:
-        look.read("config.json", 0, 1)
+def test_a_file_that_may_not_be_read_says_who_must_be_able_to() -> None:
+    with directory_for_everyone() as root:
+        (root / "config.json").write_text(json.dumps(SIZES))
+        (root / "model.safetensors").write_bytes(weights(llama()))
+        look = DirectorySource(root).look("demo/tiny", "main")
+        with (
+            without_root(root),
+            mode(root / "config.json", 0),
+            pytest.raises(SourceRefused, match="Permission denied") as caught,
+        ):
+            look.read("config.json", 0, 1)
     assert caught.value.where.endswith("/config.json")
     assert caught.value.hint == "make it readable for the user that runs this"
-
-
-@contextmanager
-def unprivileged() -> Iterator[None]:
-    """As a user who may not enter root's directories; for tests that run as root."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can become another user")
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 @pytest.mark.parametrize("document", [b"[]", b"{", b" " * 10_000_001], ids=["a list", "torn", "huge"])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from unprivileged import directory_for_everyone, mode, without_root
 
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.cli import main
@@ -37,20 +39,10 @@ def test_what_could_not_be_written_after_the_trials_is_refused_before_them(
     assert says in capsys.readouterr().err
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_directory_that_may_not_be_written_is_refused_before_them(tmp_path: Path, capsys) -> None:
-    with unprivileged():
-        assert main(["tune", "tiny", "--target", "cpu", "--output", "/faster.yaml"]) == 4
-    assert "/: it may not be written" in capsys.readouterr().err
-
-
-@contextmanager
-def unprivileged() -> Iterator[None]:
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
+def test_a_directory_that_may_not_be_written_is_refused_before_them(capsys) -> None:
+    with directory_for_everyone() as root, without_root(root), mode(root, 0o555):
+        assert main(["tune", "tiny", "--target", "cpu", "--output", str(root / "faster.yaml")]) == 4
+    assert f"{root}: it may not be written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("end", [Transient("the hub is gone"), KeyboardInterrupt()], ids=["an error", "ctrl-c"])
