@@ -147,6 +147,42 @@ def test_wrong_arguments_end_with_a_usage(arguments: list[str], capsys: pytest.C
     assert "usage: llm-pipeline" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["stop", "", "--yes"],
+        ["stop", "cpu", "--staging", "--release="],
+        ["start", "cpu", "--staging", ""],
+        ["push", "r", "--repository", ""],
+        ["approve", ""],
+        ["run", "x.yaml", "--revision", ""],
+        ["guard", "--target="],
+    ],
+    ids=" ".join,
+)
+def test_an_empty_argument_is_no_argument_left_out(arguments: list[str], capsys: pytest.CaptureFixture[str]):
+    """`stop "$PLACE" --yes` without that variable would stop every place."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 4
+    assert "an argument is empty: is a variable of the shell not set?" in capsys.readouterr().err
+
+
+def test_a_pause_may_have_an_empty_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "here.yaml").write_text(LOCAL)
+    assert main(["pause", "cpu", "--reason", "", "-d", str(tmp_path / "here.yaml")]) == 4
+    assert "no place" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "1e400", "soon"])
+def test_a_wait_is_a_number_of_seconds(seconds: str, capsys: pytest.CaptureFixture[str]):
+    for arguments in (["stop", "--drain", seconds], ["plan", "x.yaml", f"--store-seconds={seconds}"]):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 4
+        assert "seconds" in capsys.readouterr().err
+
+
 LOCAL = "store: store\nwork_root: w\nstate_root: s\nenvironments: {}\ntriton_home: t\n"
 
 

@@ -23,6 +23,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 
 from llm_pipeline import __version__
 from llm_pipeline.base.entry import ArgumentParser, entry_point, interruptible
@@ -30,18 +31,36 @@ from llm_pipeline.base.logging import write_readable_lines
 from llm_pipeline.cli import releases
 from llm_pipeline.cli.options import Commands
 
+_MAY_BE_EMPTY = "--reason"
+
 
 @entry_point
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     _log_for_people()
     given = sys.argv[1:] if arguments is None else arguments
-    options = (_stage_parser() if given[:1] == ["stage"] else _parser()).parse_args(given)
+    parser = _stage_parser() if given[:1] == ["stage"] else _parser()
+    _refuse_empty(parser, given)
+    options = parser.parse_args(given)
     if getattr(options, "verbose", False):
         logging.getLogger("llm_pipeline.stage").setLevel(logging.INFO)
     with contextlib.nullcontext() if options.command == "stage" else interruptible():  # a stage says how it ended
         code: int = options.run(options)
     return code
+
+
+def _refuse_empty(parser: ArgumentParser, arguments: Sequence[str]) -> None:
+    """`stop "$PLACE"` without that variable must not stop every place, nor `--release=` mean any release.
+
+    Raises:
+        SystemExit: An argument is empty, and is no text that may be.
+    """
+    for before, argument in pairwise(("", *arguments)):
+        name, given, value = argument.partition("=")
+        is_option = argument.startswith("--")
+        empty = bool(given) and not value.strip() if is_option else not argument.strip()
+        if empty and _MAY_BE_EMPTY not in (before, name):
+            parser.error("an argument is empty: is a variable of the shell not set?")
 
 
 def _parser() -> ArgumentParser:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -95,6 +97,18 @@ def opened(options: argparse.Namespace) -> tuple[Deployment, ArtifactStore]:
 
     deployment = deployment_of(options)
     return deployment, open_store(deployment.store)
+
+
+def seconds(text: str) -> float:
+    """The type of an option that is a wait.
+
+    Raises:
+        ArgumentTypeError: It is no such number.
+    """
+    with suppress(ValueError):
+        if 0 <= (value := float(text)) < math.inf:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, 0 or more")
 
 
 def sentence(summary: str) -> str:

@@ -13,6 +13,7 @@ from llm_pipeline.cli.options import (
     named_release,
     open_flow,
     opened,
+    seconds,
     write_lines,
     write_view,
 )
@@ -79,7 +80,11 @@ def add_commands(commands: Commands) -> None:
     stop.add_argument("--release", default="", help="the staged release, if its server is not on this host")
     stop.add_argument("--yes", action="store_true", help="do not ask")
     stop.add_argument(
-        "--drain", type=float, default=30.0, metavar="SECONDS", help="longest wait for requests in flight (default: 30)"
+        "--drain",
+        type=seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="longest wait for requests in flight (default: 30)",
     )
     _add_guarding(commands)
     _add_rolling_back(commands)

@@ -15,6 +15,7 @@ from llm_pipeline.cli.options import (
     add_command,
     deployment_of,
     open_flow,
+    seconds,
     write_files,
     write_lines,
 )
@@ -51,7 +52,7 @@ def add_commands(commands: Commands) -> None:
     plan.add_argument("--replace", action="store_true", help=_REPLACE)
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
     plan.add_argument("--output", type=Path, metavar="DIR", help="write plan.json and plan.txt there, too")
-    plan.add_argument("--store-seconds", type=float, metavar="SECONDS", help="longest wait for the store's listing")
+    plan.add_argument("--store-seconds", type=seconds, metavar="SECONDS", help="longest wait for the store's listing")
 
     add_stage(commands)
     report = add_command(commands, "report", _report, "write a release's report again and print its path")
