@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from llm_pipeline.accuracy.choice import recipes_in_words
-from llm_pipeline.base.errors import InternalError, Terminal
+from llm_pipeline.base.errors import ConfigError, IntegrityError, InternalError, Terminal
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.deployment import Deployment, TargetPlace
@@ -264,16 +264,34 @@ class ReleaseProgress:
         return str(recipe)
 
     def artifact(self, stage: str, subject: str, name: str) -> ArtifactRef:
-        """An artifact that a stage made."""
-        return self.result(stage, subject).artifacts[name]
+        """An artifact that a stage made.
+
+        Raises:
+            MissingResult: The stage has not run.
+            IntegrityError: Its result names no such artifact: it is of another version of this package, or damaged.
+        """
+        made = self.result(stage, subject).artifacts
+        if name not in made:
+            document = results_name(self.record.release_id, stage, subject)
+            raise IntegrityError(f"the result names no artifact {name!r}", where=document, hint=_ANEW)
+        return made[name]
 
     def state_directory(self, target: str, server: str) -> str:
         """Directory of a server's state: `staging`, `comparison`, `blue`, `green` or `router`."""
         return str(Path(self.deployment.state_root) / self.record.place_of(target) / server)
 
     def place(self, target: str) -> TargetPlace:
-        """The servers of a target's place."""
-        return self.deployment.places[self.record.place_of(target)]
+        """The servers of a target's place.
+
+        Raises:
+            ConfigError: The release was made when the deployment had no such place, or for another deployment.
+        """
+        place, places = self.record.place_of(target), self.deployment.places
+        if place not in places:
+            known = f"deployment {self.deployment.name}, as {self.record.release_id} was made with it,"
+            hint = "add it to the deployment file, then release again"
+            raise ConfigError(f"{known} has no place {place!r}", hint=hint)
+        return places[place]
 
 
 def placement(request: StageRequest) -> Placement:

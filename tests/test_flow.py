@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llm_pipeline.artifacts.pinned import PinnedModel
-from llm_pipeline.base.errors import Unsupported
+from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.config.deployment import Deployment, ServerPorts
@@ -142,6 +142,18 @@ def test_reading_results_imports_no_stage_where_nothing_must_be_signed(store, mo
 def test_a_canary_before_its_package_is_refused(store) -> None:
     with pytest.raises(MissingResult, match="package cpu"):
         flow(store, MORNING).request("canary", "cpu:5")
+
+
+def test_a_result_that_names_other_artifacts_is_damaged_and_told_by_its_document(store) -> None:
+    packaged(store)
+    with pytest.raises(IntegrityError, match="no artifact 'engine'") as caught:
+        flow(store, MORNING).artifact("package", "cpu", "engine")
+    assert caught.value.where == results_name("r1", "package", "cpu")
+
+
+def test_a_release_of_a_place_that_its_deployment_has_not_says_so(store) -> None:
+    with pytest.raises(ConfigError, match="deployment here, as r1 was made with it, has no place 'gone'"):
+        flow(store, MORNING, places={"cpu": "gone"}).place("cpu")
 
 
 def judged(store: ArtifactStore, recipe: str, verdict: Verdict, *, quantized_again: bool = False) -> None:
