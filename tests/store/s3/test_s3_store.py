@@ -30,33 +30,15 @@ TOKEN = "canary-9b77-session-token"
 
 
 @pytest.fixture
-def faults(proxy: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
-    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_given: 0.001)
-    monkeypatch.setattr("botocore.retries.quota.RetryQuota.acquire", lambda *_given: True)
-    monkeypatch.setattr("llm_pipeline.store.s3_answers._BACKOFF_UNIT_SECONDS", 0.001)
-    monkeypatch.setattr("llm_pipeline.adapters.s3.transfers.PART_BYTES", PART)
+def faults(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
     monkeypatch.setattr("llm_pipeline.adapters.s3.transfers._IN_FLIGHT_BYTES", PART)  # parts go one after the other
-    proxy.heal()
-    return proxy
+    return faults
 
 
 @pytest.fixture
-def config(s3_config: StoreModel, faults: Faults) -> StoreModel:
-    return s3_config.model_copy(update={"endpoint": faults.endpoint})
-
-
-@pytest.fixture
-def store(config: StoreModel) -> S3Store:
-    return S3Store(config)
-
-
-@pytest.fixture
-def weights(tmp_path: Path) -> Path:
-    directory = tmp_path / "weights"
-    directory.mkdir()
-    (directory / "model.bin").write_bytes(os.urandom((PARTS - 1) * PART + 500))
-    (directory / "config.json").write_text("{}")
-    return directory
+def weights(weights: Path) -> Path:
+    (weights / "model.bin").write_bytes(os.urandom((PARTS - 1) * PART + 500))
+    return weights
 
 
 @pytest.fixture

@@ -56,29 +56,9 @@ READS = [
 ]
 
 
-@pytest.fixture
-def faults(proxy: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
-    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_given: 0.001)
-    monkeypatch.setattr("botocore.retries.quota.RetryQuota.acquire", lambda *_given: True)  # tests share a client
-    monkeypatch.setattr("llm_pipeline.store.s3_answers._BACKOFF_UNIT_SECONDS", 0.001)
-    monkeypatch.setattr("llm_pipeline.adapters.s3.transfers.PART_BYTES", PART)
+@pytest.fixture(autouse=True)
+def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llm_pipeline.adapters.s3.transfers._RANGE_BYTES", PART)
-    proxy.heal()
-    return proxy
-
-
-@pytest.fixture
-def store(s3_config: StoreModel, faults: Faults) -> S3Store:
-    return S3Store(s3_config.model_copy(update={"endpoint": faults.endpoint}))
-
-
-@pytest.fixture
-def weights(tmp_path: Path) -> Path:
-    directory = tmp_path / "weights"
-    directory.mkdir()
-    (directory / "model.bin").write_bytes(os.urandom(3 * PART + 500))
-    (directory / "config.json").write_text("{}")
-    return directory
 
 
 @pytest.mark.parametrize("fault", (ANYWHERE | CONDITIONAL).values(), ids=ANYWHERE | CONDITIONAL)

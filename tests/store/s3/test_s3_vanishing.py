@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,27 +26,9 @@ LISTING, MANIFEST, MARKER = (
 )
 
 
-@pytest.fixture
-def faults(proxy: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
-    monkeypatch.setattr("llm_pipeline.store.s3_answers._BACKOFF_UNIT_SECONDS", 0.001)
-    monkeypatch.setattr("llm_pipeline.adapters.s3.transfers.PART_BYTES", 1000)
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(condemned, "_POLL_SECONDS", 0.005)
-    proxy.heal()
-    return proxy
-
-
-@pytest.fixture
-def store(s3_config: StoreModel, faults: Faults) -> S3Store:
-    return S3Store(s3_config.model_copy(update={"endpoint": faults.endpoint}))
-
-
-@pytest.fixture
-def weights(tmp_path: Path) -> Path:
-    directory = tmp_path / "weights"
-    directory.mkdir()
-    (directory / "model.bin").write_bytes(os.urandom(3500))
-    (directory / "config.json").write_text("{}")
-    return directory
 
 
 @pytest.fixture
