@@ -52,6 +52,23 @@ class Place:
         """A new runner, as another worker would have it."""
         return Runners(self.deployment)
 
+    @staticmethod
+    def ended(runner: StageRunner, job: Job, seconds: float = 120.0) -> None:
+        """Wait until the stage has ended."""
+        deadline = time.monotonic() + seconds
+        while runner.is_active(job):
+            assert time.monotonic() < deadline, "the stage did not end"
+            time.sleep(0.03)
+
+    def scripted(self, script: str, **environment: Any) -> Runners:
+        """A runner whose stages are a shell script, in an environment with these settings."""
+        program = Path(self.deployment.work_root).parent / "program"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        changed = self.deployment.environments["control"].model_copy(update={"python": str(program), **environment})
+        self.deployment = self.deployment.model_copy(update={"environments": {"control": changed}})
+        return self.runner()
+
     def request(self, subject: str = "", **script: Any) -> StageRequest:
         return StageRequest(
             release_id="r1",
@@ -61,14 +78,6 @@ class Place:
             store=self.deployment.store,
             work_root=self.deployment.work_root,
         )
-
-
-def wait(runner: StageRunner, job: Job, seconds: float = 30.0) -> None:
-    """Until the stage has ended."""
-    deadline = time.monotonic() + seconds
-    while runner.is_active(job):
-        assert time.monotonic() < deadline, "the stage did not end"
-        time.sleep(0.03)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 
 import pytest
 
@@ -16,31 +15,12 @@ _DIGEST = f"sha256:{'0' * 63}7"
 
 
 @pytest.fixture
-def place(docker_place, tmp_path):
-    """Its containers run a shell script in place of the stage: `place.container("exit 3")`."""
-
-    def container(script, **environment):
-        program = tmp_path / "program"
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(0o755)
-        known = docker_place.deployment.environments["control"]
-        changed = known.model_copy(update={"python": str(program), **environment})
-        docker_place.deployment = docker_place.deployment.model_copy(update={"environments": {"control": changed}})
-        return docker_place.runner()
-
-    docker_place.container = container
+def place(docker_place):
     return docker_place
 
 
-def ended(runner, job):
-    deadline = time.monotonic() + 60
-    while runner.is_active(job):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_container_has_no_privilege_and_may_write_only_where_it_works(place, engine, tmp_path):
-    job = place.container("sleep 60", memory_gib=2.0).submit(place.request(), HERE)
+    job = place.scripted("sleep 60", memory_gib=2.0).submit(place.request(), HERE)
     options = engine.container(job.name).options
     host = options["HostConfig"]
     assert "Privileged" not in host
@@ -54,13 +34,13 @@ def test_a_container_has_no_privilege_and_may_write_only_where_it_works(place, e
 @pytest.mark.parametrize(("gpus", "count"), [(2, 2), ("all", -1)])
 def test_gpus_are_asked_for_by_their_number_or_all(place, engine, gpus, count):
     engine.gpus = True
-    job = place.container("sleep 60", gpus=gpus).submit(place.request(), HERE)
+    job = place.scripted("sleep 60", gpus=gpus).submit(place.request(), HERE)
     (asked,) = engine.container(job.name).options["HostConfig"]["DeviceRequests"]
     assert (asked["Count"], asked["Capabilities"]) == (count, [["gpu"]])
 
 
 def test_an_image_is_run_and_recorded_by_its_digest(place, engine):
-    job = place.container("sleep 60").submit(place.request(), HERE)
+    job = place.scripted("sleep 60").submit(place.request(), HERE)
     options = engine.container(job.name).options
     assert options["Image"] == f"registry.test/llm/model@{_DIGEST}"
     assert f"LLM_PIPELINE_CONTAINER=registry.test/llm/model@{_DIGEST}" in options["Env"]
@@ -68,12 +48,12 @@ def test_an_image_is_run_and_recorded_by_its_digest(place, engine):
 
 def test_an_image_that_the_engine_does_not_have_is_pulled(place, engine):
     engine.registry["registry.test:5000/other:2"] = _DIGEST
-    place.container("sleep 60", image="registry.test:5000/other:2").submit(place.request(), HERE)
+    place.scripted("sleep 60", image="registry.test:5000/other:2").submit(place.request(), HERE)
     assert "registry.test:5000/other:2" in engine.images
 
 
 def test_the_target_s_own_container_is_used_where_the_environment_names_none(place, engine):
-    runner = place.container("sleep 60", image=None)
+    runner = place.scripted("sleep 60", image=None)
     with pytest.raises(ConfigError, match="names no image"):
         runner.submit(place.request(), HERE)
     placement = Placement(environment="control", container="registry.test/llm/model:1")
@@ -105,21 +85,21 @@ def test_a_registry_s_port_is_no_tag(image, repository):
 )
 def test_what_the_engine_cannot_start_is_a_terminal_error_and_leaves_no_container(place, engine, wrong, says):
     with pytest.raises(ConfigError, match=says):
-        place.container("", **wrong).submit(place.request(), HERE)
+        place.scripted("", **wrong).submit(place.request(), HERE)
     assert engine.names() == []
 
 
 def test_a_variable_is_handed_on_by_its_name_and_its_value_is_in_no_log(place, engine, monkeypatch, caplog):
     monkeypatch.setenv("PROXY_TOKEN", "a secret")
     caplog.set_level("DEBUG", "llm_pipeline")
-    job = place.container("sleep 60", variables=("PROXY_TOKEN",)).submit(place.request(), HERE)
+    job = place.scripted("sleep 60", variables=("PROXY_TOKEN",)).submit(place.request(), HERE)
     assert "PROXY_TOKEN=a secret" in engine.container(job.name).options["Env"]
     assert "a container runs the stage" in caplog.text
     assert "a secret" not in caplog.text
 
 
 def test_a_container_that_ran_out_of_memory_says_so(place, engine):
-    runner = place.container("sleep 60", memory_gib=2.0)
+    runner = place.scripted("sleep 60", memory_gib=2.0)
     job = runner.submit(place.request(), HERE)
     engine.kill_for_memory(job.name)
     with pytest.raises(StageCrashed, match=r"out of host memory .memory_gib: 2."):
@@ -127,26 +107,26 @@ def test_a_container_that_ran_out_of_memory_says_so(place, engine):
 
 
 def test_a_stage_that_never_began_shows_the_engine_s_log(place):
-    runner = place.container("echo the engine says >&2; exit 1")
+    runner = place.scripted("echo the engine says >&2; exit 1")
     job = runner.submit(place.request(), HERE)
-    ended(runner, job)
+    place.ended(runner, job)
     with pytest.raises(StageCrashed, match=r"(?s)exit code 1.*the engine says"):
         runner.outcome(job)
 
 
 def test_an_image_without_this_package_is_a_mistake_of_the_configuration(place):
-    runner = place.container("echo /usr/bin/python3: No module named llm_pipeline >&2; exit 1")
+    runner = place.scripted("echo /usr/bin/python3: No module named llm_pipeline >&2; exit 1")
     job = runner.submit(place.request(), HERE)
-    ended(runner, job)
+    place.ended(runner, job)
     with pytest.raises(ConfigError, match="python3: No module named llm_pipeline") as caught:
         runner.outcome(job)
     assert "build an image" in caught.value.hint
 
 
-def test_a_container_goes_when_its_outcome_was_read(docker_place, engine):
-    runner = docker_place.runner()
-    job = runner.submit(docker_place.request(), HERE)
-    ended(runner, job)
+def test_a_container_goes_when_its_outcome_was_read(place, engine):
+    runner = place.runner()
+    job = runner.submit(place.request(), HERE)
+    place.ended(runner, job)
     assert engine.names() == [job.name]
     runner.outcome(job)
     assert engine.names() == []
@@ -155,7 +135,7 @@ def test_a_container_goes_when_its_outcome_was_read(docker_place, engine):
 def test_a_container_whose_submitter_died_before_its_start_is_started(place, engine, monkeypatch):
     import docker
 
-    runner = place.container("sleep 60")
+    runner = place.scripted("sleep 60")
     with monkeypatch.context() as dying:
         dying.setattr(docker.models.containers.Container, "start", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -168,7 +148,7 @@ def test_a_container_whose_submitter_died_before_its_start_is_started(place, eng
 def test_somebody_else_s_container_of_that_name_is_left_alone(place, engine):
     import docker
 
-    runner = place.container("sleep 60")
+    runner = place.scripted("sleep 60")
     job = runner.submit(place.request(), HERE)
     runner.cancel(job)
     taken = f"{job.name.rpartition('-')[0]}-2"
@@ -179,7 +159,7 @@ def test_somebody_else_s_container_of_that_name_is_left_alone(place, engine):
 
 
 def test_an_engine_that_does_not_answer_is_a_transient_error(place, engine):
-    runner = place.container("sleep 60")
+    runner = place.scripted("sleep 60")
     job = runner.submit(place.request(), HERE)
     engine.close()
     engine.socket.unlink()
@@ -190,4 +170,4 @@ def test_an_engine_that_does_not_answer_is_a_transient_error(place, engine):
 def test_without_the_sdk_the_error_names_the_extra(place, monkeypatch):
     monkeypatch.setitem(sys.modules, "docker", None)
     with pytest.raises(Unsupported, match=r"llm-pipeline\[docker\]"):
-        place.container("").submit(place.request(), HERE)
+        place.scripted("").submit(place.request(), HERE)

@@ -42,34 +42,13 @@ def impatient(monkeypatch):
 
 
 @pytest.fixture
-def place(kubernetes_place, tmp_path):
-    """Its pods run a shell script in place of the stage: `place.pod("exit 3")`."""
-
-    def pod(script, **environment):
-        program = tmp_path / "program"
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(0o755)
-        known = kubernetes_place.deployment.environments["control"]
-        changed = known.model_copy(update={"python": str(program), **environment})
-        kubernetes_place.deployment = kubernetes_place.deployment.model_copy(
-            update={"environments": {"control": changed}}
-        )
-        return kubernetes_place.runner()
-
-    kubernetes_place.pod = pod
+def place(kubernetes_place):
     return kubernetes_place
-
-
-def ended(runner, job):
-    deadline = time.monotonic() + 60
-    while runner.is_active(job):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("status", [429, 500, 503, 0], ids=["throttled", "failing", "away", "answer lost"])
 def test_a_server_in_trouble_gets_no_second_job(place, cluster, status):
-    runner = place.pod("sleep 60")
+    runner = place.scripted("sleep 60")
     cluster.answer(status, times=2, to="POST jobs")
     cluster.answer(status, times=2, to="GET")
     job = runner.submit(place.request(), HERE)
@@ -79,7 +58,7 @@ def test_a_server_in_trouble_gets_no_second_job(place, cluster, status):
 
 
 def test_a_server_that_stays_away_is_a_transient_error(place, cluster):
-    runner = place.pod("sleep 60")
+    runner = place.scripted("sleep 60")
     job = runner.submit(place.request(), HERE)
     cluster.answer(503, times=4)
     with pytest.raises(Transient, match="503"):
@@ -90,11 +69,11 @@ def test_a_server_that_stays_away_is_a_transient_error(place, cluster):
 def test_what_the_account_may_not_do_is_said_with_what_it_needs(place, cluster):
     cluster.answer(403, times=1)
     with pytest.raises(ConfigError, match="create, get, list and delete Jobs"):
-        place.pod("sleep 60").submit(place.request(), HERE)
+        place.scripted("sleep 60").submit(place.request(), HERE)
 
 
 def test_log_lines_come_once_through_lost_answers_and_rotation(place, cluster):
-    runner, lines, offset = place.pod(_TALKER), [], 0
+    runner, lines, offset = place.scripted(_TALKER), [], 0
     job = runner.submit(place.request(), HERE)
     rotated = False
     while len(lines) < 20:
@@ -130,12 +109,12 @@ def test_lines_of_one_nanosecond_are_neither_lost_nor_repeated():
     ids=["out of memory", "evicted", "node lost", "out of time", "deleted"],
 )
 def test_a_pod_that_is_lost_is_a_transient_crash_that_says_how(place, cluster, happens, says, advice):
-    runner = place.pod("echo the last words; sleep 60")
+    runner = place.scripted("echo the last words; sleep 60")
     job = runner.submit(place.request(), HERE)
     while not runner.read_log(job, 0)[0]:
         time.sleep(0.01)
     happens(cluster, job.name)
-    ended(runner, job)
+    place.ended(runner, job)
     with pytest.raises(StageCrashed, match=says) as caught:
         place.runner().outcome(job)
     assert advice in caught.value.hint
@@ -153,7 +132,7 @@ def test_an_image_without_this_package_is_a_mistake_of_the_configuration(place):
 
 
 def test_a_pod_on_a_node_that_does_not_answer_holds_nobody_up_and_gets_no_second(place, cluster, monkeypatch):
-    runner = place.pod("sleep 60")
+    runner = place.scripted("sleep 60")
     job = runner.submit(place.request(), HERE)
     cluster.isolate_node(job.name)
     assert not runner.is_active(job)
@@ -166,19 +145,19 @@ def test_a_pod_on_a_node_that_does_not_answer_holds_nobody_up_and_gets_no_second
 
 
 def test_a_pod_that_ends_well_without_an_outcome_in_the_store_has_not_succeeded(place):
-    runner = place.pod("exit 0")
+    runner = place.scripted("exit 0")
     job = runner.submit(place.request(), HERE)
-    ended(runner, job)
+    place.ended(runner, job)
     with pytest.raises(StageCrashed, match=r"Completed .exit code 0."):
         runner.outcome(job)
 
 
 def test_an_image_that_cannot_be_pulled_is_a_terminal_error_for_every_worker(place, cluster):
-    runner = place.pod("", image="registry.test/no/such:1")
+    runner = place.scripted("", image="registry.test/no/such:1")
     job = runner.submit(place.request(), HERE)
     assert runner.is_active(job), "a registry may come back"
-    late = place.pod("", image="registry.test/no/such:1", start_timeout_minutes=1e-6)
-    ended(late, job)
+    late = place.scripted("", image="registry.test/no/such:1", start_timeout_minutes=1e-6)
+    place.ended(late, job)
     assert cluster.names() == []
     with pytest.raises(RemoteStageError, match=r"ImagePullBackOff: .*no/such:1") as caught:
         place.runner().outcome(job)
@@ -186,9 +165,9 @@ def test_an_image_that_cannot_be_pulled_is_a_terminal_error_for_every_worker(pla
 
 
 def test_an_image_s_name_that_is_none_is_a_terminal_error_at_once(place):
-    runner = place.pod("", image="No Image")
+    runner = place.scripted("", image="No Image")
     job = runner.submit(place.request(), HERE)
-    ended(runner, job)
+    place.ended(runner, job)
     with pytest.raises(RemoteStageError, match="InvalidImageName"):
         runner.outcome(job)
 
@@ -196,20 +175,20 @@ def test_an_image_s_name_that_is_none_is_a_terminal_error_at_once(place):
 @pytest.mark.parametrize(("trouble", "says"), [("full", "3 Insufficient gpu"), ("quota_used_up", "exceeded quota")])
 def test_a_pod_without_a_node_waits_for_its_time_and_is_then_tried_again(place, cluster, trouble, says):
     setattr(cluster, trouble, True)
-    runner = place.pod("")
+    runner = place.scripted("")
     job = runner.submit(place.request(), HERE)
     assert runner.is_active(job)
     runner.cancel(job)
     cluster.age = timedelta(minutes=31)
     job = runner.submit(place.request(), HERE)
-    ended(runner, job)
+    place.ended(runner, job)
     with pytest.raises(RemoteStageTransient, match=says):
         runner.outcome(job)
     assert cluster.names() == []
 
 
 def test_a_pod_left_behind_by_its_job_still_counts_until_it_is_cancelled(place, cluster):
-    runner = place.pod("sleep 60")
+    runner = place.scripted("sleep 60")
     job = runner.submit(place.request(), HERE)
     cluster.delete_behind(job.name, orphan=True)
     assert runner.is_active(job)
@@ -217,43 +196,43 @@ def test_a_pod_left_behind_by_its_job_still_counts_until_it_is_cancelled(place, 
     assert not runner.is_active(job)
 
 
-def test_an_outcome_of_an_earlier_job_is_never_taken_for_a_later_one(kubernetes_place, cluster, place):
-    runner = Runners(kubernetes_place.deployment)
+def test_an_outcome_of_an_earlier_job_is_never_taken_for_a_later_one(place, cluster):
+    runner = Runners(place.deployment)
     first = runner.submit(place.request(), HERE)
-    ended(runner, first)
+    place.ended(runner, first)
     assert runner.outcome(first).stage == "choose"
     cluster.delete_behind(first.name)  # its time to live is over
-    again = place.pod("exit 1").submit(place.request(), HERE)
-    ended(runner, again)
+    again = place.scripted("exit 1").submit(place.request(), HERE)
+    place.ended(runner, again)
     assert again.name != first.name
     with pytest.raises(StageCrashed):
         runner.outcome(again)
 
 
-def test_pods_that_share_no_file_with_the_worker_answer_through_a_store_in_s3(kubernetes_place, cluster, s3):
+def test_pods_that_share_no_file_with_the_worker_answer_through_a_store_in_s3(place, cluster, s3):
     names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION", "AWS_EC2_METADATA_DISABLED")
     cluster.secrets["bucket"] = {name: os.environ[name] for name in names}
-    place, environment = kubernetes_place, kubernetes_place.deployment.environments["control"]
+    environment = place.deployment.environments["control"]
     pods = environment.model_copy(update={"claims": (), "secrets": ("bucket",)})
     store = store_settings(uri=f"s3://{s3.bucket()}/store", endpoint=s3.endpoint)
     place.deployment = place.deployment.model_copy(update={"store": store, "environments": {"control": pods}})
     runner = place.runner()
     job = runner.submit(place.request(lines=3), HERE)
-    ended(runner, job)
+    place.ended(runner, job)
     assert runner.outcome(job).metrics == {"lines": 3}
 
 
 def test_secrets_and_the_image_reach_the_process_as_variables(place, cluster):
     cluster.secrets["hub"] = {"PROXY_TOKEN": "a secret"}
-    runner = place.pod('echo "${PROXY_TOKEN:+there} $LLM_PIPELINE_CONTAINER"; exit 1', secrets=("hub",))
+    runner = place.scripted('echo "${PROXY_TOKEN:+there} $LLM_PIPELINE_CONTAINER"; exit 1', secrets=("hub",))
     job = runner.submit(place.request(), HERE)
-    ended(runner, job)
+    place.ended(runner, job)
     assert runner.read_log(job, 0)[0] == ["there registry.test/llm/model:1"]
     assert "a secret" not in json.dumps(cluster.job(job.name))
 
 
 def test_the_pod_asks_for_what_the_environment_says_and_for_no_privilege(place):
-    place.pod("")
+    place.scripted("")
     environment = place.deployment.environments["control"].model_copy(
         update={
             "gpus": 2,
@@ -295,18 +274,18 @@ def test_the_pod_asks_for_what_the_environment_says_and_for_no_privilege(place):
 def test_a_store_that_pods_do_not_reach_is_refused_before_a_job_is_made(place, cluster, tmp_path):
     read_only = (ClaimMount(claim="shared", path=str(tmp_path)),)
     with pytest.raises(ConfigError, match="pods do not reach the store"):
-        place.pod("", claims=read_only).submit(place.request(), HERE)
+        place.scripted("", claims=read_only).submit(place.request(), HERE)
     assert cluster.names() == []
 
 
 def test_a_request_too_large_for_a_pod_is_refused(place):
     with pytest.raises(ConfigError, match="too much for a pod"):
-        place.pod("").submit(place.request(heartbeat="x" * 300_000), HERE)
+        place.scripted("").submit(place.request(heartbeat="x" * 300_000), HERE)
 
 
 def test_any_subject_makes_legal_names_and_labels_and_no_two_the_same(place, cluster):
     subjects = ["cpu:5", "cpu.5", "Ümläut", "x" * 80, "x" * 81, "-.-"]
-    runner = place.pod("sleep 60")
+    runner = place.scripted("sleep 60")
     for subject in subjects:
         runner.submit(place.request(subject), HERE)
     assert len(cluster.names()) == len(subjects)
@@ -338,7 +317,7 @@ def test_the_double_refuses_what_an_api_server_refuses(place, change):
 
 
 def test_without_a_way_to_a_cluster_the_error_says_what_to_set(place, monkeypatch, tmp_path):
-    runner = place.pod("")
+    runner = place.scripted("")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="set KUBECONFIG"):
         runner.submit(place.request(), HERE)
@@ -347,13 +326,13 @@ def test_without_a_way_to_a_cluster_the_error_says_what_to_set(place, monkeypatc
 def test_without_the_client_the_error_names_the_extra(place, monkeypatch):
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     with pytest.raises(Unsupported, match=r"llm-pipeline\[kubernetes\]"):
-        place.pod("").submit(place.request(), HERE)
+        place.scripted("").submit(place.request(), HERE)
 
 
-def test_a_job_without_a_limit_of_its_own_ends_a_little_after_its_stage_should_have(kubernetes_place):
-    environment = kubernetes_place.deployment.environments["control"]
+def test_a_job_without_a_limit_of_its_own_ends_a_little_after_its_stage_should_have(place):
+    environment = place.deployment.environments["control"]
     limit = TimeLimit(seconds=60.0, longest_seconds=3600.0)
-    request = kubernetes_place.request().model_copy(update={"time_limit": limit})
+    request = place.request().model_copy(update={"time_limit": limit})
     job = Job(runner="kubernetes", environment="control", name="llm-1", directory="/nowhere", request_digest="d")
     deadline = job_manifest(environment, "i@sha256:0", request, job)["spec"]["activeDeadlineSeconds"]
     assert deadline == 60 * environment.start_timeout_minutes + 3600 + 240

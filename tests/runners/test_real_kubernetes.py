@@ -29,29 +29,8 @@ def impatient(monkeypatch):
 
 
 @pytest.fixture
-def place(real_kubernetes_place, tmp_path):
-    """Its pods run a shell script in place of the stage: `place.pod("exit 3")`."""
-
-    def pod(script, **environment):
-        program = tmp_path / "program"
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(0o755)
-        known = real_kubernetes_place.deployment.environments["control"]
-        changed = known.model_copy(update={"python": str(program), **environment})
-        real_kubernetes_place.deployment = real_kubernetes_place.deployment.model_copy(
-            update={"environments": {"control": changed}}
-        )
-        return real_kubernetes_place.runner()
-
-    real_kubernetes_place.pod = pod
+def place(real_kubernetes_place):
     return real_kubernetes_place
-
-
-def ended(runner, job):
-    deadline = time.monotonic() + 120
-    while runner.is_active(job):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def says(runner, job, line):
@@ -63,7 +42,7 @@ def says(runner, job, line):
 
 @pytest.mark.parametrize("status", [429, 500, 503, 0], ids=["throttled", "failing", "away", "answer lost"])
 def test_a_server_in_trouble_gets_no_second_job(place, real_kubernetes, status):
-    runner = place.pod("sleep 60")
+    runner = place.scripted("sleep 60")
     real_kubernetes.answer(status, times=2, to="POST jobs")
     real_kubernetes.answer(status, times=2, to="GET")
     job = runner.submit(place.request(), HERE)
@@ -73,7 +52,7 @@ def test_a_server_in_trouble_gets_no_second_job(place, real_kubernetes, status):
 
 
 def test_log_lines_come_once_through_lost_answers_and_rotation(place, real_kubernetes):
-    runner, lines, offset = place.pod(_TALKER), [], 0
+    runner, lines, offset = place.scripted(_TALKER), [], 0
     job = runner.submit(place.request(), HERE)
     rotated, deadline = False, time.monotonic() + 120
     while len(lines) < 20:
@@ -100,11 +79,11 @@ def test_log_lines_come_once_through_lost_answers_and_rotation(place, real_kuber
     ids=["out of memory", "evicted", "out of time", "deleted"],
 )
 def test_a_pod_that_is_lost_is_a_transient_crash_that_says_how(place, real_kubernetes, happens, how, advice):
-    runner = place.pod("echo the last words; sleep 600")
+    runner = place.scripted("echo the last words; sleep 600")
     job = runner.submit(place.request(), HERE)
     says(runner, job, "the last words")
     happens(real_kubernetes, job.name)
-    ended(runner, job)
+    place.ended(runner, job)
     with pytest.raises(StageCrashed, match=how) as caught:
         place.runner().outcome(job)
     assert advice in caught.value.hint
@@ -112,7 +91,7 @@ def test_a_pod_that_is_lost_is_a_transient_crash_that_says_how(place, real_kuber
 
 
 def test_a_pod_left_behind_by_its_job_still_counts_until_it_is_cancelled(place, real_kubernetes):
-    runner = place.pod("echo here; sleep 600")
+    runner = place.scripted("echo here; sleep 600")
     job = runner.submit(place.request(), HERE)
     says(runner, job, "here")
     real_kubernetes.delete_behind(job.name, orphan=True)
@@ -123,45 +102,45 @@ def test_a_pod_left_behind_by_its_job_still_counts_until_it_is_cancelled(place, 
 
 def test_a_pod_that_quota_does_not_allow_is_told_with_the_words_of_the_cluster(place, real_kubernetes):
     real_kubernetes.no_more_pods()
-    runner = place.pod("", start_timeout_minutes=0.05)
+    runner = place.scripted("", start_timeout_minutes=0.05)
     job = runner.submit(place.request(), HERE)
-    ended(runner, job)
+    place.ended(runner, job)
     with pytest.raises(RemoteStageTransient, match=r"no pod was created: .*exceeded quota: none"):
         runner.outcome(job)
     assert real_kubernetes.names() == []
 
 
 def test_a_service_account_that_is_not_there_is_told_with_the_words_of_the_cluster(place):
-    runner = place.pod("", start_timeout_minutes=0.05, service_account="builder")
+    runner = place.scripted("", start_timeout_minutes=0.05, service_account="builder")
     job = runner.submit(place.request(), HERE)
-    ended(runner, job)
+    place.ended(runner, job)
     with pytest.raises(RemoteStageTransient, match=r'no pod was created: .*serviceaccount "builder" not found'):
         runner.outcome(job)
 
 
 def test_a_pod_that_no_node_takes_waits_for_its_time(place, real_kubernetes):
     real_kubernetes.node.full = True
-    runner = place.pod("", start_timeout_minutes=0.05)
+    runner = place.scripted("", start_timeout_minutes=0.05)
     job = runner.submit(place.request(), HERE)
-    ended(runner, job)
+    place.ended(runner, job)
     with pytest.raises(RemoteStageTransient, match="3 Insufficient gpu"):
         runner.outcome(job)
 
 
 def test_an_image_that_cannot_be_pulled_is_a_terminal_error(place, real_kubernetes):
     real_kubernetes.node.missing_images.add("registry.test/no/such:1")
-    runner = place.pod("", image="registry.test/no/such:1", start_timeout_minutes=0.05)
+    runner = place.scripted("", image="registry.test/no/such:1", start_timeout_minutes=0.05)
     job = runner.submit(place.request(), HERE)
-    ended(runner, job)
+    place.ended(runner, job)
     with pytest.raises(RemoteStageError, match=r"ImagePullBackOff: .*no/such:1"):
         runner.outcome(job)
 
 
 def test_secrets_and_the_image_reach_the_process_as_variables(place, real_kubernetes):
     real_kubernetes.secret("hub", {"PROXY_TOKEN": "a secret"})
-    runner = place.pod('echo "${PROXY_TOKEN:+there} $LLM_PIPELINE_CONTAINER"; exit 1', secrets=("hub",))
+    runner = place.scripted('echo "${PROXY_TOKEN:+there} $LLM_PIPELINE_CONTAINER"; exit 1', secrets=("hub",))
     job = runner.submit(place.request(), HERE)
-    ended(runner, job)
+    place.ended(runner, job)
     assert runner.read_log(job, 0)[0] == ["there registry.test/llm/model:1"]
 
 
@@ -181,7 +160,7 @@ def test_what_the_server_refuses_is_one_error_that_names_the_field(place, real_k
     claims = (*settings.pop("claims", ()), *(claim.model_dump() for claim in known.claims))
     document = known.model_dump() | settings | {"claims": claims}
     changed = KubernetesEnvironment.model_validate(document)
-    runner = place.pod("", **{name: getattr(changed, name) for name in (*settings, "claims")})
+    runner = place.scripted("", **{name: getattr(changed, name) for name in (*settings, "claims")})
     with pytest.raises(ConfigError, match=rf"the cluster refuses it: .*{field}"):
         runner.submit(place.request(), HERE)
     assert real_kubernetes.names() == []
@@ -203,7 +182,7 @@ def used(place, runner):
 
 
 def test_the_documented_role_is_enough(place, real_kubernetes):
-    used(place, place.pod("echo here; sleep 600"))
+    used(place, place.scripted("echo here; sleep 600"))
     asked = set(real_kubernetes.calls)
     assert asked == {"POST jobs", "GET jobs", "DELETE jobs", "GET pods", "GET log"}
 
@@ -222,14 +201,14 @@ def test_each_permission_that_is_missing_is_one_error_that_names_it(place, real_
         real_kubernetes.namespace, without(documented_rules("jobs"), resource, verb)
     )
     with pytest.raises(ConfigError, match=rf'cannot {verb} resource "{resource}" .* in the namespace') as caught:
-        used(place, place.pod("echo here; sleep 600"))
+        used(place, place.scripted("echo here; sleep 600"))
     assert caught.value.hint == f"this account needs: {kubernetes_api.Cluster.NEEDS}"
 
 
 def test_pods_that_a_deleted_job_left_need_the_permission_to_delete_them(place, real_kubernetes):
     rules = without(documented_rules("jobs"), "pods", "delete")
     real_kubernetes.account = real_kubernetes.server.account(real_kubernetes.namespace, rules)
-    runner = place.pod("echo here; sleep 600")
+    runner = place.scripted("echo here; sleep 600")
     job = runner.submit(place.request(), HERE)
     says(runner, job, "here")
     real_kubernetes.delete_behind(job.name, orphan=True)
@@ -241,9 +220,9 @@ def test_without_events_the_error_says_what_can_be_known(place, real_kubernetes)
     rules = [rule for rule in documented_rules("jobs") if rule["resources"] != ["events"]]
     real_kubernetes.account = real_kubernetes.server.account(real_kubernetes.namespace, rules)
     real_kubernetes.no_more_pods()
-    runner = place.pod("", start_timeout_minutes=0.05)
+    runner = place.scripted("", start_timeout_minutes=0.05)
     job = runner.submit(place.request(), HERE)
-    ended(runner, job)
+    place.ended(runner, job)
     with pytest.raises(RemoteStageTransient, match="the cluster says nothing about it"):
         runner.outcome(job)
 
@@ -251,10 +230,10 @@ def test_without_events_the_error_says_what_can_be_known(place, real_kubernetes)
 def test_a_token_that_is_none_is_one_error(place, real_kubernetes):
     real_kubernetes.account = "no token of this cluster"
     with pytest.raises(ConfigError, match="Unauthorized"):
-        place.pod("").submit(place.request(), HERE)
+        place.scripted("").submit(place.request(), HERE)
 
 
 def test_a_namespace_that_is_not_there_is_one_error(place):
     """A Role of another namespace does not reach it, so the server does not even say that it is missing."""
     with pytest.raises(ConfigError, match='in the namespace "elsewhere"'):
-        place.pod("", namespace="elsewhere").submit(place.request(), HERE)
+        place.scripted("", namespace="elsewhere").submit(place.request(), HERE)

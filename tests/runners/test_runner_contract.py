@@ -46,13 +46,6 @@ def place(request):
     return request.getfixturevalue(f"{request.param}_place")
 
 
-def wait(runner, job, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while runner.is_active(job):
-        assert time.monotonic() < deadline, "the stage did not end"
-        time.sleep(0.03)
-
-
 def events(lines):
     return [json.loads(line)["event"] for line in lines]
 
@@ -89,8 +82,8 @@ def test_other_subjects_run_side_by_side_and_each_keeps_its_error_s_family(place
     runner = place.runner()
     terminal = runner.submit(place.request("one", error="terminal"), HERE)
     transient = runner.submit(place.request("two", error="transient"), HERE)
-    wait(runner, terminal)
-    wait(runner, transient)
+    place.ended(runner, terminal)
+    place.ended(runner, transient)
     with pytest.raises(RemoteStageError, match="asked for a terminal error") as caught:
         runner.outcome(terminal)
     assert caught.value.exit_code == ConfigError.exit_code
@@ -102,7 +95,7 @@ def test_a_killed_stage_is_a_transient_crash_and_starts_again(place):
     runner = place.runner()
     job = runner.submit(place.request(seconds=60), HERE)
     place.kill(job)
-    wait(runner, job)
+    place.ended(runner, job)
     with pytest.raises(StageCrashed, match="without a result"):
         runner.outcome(job)
     again = runner.submit(place.request(seconds=60), HERE)
@@ -139,7 +132,7 @@ def test_where_nothing_can_start_there_is_one_clear_error(place):
 
 def _run_nowhere(runner, place):
     job = runner.submit(place.request(), Placement(environment="nowhere"))
-    wait(runner, job)
+    place.ended(runner, job)
     return runner.outcome(job)
 
 
@@ -170,5 +163,5 @@ def test_one_that_hangs_silently_and_ignores_signals_is_ended_from_outside_with_
     time.sleep(1)
     assert heartbeat.stat().st_size == size, "its child runs on"
     again = runner.submit(place.request(lines=1), HERE)
-    wait(runner, again)
+    place.ended(runner, again)
     assert runner.outcome(again).metrics == {"lines": 1}, "nothing is in the way of the next try"
