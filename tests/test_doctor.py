@@ -28,6 +28,7 @@ from llm_pipeline.store.pointers import Pointer, Pointers
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from deployment_here import place_document
 from openai_server import OpenAiDouble
 
 TRITON = Path(__file__).parents[1] / ".envs" / "triton"
@@ -45,10 +46,6 @@ def free_ports(count: int) -> list[int]:
 @pytest.fixture
 def deployment_file(tmp_path: Path) -> Path:
     ports = iter(free_ports(11))
-    servers = {
-        name: {kind: next(ports) for kind in ("http", "grpc", "metrics")} for name in ("staging", "blue", "green")
-    }
-    router = {"port": next(ports), "admin_port": next(ports)}
     path = tmp_path / "here.yaml"
     path.write_text(
         yaml.safe_dump(
@@ -59,7 +56,7 @@ def deployment_file(tmp_path: Path) -> Path:
                 "environments": {"control": sys.executable, "model": sys.executable},
                 "triton_home": str(TRITON),
                 "hub": {"endpoint": "http://127.0.0.1:9"},
-                "places": {"cpu": {**servers, "router": router}},
+                "places": {"cpu": place_document(ports)},
             }
         )
     )

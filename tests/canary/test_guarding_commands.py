@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
+from deployment_here import write_deployment
 
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.records import ArtifactRef
@@ -16,19 +16,7 @@ from llm_pipeline.cli import main
 
 @pytest.fixture
 def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
-    ports = iter(range(18541, 18560))
-    place = {name: {kind: next(ports) for kind in ("http", "grpc", "metrics")} for name in ("staging", "blue", "green")}
-    document = {
-        "name": "here",
-        "store": f"file://{tmp_path}/store",
-        "work_root": str(tmp_path),
-        "state_root": str(tmp_path),
-        "environments": {},
-        "triton_home": str(tmp_path),
-        "places": {"cpu": {**place, "router": {"port": next(ports), "admin_port": next(ports)}}},
-    }
-    (tmp_path / "here.yaml").write_text(yaml.safe_dump(document))
-    monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(tmp_path / "here.yaml"))
+    monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(write_deployment(tmp_path, 18541)))
     store = LocalStore(f"file://{tmp_path}/store")
     store.write_document("releases/r1/release.json", {}, None)
     return store

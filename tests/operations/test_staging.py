@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 from claim_holder import holder
+from deployment_here import write_deployment
 
 from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.cli import main
@@ -16,18 +16,7 @@ from llm_pipeline.release.claim_state import ClaimState
 
 @pytest.fixture(autouse=True)
 def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ports = iter(range(18581, 18600))
-    place = {name: {kind: next(ports) for kind in ("http", "grpc", "metrics")} for name in ("staging", "blue", "green")}
-    document = {
-        "store": f"file://{tmp_path}/store",
-        "work_root": str(tmp_path),
-        "state_root": str(tmp_path / "state"),
-        "environments": {},
-        "triton_home": str(tmp_path),
-        "places": {"cpu": {**place, "router": {"port": next(ports), "admin_port": next(ports)}}},
-    }
-    (tmp_path / "here.yaml").write_text(yaml.safe_dump(document))
-    monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(tmp_path / "here.yaml"))
+    monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(write_deployment(tmp_path, 18581)))
 
 
 def test_nothing_staged_is_stopped_as_often_as_one_likes(capsys) -> None:

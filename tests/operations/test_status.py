@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-import yaml
+from deployment_here import write_deployment
 
 from llm_pipeline.base.errors import ConfigError, ExitCode, Transient
 from llm_pipeline.base.records import ArtifactRef
@@ -105,18 +105,7 @@ def test_the_exit_code_is_that_of_the_worst_place(found: list[Health], code: Exi
 
 @pytest.fixture
 def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deployment:
-    ports = iter(range(18561, 18580))
-    place = {name: {kind: next(ports) for kind in ("http", "grpc", "metrics")} for name in ("staging", "blue", "green")}
-    document = {
-        "store": f"file://{tmp_path}/store",
-        "work_root": str(tmp_path),
-        "state_root": str(tmp_path / "state"),
-        "environments": {},
-        "triton_home": str(tmp_path),
-        "places": {"cpu": {**place, "router": {"port": next(ports), "admin_port": next(ports)}}},
-    }
-    (tmp_path / "here.yaml").write_text(yaml.safe_dump(document))
-    monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(tmp_path / "here.yaml"))
+    monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(write_deployment(tmp_path, 18561)))
     return load_yaml(tmp_path / "here.yaml", Deployment)
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 from claim_holder import holder
+from deployment_here import write_deployment
 
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ExitCode
@@ -21,26 +21,7 @@ from llm_pipeline.release.claim_state import ClaimState
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    ports = iter(range(18601, 18640))
-    document = {
-        "store": f"file://{tmp_path}/store",
-        "work_root": str(tmp_path),
-        "state_root": str(tmp_path / "state"),
-        "environments": {},
-        "triton_home": str(tmp_path),
-        "places": {
-            place: {
-                **{
-                    name: {kind: next(ports) for kind in ("http", "grpc", "metrics")}
-                    for name in ("staging", "blue", "green")
-                },
-                "router": {"port": next(ports), "admin_port": next(ports)},
-            }
-            for place in ("cpu", "other")
-        },
-    }
-    (tmp_path / "here.yaml").write_text(yaml.safe_dump(document))
-    monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(tmp_path / "here.yaml"))
+    monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(write_deployment(tmp_path, 18601, ("cpu", "other"))))
     for module in (staging, switching):
         monkeypatch.setattr(module, "places_of", lambda *_: {"cpu"})
     return tmp_path
