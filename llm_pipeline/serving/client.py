@@ -31,10 +31,10 @@ from llm_pipeline.serving.protocols import (
     NotAnAnswer,
     ServingProtocol,
     TritonProtocol,
+    flaw_of,
     header_secrets,
     protocol_of,
     refusal_text,
-    too_few,
     without,
 )
 
@@ -125,13 +125,20 @@ class _Reading:
 
     def finish(self, request: GenerationRequest) -> Generation:
         """The answer with its error, if it is incomplete or implausible."""
-        text = "".join(self.texts)
+        text, tokens = "".join(self.texts), self.output_tokens
+        flaw = flaw_of(
+            tokens,
+            self.finish_reason,
+            most=request.maximum_tokens,
+            ignore_eos=request.ignore_eos,
+            has_text=bool(text) or request.allow_empty,
+        )
         return Generation(
             text=text,
-            output_tokens=self.output_tokens,
+            output_tokens=tokens,
             finish_reason=self.finish_reason,
             status=self.status,
-            error=self.error or self.reader.lacks() or _fault(request, text, self.output_tokens, self.finish_reason),
+            error=self.error or self.reader.lacks() or (flaw[1] if flaw else ""),
             sent_at=self.sent_at,
             first_token_seconds=self.first_token_seconds,
             total_seconds=self.elapsed(),
@@ -273,18 +280,3 @@ def _require_bounded(answer: aiohttp.ClientResponse, taken: int) -> None:
     if taken > LONGEST_ANSWER_BYTES:
         answer.close()
         raise ValueError(f"the answer has more than {LONGEST_ANSWER_BYTES} bytes")
-
-
-def _fault(request: GenerationRequest, text: str, tokens: int, finish_reason: str) -> str:
-    """What is wrong with an answer that arrived without an error; empty when nothing is."""
-    if not finish_reason:
-        return f"the final chunk is missing after {tokens} tokens"
-    if finish_reason not in ("length", "stop"):
-        return f"the server ended the answer after {tokens} tokens: {finish_reason}"
-    if tokens > request.maximum_tokens:
-        return f"{tokens} tokens came, {request.maximum_tokens} were asked for"
-    if tokens < request.maximum_tokens and (request.ignore_eos or finish_reason == "length"):
-        return too_few(tokens, request.maximum_tokens, finish_reason)
-    if not text and not request.allow_empty:
-        return "the answer holds no text"
-    return ""

@@ -88,7 +88,7 @@ FAULTS = {
         {"request": GenerationRequest("x", 3, ignore_eos=True)},
         "only 1 of 3",
     ),
-    "no text": ((chunk("", 3, "length"),), {}, "no text"),
+    "no text": ((chunk("", 3, "length"),), {}, "without any text"),
     "a cancelled answer": ((chunk("a", 1, "cancelled"),), {}, "cancelled"),
     "something that is no answer": (({"text": "a"},), {}, "not an answer from the model"),
     "something that is no JSON": (("oops",), {}, "not an answer from the model"),

@@ -82,7 +82,7 @@ FAULTS = {
     "aborted": "the server ended the answer after 4 tokens: cancelled",
     "short": "only 3 of 4 tokens came",
     "long": "6 tokens came, 4 were asked for",
-    "empty": "no text",
+    "empty": "without any text",
     "redirect": "HTTP 307",
     "overloaded": "HTTP 503: too many requests",
     "html": "not an answer from the model|final chunk is missing",

@@ -2,12 +2,13 @@
 
 The first token is the first chunk with text in it, not the first chunk. Tokens are those the server counts, chunk by
 chunk. A failure is data: Triton answers HTTP 200 with an `error` key for some, ends a broken stream without a word, and
-puts no end marker on a whole one. So every answer is checked, by the rules of `serving/client.py`.
+puts no end marker on a whole one. So every answer is checked, by the rules of `serving/protocols`.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from http import HTTPStatus
 from math import isnan, nan
 
@@ -16,10 +17,11 @@ from llm_pipeline.loadtest.traffic import LoadRequest
 from llm_pipeline.serving.protocols import (
     AnswerReader,
     ErrorInAnswer,
+    Flaw,
     NotAnAnswer,
     TritonProtocol,
+    flaw_of,
     refusal_text,
-    too_few,
 )
 
 _SHOWN_CHARACTERS = 300
@@ -28,6 +30,14 @@ _FIELDS = (b":", b"event:", b"id:", b"retry:")  # of a stream of events, beside 
 _LONGEST_PIECE_BYTES = 1 << 22  # of one chunk, or of a whole answer: far above any generation
 _decode = json.JSONDecoder().decode
 _TRITON = TritonProtocol().reader(stream=True)
+_FAULTS: Mapping[Flaw, Fault] = {
+    "cut": Fault.CUT,
+    "cancelled": Fault.CANCELLED,
+    "ended": Fault.ERROR_IN_ANSWER,
+    "long": Fault.LONG,
+    "short": Fault.SHORT,
+    "empty": Fault.EMPTY,
+}
 
 
 class Answer:
@@ -188,8 +198,16 @@ class Answer:
             return Fault.MALFORMED, self._malformed
         if lacking := self._reader.lacks():
             return Fault.CUT, lacking
-        has_text = not isnan(self.last_text_at)
-        fault, detail = judge_whole(self.request, self.output_tokens, self._finish_reason, has_text=has_text)
+        flaw = flaw_of(
+            self.output_tokens,
+            self._finish_reason,
+            most=self.request.maximum_tokens,
+            ignore_eos=self.request.ignore_eos,
+            has_text=not isnan(self.last_text_at),
+        )
+        if flaw is None:
+            return Fault.NONE, ""
+        fault, detail = _FAULTS[flaw[0]], flaw[1]
         if fault is Fault.CUT and self._stray:
             detail = f"{detail}; the server said: {self._stray.decode(errors='replace').strip()}"
         return fault, detail
@@ -222,31 +240,3 @@ def judge_error(text: str) -> Fault:
 
 def _says_shed(text: str) -> bool:
     return any(known in text.lower() for known in _SHED_TEXTS)
-
-
-def judge_whole(request: LoadRequest, tokens: int, finish_reason: str, *, has_text: bool) -> tuple[Fault, str]:
-    """An answer that arrived without an error.
-
-    Args:
-        request: What was asked.
-        tokens: How many came, as the server counts them.
-        finish_reason: Of its last chunk; empty when the final chunk is missing.
-        has_text: Whether any text came.
-    """
-    if fault := _bad_end(tokens, finish_reason):
-        return fault
-    asked = request.maximum_tokens
-    if tokens > asked:
-        return Fault.LONG, f"{tokens} tokens came, {asked} were asked for"
-    if tokens < asked and (request.ignore_eos or finish_reason == "length"):
-        return Fault.SHORT, too_few(tokens, asked, finish_reason)
-    return (Fault.NONE, "") if has_text else (Fault.EMPTY, f"{tokens} tokens came, without any text")
-
-
-def _bad_end(tokens: int, finish_reason: str) -> tuple[Fault, str] | None:
-    if not finish_reason:
-        return Fault.CUT, f"the final chunk is missing after {tokens} tokens"
-    if finish_reason in ("length", "stop"):
-        return None
-    fault = Fault.CANCELLED if finish_reason == "cancelled" else Fault.ERROR_IN_ANSWER
-    return fault, f"the server ended the answer after {tokens} tokens: {finish_reason}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 SHOWN_CHARACTERS = 300
 _SECRET_CHARACTERS = 4
@@ -211,10 +211,31 @@ def reason_in(document: Any) -> str:
     return error_text(found) if found else ""
 
 
-def too_few(tokens: int, asked: int, finish_reason: str) -> str:
-    """What is wrong with an answer that has fewer tokens than it must have."""
-    why = ": the server does not keep ignore_eos" if finish_reason == "stop" else ""
-    return f"only {tokens} of {asked} tokens came{why}"
+Flaw = Literal["cut", "cancelled", "ended", "long", "short", "empty"]
+"""What can be wrong with an answer that has ended without an error."""
+
+
+def flaw_of(tokens: int, finish_reason: str, *, most: int, ignore_eos: bool, has_text: bool) -> tuple[Flaw, str] | None:
+    """What is wrong with an answer that has ended without an error, and in words; None for a sound one.
+
+    Args:
+        tokens: How many came, as the server counts them.
+        finish_reason: Of its last chunk; empty when the final chunk is missing.
+        most: Tokens that were asked for.
+        ignore_eos: Exactly so many were.
+        has_text: Whether any text came, or needs to.
+    """
+    if not finish_reason:
+        return "cut", f"the final chunk is missing after {tokens} tokens"
+    if finish_reason not in ("length", "stop"):
+        flaw: Flaw = "cancelled" if finish_reason == "cancelled" else "ended"
+        return flaw, f"the server ended the answer after {tokens} tokens: {finish_reason}"
+    if tokens > most:
+        return "long", f"{tokens} tokens came, {most} were asked for"
+    if tokens < most and (ignore_eos or finish_reason == "length"):
+        why = ": the server does not keep ignore_eos" if finish_reason == "stop" else ""
+        return "short", f"only {tokens} of {most} tokens came{why}"
+    return None if has_text else ("empty", f"{tokens} tokens came, without any text")
 
 
 def metric_values(lines: Iterable[str], name: str) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -116,3 +117,13 @@ def gpu_engine(tmp_path_factory):
         return engine, target
 
     return make
+
+
+@pytest.fixture(scope="session")
+def bytes_checkpoint(byte_tokenizer, tmp_path_factory) -> Path:
+    """A checkpoint of no weights to speak of, for doubles of engines."""
+    directory = tmp_path_factory.mktemp("bytes") / "checkpoint"
+    shutil.copytree(byte_tokenizer, directory)
+    (directory / "config.json").write_text('{"eos_token_id": 1}')
+    (directory / "model.safetensors").write_bytes(b"weights")
+    return directory

@@ -8,8 +8,10 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
 from llm_pipeline.serving.triton_server import RunningServer
 
@@ -23,6 +25,21 @@ def ask(server: RunningServer, *requests: GenerationRequest, verb: str = "genera
 
     answers = asyncio.run(together())
     return answers[0] if len(requests) == 1 else answers
+
+
+def leave(server: RunningServer, request: GenerationRequest) -> None:
+    """Ask for a stream, and go away once it has begun."""
+
+    async def left() -> None:
+        async with GenerationClient(server.http_url) as client:
+            (await client.open_stream(request)).close()
+
+    asyncio.run(left())
+
+
+def ports_from(first: int, *readable: Path) -> ServerPorts:
+    """Three ports, and what the server may read beside what it is given."""
+    return ServerPorts(http=first, grpc=first + 1, metrics=first + 2, readable=tuple(map(str, readable)))
 
 
 def post(

@@ -10,13 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from served import post
+from served import ports_from, post
 
 pytest.importorskip("tritonclient")
 
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.target import EngineLimits, Target
 from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.triton_server import start_server, stop_server
@@ -61,7 +60,7 @@ def repository(directory, in_model_environment):
 @pytest.fixture(scope="module")
 def server(directory, repository, model_python, triton_home):
     ref, files = repository
-    ports = ServerPorts(http=FIRST_PORT, grpc=FIRST_PORT + 1, metrics=FIRST_PORT + 2)
+    ports = ports_from(FIRST_PORT)
     state = directory / "slot"
     yield start_server(files, ports, triton_home=triton_home, python=model_python, state=state, digest=ref.digest)
     stop_server(state)

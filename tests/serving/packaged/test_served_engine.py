@@ -15,7 +15,7 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 import pytest
-from served import ask, eventually, metric, post
+from served import ask, eventually, leave, metric, ports_from, post
 
 pytest.importorskip("tritonclient")
 
@@ -25,7 +25,6 @@ from tritonclient.grpc import model_config_pb2
 
 from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 from llm_pipeline.serving.model_repository import lint_repository, write_repository
@@ -72,7 +71,7 @@ def serve(repository, engine, model_python, triton_home, tmp_path_factory):
     path.write_text(text_format.MessageToString(config))
 
     def serve(state, first_port):
-        ports = ServerPorts(http=first_port, grpc=first_port + 1, metrics=first_port + 2, readable=(str(answers),))
+        ports = ports_from(first_port, answers)
         return start_server(
             served, ports, triton_home=triton_home, python=model_python, state=state,
             links={"tensorrt_llm/1/engine": engine[0], "tensorrt_llm/1/model.py": DOUBLE},
@@ -142,12 +141,7 @@ def test_a_client_that_leaves_frees_its_place(server):
     before, tokens = metric(server, 'llm_requests_total{outcome="cancelled"'), metric(server, "llm_tokens_total")
     stopped = metric(server, "engine_double_stopped_total")
 
-    async def leave():
-        async with GenerationClient(server.http_url) as client:
-            stream = await client.open_stream(asking("a long story", 490, ignore_eos=True))
-            stream.close()
-
-    asyncio.run(leave())
+    leave(server, asking("a long story", 490, ignore_eos=True))
     assert eventually(lambda: metric(server, "llm_active_requests") == 0)
     assert metric(server, 'llm_requests_total{outcome="cancelled"') == before + 1
     assert metric(server, "llm_tokens_total") < tokens + 490

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from pathlib import Path
 
 import pytest
-from served import ask, eventually, metric, post
+from served import ask, eventually, leave, metric, ports_from, post
 
 pytest.importorskip("tritonclient")
 
 from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.policy import StagingPolicy
-from llm_pipeline.serving.client import GenerationClient, GenerationRequest
+from llm_pipeline.serving.client import GenerationRequest
 from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.probes import probe
 from llm_pipeline.serving.triton_server import start_server, stop_server
@@ -44,27 +42,20 @@ def repository(gpu_engine, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def checkpoint(byte_tokenizer, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("checkpoint")
-    for path in byte_tokenizer.iterdir():
-        shutil.copy(path, directory)
-    (directory / "config.json").write_text("{}")
-    (directory / "model.safetensors").write_bytes(b"weights")
-    return directory
-
-
-@pytest.fixture(scope="module")
-def serve(repository, checkpoint, model_python, triton_home, tmp_path_factory):
+def serve(repository, bytes_checkpoint, model_python, triton_home, tmp_path_factory):
     answers = tmp_path_factory.mktemp("answers") / "answers.json"
     answers.write_text(json.dumps(ANSWERS))
-    links = {"llm/1/checkpoint": checkpoint, "llm/1/tensorrt_llm": DOUBLE}  # what is beside model.py can be imported
+    links = {
+        "llm/1/checkpoint": bytes_checkpoint,
+        "llm/1/tensorrt_llm": DOUBLE,
+    }  # what is beside model.py can be imported
 
     def serve(state, first_port, **environment):
         environment |= {
             "TRTLLM_DOUBLE_COMPLETIONS": str(answers),
             "TRTLLM_DOUBLE_SECONDS_PER_TOKEN": str(SECONDS_PER_TOKEN),
         }
-        ports = ServerPorts(http=first_port, grpc=first_port + 1, metrics=first_port + 2, readable=(str(answers),))
+        ports = ports_from(first_port, answers)
         return start_server(
             repository, ports, triton_home=triton_home, python=model_python, state=state, environment=environment,
             links=links,
@@ -134,12 +125,7 @@ def test_more_requests_than_the_queue_holds_are_refused_as_unavailable(server):
 def test_a_client_that_leaves_frees_its_place(server):
     before, tokens = metric(server, 'llm_requests_total{outcome="cancelled"'), metric(server, "llm_tokens_total")
 
-    async def leave():
-        async with GenerationClient(server.http_url) as client:
-            stream = await client.open_stream(asking("a long story", 490, ignore_eos=True))
-            stream.close()
-
-    asyncio.run(leave())
+    leave(server, asking("a long story", 490, ignore_eos=True))
     assert eventually(lambda: metric(server, "llm_active_requests") == 0)
     assert metric(server, 'llm_requests_total{outcome="cancelled"') == before + 1
     assert metric(server, "llm_tokens_total") < tokens + 490

@@ -9,13 +9,12 @@ import time
 import urllib.request
 
 import pytest
-from served import ask, eventually, metric, post, settled
+from served import ask, eventually, metric, ports_from, post, settled
 
 pytest.importorskip("tritonclient")
 
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.target import EngineLimits, Target
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 from llm_pipeline.serving.model_repository import write_repository
@@ -41,7 +40,7 @@ def repository(tiny_engine, tmp_path_factory):
 
 
 def serve(repository, state, first_port, model_python, triton_home, environment=None):  # noqa: PLR0917
-    ports = ServerPorts(http=first_port, grpc=first_port + 1, metrics=first_port + 2)
+    ports = ports_from(first_port)
     return start_server(
         repository, ports, triton_home=triton_home, python=model_python, state=state, environment=environment
     )

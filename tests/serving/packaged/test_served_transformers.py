@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
-from served import ask, eventually, metric, post
+from served import ask, eventually, leave, metric, ports_from, post
 
 pytest.importorskip("tritonclient")
 
@@ -14,9 +13,8 @@ from llm_pipeline.artifacts.engine_description import EngineDescription, EngineF
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.target import EngineLimits, Target
-from llm_pipeline.serving.client import GenerationClient, GenerationRequest
+from llm_pipeline.serving.client import GenerationRequest
 from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.triton_server import start_server, stop_server
 
@@ -55,7 +53,7 @@ def server(tiny_engine, model_python, triton_home, tmp_path_factory):
     package(place, place / "repository")
     state = place / "staging"
     yield start_server(
-        place / "repository", ServerPorts(http=18580, grpc=18581, metrics=18582), triton_home=triton_home,
+        place / "repository", ports_from(18580), triton_home=triton_home,
         python=model_python, state=state, links={"llm/1/checkpoint": tiny_engine.parent / "checkpoint"},
         environment={"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
@@ -118,12 +116,7 @@ def test_a_client_that_leaves_frees_its_place_and_its_cache(server):
     before = metric(server, 'llm_requests_total{outcome="cancelled"')
     tokens, prompts = metric(server, "llm_tokens_total"), metric(server, "llm_input_tokens_total")
 
-    async def leave():
-        async with GenerationClient(server.http_url) as client:
-            stream = await client.open_stream(asking(maximum_tokens=900, ignore_eos=True))
-            stream.close()
-
-    asyncio.run(leave())
+    leave(server, asking(maximum_tokens=900, ignore_eos=True))
     assert eventually(lambda: metric(server, "llm_active_requests") == 0)
     assert metric(server, 'llm_requests_total{outcome="cancelled"') == before + 1
     assert metric(server, "llm_tokens_total") < tokens + 900

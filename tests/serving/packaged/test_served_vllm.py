@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from served import ask, eventually, metric, post
+from served import ask, eventually, leave, metric, ports_from, post
 
 pytest.importorskip("tritonclient")
 
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 from llm_pipeline.serving.model_repository import lint_repository, write_repository
 from llm_pipeline.serving.triton_server import start_server, stop_server
@@ -43,23 +41,11 @@ def repository(gpu_engine, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def checkpoint(byte_tokenizer, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("checkpoint")
-    for path in byte_tokenizer.iterdir():
-        shutil.copy(path, directory)
-    (directory / "config.json").write_text('{"eos_token_id": 1}')
-    (directory / "model.safetensors").write_bytes(b"weights")
-    return directory
-
-
-@pytest.fixture(scope="module")
-def serve(repository, checkpoint, model_python, triton_home):
-    links = {"llm/1/checkpoint": checkpoint}
+def serve(repository, bytes_checkpoint, model_python, triton_home):
+    links = {"llm/1/checkpoint": bytes_checkpoint}
 
     def serve(state, first_port):
-        ports = ServerPorts(
-            http=first_port, grpc=first_port + 1, metrics=first_port + 2, readable=(str(DOUBLE),)
-        )  # fmt: skip
+        ports = ports_from(first_port, DOUBLE)
         return start_server(
             repository, ports, triton_home=triton_home, python=model_python, state=state, links=links,
             environment={"PYTHONPATH": str(DOUBLE)}, wait_seconds=120,
@@ -139,12 +125,7 @@ def test_the_engines_own_figures_are_shown(server):
 def test_a_client_that_leaves_frees_its_place(server):
     before = metric(server, 'llm_requests_total{outcome="cancelled"')
 
-    async def leave():
-        async with GenerationClient(server.http_url) as client:
-            stream = await client.open_stream(asking(maximum_tokens=400, ignore_eos=True))
-            stream.close()
-
-    asyncio.run(leave())
+    leave(server, asking(maximum_tokens=400, ignore_eos=True))
     assert eventually(lambda: metric(server, "llm_active_requests") == 0)
     assert metric(server, 'llm_requests_total{outcome="cancelled"') == before + 1
 
