@@ -171,7 +171,9 @@ function envoy_on_request(handle)
   local header = handle:metadata():get("session_header")
   local value = header and handle:headers():get(header)
   if value then put(handle, "session", fingerprint(value)) end
-  local address = handle:streamInfo():downstreamDirectRemoteAddress()
+  -- Behind proxies that are trusted, this is the user's address and not the proxy's; older Envoys know the latter only.
+  local stream = handle:streamInfo()
+  local address = (stream.downstreamRemoteAddress or stream.downstreamDirectRemoteAddress)(stream)
   put(handle, "client", fingerprint((string.gsub(address, ":%d+$", ""))))
   local method = string.match(handle:headers():get(":path"), "/(Model%a*Infer)$")
   if method then put(handle, "method", method) end
