@@ -72,6 +72,13 @@ def test_a_canary_without_a_controller_is_rolled_back_once_it_was_silent_for_too
     assert guard(site, 2 * LATER) == []
 
 
+def test_how_long_a_controller_may_be_silent_is_the_policys(site) -> None:
+    site.policy["unwatched_seconds"] = 100.0
+    killed_at_20_percent(site)
+    assert guard(site, 90.0) == []
+    assert [action.what for action in guard(site, 200.0)] == ["rolled back"]
+
+
 def test_a_canary_that_a_controller_drives_is_left_alone(site) -> None:
     killed_at_20_percent(site)
     with Lease(site.store, lease_name("cpu"), seconds=0.3):

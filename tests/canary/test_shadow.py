@@ -192,6 +192,11 @@ def test_few_answers_say_nothing_and_condemn_nobody() -> None:
     assert shadow_judgement(facts.values()).verdict is Verdict.INCONCLUSIVE
 
 
+def test_how_many_pairs_are_few_is_the_policys() -> None:
+    facts = asked(essay, essay, FAST.model_copy(update={"prompts": 5, "minimum_pairs": 5}))
+    assert "too few" not in facts["words in common"].detail
+
+
 def test_a_stable_that_fails_itself_condemns_nobody() -> None:
     facts = asked(lambda _: None, essay)
     assert Verdict.NO_GO not in verdicts(facts)

@@ -103,6 +103,17 @@ def test_the_plan_shows_what_is_read_and_at_which_commit(asking: Asking) -> None
     assert "of the evaluation, once in the store and twice in work" in format_plan(plan)
 
 
+def test_a_directory_is_planned_with_as_the_hub_is(asking: Asking) -> None:
+    asking.publish()
+    root = asking.root / "data_sets"
+    (root / GSM8K).parent.mkdir(parents=True)
+    (asking.root / "source").rename(root / GSM8K)
+    asking.release.set(asking.release.root / "deployments/local.yaml", hub={"endpoint": "http://127.0.0.1:9"})
+    asking.evaluation(tasks=["gsm8k"], served_tasks=["gsm8k"], data_source=f"file://{root}")
+    (data,) = asking.plan().data_sets
+    assert data.bytes == sum(len(text) for name, text in FILES.items() if name != "README.md")
+
+
 def test_a_missing_data_set_is_refused(asking: Asking) -> None:
     said = asking.refusal()
     assert said.startswith(f"NotOnTheHub: datasets/{GSM8K}@main: data of gsm8k: no such repository")

@@ -151,6 +151,14 @@ def test_a_sampler_reads_at_both_ends_and_in_between(metrics_url: str, monkeypat
     assert use.resident_bytes_per_second is not None
 
 
+def test_a_sampler_reads_the_gpus_page_beside_the_servers(metrics_url: str):
+    endpoint = Endpoint(url="http://127.0.0.1:1", dcgm_url=metrics_url)
+    with ServerSampler(endpoint) as sampler:
+        pass
+    assert Handler.seen == [None, None]
+    assert sampler.use().samples == 0, "it is no page of the server"
+
+
 def test_headers_go_to_the_endpoints_own_host_only(metrics_url: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GATEWAY_KEY", "s3cret")
     for host in ("127.0.0.1", "elsewhere.example"):

@@ -11,8 +11,9 @@ from llm_pipeline.config.policy import LoadTestPolicy, RateSearch, ServiceLevel,
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.measure import MeasuredWindow
 from llm_pipeline.loadtest.outcome import ServerUse
+from llm_pipeline.loadtest.physics import FloorTimes
 from llm_pipeline.loadtest.records import Records
-from llm_pipeline.loadtest.session import run_session
+from llm_pipeline.loadtest.session import Limits, confirm, run_session
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 from llm_pipeline.loadtest.windows import Windows
 
@@ -109,3 +110,9 @@ def test_a_window_of_a_lower_rate_says_nothing_of_how_windows_differ():
     outcome = run_session(Windows(SlowerByRate(0.0), Source(), WORKLOAD, policy), users=4)
     assert outcome.judgement.verdict is Verdict.GO
     assert outcome.confirmed_rate_per_second > 1.5 * RATE
+
+
+def test_the_share_of_the_highest_rate_that_is_confirmed_is_the_policys():
+    policy = POLICY.model_copy(update={"confirmed_share": 0.5})
+    windows, limits = Windows(Client(0.0), Source(), WORKLOAD, policy), Limits(FloorTimes())
+    assert confirm(windows, 4 * RATE, limits).rate_per_second == pytest.approx(2 * RATE)

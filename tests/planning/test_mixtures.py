@@ -9,6 +9,7 @@ from judging import gpu_target, recipe
 from published import config_of, facts_of
 
 from llm_pipeline.catalog.tables import find_gpu
+from llm_pipeline.config.model_sizes import ModelSizes
 from llm_pipeline.config.runtime_options import KvCacheOptions
 from llm_pipeline.config.target import Parallelism
 from llm_pipeline.model_facts.layout import caches
@@ -96,6 +97,12 @@ def test_linear_attention_keeps_a_matrix_a_head():
     assert (linear.layers, attention.layers) == ((0, 1, 2, 4, 5, 6), (3, 7))
     assert attention.heads * attention.elements == 2 * 2 * 256
     assert linear.state_bytes == 4 * (32 * 128 * 128 + (2 * 16 * 128 + 32 * 128) * 4)
+
+
+def test_what_a_sequence_keeps_may_be_stated_by_hand():
+    sizes = ModelSizes(kv_bytes_per_token=4_000, state_bytes_per_sequence=9_000)
+    (group,) = caches(ConfigWords({"model_type": "of_its_own", "num_hidden_layers": 4}, sizes))
+    assert (group.elements * group.heads, group.state_bytes) == (500, 2_250)
 
 
 def test_qwen_with_windows_slides_from_the_layer_that_its_config_names():

@@ -317,3 +317,15 @@ def test_the_server_gets_the_gpus_of_its_plan_on_nodes_that_have_them():
     assert spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == str(plan.gpus_per_node) == "2"
     (shared,) = [volume for volume in spec["volumes"] if volume["name"] == "shared-memory"]
     assert shared["emptyDir"]["sizeLimit"] == f"{plan.shared_memory_gib}Gi"
+
+
+def test_what_a_cluster_calls_its_gpus_and_how_many_servers_it_may_start_are_its_operators():
+    options = options_with(
+        gpu_resource="nvidia.com/mig-3g.40gb", gpu_product="NVIDIA-H100-MIG", maximum_replicas=7, endpoint_seconds=25
+    )
+    manifests = render_manifests(released("h100"), options)
+    spec = manifests["deployment.yaml"]["spec"]["template"]["spec"]
+    assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-MIG"}
+    assert spec["containers"][0]["resources"]["limits"] == {"nvidia.com/mig-3g.40gb": "1"}
+    assert spec["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"] == 25
+    assert manifests["horizontalpodautoscaler.yaml"]["spec"]["maxReplicas"] == 7
