@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits for nothing but the disk's answers: a process that is killed loses no page cache."""
+    monkeypatch.setattr("llm_pipeline.canary.moving._STEADY_SECONDS", 0.0)
+    monkeypatch.setattr("llm_pipeline.operations.acting._LONGEST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("os.fsync", lambda _: None)
+
+
+@pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     place = Site(tmp_path)
     try:

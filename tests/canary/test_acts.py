@@ -12,7 +12,6 @@ from test_one_way_back import MODEL, Served
 
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.host_time import HostTime
-from llm_pipeline.canary import moving
 from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.record import current_canary, read_record, take_over
 from llm_pipeline.operations import switching
@@ -23,14 +22,9 @@ from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.pointers import Pointer
 
+pytestmark = pytest.mark.usefixtures("fast")
+
 Act = Callable[[Served], object]
-
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
-    monkeypatch.setattr("os.fsync", lambda _: None)
-    monkeypatch.setattr("llm_pipeline.operations.acting._LONGEST_PAUSE_SECONDS", 0.0)
 
 
 def guard(site: Served) -> None:

@@ -8,9 +8,10 @@ import pytest
 from simulated import CANDIDATE, Site, Slots
 
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary import moving
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.router import ALL, SlotName
+
+pytestmark = pytest.mark.usefixtures("fast")
 
 
 class WatchedSlots(Slots):
@@ -24,11 +25,6 @@ class WatchedSlots(Slots):
         assert (slot, repository) == ("green", CANDIDATE)
         self.looks += 1
         return "it gives 0 of 24 golden answers" if self.looks >= self.another_from else None
-
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
 
 
 def test_the_release_is_promoted_and_was_looked_at_once_a_step(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import pytest
 from simulated import PATIENCE, STABLE, Killed, Site
 from test_guard import LATER, guard
-from test_one_way_back import fast  # noqa: F401 - a fixture
 
 from llm_pipeline.base.errors import PipelineError, Transient
 from llm_pipeline.canary.agreement import disagreements
@@ -18,6 +17,8 @@ from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.router import Mirror
 from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 from llm_pipeline.store.pointers import Pointers, read_pointers
+
+pytestmark = pytest.mark.usefixtures("fast")
 
 
 @pytest.fixture

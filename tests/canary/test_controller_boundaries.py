@@ -12,17 +12,13 @@ from typing import Any
 import pytest
 from simulated import Killed, Site
 
-from llm_pipeline.canary import moving, rollback
+from llm_pipeline.canary import rollback
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.operations.approval import answer
 
+pytestmark = pytest.mark.usefixtures("fast")
+
 Act = Callable[[Site], object]
-
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
-    monkeypatch.setattr("os.fsync", lambda _: None)  # a killed process loses no page cache
 
 
 def killed_everywhere(root: Path, act: Act, **settings: Any) -> Iterator[Site]:

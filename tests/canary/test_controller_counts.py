@@ -7,7 +7,6 @@ import time
 import pytest
 from simulated import Site
 
-from llm_pipeline.canary import moving
 from llm_pipeline.canary.arm_metrics import (
     ArmWindow,
     Histogram,
@@ -19,6 +18,8 @@ from llm_pipeline.canary.arm_metrics import (
 from llm_pipeline.canary.record import PauseReason
 from llm_pipeline.canary.router import ALL, SlotName
 from llm_pipeline.canary.traffic import CountedTraffic
+
+pytestmark = pytest.mark.usefixtures("fast")
 
 
 class Counts:
@@ -46,9 +47,7 @@ class Counts:
 
 
 @pytest.fixture
-def counted(tmp_path, monkeypatch: pytest.MonkeyPatch) -> tuple[Site, Counts]:
-    monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
-    monkeypatch.setattr("os.fsync", lambda _: None)
+def counted(tmp_path) -> tuple[Site, Counts]:
     site = Site(tmp_path)
     source = Counts(site)
     site.traffic = CountedTraffic(source)

@@ -7,7 +7,6 @@ import time
 import pytest
 from simulated import Site
 
-from llm_pipeline.canary import moving
 from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.approvals import read_approval
 from llm_pipeline.canary.observations import ObservedRequest
@@ -15,15 +14,15 @@ from llm_pipeline.canary.record import PauseReason, Phase
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.operations.approval import answer
 
+pytestmark = pytest.mark.usefixtures("fast")
+
 LITTLE_TRAFFIC = {"minimum_requests": 10_000}
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 
 
 @pytest.fixture
-def site(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
-    monkeypatch.setattr("os.fsync", lambda _: None)
+def site(tmp_path) -> Site:
     return Site(tmp_path)
 
 

@@ -10,18 +10,17 @@ from simulated import PATIENCE, Site
 
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
 from llm_pipeline.adapters.istio.adapter import IstioPlace
-from llm_pipeline.canary import moving
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.operations.trial_rollback import ensure_rolled_back
+
+pytestmark = pytest.mark.usefixtures("fast")
 
 BY_POLICY = Patience(write=0.1, confirm=0.1, prove=0.02, usable=0.1, blind_drain=0.05)
 
 
 @pytest.fixture
-def site(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
-    monkeypatch.setattr("os.fsync", lambda _: None)
+def site(tmp_path) -> Site:
     place = Site(tmp_path)
     place.policy["drain_seconds"] = 20.0
     return place

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from simulated import Killed, Site
-from test_one_way_back import fast  # noqa: F401 - a fixture
 
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.canary.record import read_record
+
+pytestmark = pytest.mark.usefixtures("fast")
 
 
 def frozen_at(root: Path, boundary: int, distance: int) -> tuple[Site, int]:

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from simulated import POLICY, Site
 from test_guard import LATER, guard
-from test_one_way_back import fast  # noqa: F401 - a fixture
 
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.canary.record import Phase, read_record, take_over
 from llm_pipeline.operations.approval import answer
+
+pytestmark = pytest.mark.usefixtures("fast")
 
 EVERY = [5, pytest.param(1, marks=pytest.mark.thorough)]
 

@@ -8,16 +8,10 @@ from pathlib import Path
 import pytest
 from test_one_way_back import Served, in_the_middle, settled
 
-from llm_pipeline.canary import moving
 from llm_pipeline.canary.record import take_over
 from llm_pipeline.operations import rollback as way_back
 
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
-    monkeypatch.setattr("llm_pipeline.operations.acting._LONGEST_PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr("os.fsync", lambda _: None)
+pytestmark = pytest.mark.usefixtures("fast")
 
 
 @pytest.mark.parametrize("reach", [settled, in_the_middle])

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 from simulated import Site
-from test_one_way_back import fast  # noqa: F401 - a fixture
 
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.canary.record import Phase
+
+pytestmark = pytest.mark.usefixtures("fast")
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from simulated import CANDIDATE, PATIENCE, STABLE, Killed, Site
 
 from llm_pipeline.base.detached import process_is_stopped, process_start_ticks
 from llm_pipeline.base.host_time import HostTime
-from llm_pipeline.canary import moving
 from llm_pipeline.canary.record import Phase, lease_name
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations import guard as guard_module
@@ -25,14 +24,14 @@ from llm_pipeline.store.lease import Lease, LeaseState
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers
 
+pytestmark = pytest.mark.usefixtures("fast")
+
 MODEL = "demo/tiny"
 LATER = 400.0
 
 
 @pytest.fixture
-def site(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
-    monkeypatch.setattr("os.fsync", lambda _: None)
+def site(tmp_path) -> Site:
     return Site(tmp_path)
 
 

@@ -8,17 +8,16 @@ import pytest
 from pydantic import ValidationError
 from simulated import PATIENCE, Killed, Site
 
-from llm_pipeline.canary import moving
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.router import all_to
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.operations.promotion import finish_promotion
 
+pytestmark = pytest.mark.usefixtures("fast")
+
 
 @pytest.fixture
-def site(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
-    monkeypatch.setattr("os.fsync", lambda _: None)
+def site(tmp_path) -> Site:
     return Site(tmp_path)
 
 

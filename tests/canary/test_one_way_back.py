@@ -11,7 +11,6 @@ from simulated import PATIENCE, STABLE, Killed, Site
 
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary import moving
 from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.moving import NoWayBack
 from llm_pipeline.canary.record import Phase, current_canary, read_record
@@ -24,14 +23,9 @@ from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointers, read_pointers
 
+pytestmark = pytest.mark.usefixtures("fast")
+
 MODEL = "demo/tiny"
-
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
-    monkeypatch.setattr("os.fsync", lambda _: None)
-    monkeypatch.setattr("llm_pipeline.operations.acting._LONGEST_PAUSE_SECONDS", 0.0)
 
 
 def repository(release: str) -> ArtifactRef:

@@ -10,7 +10,7 @@ from simulated import MODEL, PATIENCE, Killed, Site
 
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.host_time import HostTime
-from llm_pipeline.canary import controller, moving
+from llm_pipeline.canary import controller
 from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.record import Phase, read_events
@@ -23,6 +23,8 @@ from llm_pipeline.operations.rollback import roll_back
 from llm_pipeline.operations.served_place import ServedPlace
 from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 
+pytestmark = pytest.mark.usefixtures("fast")
+
 FIRST_LOOK = 1
 LATER = 40
 """Looks, by now several times the longest bake of the policy if they counted."""
@@ -31,9 +33,7 @@ Act = Callable[[], object]
 
 
 @pytest.fixture
-def site(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
-    monkeypatch.setattr("os.fsync", lambda _: None)
+def site(tmp_path) -> Site:
     site = Site(tmp_path)
     site.policy |= {"minimum_bake_seconds": 0.03}  # a look counts for 0.01 s at most: no step passes at its first
     return site

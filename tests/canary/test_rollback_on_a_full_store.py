@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 from test_guard import LATER, guard
-from test_one_way_back import Served, fast  # noqa: F401 - a fixture
+from test_one_way_back import Served
 
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.canary.moving import NoWayBack
 from llm_pipeline.canary.record import Phase
+
+pytestmark = pytest.mark.usefixtures("fast")
 
 
 @pytest.fixture

@@ -5,16 +5,11 @@ from __future__ import annotations
 import pytest
 from simulated import PATIENCE, Killed, Site
 
-from llm_pipeline.canary import moving
 from llm_pipeline.canary.moving import NoWayBack
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
-    monkeypatch.setattr("os.fsync", lambda _: None)
+pytestmark = pytest.mark.usefixtures("fast")
 
 
 @pytest.fixture

@@ -12,22 +12,17 @@ from simulated import CANDIDATE, PATIENCE, Site
 
 from llm_pipeline.base.errors import Fenced, IntegrityError
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary import moving
 from llm_pipeline.canary.record import Phase, take_over
 from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 from llm_pipeline.serving.slot_fence import FencingToken, admit, newest_token
 from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.lease import LeaseHeld, LeaseLost
 
+pytestmark = pytest.mark.usefixtures("fast")
+
 NEWER = ArtifactRef(kind="model_repository", digest="c" * 64)
 PROMOTED = {"green": 9_800, "blue": 200}
 """Until it is settled, stable keeps a small share."""
-
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
-    monkeypatch.setattr("os.fsync", lambda _: None)
 
 
 def promote_newer(site: Site, repository: ArtifactRef) -> None:

@@ -6,12 +6,14 @@ import pytest
 from pydantic import ValidationError
 from simulated import PATIENCE, Killed
 from test_guard import guard
-from test_one_way_back import Served, fast  # noqa: F401 - a fixture
+from test_one_way_back import Served
 
 from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.router import RouteState, all_to
 from llm_pipeline.operations.trial_rollback import ensure_rolled_back
+
+pytestmark = pytest.mark.usefixtures("fast")
 
 DAY = 24 * 3600.0
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 from simulated import Site
 
-from llm_pipeline.canary import moving
+pytestmark = pytest.mark.usefixtures("fast")
 
 
 @pytest.fixture
-def site(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
-    monkeypatch.setattr("os.fsync", lambda _: None)
+def site(tmp_path) -> Site:
     return Site(tmp_path)
 
 

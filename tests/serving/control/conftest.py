@@ -3,24 +3,33 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from llm_pipeline.adapters.kubernetes.adapter import KubernetesServer
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.config.environment import ClaimMount
+from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
 from llm_pipeline.config.loading import load_yaml
+from llm_pipeline.config.store import store_settings
 from llm_pipeline.config.target import Target
-from llm_pipeline.serving.control import StagingSlot
+from llm_pipeline.serving.control import Candidate, StagingSlot
+from llm_pipeline.serving.kubernetes_manifests import ServedRelease
 from llm_pipeline.serving.ports import loopback_endpoint
 from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home, prepare_runtime
 from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server
+from llm_pipeline.store import open_store
 
 sys.path.append(str(Path(__file__).parents[2] / "doubles"))
 
 ROOT = Path(__file__).parents[3]
+IMAGE = f"registry.test/serving@sha256:{'a' * 64}"
 TRITON_HOME, PYTHON = ROOT / ".envs" / "triton", ROOT / ".envs" / "model" / "bin" / "python"
 TOY = ROOT / "tests" / "serving" / "toy_repository"
 WRAPPER = """#!{python}
@@ -135,3 +144,33 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     )  # fmt: skip
     yield Running(server, loopback_endpoint(server.ports), root / "state" / "repository")
     stop_server(root / "state")
+
+
+@pytest.fixture
+def kubernetes_place(tmp_path: Path, ports: ServerPorts) -> Callable[..., KubernetesServer]:
+    """Places in a namespace whose pods see the test's store by a claim."""
+    store = tmp_path / "store"
+    store.mkdir()
+
+    def make(namespace: str, **options: Any) -> KubernetesServer:
+        manifests = ServingManifestOptions(
+            namespace=namespace, image=IMAGE, ports=ports, drain_seconds=5, store=store_settings(uri=f"file://{store}"),
+            claims=(ClaimMount(claim="store", path=str(store)),), **options,
+        )  # fmt: skip
+        return KubernetesServer(kind="kubernetes", manifests=manifests, endpoint=loopback_endpoint(ports))
+
+    return make
+
+
+@pytest.fixture
+def candidate_of(place, staging_slot):
+    def make(repository: Path) -> Candidate:
+        ref = open_store(place.manifests.store).publish("model_repository", repository)
+        other = ArtifactRef(kind="engine", digest="1" * 64)
+        release = ServedRelease(
+            name="demo", release_id="demo-1", model_id="a/b", target=staging_slot.target, repository=ref, engine=other,
+            checkpoint=other,
+        )  # fmt: skip
+        return Candidate(repository, ref.digest, release=release)
+
+    return make

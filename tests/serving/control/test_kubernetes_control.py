@@ -12,14 +12,9 @@ pytest.importorskip("kubernetes")
 from llm_pipeline.adapters.kubernetes.adapter import SERVER, KubernetesServer
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.environment import ClaimMount
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
-from llm_pipeline.config.store import store_settings
 from llm_pipeline.serving.control import Candidate, ServerControl, StagedServer, endpoint_of, open_control
-from llm_pipeline.serving.kubernetes_manifests import ServedRelease
-from llm_pipeline.serving.ports import loopback_endpoint
 from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy
-from llm_pipeline.store import open_store
 
 IMAGE = f"registry.test/serving@sha256:{'a' * 64}"
 WORKLOAD = "llm-demo-staging-cpu"
@@ -39,14 +34,8 @@ def cluster(tmp_path: Path, tritonserver: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def place(tmp_path: Path, ports) -> KubernetesServer:
-    (tmp_path / "store").mkdir()
-    manifests = ServingManifestOptions(
-        namespace="staging", image=IMAGE, ports=ports, drain_seconds=5, startup_minutes=1,
-        store=store_settings(uri=f"file://{tmp_path}/store"),
-        claims=(ClaimMount(claim="store", path=f"{tmp_path}/store"),),
-    )  # fmt: skip
-    return KubernetesServer(kind="kubernetes", manifests=manifests, endpoint=loopback_endpoint(ports))
+def place(kubernetes_place) -> KubernetesServer:
+    return kubernetes_place("staging", startup_minutes=1)
 
 
 @pytest.fixture
@@ -55,20 +44,6 @@ def control(cluster, place, staging_slot) -> Iterator[ServerControl]:
     yield control
     cluster.forbidden = False
     control.stop()
-
-
-@pytest.fixture
-def candidate_of(place, staging_slot):
-    def make(repository: Path) -> Candidate:
-        ref = open_store(place.manifests.store).publish("model_repository", repository)
-        other = ArtifactRef(kind="engine", digest="1" * 64)
-        release = ServedRelease(
-            name="demo", release_id="demo-1", model_id="a/b", target=staging_slot.target, repository=ref, engine=other,
-            checkpoint=other,
-        )  # fmt: skip
-        return Candidate(repository, ref.digest, release=release)
-
-    return make
 
 
 @pytest.mark.slow

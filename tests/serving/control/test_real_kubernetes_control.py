@@ -21,15 +21,8 @@ from documented_roles import documented_rules, without
 from llm_pipeline.adapters.kubernetes.adapter import SERVER, KubernetesServer
 from llm_pipeline.adapters.kubernetes.server import ServingCluster
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.environment import ClaimMount
-from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
-from llm_pipeline.config.store import store_settings
-from llm_pipeline.serving.control import Candidate, ServerControl, StagedServer, open_control
-from llm_pipeline.serving.kubernetes_manifests import ServedRelease
-from llm_pipeline.serving.ports import loopback_endpoint
+from llm_pipeline.serving.control import ServerControl, StagedServer, open_control
 from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy
-from llm_pipeline.store import open_store
 
 pytestmark = pytest.mark.thorough
 
@@ -58,14 +51,8 @@ def cluster(kubernetes_server, tmp_path: Path, tritonserver: Path, monkeypatch: 
 
 
 @pytest.fixture
-def place(cluster, tmp_path: Path, ports) -> KubernetesServer:
-    (tmp_path / "store").mkdir()
-    manifests = ServingManifestOptions(
-        namespace=cluster.namespace, image=IMAGE, ports=ports, drain_seconds=5, startup_minutes=2,
-        store=store_settings(uri=f"file://{tmp_path}/store"),
-        claims=(ClaimMount(claim="store", path=f"{tmp_path}/store"),),
-    )  # fmt: skip
-    return KubernetesServer(kind="kubernetes", manifests=manifests, endpoint=loopback_endpoint(ports))
+def place(cluster, kubernetes_place) -> KubernetesServer:
+    return kubernetes_place(cluster.namespace, startup_minutes=2)
 
 
 @pytest.fixture
@@ -75,20 +62,6 @@ def control(cluster, place, staging_slot) -> Iterator[ServerControl]:
     yield control
     cluster.account = allowed
     control.stop()
-
-
-@pytest.fixture
-def candidate_of(place, staging_slot):
-    def make(repository: Path) -> Candidate:
-        ref = open_store(place.manifests.store).publish("model_repository", repository)
-        other = ArtifactRef(kind="engine", digest="1" * 64)
-        release = ServedRelease(
-            name="demo", release_id="demo-1", model_id="a/b", target=staging_slot.target, repository=ref, engine=other,
-            checkpoint=other,
-        )  # fmt: skip
-        return Candidate(repository, ref.digest, release=release)
-
-    return make
 
 
 def names(cluster) -> list[str]:
