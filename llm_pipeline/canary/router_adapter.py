@@ -1,4 +1,4 @@
-"""What an entry point `llm_pipeline.routers` names; importing it costs nothing, for every read of a deployment does."""
+"""What an entry point in `llm_pipeline.routers` names. Light to import, as every reader of a deployment does."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class RouterAdapter(Adapter):
 
     Attributes:
         config: The model of its settings; its class variables say what it can do.
-        open: The router, started or told its first routes where that is ours to do, of `(place, slots, state,
-            initial=...)`: see `open_router`.
-        as_it_is: The router without starting or asking anything, of `(place, slots, state)`; None where none ever ran.
+        open: Opens the router, from `(place, slots, state, initial=...)`; starts it, or writes its first routes, where
+            that is ours to do: see `open_router`.
+        as_it_is: The router, from `(place, slots, state)`, without starting or asking anything; None if none ever ran.
     """
 
     config: type[RouterModel]

@@ -90,7 +90,7 @@ def planned_text(flow: ReleaseProgress) -> str:
 
 
 def _takes_seconds(planned: str) -> bool:
-    """Whether a step of the plan, told with what it works on, is one that nobody decides by."""
+    """Whether a planned step, named with its subject, takes so little time that nobody decides by it."""
     step = step_named(planned.partition(" ")[0])
     return step is not None and step.work is Work.SHORT
 

@@ -99,7 +99,7 @@ def _records(store: ArtifactStore, noted: Sequence[NotedRelease]) -> list[Releas
 
 
 def _alike(loaded: LoadedRelease, records: Iterable[ReleaseRecord | None]) -> list[ReleaseRecord]:
-    """Those whose commit may be pinned again: of the same model, from the same place, at the same revision."""
+    """Releases of the same model, source and revision: their commit may be pinned again."""
     asked = loaded.release.model
 
     def is_alike(record: ReleaseRecord) -> bool:

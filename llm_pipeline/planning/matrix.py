@@ -169,8 +169,7 @@ _ARCHITECTURE, _VERSION = "\0", "\1"
 def format_matrix(cells: Sequence[Cell]) -> str:
     """The cells as lines of text, ending with a newline.
 
-    GPUs of one compute capability share a column, as the tables know nothing finer; versions of which all the same is
-    said share a block.
+    GPUs of one compute capability share a column, as the tables are no finer; versions with equal cells share a block.
     """
     versions: dict[tuple[str | None, str, str], list[Cell]] = {}
     for cell in cells:

@@ -68,7 +68,7 @@ _TIGHT = 0.5
 
 
 def size_warnings(release: ResolvedRelease, facts: ModelFacts | None) -> tuple[str, ...]:
-    """What is not judged of a model whose sizes are not known."""
+    """What cannot be judged while the model's sizes are unknown."""
     if facts:
         return ()
     speed = ", policy speed" if release.policy.speed else ""
@@ -78,7 +78,7 @@ def size_warnings(release: ResolvedRelease, facts: ModelFacts | None) -> tuple[s
 def gpu_warnings(
     loaded: LoadedRelease, gpus: GpuCost | None, facts: ModelFacts | None, *, here: bool
 ) -> tuple[str, ...]:
-    """What does not fit the GPUs that quantize, or that nothing is known of them."""
+    """What does not fit the GPUs that quantize, or that the deployment names none."""
     if gpus:
         return tuple(line for recipe in gpus.recipes for line in recipe.warnings)
     if here or facts is None:
@@ -88,7 +88,7 @@ def gpu_warnings(
 
 
 def target_warnings(targets: Sequence[TargetPlan]) -> tuple[str, ...]:
-    """What is not known or refused of recipes on targets, and images that are not pinned."""
+    """Unknown and refused recipes by target, and images that are not pinned."""
     found = [*_pin_warnings(targets)]
     for target in targets:
         found += [f"{target.name}: {warning}" for warning in target.warnings]
@@ -128,7 +128,7 @@ def _pin_warnings(targets: Sequence[TargetPlan]) -> tuple[str, ...]:
 
 
 def host_warnings(loaded: LoadedRelease, obstacles: tuple[str, ...], *, here: bool) -> tuple[str, ...]:
-    """What this machine lacks; what stops nothing because the stages run elsewhere."""
+    """What this machine lacks, where that stops nothing because the stages run elsewhere."""
     release, deployment = loaded.release, loaded.deployment
     found = [*host.missing_credentials(deployment, release.model.source), *host.missing_signing_keys(deployment)]
     if here:

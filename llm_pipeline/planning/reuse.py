@@ -65,7 +65,7 @@ def expected_datasets(loaded: LoadedRelease, earlier: ReleaseRecord) -> dict[str
 def expected_data_commits(loaded: LoadedRelease, earlier: ReleaseRecord) -> dict[str, str]:
     """Commits of the data sets that the tasks read, if their branches and tags still name those of an earlier release.
 
-    A data set whose revision is another one now has none, unless that is a commit itself.
+    A data set with another revision now is left out, unless that revision is a commit.
     """
     before, now = earlier.release.evaluation.data_revisions, loaded.release.evaluation.data_revisions
     found = {}
@@ -261,7 +261,7 @@ def _passed_over(flow: _PlannedProgress, recipe: str) -> str | None:
 
 
 def _content(stage: Stage[Any], request: StageRequest, history: History) -> KeyContent:
-    """As the stage's process will find it, with tools whose versions that process alone can tell."""
+    """The key's content. Tool versions are those of earlier releases: only the stage's own process can read them."""
     config = stage.config.model_validate(request.config)
     content = key_content(dataclasses.replace(stage, tools=()), config, request.inputs, request.subject)
     return content.model_copy(update={"tools": history.tools(stage.name, stage.tool_names(config))})

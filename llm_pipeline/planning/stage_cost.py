@@ -205,7 +205,7 @@ def predicted_seconds(
     tasks: tuple[TaskItems, ...],
     ladders: dict[str, tuple[str, ...]],
 ) -> dict[Step, float]:
-    """Seconds by step; steps of which nothing is known are left out.
+    """Predicted seconds by step, without the steps that cannot be predicted.
 
     Raises:
         ConfigError: An accelerator is not in the GPU catalog.

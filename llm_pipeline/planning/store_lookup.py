@@ -1,7 +1,7 @@
-"""What the deployment's store says of a release before it begins: what is reused, how long the rest took, whose places.
+"""What the store says of a release before it begins: what is reused, how long the rest took, who has its places.
 
 A store that cannot be read is no error here: the plan only says less. The `resolve` stage waits longer, and the canary
-asks again whose the places are.
+asks again who has the places.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def _throughput_row(recipe: RecipePlan, figures: Throughput) -> tuple[str, ...]:
 
 
 def stage_lines(plan: Plan) -> list[str]:
-    """One row for each stage and what becomes of it; subjects of which the same is to be said share a row."""
+    """A row for each stage and its outcome; subjects with equal cells share one."""
     header = ("stage", "of", "time", "GPU hours", plan.total.currency, "state", "why")
     rows = [_row(steps) for steps in _alike(plan.stages)]
     used = [column for column in range(len(header)) if any(row[column] for row in rows)]
@@ -177,7 +177,7 @@ def _headline(plan: Plan) -> list[str]:
 
 
 def _model_lines(facts: ModelFacts | None) -> list[str]:
-    """What the model is, and what says so."""
+    """The model, and where its facts come from."""
     if facts is None:
         return []
     kept = f"{2 * facts.kv_elements_per_token:,} bytes of KV cache a token at 16 bit"

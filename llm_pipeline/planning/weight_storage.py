@@ -78,8 +78,7 @@ def stored_bytes(parameters: int, shares: Sequence[Share]) -> int:
 def mixture(facts: ModelFacts, recipe: QuantizationRecipe) -> tuple[Share, ...]:
     """Formats of the weights that the recipe may quantize.
 
-    Of modelopt's own recipes, those that leave layers as they are, or mix formats, are counted as unquantized: nothing
-    of them is larger.
+    modelopt's own recipes that mix formats, or leave layers as they are, count as unquantized, which they never exceed.
 
     Raises:
         ConfigError: The recipe names one of modelopt's that is unknown or cannot be used.

@@ -121,7 +121,7 @@ def lint_repository(directory: Path) -> list[str]:
 
 
 def _general_problems(directory: Path) -> Iterator[str]:
-    """Broken rules of any repository; some that only warn there are errors in a repository of ours."""
+    """Broken rules of any repository; two that only warn elsewhere are errors in ours."""
     for finding in lint_repository_directory(directory):
         if finding.severity == "error" or finding.rule in _NEVER_OURS:
             yield f"{finding.place} {finding.rule}: {finding.message}"

@@ -64,7 +64,7 @@ def is_inside(name: str) -> bool:
 
 
 def refuse_other_host(repository: Path) -> None:
-    """Refuse a repository whose engine was built for another kind of host; one that does not say may go anywhere.
+    """Refuse a repository whose engine was built for another kind of host; without a description it may go anywhere.
 
     Raises:
         IntegrityError: The engine's description is damaged.

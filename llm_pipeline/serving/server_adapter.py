@@ -1,4 +1,4 @@
-"""What an entry point `llm_pipeline.server_controls` may name; importing it costs nothing, as for `RouterAdapter`."""
+"""What an entry point in `llm_pipeline.server_controls` may name. It imports nothing heavy, like `RouterAdapter`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServerAdapter(Adapter):
-    """An adapter of servers whose settings need no `endpoint`, since it follows from names.
+    """An adapter of servers whose address follows from names, so that their settings need no `endpoint`.
 
     Attributes:
-        endpoint: Where its server answers, of `(place, release_name, target_name)`; it asks nobody.
+        endpoint: Where its server answers, from `(place, release_name, target_name)`; it asks nobody.
     """
 
     endpoint: Callable[[Any, str, str], Endpoint]

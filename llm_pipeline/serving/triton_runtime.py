@@ -53,7 +53,7 @@ _OF_THE_CONTAINER_PREFIXES = ("NCCL_", "OMPI_MCA_", "TLLM_", "TRTLLM_", "UCX_")
 
 
 def segment_prefix(state: Path) -> str:
-    """The prefix of the segments of the server whose state directory this is; the same after a restart."""
+    """Prefix of a server's segments, from its state directory, so that it is the same after a restart."""
     return f"llm_pipeline_{hashlib.sha256(str(state.resolve()).encode()).hexdigest()[:16]}_"
 
 
@@ -212,7 +212,7 @@ def _remove(directory: Path) -> None:
 def server_environment(
     home: TritonHome, interpreter: StubInterpreter, state: Path, additions: Mapping[str, str] | None
 ) -> dict[str, str]:
-    """The server's whole environment: of ours, nothing but the user, the locale and the time zone leaks into it.
+    """The server's whole environment. Of this process's it has the user, the locale and the time zone only.
 
     An installed server also gets what its container says of libraries and GPUs. Servers fetch and report nothing, and
     end with the process of their model. What libraries keep in the home directory, such as kernels compiled for a GPU,

@@ -33,7 +33,7 @@ class Services:
 
 @dataclass(frozen=True)
 class _NoServices:
-    """What there is in place of services whose URLs are wrong."""
+    """Stands in for services whose URLs are wrong: refuses every message."""
 
     def send(self, _message: Message) -> None:
         raise Refused("Apprise does not understand a URL", hint="try it with the command `apprise`")

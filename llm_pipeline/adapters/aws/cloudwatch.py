@@ -1,8 +1,8 @@
 """CloudWatch as a source of counts: what an Application Load Balancer reports of its target groups, minute by minute.
 
-Nothing is reported of a minute without requests, and nothing of a target group that does not exist. So no data is no
-window yet, and after a while an error. Requests that no target was found for (the load balancer answers 503) are in no
-target group's counts; `usable` of the router tells of those.
+It reports nothing for a minute without requests, nor for a target group that does not exist. So without data there is
+no window yet, and after a while an error. Requests for which no target was found (the load balancer answers 503) are in
+no target group's counts; the router's `usable` shows those.
 """
 
 from __future__ import annotations

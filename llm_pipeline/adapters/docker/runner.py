@@ -126,7 +126,7 @@ class DockerRunner:
         )
 
     def _is_ours(self, job: Job) -> bool:
-        """Whether the container of this very request runs; one whose submitter died before its start is started."""
+        """Whether this request's container runs. If its submitter died before starting it, it is started now."""
         container = self._containers.find(job.name)
         if container is None:
             return False

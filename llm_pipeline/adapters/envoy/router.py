@@ -1,6 +1,6 @@
 """Envoy as a traffic router: routes in a watched file, acknowledged by the statistics of the running proxy.
 
-It is the one that we start (`envoy_process`), or one that runs already (`existing_envoy`).
+Either one that we start (`process.py`), or one that runs already (`existing.py`).
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class EnvoyRouter:
         replace_json(self.files.bootstrap, listener.bootstrap(self.files.xds, admin_port or 80, self.place.limits))
 
     def update_configuration(self) -> None:
-        """Write what this version would: an Envoy that runs takes it up, and its traffic stays as it is.
+        """Write the configuration as this version makes it: a running Envoy reads it, and keeps its traffic.
 
         Raises:
             OSError: The disk refuses.

@@ -1,8 +1,8 @@
 """An HTTPRoute of the Gateway API as a traffic router: weighted backends in one of its rules.
 
 Weights are written in basis points: the API takes any proportion, and a gateway may round it on its own, which only the
-measured split shows. Its controller acknowledges a generation in the route's status. That is its word that it has seen
-and accepted the route; when its proxies act on it, the API has no field for.
+measured split shows. Its controller acknowledges a generation in the route's status, which says that it has accepted
+the route; the API has no field for when its proxies act on it.
 Persistent sessions are not in the standard channel and lead to one server, not to one arm: a header cannot be used.
 """
 

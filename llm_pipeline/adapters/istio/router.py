@@ -1,8 +1,8 @@
 """A VirtualService of Istio as a traffic router: weighted destinations of one of its HTTP routes.
 
 Weights are whole percents: Istio takes other proportions since its weights need no longer sum to 100, but older
-versions refuse them. Nothing tells when the sidecars and gateways act on a route, so `converged` is the API server's
-word that the route is stored, and the sample-ratio test of the canary measures the rest.
+versions refuse them. Nothing says when sidecars and gateways act on a route. So `converged` means that the API server
+has stored it, and the sample-ratio test of the canary measures the rest.
 Consistent hashing belongs to a DestinationRule and works within one destination: a header cannot be used.
 """
 

@@ -71,7 +71,7 @@ class KubernetesObject:
         )  # fmt: skip
 
     def put(self, document: Document) -> Document:
-        """Replace it by what was made of the one that was read; returns it as it is now.
+        """Replace the object by a changed copy of the one that was read; returns what is there now.
 
         Raises:
             RouterConflict: It was written since then, even by this very put, whose answer may have been lost.
@@ -100,7 +100,7 @@ class KubernetesObject:
         return list(found.get("items") or ())
 
     def _ask(self, function: Callable[..., Any], *args: Any, **options: Any) -> Document:
-        """Call the API, again while it is busy: a put that was done all the same is then a conflict."""
+        """Call the API, and try again while it is busy. A put whose answer was lost is then a conflict."""
         import urllib3
         from kubernetes.client import ApiException
 

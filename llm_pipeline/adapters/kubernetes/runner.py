@@ -52,7 +52,7 @@ class KubernetesRunner:
 
     @cached_property
     def _store(self) -> ArtifactStore:
-        """Opened at its first use: whether a Job runs is asked where nobody may reach the store."""
+        """Opened at its first use: who only asks whether a Job runs may have no access to the store."""
         return open_store(self._deployment.store)
 
     @staticmethod

@@ -84,7 +84,7 @@ class ServingCluster(Cluster):
         return list(self._call(self._core.list_namespaced_pod, self._namespace, label_selector=selector).items)
 
     def pod_states(self, labels: dict[str, str]) -> list[PodState]:
-        """The same, as far as waiting for them goes; one whose init containers wait has not started."""
+        """Their states; a pod whose init containers still wait counts as not started."""
         return [_with_init_containers(pod) for pod in self.pods_with(labels)]
 
     def last_log(self, pod: str, container: str, *, previous: bool) -> str:

@@ -190,7 +190,7 @@ def spans_of(
 
 
 class _Ids(IdGenerator):
-    """Gives the ids that it is told."""
+    """Gives the ids that were set: those of a release and its stages, the same for every process."""
 
     def __init__(self, trace_id: int) -> None:
         self.trace = trace_id

@@ -239,7 +239,7 @@ def _below(name: str, repository: Repository) -> set[str]:
 
 
 def _order(steps: Steps, made: set[str]) -> list[ModelEnsembling.Step]:
-    """The steps that can run, each after those whose tensors it reads; a tensor that no step makes waits for none."""
+    """The steps that can run, each after those whose tensors it reads; tensors that no step makes are there at once."""
     ready: set[str] = set()
     order: list[ModelEnsembling.Step] = []
     left = list(steps)

@@ -336,7 +336,7 @@ class Reply:
             self._send(piece, finish_reason)
 
     def cancel(self) -> None:
-        """The last response to a client that is gone, or whose server goes."""
+        """Send the last response to a client that has left, or whose server stops."""
         self._send("", "cancelled")
 
     def refuse(self, refusal: RefusedError) -> None:

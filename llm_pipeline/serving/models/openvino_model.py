@@ -214,7 +214,7 @@ class TritonPythonModel(served_model.ServedModel):
         live.reply.refuse(refusal)
 
     def _end(self, live: Live, outcome: str) -> None:
-        """End a request whose client is gone, or whose server goes: its part of the batch and KV cache is freed."""
+        """End a request whose client has left, or whose server stops: its part of the batch and KV cache is freed."""
         self._forget(live, outcome)
         live.reply.cancel()
 
