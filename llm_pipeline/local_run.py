@@ -59,7 +59,6 @@ class LocalRun:
         approve: How to ask for the human decisions, before production among them.
         apart: How to ask about steps of these names instead.
         overrides: What the run is to have otherwise than the config says; None for nothing.
-        verbose: Relay every log line of every stage, not only warnings.
         replace: Take the release's places over from the models that hold them.
     """
 
@@ -70,11 +69,9 @@ class LocalRun:
         approve: Approve,
         apart: Mapping[str, Approve] | None = None,
         overrides: Overrides | None = None,
-        verbose: bool = False,
         replace: bool = False,
     ) -> None:
         self._approve, self._apart = approve, apart or {}
-        self._verbose = verbose
         self._loaded = loaded = load_release(path, overrides or Overrides())
         self._deployment = loaded.deployment
         self._places = loaded.places

@@ -40,9 +40,9 @@ def several_lines(text: str, limit: int = LONGEST_TEXT) -> str:
     return "\n".join(map(_visible, lines))
 
 
-def quoted(text: str, limit: int = LONGEST_TEXT) -> str:
+def quoted(text: str) -> str:
     """Several lines, each after the first behind `QUOTE_MARK`, so that none can pass for a log line of its own."""
-    first, *others = several_lines(text, limit).split("\n")
+    first, *others = several_lines(text).split("\n")
     marked = (line if line.startswith(QUOTE_MARK) else QUOTE_MARK + line for line in others)
     return "\n".join([first, *marked])
 
