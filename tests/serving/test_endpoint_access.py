@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from llm_pipeline.adapters.existing_triton.model_control import open_model_control
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
-from llm_pipeline.serving.control.model_control import open_model_control
 from llm_pipeline.serving.endpoint_access import grpc_security, request_headers, tls_context
 from llm_pipeline.serving.identity import require_served, served_name
 

@@ -12,14 +12,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from llm_pipeline.adapters.existing_triton.adapter import ExistingServer
+from llm_pipeline.adapters.existing_triton.model_control import ModelControl, ModelRefused, open_model_control
+from llm_pipeline.adapters.existing_triton.model_directory import open_model_directory
+from llm_pipeline.adapters.existing_triton.model_versions import ModelVersions, candidate_config, differing_fields
 from llm_pipeline.artifacts.repository_layout import MODEL_NAME
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.serving.control.model_control import ModelControl, ModelRefused, open_model_control
-from llm_pipeline.serving.control.model_directory import open_model_directory
-from llm_pipeline.serving.control.model_versions import ModelVersions, candidate_config, differing_fields
 from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot, await_no_requests
 from llm_pipeline.serving.slot_fence import exclusive
 from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy

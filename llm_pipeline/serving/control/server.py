@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from llm_pipeline.artifacts.repository_layout import MODEL_NAME, MODEL_VERSION
+from llm_pipeline.artifacts.repository_layout import MODEL_VERSION
 from llm_pipeline.base.adapters import adapter
-from llm_pipeline.base.errors import Transient
+from llm_pipeline.base.bounded_http import call
+from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_place import ServerPlace
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.config.target import Target
-from llm_pipeline.serving.control.model_control import open_model_control
-from llm_pipeline.serving.endpoint_access import active_requests
+from llm_pipeline.serving.endpoint_access import active_requests, request_headers, tls_context
 from llm_pipeline.serving.ports import loopback_endpoint
+from llm_pipeline.serving.protocols import MODEL_PATH
 
 if TYPE_CHECKING:
     from llm_pipeline.serving.kubernetes_manifests.released import ServedRelease
@@ -134,6 +137,7 @@ def endpoint_of(place: ServerPlace, *, release_name: str, target_name: str) -> E
 
 _POLL_SECONDS = 0.1
 _ANSWER_SECONDS = 5.0
+_DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _SILENT_SECONDS = 2.0
 """Longest gap in the metrics during a drain, so that a single missing answer does not end it."""
 
@@ -148,10 +152,12 @@ def await_model(endpoint: Endpoint, wait_seconds: float, check: Callable[[], Non
 
     Raises:
         Transient: The model was not loaded in time.
+        ConfigError: A header's variable is not set, the certificates cannot be read, or access is denied.
     """
-    control = open_model_control(endpoint, timeout_seconds=_ANSWER_SECONDS)
+    url = f"{endpoint.url.rstrip('/')}{MODEL_PATH}/versions/{MODEL_VERSION}/ready"
+    headers, tls = request_headers(endpoint), tls_context(endpoint)
     started = time.monotonic()
-    while not _is_ready(lambda: control.is_ready(MODEL_NAME, MODEL_VERSION)):
+    while not _is_ready(url, headers, tls):
         check()
         if time.monotonic() - started > wait_seconds:
             raise Transient(f"the model was not loaded within {wait_seconds:g} s", where=endpoint.url)
@@ -171,8 +177,16 @@ def await_no_requests(endpoint: Endpoint, seconds: float) -> bool:
     return True
 
 
-def _is_ready(ask: Callable[[], bool]) -> bool:
+def _is_ready(url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None) -> bool:
+    """Whether the model's version takes requests; the server's own readiness says nothing about a model."""
     try:
-        return ask()
-    except Transient:
+        answer = call(url, seconds=_ANSWER_SECONDS, headers=headers, tls=tls)
+    except OSError:
         return False
+    if answer.status in _DENIED:
+        raise ConfigError(
+            f"the server refuses access: HTTP {answer.status}",
+            where=url,
+            hint="name the header that opens it under header_variables of the endpoint",
+        )
+    return answer.status == HTTPStatus.OK

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.adapters.existing_triton.adapter import ADAPTER, ExistingServer
+from llm_pipeline.adapters.existing_triton.model_control import ModelControl, open_model_control
+from llm_pipeline.adapters.existing_triton.model_directory import LocalModelDirectory
 from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Transient
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 from llm_pipeline.serving.control import Candidate, ServerControl, StagingSlot, endpoint_of, open_control
-from llm_pipeline.serving.control.model_control import ModelControl, open_model_control
-from llm_pipeline.serving.control.model_directory import LocalModelDirectory
 from llm_pipeline.serving.control.server import await_no_requests
 from llm_pipeline.serving.identity import require_served
 from llm_pipeline.serving.protocols import TritonProtocol

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.adapters.existing_triton.model_directory import ModelDirectory, open_model_directory
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.serving.control.model_directory import ModelDirectory, open_model_directory
 
 
 @pytest.fixture(params=["copies", "links", "bucket"])

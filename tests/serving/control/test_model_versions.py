@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
+from llm_pipeline.adapters.existing_triton.model_control import ModelControl, ModelRefused, open_model_control
+from llm_pipeline.adapters.existing_triton.model_directory import LocalModelDirectory
+from llm_pipeline.adapters.existing_triton.model_versions import ModelVersions, candidate_config, differing_fields
 from llm_pipeline.base.errors import IntegrityError, Transient, Unsupported
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
-from llm_pipeline.serving.control.model_control import ModelControl, ModelRefused, open_model_control
-from llm_pipeline.serving.control.model_directory import LocalModelDirectory
-from llm_pipeline.serving.control.model_versions import ModelVersions, candidate_config, differing_fields
 from llm_pipeline.serving.identity import DIGEST_PARAMETER, require_served
 from llm_pipeline.serving.protocols import TritonProtocol
 

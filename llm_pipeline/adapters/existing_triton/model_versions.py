@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from llm_pipeline.adapters.existing_triton.model_control import ModelConfigDocument, ModelControl
+from llm_pipeline.adapters.existing_triton.model_directory import ModelDirectory
 from llm_pipeline.artifacts.repository_layout import CONFIG_FILE, FACT_PREFIX, MODEL_NAME, MODEL_VERSION
 from llm_pipeline.base.errors import IntegrityError, Transient, Unsupported
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.waiting import wait_until
-from llm_pipeline.serving.control.model_control import ModelConfigDocument, ModelControl
-from llm_pipeline.serving.control.model_directory import ModelDirectory
 from llm_pipeline.serving.identity import DIGEST_PARAMETER
 
 log = get_logger(__name__)
