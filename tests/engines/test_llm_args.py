@@ -9,11 +9,11 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from llm_pipeline.adapters.tensorrt_llm.checkpoint_preflight import check_checkpoint
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.cli import main
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.llm_args.checking import check_llm_args
-from llm_pipeline.engines.llm_args.checkpoint_preflight import check_checkpoint
 from llm_pipeline.engines.llm_args.recorded_schema import dialect_of
 from llm_pipeline.engines.llm_args.rendering import render_llm_args
 

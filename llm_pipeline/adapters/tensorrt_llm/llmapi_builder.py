@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from llm_pipeline.adapters.tensorrt_llm.checkpoint_preflight import CheckpointFacts, check_checkpoint
 from llm_pipeline.adapters.tensorrt_llm.llmapi_smoke import SmokeReport
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
 from llm_pipeline.artifacts.golden import GOLDEN_FILE, write_golden
@@ -30,7 +31,6 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.engines.batcher_smoke import golden_match
 from llm_pipeline.engines.builder import BuildInputs
 from llm_pipeline.engines.llm_args.checking import check_llm_args
-from llm_pipeline.engines.llm_args.checkpoint_preflight import CheckpointFacts, check_checkpoint
 from llm_pipeline.engines.llm_args.rendering import LlmArgs, render_llm_args
 from llm_pipeline.engines.tool_process import run_tool
 from llm_pipeline.quantization.model_tensors import require_model_tensors
