@@ -2,7 +2,7 @@
 
 Every repository holds the model `llm`: `llm/config.pbtxt`, `llm/1/model.py` and `llm/1/engine/engine.json`, and beside
 `llm/` the golden prompts, `release.json` (facts for people and tools) and, where weights are not copied, `links.json`.
-The rest is the engine builder's (`serving/repositories`). A repository is read-only once written.
+The rest is written by the engine's adapter. A repository is read-only once written.
 """
 
 from __future__ import annotations

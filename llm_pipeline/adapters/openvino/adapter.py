@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from llm_pipeline.artifacts.repository_layout import ENGINE_DIRECTORY, OPENVINO_FILES
+import shutil
+from pathlib import Path
+
+from llm_pipeline.artifacts.repository_layout import ENGINE_DIRECTORY, OPENVINO_FILES, TOKENIZER_FILE
 from llm_pipeline.base.adapters import OnCall
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import EngineModel
 from llm_pipeline.engines.builder import EngineAdapter
-from llm_pipeline.serving.repositories.one_model import write_openvino
+from llm_pipeline.serving.repositories.packaged import PackagedEngine, write_served_model
 
 _BUILDER = OnCall("llm_pipeline.adapters.openvino.builder:OpenVinoCpuBuilder")
+
+
+def _write_repository(engine: PackagedEngine, repository: Path) -> dict[str, ArtifactRef]:
+    """Write the model with the runtime's files only: a store keeps its own beside them. Nothing is linked."""
+    version = write_served_model(engine, "openvino_model", repository)
+    for name in (*OPENVINO_FILES, TOKENIZER_FILE):
+        if (engine.directory / name).is_file():  # the lint tells of a missing one
+            shutil.copyfile(engine.directory / name, version / ENGINE_DIRECTORY / name)
+    return {}
+
 
 ADAPTER = EngineAdapter(
     config=EngineModel,
     open=lambda _: _BUILDER(),
     judge=OnCall("llm_pipeline.adapters.openvino.plan:judge"),
     judge_model=OnCall("llm_pipeline.adapters.openvino.plan:judge_model"),
-    write_repository=write_openvino,
+    write_repository=_write_repository,
     runtime="openvino-genai",
     beside_triton=True,
     files=tuple(f"{ENGINE_DIRECTORY}/{name}" for name in OPENVINO_FILES),

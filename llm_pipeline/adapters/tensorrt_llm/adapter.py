@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from llm_pipeline.adapters.tensorrt_llm.engine_repository import write_engine_set
+from llm_pipeline.adapters.tensorrt_llm.llmapi_repository import write_llm_api
 from llm_pipeline.artifacts.repository_layout import ENGINE_MODEL, LLM_FILE, MODEL_NAME, TOKENIZER_DIRECTORY
 from llm_pipeline.base.adapters import OnCall
 from llm_pipeline.config.target import EngineModel
 from llm_pipeline.engines.builder import EngineAdapter
-from llm_pipeline.serving.repositories.one_model import write_llm_api
 
 _DISTRIBUTION = "tensorrt_llm"
 _PLAN = "llm_pipeline.adapters.tensorrt_llm.plan"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from llm_pipeline.adapters.tensorrt_llm.checkpoint_preflight import CheckpointFacts, check_checkpoint
+from llm_pipeline.adapters.tensorrt_llm.llmapi_repository import LLM_ARGUMENTS_FILE
 from llm_pipeline.adapters.tensorrt_llm.llmapi_smoke import SmokeReport
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
 from llm_pipeline.artifacts.golden import GOLDEN_FILE, write_golden
@@ -94,7 +95,6 @@ def _used_bytes() -> tuple[int, ...]:
 
 log = get_logger(__name__)
 
-LLM_ARGS_FILE = "llm_args.yaml"
 MODEL = "checkpoint"
 """The checkpoint's place in `llm_args.yaml`, relative to the file in a model repository."""
 
@@ -119,7 +119,7 @@ class TensorRtLlmLlmApiBuilder:
         with tempfile.TemporaryDirectory(prefix="build-", dir=destination.parent) as scratch:
             smoke = _run_smoke(inputs, arguments, Path(scratch))
         destination.mkdir()
-        (destination / LLM_ARGS_FILE).write_text(arguments.to_yaml(), encoding="utf-8")
+        (destination / LLM_ARGUMENTS_FILE).write_text(arguments.to_yaml(), encoding="utf-8")
         facts = _facts(inputs.target, checkpoint, arguments, host, smoke)
         description = EngineDescription(facts=facts, target=inputs.target, host=host, checkpoint=inputs.checkpoint_ref)
         description.write(destination)
@@ -166,7 +166,7 @@ def _run_smoke(inputs: BuildInputs, arguments: LlmArgs, scratch: Path) -> _Smoke
         BuildFailed: It does not load.
         IntegrityError: It does not answer as the checkpoint that was judged.
     """
-    rendered, report = scratch / LLM_ARGS_FILE, scratch / "smoke.json"
+    rendered, report = scratch / LLM_ARGUMENTS_FILE, scratch / "smoke.json"
     rendered.write_text(arguments.to_yaml(), encoding="utf-8")
     write_golden(scratch, inputs.golden)
     command = [

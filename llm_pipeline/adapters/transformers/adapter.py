@@ -8,7 +8,7 @@ from llm_pipeline.artifacts.repository_layout import BATCHER_FILE
 from llm_pipeline.base.adapters import OnCall
 from llm_pipeline.config.target import EngineModel
 from llm_pipeline.engines.builder import EngineAdapter
-from llm_pipeline.serving.repositories.one_model import write_batched
+from llm_pipeline.serving.repositories.packaged import write_batched
 
 _BUILDER = OnCall("llm_pipeline.adapters.transformers.builder:TransformersTorchBuilder")
 

@@ -1,1 +1,1 @@
-"""Model repositories by engine builder: what each one's server needs around the engine."""
+"""What the model repository of every engine has; the rest of it is written by the engine's adapter."""

@@ -1,68 +1,21 @@
-"""Repositories of engines that one model serves: OpenVINO's, the batching engines' and the LLM API's."""
+"""The repository of TensorRT-LLM's LLM API: one model beside its arguments and a link to the checkpoint."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from llm_pipeline.artifacts.repository_layout import (
-    CHECKPOINT_DIRECTORY,
-    COMPILED_DIRECTORY,
-    ENGINE_DIRECTORY,
-    LLM_FILE,
-    MODEL_NAME,
-    MODEL_VERSION,
-    OPENVINO_FILES,
-    TOKENIZER_FILE,
-)
+from llm_pipeline.artifacts.repository_layout import CHECKPOINT_DIRECTORY, LLM_FILE, MODEL_NAME, MODEL_VERSION
 from llm_pipeline.base.errors import ConfigError, IntegrityError, unless_io
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.yaml_document import parse_yaml
 from llm_pipeline.config.target import Target
-from llm_pipeline.serving.repositories.packaged import PackagedEngine, copy_code, text_switches, write_served_model
+from llm_pipeline.serving.repositories.packaged import PackagedEngine, text_switches, write_served_model
 
 LLM_ARGUMENTS_FILE = "llm_args.yaml"
 """In the engine: the arguments of `LLM` as they were checked by the build."""
-
-
-def write_openvino(engine: PackagedEngine, repository: Path) -> dict[str, ArtifactRef]:
-    """Write the models; the runtime's files only, for a store keeps its own beside them. Nothing is linked."""
-    version = write_served_model(engine, "openvino_model", repository)
-    for name in (*OPENVINO_FILES, TOKENIZER_FILE):
-        if (engine.directory / name).is_file():  # the lint tells of a missing one
-            shutil.copyfile(engine.directory / name, version / ENGINE_DIRECTORY / name)
-    return {}
-
-
-def write_batched(engine: PackagedEngine, repository: Path, *, code: Mapping[str, str]) -> dict[str, ArtifactRef]:
-    """Write the model; returns what it links to.
-
-    Args:
-        engine: The engine.
-        repository: The model repository.
-        code: Names of files of `serving/models`, and what they are called beside `model.py`.
-
-    Raises:
-        IntegrityError: The engine names no checkpoint.
-    """
-    checkpoint = engine.description.checkpoint
-    if checkpoint is None:
-        raise IntegrityError("the engine names no checkpoint", where=str(engine.directory))
-    serving = engine.target.serving
-    parameters = {
-        **text_switches(serving),
-        "cancellation_check_milliseconds": str(serving.cancellation_check_milliseconds),
-    }
-    version = write_served_model(engine, "batched_model", repository, parameters=parameters)
-    for name, file in code.items():
-        copy_code(name, version / file)
-    if (engine.directory / COMPILED_DIRECTORY).is_dir():
-        shutil.copytree(engine.directory / COMPILED_DIRECTORY, version / ENGINE_DIRECTORY / COMPILED_DIRECTORY)
-    return {f"{MODEL_NAME}/{MODEL_VERSION}/{CHECKPOINT_DIRECTORY}": checkpoint}
 
 
 def write_llm_api(engine: PackagedEngine, repository: Path) -> dict[str, ArtifactRef]:
