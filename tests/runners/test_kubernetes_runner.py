@@ -123,9 +123,9 @@ def test_a_pod_that_is_lost_is_a_transient_crash_that_says_how(place, cluster, h
 
 
 def test_an_image_without_this_package_is_a_mistake_of_the_configuration(place):
-    runner = place.pod("echo /usr/bin/python3: No module named llm_pipeline >&2; exit 1")
+    runner = place.scripted("echo /usr/bin/python3: No module named llm_pipeline >&2; exit 1")
     job = runner.submit(place.request(), HERE)
-    ended(runner, job)
+    place.ended(runner, job)
     with pytest.raises(ConfigError, match="python3: No module named llm_pipeline") as caught:
         runner.outcome(job)
     assert "build an image" in caught.value.hint
