@@ -2,8 +2,8 @@
 -- And what users got: tokens (of all chunks), the last finish reason, whether there was any text. A field may be split
 -- over chunks, so the end of what was searched is kept, but no more of it than a field is long. Of a session's name and
 -- a client's address only fingerprints leave this filter; they are no cryptographic ones, so names should be long random
--- ones. The address is the connection's own: a header that names another one can be made up. Answers that broke off
--- leave nothing: their flags tell.
+-- ones. The address is the connection's own, unless a proxy that is trusted names another: anybody else can make one up.
+-- Answers that broke off leave nothing: their flags tell.
 
 local FILTER = "envoy.filters.http.lua"
 local KEPT = 255
