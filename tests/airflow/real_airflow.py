@@ -18,6 +18,10 @@ from typing import TYPE_CHECKING, Any
 import httpx
 from safetensors_files import write_safetensors
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "notifications"))
+
+from otlp_receiver import Telemetry, otlp_receiver
+
 from llm_pipeline.demo.airflow_client import AirflowAccess
 from llm_pipeline.demo.airflow_services import start_airflow, stop_airflow
 from llm_pipeline.demo.hub_repository import publish_revision
@@ -32,6 +36,9 @@ SETTINGS = {
     "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "6",  # how soon a dead triggerer's triggers are taken over
     "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
     "LLM_PIPELINE_WEBHOOK_SECRET": WEBHOOK_SECRET,
+    "AIRFLOW__METRICS__OTEL_ON": "True",
+    "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+    "OTEL_METRIC_EXPORT_INTERVAL": "10000",
 }
 _WATCH = "watch: { poll_minutes: 60, quiet_minutes: 0 }\n"  # so that only the webhook, or a restart, makes it look
 
@@ -46,6 +53,7 @@ class RealAirflow:
         release: The releases `tiny` and `one_target`, of two targets and of one; a person approves.
         watched: The release `watched`, started by what the hub publishes; its download fails.
         hub: The directory of the hub's repositories.
+        telemetry: The metrics that Airflow sends.
     """
 
     home: Path
@@ -53,10 +61,12 @@ class RealAirflow:
     release: Project
     watched: Project
     hub: Path
+    telemetry: Telemetry
 
     def start(self) -> AirflowAccess:
         """Start what does not run."""
-        return start_airflow(self.home, PORT, releases=self.release.config.parent, settings=SETTINGS)
+        settings = SETTINGS | {"OTEL_EXPORTER_OTLP_ENDPOINT": self.telemetry.url}
+        return start_airflow(self.home, PORT, releases=self.release.config.parent, settings=settings)
 
     def token(self, user: str) -> dict[str, str]:
         """The headers of a user who is logged in."""
@@ -81,13 +91,14 @@ def running(root: Path, make_project: Callable[..., Project], empty_database: Pa
     release = _release(make_project(root / "release", approval=True))
     watched = _watched(release, root / "watched", f"http://127.0.0.1:{port}")
     access = AirflowAccess("", "", "")
-    airflow = RealAirflow(home=home, access=access, release=release, watched=watched, hub=hub)
-    try:
-        yield replace(airflow, access=airflow.start())
-    finally:
-        stop_airflow(home)
-        server.kill()
-        server.wait()
+    with otlp_receiver() as telemetry:
+        airflow = RealAirflow(home=home, access=access, release=release, watched=watched, hub=hub, telemetry=telemetry)
+        try:
+            yield replace(airflow, access=airflow.start())
+        finally:
+            stop_airflow(home)
+            server.kill()
+            server.wait()
 
 
 def publish(hub: Path, *, weights: int = 4096, readme: bytes = b"# Tiny") -> str:

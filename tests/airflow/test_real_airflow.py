@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -195,6 +196,15 @@ def test_the_report_is_shown_to_who_may_read_the_dag_and_to_nobody_else(denied, 
 
 def test_a_reports_page_runs_no_script_and_the_releases_page_lists_it(denied, real_airflow):
     require_pages(real_airflow, denied, "<td>canary cpu-a:5</td>")
+
+
+def test_airflow_sends_the_metrics_that_alert_rules_ask_for(denied, real_airflow):
+    def kinds(series: list[str]) -> set[tuple[str, ...]]:
+        return {(one.partition("{")[0], *re.findall(r"[{,](\w+)=", one)) for one in series}
+
+    recorded = (Path(__file__).parents[1] / "docker/exports/airflow.txt").read_text().splitlines()
+    assert any('task_type="GuardOperator"' in one for one in recorded), "the guards are known by their operator's name"
+    until(lambda: kinds(recorded) <= kinds(real_airflow.telemetry.prometheus()), 120, look_seconds=2)
 
 
 @pytest.mark.thorough

@@ -1,7 +1,8 @@
-"""Alert rules and dashboards ask only for what Triton, our served models, Envoy and releases export.
+"""Alert rules and dashboards ask only for what Triton, our served models, Envoy, Airflow and releases export.
 
-`exports/` holds the series of a Triton 2.51 with a release of the CPU engine, and of the Envoy before it, as they were
-scraped in a run of the demo: names and labels, no values. Those of releases are checked in `test_release_metrics.py`.
+`exports/` holds the series of a Triton 2.51 with a release of the CPU engine, of the Envoy before it, and of Airflow
+3.3 by OTLP, as they were recorded in a run of the demo: names and labels, no values. Those of releases are checked in
+`test_release_metrics.py`, those of Airflow in `tests/airflow/test_real_airflow.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MONITORING = Path(__file__).parents[2] / "docker" / "monitoring"
 EXPORTS = Path(__file__).parent / "exports"
 FROM_PROMETHEUS = {"instance", "job", "le"}
 SERIES = re.compile(r"^(?P<name>\w+)(\{(?P<labels>.*)\})?$")
-METRIC = re.compile(r"\b((?:envoy|nv|llm)_\w+)(?:\{([^}]*)\})?(?=[\s\[)>]|$)")
+METRIC = re.compile(r"\b((?:airflow|envoy|nv|llm)_\w+)(?:\{([^}]*)\})?(?=[\s\[)>]|$)")
 MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
 GROUPING = re.compile(r"\b(?:by|on|ignoring) \(([^)]*)\)")
 
@@ -88,6 +89,12 @@ def test_a_query_asks_for_what_is_exported(title: str, expression: str) -> None:
 )
 def test_a_wrong_query_is_found(expression: str, problem: str) -> None:
     assert problems(expression) == [problem]
+
+
+def test_rules_ask_everybody_who_exports_something_to_watch() -> None:
+    asked = " ".join(rule["expr"] for rule in rules())
+    watched = ("airflow_scheduler", "airflow_triggerer", "GuardOperator", "envoy_", "llm_", "nv_")
+    assert not [name for name in watched if name not in asked]
 
 
 def test_an_alert_says_what_to_do_and_how_much_it_matters() -> None:

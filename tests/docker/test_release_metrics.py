@@ -33,13 +33,6 @@ PRICED = {
     "gpu_hour_prices": {"h100-80gb": 3.0},
     "currency": "EUR",
 }
-UNITS = {"s": "_seconds", "h": "_hours"}
-
-
-def prometheus(name: str, unit: str, labels: tuple[tuple[str, str], ...]) -> str:
-    """A series as Prometheus names it: https://prometheus.io/docs/guides/opentelemetry/."""
-    inside = ",".join(f'{label}="{value}"' for label, value in labels)
-    return f"{name.replace('.', '_')}{UNITS.get(unit, '')}_total{{{inside}}}"
 
 
 def test_the_recorded_series_are_those_that_are_sent(tmp_path, monkeypatch):
@@ -65,8 +58,7 @@ def test_the_recorded_series_are_those_that_are_sent(tmp_path, monkeypatch):
     with otlp_receiver() as received:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.url)
         assert outbox.tell(history.store, deployment, no_connections, events=events) == len(events)
-    sent = sorted(prometheus(*series) for series in received.points)
-    assert sent == EXPORTS.read_text().splitlines()
+    assert received.prometheus() == EXPORTS.read_text().splitlines()
     spans = {span.name: span for span in received.spans}
     cost = {one.key: one.value for one in spans["quantize fp8"].attributes}
     assert cost["llm_pipeline.cost"].double_value == pytest.approx(3.0 * 2 * 1.0 / 3600)
