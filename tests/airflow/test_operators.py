@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from airflow.models.dagrun import DagRun
 from llm_pipeline_airflow.dag_factory import release_dag
-from llm_pipeline_airflow.lineage import data_sets
+from llm_pipeline_airflow.lineage import data_sets, lineage_of
 
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.notifications.stream import read
@@ -97,6 +97,17 @@ def test_lineage_goes_from_the_commit_to_the_endpoint(release, promoted):
     for stage, subject, of in (("quantize", "large", "download"), ("build", "cpu-a", "quantize")):
         before = named(of, "large" if of == "quantize" else "")[1]
         assert set(named(stage, subject)[0]) & set(before), stage
+
+
+def test_the_provider_of_openlineage_gets_each_data_set_with_its_version(release, promoted):
+    pytest.importorskip("airflow.providers.openlineage", reason="the provider is not installed, as in our constraints")
+    flow = ReleaseProgress(release.store, read_record(release.store, "tiny-01234567-00000000"))
+    built = flow.result("build", "cpu-a")
+    told = lineage_of(flow, built)
+    assert [one.facets["version"].datasetVersion for one in told.outputs] == [built.artifacts["engine"].digest]
+    assert {one.namespace for one in (*told.inputs, *told.outputs)} == {"file"}
+    (fetched,) = (one for one in lineage_of(flow, flow.result("download", "")).inputs if one.name == "demo/tiny")
+    assert fetched.facets["version"].datasetVersion == flow.record.model.commit
 
 
 def test_a_reused_result_says_so_in_its_label(stopped):
