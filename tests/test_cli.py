@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 from llm_pipeline import __version__
 from llm_pipeline.base.errors import ExitCode
-from llm_pipeline.cli import main
+from llm_pipeline.cli import _parser, main
 from llm_pipeline.cli.editing import FOLDERS
 from llm_pipeline.config.reference import CONFIG_FILES
 
@@ -59,6 +60,40 @@ def test_a_runbook_is_shown_by_the_name_that_an_error_ends_with(capsys, monkeypa
     assert capsys.readouterr().out.startswith("ConfigError\n\n`no deployment is named`")
     assert main(["runbook", "configeror"]) == 4
     assert "-> configerror" in capsys.readouterr().err
+
+
+def test_a_runbook_reads_well_in_a_terminal(capsys):
+    assert main(["runbook"]) == 0
+    page = capsys.readouterr().out
+    assert "](" not in page
+    assert "llm-pipeline schema FOLDER --text" in page
+
+
+def commands_of_help(text: str) -> list[str]:
+    return re.findall(r"^  ([a-z][\w-]*) ", text, re.MULTILINE)
+
+
+def test_help_lists_every_command_once_by_task_and_is_what_no_command_at_all_is_answered_with(capsys):
+    parser = _parser()
+    (commands,) = (action for action in parser._actions if action.dest == "command")
+    shown = parser.format_help()
+    assert sorted(commands_of_help(shown)) == sorted(commands.choices)
+    for title in ("Releases", "The store", "Production", "Servers", "Reading and editing"):
+        assert f"\n{title}:\n" in shown
+    assert commands.choices["plan"].format_usage().startswith("usage: llm-pipeline plan [-h]")
+    assert main([]) == ExitCode.BAD_INPUT
+    assert commands_of_help(capsys.readouterr().err) == commands_of_help(shown)
+
+
+def test_every_argument_says_what_it_is():
+    (commands,) = (action for action in _parser()._actions if action.dest == "command")
+    silent = [
+        f"{name} {action.dest}"
+        for name, parser in commands.choices.items()
+        for action in parser._actions
+        if not action.help and name not in ("stage", "pod")  # other programs call these
+    ]
+    assert silent == []
 
 
 def test_names_keep_their_capitals_in_help(capsys: pytest.CaptureFixture[str]):
@@ -139,7 +174,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().out.strip() == __version__
 
 
-@pytest.mark.parametrize("arguments", [[], ["plan"], ["plna", "x.yaml"], ["run", "x.yaml", "--approve", "--reject"]])
+@pytest.mark.parametrize("arguments", [["plan"], ["plna", "x.yaml"], ["run", "x.yaml", "--approve", "--reject"]])
 def test_wrong_arguments_end_with_a_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
@@ -261,13 +296,27 @@ def test_the_schemas_of_all_folders_are_written(tmp_path: Path, capsys: pytest.C
     assert "load_test" in json.loads(capsys.readouterr().out)["properties"]
 
 
+def test_the_fields_of_a_folders_files_are_told_in_words(capsys: pytest.CaptureFixture[str]):
+    assert main(["schema", "releases", "--text"]) == ExitCode.GO
+    told = capsys.readouterr().out
+    assert "`rate_per_second`" in told
+    assert "`gpu_hour_prices`" not in told
+    assert main(["schema", "--text"]) == ExitCode.GO
+    assert "`gpu_hour_prices`" in capsys.readouterr().out
+
+
 def test_a_schema_must_be_named(capsys: pytest.CaptureFixture[str]):
     assert main(["schema"]) == ExitCode.BAD_INPUT
     assert "--output DIR" in capsys.readouterr().err
 
 
 def test_a_shell_completes_commands_and_options(tmp_path: Path):
-    for line, expected in {"llm-pipeline ver": {"verify"}, "llm-pipeline plan --rep": {"--replace"}}.items():
+    for line, expected in {
+        "llm-pipeline ver": {"verify"},
+        "llm-pipeline plan --rep": {"--replace"},
+        "llm-pipeline runbook no_g": {"no_go"},
+        "llm-pipeline schema pol": {"policies"},
+    }.items():
         answer = tmp_path / "answer"
         environment = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(answer), "_ARGCOMPLETE_IFS": " ",
                        "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9"}  # fmt: skip

@@ -19,14 +19,18 @@ something is damaged, or a fault of this program); 130 and 143 after Ctrl-C and 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import logging
+import shutil
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from llm_pipeline import __version__
 from llm_pipeline.base.entry import ArgumentParser, entry_point, interruptible
+from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.base.logging import write_readable_lines
 from llm_pipeline.cli import releases
 from llm_pipeline.cli.options import Commands
@@ -40,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _log_for_people()
     given = sys.argv[1:] if arguments is None else arguments
     parser = _stage_parser() if given[:1] == ["stage"] else _parser()
+    if not given:
+        parser.print_help(sys.stderr)
+        return ExitCode.BAD_INPUT
     _refuse_empty(parser, given)
     options = parser.parse_args(given)
     if getattr(options, "verbose", False):
@@ -66,11 +73,31 @@ def _refuse_empty(parser: ArgumentParser, arguments: Sequence[str]) -> None:
 def _parser() -> ArgumentParser:
     from llm_pipeline.cli import doctor, editing, events, formats, production, serving, store, tune
 
+    tasks = {
+        "Releases": (releases, tune, formats),
+        "The store": (store,),
+        "Production": (production, events, doctor),
+        "Servers": (serving,),
+        "Reading and editing": (editing,),
+    }
     parser, commands = _program()
-    for group in (releases, tune, formats, store, production, events, doctor, serving, editing):
-        group.add_commands(commands)
+    listed = commands._choices_actions  # noqa: SLF001 - argparse lists commands in one row; ours are told by task
+    parts = []
+    for task, modules in tasks.items():
+        before = len(listed)
+        for module in modules:
+            module.add_commands(commands)
+        parts.append("\n".join([f"{task}:", *_command_lines(listed[before:])]))
+    parser.epilog = "\n\n".join(parts)
     editing.complete(parser)
     return parser
+
+
+def _command_lines(listed: Iterable[argparse.Action]) -> Iterator[str]:
+    """A line for each command, or more where the terminal is narrow."""
+    width = max(shutil.get_terminal_size().columns - 2, 40)
+    for one in listed:
+        yield from textwrap.wrap(one.help or "", width, initial_indent=f"  {one.dest:<13}", subsequent_indent=" " * 15)
 
 
 def _stage_parser() -> ArgumentParser:
@@ -82,10 +109,16 @@ def _stage_parser() -> ArgumentParser:
 
 def _program() -> tuple[ArgumentParser, Commands]:
     parser = ArgumentParser(
-        prog="llm-pipeline", description="Release language models, with recorded evidence at every gate."
+        prog="llm-pipeline",
+        usage="llm-pipeline COMMAND ...\n       llm-pipeline COMMAND --help",
+        description="Release language models, with recorded evidence at every gate.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=__version__)
-    return parser, parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", prog="llm-pipeline", help=argparse.SUPPRESS
+    )
+    return parser, commands
 
 
 def _log_for_people() -> None:

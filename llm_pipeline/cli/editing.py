@@ -16,24 +16,31 @@ from llm_pipeline.cli.options import Commands, add_command, write_files, write_j
 _ASKED_BY_A_SHELL = "_ARGCOMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 FOLDERS = ("releases", "targets", "quantization", "policies", "deployments")
+_COMPLETING = (
+    'In ~/.bashrc or ~/.zshrc: eval "$(llm-pipeline completion bash)"; in fish: llm-pipeline completion fish | source.'
+)
+_LINK = re.compile(r"\[([^\]]+)\]\((\S+?\.md\S*|#\S+)\)")
 
 
 def add_commands(commands: Commands) -> None:
     """Add them to the parser."""
-    summary = "JSON schemas of configuration files, from which editors complete"
+    summary = "what configuration files may hold: JSON schemas, from which editors complete, or text"
     schema = add_command(commands, "schema", _schema, summary, deployment=False)
     schema.add_argument("folder", nargs="?", choices=FOLDERS, help="print the schema of this folder's files")
-    schema.add_argument("--output", type=Path, metavar="DIR", help="write the schemas of all folders there")
+    how = schema.add_mutually_exclusive_group()
+    how.add_argument("--output", type=Path, metavar="DIR", help="write the schemas of all folders there")
+    how.add_argument("--text", action="store_true", help="print every field with its meaning, for people, as Markdown")
 
     summary = "what an error or a verdict means and what to do about it"
     runbook = add_command(commands, "runbook", _runbook, summary, deployment=False)
-    runbook.add_argument(
+    name = runbook.add_argument(
         "name", nargs="?", default="", help="type of the error, or verdict; without it, the whole page"
     )
+    name.completer = lambda **_: list(_runbooks())  # type: ignore[attr-defined]  # what argcomplete asks for
 
     summary = "what a shell runs to complete commands and options"
-    completion = add_command(commands, "completion", _completion, summary, deployment=False)
-    completion.add_argument("shell", choices=SHELLS)
+    completion = add_command(commands, "completion", _completion, summary, deployment=False, epilog=_COMPLETING)
+    completion.add_argument("shell", choices=SHELLS, help="the shell that is to complete")
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
@@ -45,28 +52,43 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 
 def _schema(options: argparse.Namespace) -> int:
-    from llm_pipeline.config.reference import json_schema, json_schemas
+    from llm_pipeline.config.reference import folder_reference, json_schema, json_schemas, reference
 
-    if options.output:
+    if options.text:
+        write_lines(folder_reference(options.folder) if options.folder else reference().splitlines())
+    elif options.output:
         texts = {f"{folder}.json": json.dumps(made, indent=1) + "\n" for folder, made in json_schemas().items()}
         write_files(options.output, texts)
         write_lines(str(options.output / name) for name in texts)
     elif options.folder:
         write_json(json_schema(options.folder))
     else:
-        raise ConfigError("which schema?", hint=f"name one of {', '.join(FOLDERS)}, or give --output DIR for all")
+        raise ConfigError(
+            "which schema?", hint=f"name one of {', '.join(FOLDERS)}, or give --output DIR for all, or --text"
+        )
     return ExitCode.GO
 
 
 def _runbook(options: argparse.Namespace) -> int:
-    page = runbooks_file().read_text(encoding="utf-8")
-    sections = {text.partition("\n")[0].lower(): text for text in re.split(r"^##+ ", page, flags=re.MULTILINE)[1:]}
-    name = options.name.lower()
+    sections, name = _runbooks(), options.name.lower()
     if name and name not in sections:
         close = ", ".join(difflib.get_close_matches(name, sections, n=3)) or "leave the name out for the whole page"
         raise ConfigError(f"no runbook {options.name!r}", hint=close)
-    write_lines((sections[name] if name else page).rstrip().splitlines())
+    text = sections[name] if name else runbooks_file().read_text(encoding="utf-8")
+    write_lines(_LINK.sub(_told_as_a_place, text).rstrip().splitlines())
     return ExitCode.GO
+
+
+def _runbooks() -> dict[str, str]:
+    """The sections of the page of runbooks, by their names in small letters."""
+    page = runbooks_file().read_text(encoding="utf-8")
+    return {text.partition("\n")[0].lower(): text for text in re.split(r"^##+ ", page, flags=re.MULTILINE)[1:]}
+
+
+def _told_as_a_place(link: re.Match[str]) -> str:
+    """A link of the page as text: a terminal follows none."""
+    text, target = link[1], link[2]
+    return f"{text} (llm-pipeline runbook {target[1:]})" if target.startswith("#") else f"{text} (docs/{target})"
 
 
 def _completion(options: argparse.Namespace) -> int:

@@ -26,7 +26,8 @@ def add_commands(commands: Commands) -> None:
     parser.add_argument(
         "--version", action="append", default=[], help="of TensorRT-LLM; those in known containers if not given"
     )
-    parser.add_argument("--engine", action="append", default=[], choices=("tensorrt_llm_llmapi", "tensorrt_llm_engine"))
+    kinds = ("tensorrt_llm_llmapi", "tensorrt_llm_engine")
+    parser.add_argument("--engine", action="append", default=[], choices=kinds, help="how it is served (default: both)")
     parser.add_argument("--model", action="append", default=[], help="judge by NVIDIA's tables of models, too")
     parser.add_argument("--json", action="store_true", help="print every cell as JSON")
 

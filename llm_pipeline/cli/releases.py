@@ -30,7 +30,7 @@ def add_commands(commands: Commands) -> None:
     """Add them to the parser."""
     _add_initializing(commands)
     run = add_command(commands, "run", _run, "run a release on this machine, without Airflow", deployment=False)
-    run.add_argument("config", type=Path, help="a release config, e.g. configs/releases/demo.yaml")
+    run.add_argument("config", type=Path, help="a release config, e.g. releases/first.yaml")
     _add_overrides(run)
     answer = run.add_mutually_exclusive_group()
     answer.add_argument(
@@ -47,7 +47,7 @@ def add_commands(commands: Commands) -> None:
     run.add_argument("--verbose", action="store_true", help="show every log line of every stage")
 
     plan = add_command(commands, "plan", _plan, "check a release without spending anything", deployment=False)
-    plan.add_argument("config", type=Path)
+    plan.add_argument("config", type=Path, help="a release config, e.g. releases/first.yaml")
     _add_overrides(plan)
     plan.add_argument("--replace", action="store_true", help=_REPLACE)
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")

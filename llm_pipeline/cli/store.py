@@ -33,7 +33,7 @@ def add_commands(commands: Commands) -> None:
         epilog=_REFERENCES,
         json_too=True,
     )
-    listing.add_argument("what", nargs="?", choices=_KINDS, default="releases")
+    listing.add_argument("what", nargs="?", choices=_KINDS, default="releases", help="what to list (default: releases)")
 
     showing = add_command(
         commands,
@@ -43,7 +43,7 @@ def add_commands(commands: Commands) -> None:
         epilog=_REFERENCES,
         json_too=True,
     )
-    showing.add_argument("reference", metavar="REF")
+    showing.add_argument("reference", metavar="REF", help="what to show")
 
     verifying = add_command(
         commands,
@@ -67,8 +67,8 @@ def add_commands(commands: Commands) -> None:
         epilog=_REFERENCES,
         json_too=True,
     )
-    comparing.add_argument("first", metavar="A")
-    comparing.add_argument("second", metavar="B")
+    comparing.add_argument("first", metavar="REF", help="what it was before")
+    comparing.add_argument("second", metavar="REF", help="what it is now, of the same kind")
     _add_claiming(commands)
     _add_retaining(commands)
 

@@ -73,10 +73,16 @@ def reference() -> str:
             "a dollar sign."
         ),
     ]
-    for folder, model in CONFIG_FILES.items():
-        parts += ["", f"## `configs/{folder}/*.yaml`", *_sections(model, "", set())]
+    for folder in CONFIG_FILES:
+        parts += ["", *folder_reference(folder)]
     parts += ["", "## A target's options in Triton's words", "", *_triton_names()]
     return "\n".join(parts) + "\n"
+
+
+def folder_reference(folder: str) -> Iterator[str]:
+    """The part of the reference about one folder's files."""
+    yield f"## `configs/{folder}/*.yaml`"
+    yield from _sections(CONFIG_FILES[folder], "", set())
 
 
 def _triton_names() -> Iterator[str]:

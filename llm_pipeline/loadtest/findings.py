@@ -153,7 +153,7 @@ def _latencies(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> Table | None
     several = f" in {len(windows)} windows" if len(windows) > 1 else ""
     title = f"{what}: latencies in ms of {requests:,} requests{several}, with two-sided 95 % bounds"
     note = "Figures are of the middle window; bounds are the lowest and highest of all windows." if several else ""
-    return _table(title, ("", "p50", "p90", "p95", "p99", "max", "limit"), rows, filter(None, (note,)))
+    return _table(title, ("latency", "p50", "p90", "p95", "p99", "max", "limit"), rows, filter(None, (note,)))
 
 
 def _latency_row(words: str, latencies: Sequence[Latency | None], level: ServiceLevel, limit: str) -> Row | None:
