@@ -8,6 +8,7 @@ from pydantic import Field, PrivateAttr, StringConstraints, ValidationInfo, fiel
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.environment import Environment, VariableNames
+from llm_pipeline.config.files import how_to_make_an_interpreter
 from llm_pipeline.config.metric_source import MetricSource
 from llm_pipeline.config.model import (
     ConfigModel,
@@ -32,16 +33,9 @@ from llm_pipeline.config.slot_server import OpenAiSlot, SlotServer
 from llm_pipeline.config.store import Store, StoreModel
 
 __all__ = [
-    "INSTALL_INTERPRETER", "Deployment", "GuardSchedule", "HubAccess", "QuantizationHost", "Retention", "RouterPlace",
+    "Deployment", "GuardSchedule", "HubAccess", "QuantizationHost", "Retention", "RouterPlace",
     "ServerPorts", "TargetPlace", "VerificationSchedule", "WorkerGroup", "Workers",
 ]  # fmt: skip
-
-
-INSTALL_INTERPRETER = (
-    "make it as docs/install.md says (in a clone: `make environments`), or name another one under environments: in the "
-    "deployment file"
-)
-"""What to do where an interpreter is missing, or lacks this package."""
 
 
 class TargetPlace(ConfigModel):
@@ -310,5 +304,5 @@ class Deployment(ConfigModel):
         raise ConfigError(
             f"environment {name!r} {problem}, and an interpreter of this host is needed",
             where=f"deployment {self.name}",
-            hint=INSTALL_INTERPRETER,
+            hint=how_to_make_an_interpreter(),
         )

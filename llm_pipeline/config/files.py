@@ -15,12 +15,30 @@ SHIPPED_FOLDERS = ("calibration", "policies", "quantization", "targets")
 """What a release config may name without having it. Releases, deployments, tasks and workloads are always one's own."""
 
 _INSTALLED = Path(__file__).parent / "shipped"
-_CHECKOUT = Path(__file__).parents[2] / "configs"
+_INSTALLED_CONSTRAINTS = Path(__file__).parents[1] / "constraints"
+_CHECKOUT = Path(__file__).parents[2]
 
 
 def shipped_configs() -> Path:
     """The package's own `configs/`: data of the wheel, or the repository's in a clone."""
-    return _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
+    return _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT / "configs"
+
+
+def constraints() -> Path:
+    """The folder of pinned versions that were tested together: data of the wheel, or the repository's in a clone."""
+    return _INSTALLED_CONSTRAINTS if _INSTALLED_CONSTRAINTS.is_dir() else _CHECKOUT / "docker" / "constraints"
+
+
+def how_to_make_an_interpreter() -> str:
+    """What to do where an interpreter is missing, or lacks this package."""
+    pins = constraints() / "model-py311.txt"
+    how = "run `make environments`"
+    if pins.is_relative_to(_INSTALLED_CONSTRAINTS):
+        how = (
+            f"make it: `python3.11 -m venv`, then with its pip `install torch --constraint {pins}`, and "
+            f"`install --no-deps --requirement {pins}` with this package's wheel"
+        )
+    return f"{how}; or name another one under environments: in the deployment file"
 
 
 def yaml_files(folder: Path) -> list[Path]:

@@ -14,7 +14,8 @@ from functools import cache, partial
 from pathlib import Path
 
 from llm_pipeline.base.errors import ConfigError, Unsupported
-from llm_pipeline.config.deployment import INSTALL_INTERPRETER, Deployment
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.files import how_to_make_an_interpreter
 from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.engines.builder import engine_adapter
@@ -218,7 +219,7 @@ def plan_release(
     here = all(target.accelerator == "cpu" for target in release.targets)
     missing, full = host.missing_interpreters(deployment), tuple(disk.problems()) if disk else ()
     if here:
-        _refuse_obstacles(loaded, missing, INSTALL_INTERPRETER)
+        _refuse_obstacles(loaded, missing, how_to_make_an_interpreter())
         _refuse_obstacles(loaded, full, "free disk space, or name other places in the deployment file")
     ladders, steps = _ladders(release, targets, facts), tuple(planned_steps(release, facts))
     asked = BackgroundCall(partial(ask_store, loaded, opened, steps, ladders), store_seconds) if store_seconds else None

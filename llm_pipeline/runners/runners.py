@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from llm_pipeline.base.adapters import adapter
 from llm_pipeline.base.errors import ConfigError, PipelineError, StageCrashed
-from llm_pipeline.config.deployment import INSTALL_INTERPRETER, Deployment
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.files import how_to_make_an_interpreter
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import record_failure
 from llm_pipeline.runners.runner import Job, Placement, StageRunner
@@ -22,7 +23,7 @@ class Runners:
         if environment is None:
             raise ConfigError(
                 f"deployment {self._deployment.name} has no environment {placement.environment!r}",
-                hint=INSTALL_INTERPRETER,
+                hint=how_to_make_an_interpreter(),
             )
         job = self._runner(environment.runner).submit(request, placement)
         of = {"release_id": request.release_id, "stage": request.stage, "subject": request.subject}

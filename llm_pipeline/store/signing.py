@@ -320,7 +320,10 @@ class _WithoutKey:
         return _verified(verifier, hashes, signature, Error)
 
 
-_KEY_HINT = "docs/store.md says how to make a pair of keys"
+_KEY_HINT = (
+    "make a pair of keys: openssl ecparam -name prime256v1 -genkey -noout | openssl pkcs8 -topk8 -out release.key; "
+    "openssl ec -in release.key -pubout -out release.pub"
+)
 _SERVICES_HINT = "Fulcio, Rekor and sigstore's TUF repository must be reachable; sign with keys where they are not"
 
 

@@ -123,5 +123,6 @@ def test_the_wheel_holds_what_init_copies(tmp_path):
         "llm_pipeline/project/templates/release.yaml",
         "llm_pipeline_airflow/py.typed",
         "llm_pipeline/py.typed",
+        *(f"llm_pipeline/constraints/{name}.txt" for name in ("control-py312", "model-py311", "triton-py311")),
     } <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)

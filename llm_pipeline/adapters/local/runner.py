@@ -11,7 +11,8 @@ from llm_pipeline.adapters.local.adapter import Interpreter
 from llm_pipeline.base import detached
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.deployment import INSTALL_INTERPRETER, Deployment
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.files import how_to_make_an_interpreter
 from llm_pipeline.release.contract import EnvironmentName, StageRequest, StageResult
 from llm_pipeline.runners.crash import crash
 from llm_pipeline.runners.job_directory import (
@@ -52,7 +53,7 @@ class ProcessRunner:
         except (OSError, subprocess.SubprocessError) as error:
             said = (getattr(error, "stderr", "") or "").strip().splitlines()
             raise ConfigError(
-                f"{python} does not run this package: {said[-1] if said else error}", hint=INSTALL_INTERPRETER
+                f"{python} does not run this package: {said[-1] if said else error}", hint=how_to_make_an_interpreter()
             ) from error
         return f"{python}, package {answer.stdout.strip()}"
 
@@ -114,7 +115,7 @@ class ProcessRunner:
             lines,
             where=str(job.directory),
             again="run it again: finished work is kept",
-            install=INSTALL_INTERPRETER,
+            install=how_to_make_an_interpreter(),
         )
 
     def cancel(self, job: Job) -> None:
@@ -127,7 +128,7 @@ class ProcessRunner:
         if not os.access(python, os.X_OK):
             raise ConfigError(
                 f"environment {environment!r} has no interpreter at {python}",
-                hint=INSTALL_INTERPRETER,
+                hint=how_to_make_an_interpreter(),
             )
         return python
 
