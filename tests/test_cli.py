@@ -153,6 +153,14 @@ def test_a_missing_file_of_this_directory_is_told_what_the_directory_has(tmp_pat
     assert f"{tmp_path.name}/ has: other" in capsys.readouterr().err
 
 
+def test_a_release_that_is_given_by_its_name_is_answered_with_where_it_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", ".", "--model", "organisation/name", "--name", "chat"]) == 0
+    capsys.readouterr()
+    assert main(["plan", "chat"]) == 4
+    assert "no such file -> releases/ has: chat (" in capsys.readouterr().err
+
+
 def test_a_missing_config_ends_with_4_and_says_what_there_is(capsys: pytest.CaptureFixture[str]):
     assert main(["plan", str(REAL.with_name("llama.yaml"))]) == 4
     error = capsys.readouterr().err

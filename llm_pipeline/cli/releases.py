@@ -214,14 +214,15 @@ def _init(options: argparse.Namespace) -> int:
     except OSError as error:
         wrong = ConfigError(f"cannot be written: {error.strerror}", where=str(error.filename or options.directory))
         raise unless_io(error, wrong) from error
-    root, release = options.directory.absolute(), written[0].relative_to(options.directory)
+    root, release = options.directory.resolve(), written[0].relative_to(options.directory)
+    elsewhere = [] if root == Path.cwd() else [f"  cd {shlex.quote(str(options.directory))}"]
     write_lines(
         [
             "Look at these files; their comments say what to change:",
             *(f"  {path}" for path in written),
             "",
             "Then:",
-            f"  cd {shlex.quote(str(options.directory))}",
+            *elsewhere,
             f"  llm-pipeline doctor {release}",
             f"  llm-pipeline plan {release}",
             f"  llm-pipeline run {release} --approve",

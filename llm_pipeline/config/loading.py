@@ -201,8 +201,12 @@ def _known_keys(model: type[BaseModel], location: Location) -> list[str]:
 
 
 def _suggest_file(path: Path) -> str:
-    there = [found.stem for found in yaml_files(path.parent)]
-    return f"{path.absolute().parent.name}/ has: {', '.join(there)}" if there else "check the path"
+    """What there is: beside the path, or where a project and a clone keep releases."""
+    beside = path.absolute().parent
+    for name, folder in ((beside.name, beside), *((name, beside / name) for name in ("releases", "configs/releases"))):
+        if there := [found.stem for found in yaml_files(folder)]:
+            return f"{name}/ has: {', '.join(there)}"
+    return "check the path"
 
 
 def where_in(path: Path, location: Location) -> str:

@@ -76,9 +76,11 @@ def write_project(directory: Path, choices: Choices) -> tuple[Path, ...]:
     if directory.exists() and any(directory.iterdir()):
         raise ConfigError("the directory is not empty", where=str(directory), hint="name a new one")
     choices.check()
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=directory.parent, prefix=".init-") as scratch:
-        partial = Path(scratch) / directory.name
+    there = directory.exists()  # then it stays the same one: somebody's working directory, or a volume
+    scratch_in = directory if there else directory.parent
+    scratch_in.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=scratch_in, prefix=".init-") as scratch:
+        partial = Path(scratch) / "project"
         _copy_shipped(partial, choices)
         written = (
             _write(partial / "releases" / f"{choices.name}.yaml", "release.yaml", _release_values(choices)),
@@ -86,7 +88,11 @@ def write_project(directory: Path, choices: Choices) -> tuple[Path, ...]:
             _write(partial / "deployments" / "local.yaml", "deployment.yaml", _deployment_values(choices)),
         )
         load_release(written[0])
-        partial.replace(directory)
+        if there:
+            for path in sorted(partial.iterdir()):
+                path.replace(directory / path.name)
+        else:
+            partial.replace(directory)
     return tuple(directory / path.relative_to(partial) for path in written)
 
 

@@ -81,6 +81,21 @@ def test_nothing_is_written_over(tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.parametrize("named", [".", "../here"])
+def test_a_directory_that_is_there_and_empty_stays_the_same_one(tmp_path, monkeypatch, capsys, named):
+    here = tmp_path / "here"
+    here.mkdir()
+    before = here.stat().st_ino
+    monkeypatch.chdir(here)
+    assert init(Path(named), "--model", "organisation/name") == 0
+    assert here.stat().st_ino == before
+    assert sorted(path.name for path in here.iterdir()) == [
+        "dags", "deployments", "policies", "releases", "targets", "workloads"
+    ]  # fmt: skip
+    assert load_release(Path("releases/first.yaml"))
+    assert "\n  cd " not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "choices",
     [("--model", "name"), ("--model", "a/b/c"), ("--model", "./missing"), ("--model", "a/b", "--name", "not a name")],

@@ -48,6 +48,8 @@ class ProcessRunner:
         """
         python = environment.python
         command = [python, *_PACKAGE, "--version"]
+        if not os.access(python, os.X_OK):
+            raise ConfigError(f"there is no interpreter at {python}", hint=how_to_make_an_interpreter())
         try:
             answer = subprocess.run(command, capture_output=True, text=True, timeout=_START_SECONDS, check=True)
         except (OSError, subprocess.SubprocessError) as error:
