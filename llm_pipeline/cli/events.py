@@ -36,14 +36,18 @@ def add_commands(commands: Commands) -> None:
 
 def _events(options: argparse.Namespace) -> int:
     _, store = opened(options)
+    told = False
     for event in _read(store, max(options.after, 0), follow=options.follow):
         if not event.release_id.startswith(options.release):
             continue
+        told = True
         if options.json:
             sys.stdout.write(event.model_dump_json() + "\n")
             sys.stdout.flush()
         else:
             write_lines(_lines(event))
+    if not told and not options.json:
+        write_lines(["no events"])
     return ExitCode.GO
 
 
