@@ -313,6 +313,11 @@ def test_the_fields_of_a_folders_files_are_told_in_words(capsys: pytest.CaptureF
     assert "`gpu_hour_prices`" in capsys.readouterr().out
 
 
+def test_a_target_without_llm_args_is_told_so(capsys: pytest.CaptureFixture[str]):
+    assert main(["render-args", str(ROOT / "configs/targets/cpu.yaml")]) == ExitCode.BAD_INPUT
+    assert "LLM args are TensorRT-LLM's, and this target of openvino_cpu" in capsys.readouterr().err
+
+
 def test_a_schema_must_be_named(capsys: pytest.CaptureFixture[str]):
     assert main(["schema"]) == ExitCode.BAD_INPUT
     assert "--output DIR" in capsys.readouterr().err

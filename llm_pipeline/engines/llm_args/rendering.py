@@ -65,7 +65,10 @@ def render_llm_args(
         IntegrityError: The checkpoint's quantization metadata is damaged.
     """
     if target.runtime_version is None:
-        raise ConfigError("a TensorRT-LLM target needs runtime_version", where=f"targets/{target.name}.yaml")
+        raise ConfigError(
+            f"LLM args are TensorRT-LLM's, and this target of {target.engine} names no runtime_version of it",
+            where=f"targets/{target.name}.yaml",
+        )
     dialect = dialect_of(target.runtime_version)
     document: Document = {
         "model": model,
