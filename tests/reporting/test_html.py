@@ -66,6 +66,10 @@ def test_every_tag_is_closed_in_order(page: str) -> None:
     assert read(page).open == []
 
 
+def test_every_column_has_a_head(page: str) -> None:
+    assert not re.findall(r"<th[^>]*>\s*</th>", page)
+
+
 def test_nothing_is_loaded_from_anywhere(page: str) -> None:
     assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)", page)
     references = [value for name, value in read(page).attributes if name in ("src", "href", "xlink:href", "srcset")]
