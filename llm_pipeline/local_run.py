@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from llm_pipeline.base.errors import InternalError, PipelineError, Transient
+from llm_pipeline.base.errors import InternalError, PipelineError, RemoteStageTransient, Transient
 from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.base.verdict import Verdict, worst
@@ -297,7 +297,9 @@ class LocalRun:
                 if attempt == _ATTEMPTS:
                     raise
                 self._teller.failed(request.stage, request.subject, error, tried_again=True, began=self._began)
-                log.warning("%s: %s; trying again in %g s", request.stage, error.message, _BACK_OFF_SECONDS * attempt)
+                told = isinstance(error, RemoteStageTransient)  # in the stage's own log, which is shown
+                why = error.kind if told else error.message
+                log.warning("%s: %s; trying again in %g s", request.stage, why, _BACK_OFF_SECONDS * attempt)
                 time.sleep(_BACK_OFF_SECONDS * attempt)
                 continue
             log.info("%s", self._line(result, time.monotonic() - started))

@@ -104,3 +104,10 @@ def test_an_error_before_a_release_has_its_id_is_told_too(release, run):
     assert isinstance(run(Case({"resolve": {"error": "terminal"}}))[1], PipelineError)
     (told,) = read(open_store(load_release(release.config).deployment.store))
     assert (told.kind, told.title) == ("failure", "Release tiny: failed")
+
+
+def test_an_error_after_which_a_stage_is_tried_again_is_told_once(release, run, caplog):
+    run(Case({"download": {"error": "transient"}}))
+    lines = [line for line in caplog.messages if "the test asked for one transient error" in line]
+    assert len(lines) == 1
+    assert [line for line in caplog.messages if line.startswith("download: Transient; trying again in ")]
