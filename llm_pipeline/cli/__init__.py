@@ -22,9 +22,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import shutil
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
@@ -95,6 +93,9 @@ def _parser() -> ArgumentParser:
 
 def _command_lines(listed: Iterable[argparse.Action]) -> Iterator[str]:
     """A line for each command, or more where the terminal is narrow."""
+    import shutil
+    import textwrap
+
     width = max(shutil.get_terminal_size().columns - 2, 40)
     for one in listed:
         yield from textwrap.wrap(one.help or "", width, initial_indent=f"  {one.dest:<13}", subsequent_indent=" " * 15)
