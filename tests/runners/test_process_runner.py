@@ -11,6 +11,7 @@ from llm_pipeline.adapters.local.adapter import Interpreter
 from llm_pipeline.adapters.local.runner import ProcessRunner
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ConfigError, StageCrashed
+from llm_pipeline.config.files import how_to_make_an_interpreter
 from llm_pipeline.runners.crash import crash
 from llm_pipeline.runners.runner import Placement
 
@@ -40,7 +41,7 @@ def test_an_interpreter_that_cannot_start_this_package_says_so(process_place, tm
     broken.chmod(0o755)
     error = _outcome_of(process_place, broken)
     assert error.message.endswith(told)
-    assert "docs/install.md" in error.hint
+    assert error.hint == how_to_make_an_interpreter()
 
 
 def _outcome_of(place, python: Path) -> ConfigError:
