@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from datetime import UTC, datetime
 
 import pytest
-from flow_cases import CASES, RECIPES, Case, walk
+from flow_cases import CASES, RECIPES, TARGETS, Case, walk
 
 from llm_pipeline.base.errors import PipelineError
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.notifications.stream import read
@@ -16,6 +18,8 @@ from llm_pipeline.release.rules import run_fails
 from llm_pipeline.release.step import Ending
 from llm_pipeline.release.tasks import release_tasks
 from llm_pipeline.store import open_store
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointer, Pointers
 
 QUICK = {"load_test refuses cpu-a", "canary cpu-a:5 refused", "error in build", "production declined"}
 
@@ -64,6 +68,32 @@ def test_what_is_started_and_how_it_ends_are_what_the_rules_say(release, run, ca
         assert ended is Verdict.NO_GO
     else:
         assert ended is Verdict.GO
+
+
+def test_a_step_that_a_person_declines_is_followed_by_the_rollback_as_the_rules_say(make_project, tmp_path, in_process):
+    release = make_project(tmp_path, approval=True)
+    policy = release.root / "configs/policies/quick.yaml"
+    policy.write_text(policy.read_text().replace("[5, 100]", "[5, 100], approve_before_percent: [100]"))
+    loaded = load_release(release.config)
+    store = open_store(loaded.deployment.store)
+    old = ArtifactRef(kind="model_repository", digest="a" * 64)
+    for target in TARGETS:  # what a release replaces is compared with, and asked about
+        before = Pointer(release_id="r1", repository=old, slot="blue", recipe="none", promoted_at=datetime.now(UTC))
+        write_pointers(store, loaded.release.model.id, target, Pointers(production=before), None)
+    in_process.ran.clear()
+    asked = []
+
+    def decline_steps(question: str) -> bool:
+        asked.append(question)
+        return not question.startswith("Move 100 %")
+
+    assert LocalRun(release.config, approve=decline_steps).run() is Verdict.NO_GO
+    tasks = release_tasks(loaded.release, RECIPES)
+    walked = walk(tasks, Case(declined=("approve_step",)))
+    assert list(dict.fromkeys(in_process.ran)) == walked.started
+    assert ("rollback", "cpu-a") in walked.started
+    assert ("canary", "cpu-a:100") not in walked.started
+    assert len([question for question in asked if question.startswith("Move 100 % of the traffic of cpu-a")]) == 1
 
 
 def counts(walked, script: str) -> bool:
