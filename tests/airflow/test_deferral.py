@@ -309,7 +309,9 @@ def test_a_triggerer_without_an_engine_says_so(engine, task, monkeypatch, caplog
     assert "the triggerer cannot see the stage" in caplog.text
 
 
-def test_a_cluster_that_is_away_for_a_moment_wakes_nobody(cluster, task, caplog):
+def test_a_cluster_that_is_away_for_a_moment_wakes_nobody(cluster, task, monkeypatch, caplog):
+    # The stage's warning may have been read by the worker, so that this is the triggerer's first look.
+    monkeypatch.setattr("llm_pipeline_airflow.job_trigger._PATIENCE_AT_FIRST_SECONDS", 30.0)
     put(task.project, in_pods)
     waiting = task.deferred()
     with ThreadPoolExecutor(1) as triggerer:
