@@ -66,6 +66,7 @@ def test_a_runbook_reads_well_in_a_terminal(capsys):
     assert main(["runbook"]) == 0
     page = capsys.readouterr().out
     assert "](" not in page
+    assert "/.." not in page
     assert "llm-pipeline schema FOLDER --text" in page
 
 
@@ -328,6 +329,7 @@ def test_a_shell_completes_commands_and_options(tmp_path: Path):
         "llm-pipeline ver": {"verify"},
         "llm-pipeline plan --rep": {"--replace"},
         "llm-pipeline runbook no_g": {"no_go"},
+        "llm-pipeline runbook StageCr": {"StageCrashed"},
         "llm-pipeline schema pol": {"policies"},
     }.items():
         answer = tmp_path / "answer"

@@ -6,6 +6,7 @@ import argparse
 import difflib
 import json
 import os
+import posixpath
 import re
 import sys
 from pathlib import Path
@@ -36,7 +37,7 @@ def add_commands(commands: Commands) -> None:
     name = runbook.add_argument(
         "name", nargs="?", default="", help="type of the error, or verdict; without it, the whole page"
     )
-    name.completer = lambda **_: list(_runbooks())  # type: ignore[attr-defined]  # what argcomplete asks for
+    name.completer = _completed  # type: ignore[attr-defined]  # what argcomplete asks for
 
     summary = "what a shell runs to complete commands and options"
     completion = add_command(commands, "completion", _completion, summary, deployment=False, epilog=_COMPLETING)
@@ -85,10 +86,17 @@ def _runbooks() -> dict[str, str]:
     return {text.partition("\n")[0].lower(): text for text in re.split(r"^##+ ", page, flags=re.MULTILINE)[1:]}
 
 
+def _completed(prefix: str, **_: object) -> list[str]:
+    """Names that go on from what was typed, which may have an error's own capitals."""
+    return [prefix + name[len(prefix) :] for name in _runbooks() if name.startswith(prefix.lower())]
+
+
 def _told_as_a_place(link: re.Match[str]) -> str:
     """A link of the page as text: a terminal follows none."""
     text, target = link[1], link[2]
-    return f"{text} (llm-pipeline runbook {target[1:]})" if target.startswith("#") else f"{text} (docs/{target})"
+    if target.startswith("#"):
+        return f"{text} (llm-pipeline runbook {target[1:]})"
+    return f"{text} ({posixpath.normpath(f'docs/{target}')})"
 
 
 def _completion(options: argparse.Namespace) -> int:

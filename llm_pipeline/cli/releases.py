@@ -100,6 +100,8 @@ def _run(options: argparse.Namespace) -> int:
 
     otherwise = False if options.answer is False else None
     also = {"plan": options.approve_budget, "review_license": options.approve_license}
+    if options.answer is False and any(also.values()):
+        raise ConfigError("--reject answers no to all questions", hint="leave it out, or the options that say yes")
     apart = {step: ask(True if yes else otherwise) for step, yes in also.items()}
     release = LocalRun(
         options.config,

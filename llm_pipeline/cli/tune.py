@@ -70,8 +70,8 @@ def measure_trials(sweep: Sweep, bench: TrialBench) -> Trial:
     try:
         return sweep.run(settings_of(bench.target, bench.knobs))
     finally:
+        write_lines(_table(sweep.trials))  # first: a store that cannot be reached may be what cut them short
         bench.forget()
-        write_lines(_table(sweep.trials))
 
 
 def _require_writable(output: Path) -> None:

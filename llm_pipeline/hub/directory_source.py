@@ -55,8 +55,8 @@ def _open_regular(path: Path, where: str) -> Iterator[BinaryIO]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a named pipe would block for ever
     except OSError as error:
-        gone = isinstance(error, FileNotFoundError)
-        hint = "resolve the release again" if gone else "make it readable for the user that runs this"
+        denied = isinstance(error, PermissionError)  # else it is gone, or has become a link
+        hint = "make it readable for the user that runs this" if denied else "resolve the release again"
         raise SourceRefused(f"it cannot be opened: {error.strerror}", where=where, hint=hint) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

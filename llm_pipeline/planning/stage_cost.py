@@ -27,6 +27,7 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.tables import find_gpu
+from llm_pipeline.config.budget import HOUR
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from llm_pipeline.release.loading import LoadedRelease
 
 _COMPUTED = ("computed", "always")
-_HOUR = 3600
 
 
 class StepCost(Frozen):
@@ -155,7 +155,7 @@ def _cost(loaded: LoadedRelease, step: Step, history: History | None, predicted:
     measured = history.seconds(*step) if history else ()
     seconds = median(measured) if measured else predicted
     accelerator, gpus = busy_gpus(loaded.release, loaded.deployment, *step)
-    hours = None if seconds is None else gpus * seconds / _HOUR
+    hours = None if seconds is None else gpus * seconds / HOUR
     price = loaded.deployment.gpu_hour_prices.get(accelerator)
     return StepCost(
         seconds=seconds,

@@ -7,6 +7,7 @@ Copying tensors from a GPU and writing them is a quarter of the time of an FP8 e
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -15,7 +16,7 @@ from safetensors.torch import save_file
 from transformers import modeling_utils
 
 _FILES_AT_ONCE = 4
-"""Each holds a copy of its tensors in the host's memory."""
+"""Each holds its tensors, and a copy of them, in the host's memory: no more are taken before one is written."""
 
 
 @contextlib.contextmanager
@@ -26,12 +27,17 @@ def shards_written_in_parallel() -> Iterator[None]:
         OSError: A file could not be written.
     """
     written: list[Future[None]] = []
+    free = threading.Semaphore(_FILES_AT_ONCE)
 
     def write(tensors: dict[str, torch.Tensor], file: str, metadata: Mapping[str, str]) -> None:
-        with torch.inference_mode():  # the caller's holds for its own thread only
-            save_file(tensors, file, metadata=dict(metadata))
+        try:
+            with torch.inference_mode():  # the caller's holds for its own thread only
+                save_file(tensors, file, metadata=dict(metadata))
+        finally:
+            free.release()
 
     def submit(tensors: dict[str, torch.Tensor], file: str, metadata: Mapping[str, str]) -> None:
+        free.acquire()  # tensors that were offloaded are read from the disk for this call
         written.append(pool.submit(write, tensors, file, metadata))
 
     sequential = modeling_utils.safe_save_file

@@ -295,7 +295,7 @@ def _begin_early(stage: Stage[Any], fetched: threading.Event) -> None:
     a fifth of the time that torch and modelopt take.
     """
     if stage.publishes:
-        here()
+        threading.Thread(target=here, daemon=True).start()  # git may take its time, which holds up no import
     fetched.wait(_SMALL_INPUTS_SECONDS)
     try:
         with contextlib.suppress(ImportError):

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from llm_pipeline.base.errors import ConfigError, StageCrashed
 
 INSTALL_IN_IMAGE = (
-    "build an image with this package as docs/cluster.md says, or name another image or python: under environments: in "
-    "the deployment file"
+    "build an image in which `python -m llm_pipeline --version` answers, or name another image or python: under "
+    "environments: in the deployment file"
 )
 
 _LAST_LINES = 8

@@ -82,6 +82,7 @@ def test_approving_production_ahead_answers_neither_for_money_nor_for_a_licence(
     assert hint in said
     assert f"run it again with {option} (or --reject)" in said
     assert stages(project) == {"resolve", "report"}
+    assert main(["run", str(project.config), "--reject", option]) == ExitCode.BAD_INPUT
     assert main(["run", str(project.config), "--reject"]) == ExitCode.NO_GO
     assert main(["run", str(project.config), "--approve", option]) == ExitCode.GO
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -49,6 +50,27 @@ def test_files_are_written_at_the_same_time(model, tmp_path, monkeypatch):
     with shards_written_in_parallel():
         model.save_pretrained(tmp_path, max_shard_size="4KB")
     assert len(written) == parallel_shards._FILES_AT_ONCE
+
+
+def test_no_more_files_wait_in_memory_than_are_written_at_once(monkeypatch):
+    done, taken = threading.Event(), []
+    monkeypatch.setattr(parallel_shards, "save_file", lambda *_, **__: done.wait(60))
+
+    def give():
+        for number in range(2 * parallel_shards._FILES_AT_ONCE):
+            modeling_utils.safe_save_file({}, f"{number}", {})
+            taken.append(number)
+
+    with shards_written_in_parallel():
+        giver = threading.Thread(target=give)
+        giver.start()
+        while len(taken) < parallel_shards._FILES_AT_ONCE:
+            time.sleep(0.01)
+        giver.join(0.2)
+        held = len(taken)
+        done.set()
+        giver.join()
+    assert held == parallel_shards._FILES_AT_ONCE
 
 
 def test_a_file_that_cannot_be_written_is_an_error_and_transformers_is_as_it_was(model, tmp_path, monkeypatch):

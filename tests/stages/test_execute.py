@@ -290,3 +290,24 @@ def test_what_a_stage_imports_is_loaded_beside_large_inputs_and_after_small_ones
     succeed(request_for(text="with an input").model_copy(update={"inputs": {"text": made}}))
     assert imported.wait(10)
     assert order == (["fetched", "imported"] if small else ["imported", "fetched"])
+
+
+def test_a_slow_git_holds_up_no_import(counter: Counter, request_for, tmp_path: Path, monkeypatch) -> None:
+    imported, seen = threading.Event(), list[bool]()
+    heavy = types.ModuleType("heavy")
+    heavy.note = imported.set
+    (tmp_path / "slow_library.py").write_text("from heavy import note\nnote()\n")
+    monkeypatch.setitem(sys.modules, "heavy", heavy)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "slow_library", raising=False)
+    here = execution.here
+
+    def slow_here() -> dict[str, str]:
+        seen.append(imported.wait(2))
+        return here()
+
+    monkeypatch.setattr(execution, "here", slow_here)
+    stage = dataclasses.replace(execution.load_stage("count"), imports=("slow_library",))
+    monkeypatch.setattr(execution, "load_stage", lambda _name: stage)
+    succeed(request_for())
+    assert seen[0]

@@ -63,3 +63,19 @@ def test_a_sweep_that_is_cut_short_shows_what_it_measured(capsys, end: BaseExcep
     assert "limits.maximum_sequences" in shown
     assert "7.00" in shown
     assert forgotten == [True]
+
+
+def test_what_was_measured_is_shown_although_the_store_is_gone(capsys) -> None:
+    def measure(settings: Settings) -> Trial:
+        if sweep.trials:
+            raise Transient("the store is gone")
+        return Trial(dict(settings), highest_rate_per_second=3.0)
+
+    def forget() -> None:
+        raise Transient("the store is gone")
+
+    knobs = knobs_of(CPU, most_threads=8)
+    sweep = Sweep(knobs, measure, lambda _: True, most_trials=9)
+    with pytest.raises(Transient, match="the store is gone"):
+        measure_trials(sweep, SimpleNamespace(knobs=knobs, target=CPU, forget=forget))
+    assert "3.00" in capsys.readouterr().out
