@@ -68,9 +68,8 @@ _SMALL_INPUTS_SECONDS = 0.1
 
 def execute(request: StageRequest) -> StageResult | StageFailure:
     """Run a stage; every error comes back as data, with its traceback in the log if it is a fault."""
-    outcome: StageResult | StageFailure
     try:
-        outcome = _execute(request)
+        outcome: StageResult | StageFailure = _execute(request)
     except (Exception, SystemExit) as error:  # the edge of the process; libraries call sys.exit, too
         known, unexpected = as_pipeline_error(error, where=f"stage {request.stage}"), is_unexpected(error)
         message = f"stage {request.stage} failed" if unexpected else known.told  # ours says all
