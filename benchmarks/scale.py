@@ -355,7 +355,11 @@ def write_project(root: Path, models: Sequence[str], *, counted: bool = True) ->
         path.write_text(text)
     (root / "work").mkdir()
     python = root / "python"
-    python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {ROOT}/benchmarks/scale_stages.py "$@"\n')
+    # A runner gives the interpreter options, too.
+    python.write_text(
+        '#!/bin/sh\nuntil [ "$1" = llm_pipeline ]; do shift; done\nshift\n'
+        f'exec {sys.executable} {ROOT}/benchmarks/scale_stages.py "$@"\n'
+    )
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
 
 
