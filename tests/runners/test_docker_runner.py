@@ -114,15 +114,6 @@ def test_a_stage_that_never_began_shows_the_engine_s_log(place):
         runner.outcome(job)
 
 
-def test_an_image_without_this_package_is_a_mistake_of_the_configuration(place):
-    runner = place.scripted("echo /usr/bin/python3: No module named llm_pipeline >&2; exit 1")
-    job = runner.submit(place.request(), HERE)
-    place.ended(runner, job)
-    with pytest.raises(ConfigError, match="python3: No module named llm_pipeline") as caught:
-        runner.outcome(job)
-    assert "build an image" in caught.value.hint
-
-
 def test_a_container_goes_when_its_outcome_was_read(place, engine):
     runner = place.runner()
     job = runner.submit(place.request(), HERE)

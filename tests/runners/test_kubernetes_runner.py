@@ -122,15 +122,6 @@ def test_a_pod_that_is_lost_is_a_transient_crash_that_says_how(place, cluster, h
     assert runner.is_active(runner.submit(place.request(), HERE))
 
 
-def test_an_image_without_this_package_is_a_mistake_of_the_configuration(place):
-    runner = place.scripted("echo /usr/bin/python3: No module named llm_pipeline >&2; exit 1")
-    job = runner.submit(place.request(), HERE)
-    place.ended(runner, job)
-    with pytest.raises(ConfigError, match="python3: No module named llm_pipeline") as caught:
-        runner.outcome(job)
-    assert "build an image" in caught.value.hint
-
-
 def test_a_pod_on_a_node_that_does_not_answer_holds_nobody_up_and_gets_no_second(place, cluster, monkeypatch):
     runner = place.scripted("sleep 60")
     job = runner.submit(place.request(), HERE)

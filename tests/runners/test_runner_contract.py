@@ -122,6 +122,15 @@ def test_cancelling_stops_the_stage_and_what_it_started(place):
     runner.cancel(job)
 
 
+def test_where_this_package_is_not_installed_the_configuration_is_wrong_and_no_second_run_mends_it(place):
+    runner = place.scripted("echo /usr/bin/python3: No module named llm_pipeline >&2; exit 1")
+    job = runner.submit(place.request(), HERE)
+    place.ended(runner, job)
+    with pytest.raises(ConfigError, match="python3: No module named llm_pipeline") as caught:
+        runner.outcome(job)
+    assert "under environments: in the deployment file" in caught.value.hint
+
+
 def test_where_nothing_can_start_there_is_one_clear_error(place):
     runner = place.runner()
     with pytest.raises(ConfigError, match="has no environment 'elsewhere'"):
