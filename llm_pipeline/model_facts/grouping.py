@@ -98,8 +98,8 @@ class Packing:
             return Unpacked(module, shape)
         rows, columns = shape
         if name.endswith(".qweight"):
-            inside = _INT32_BITS // self.bits
-            return Unpacked(module, (columns, rows * inside) if self.method == "gptq" else (columns * inside, rows))
+            held = (rows if self.method == "gptq" else columns) * _INT32_BITS // self.bits  # 32 of 3 bits in 3 integers
+            return Unpacked(module, (columns, held) if self.method == "gptq" else (held, rows))
         if dtype == "I32":
             return Unpacked(module, (rows, columns * _INT32_BITS // self.bits))
         if dtype == "U8" and self.method == "modelopt" and "AWQ" in str(self._config.get("quant_algo")):

@@ -113,10 +113,11 @@ def rank_weight_bytes(
     layers = _layer_bytes(facts, recipe, unquantized_bytes) * _fullest_share(facts, stages)
     embeddings = facts.embedding_parameters * unquantized_bytes
     head = _head_bytes(facts, recipe, unquantized_bytes)
-    edges = max(embeddings, head) if stages > 1 else embeddings + (0 if facts.tied_embeddings else head)
+    both = embeddings + (0 if facts.tied_embeddings else head)
+    edges = max(embeddings, head) if stages > 1 else both
     copied = facts.other_parameters * unquantized_bytes
     if facts.stored_format and recipe.weights == "none" and unquantized_bytes == HALF_PRECISION:
-        layers = max(0, facts.stored_bytes - embeddings - head - copied) * _fullest_share(facts, stages)
+        layers = max(0, facts.stored_bytes - both - copied) * _fullest_share(facts, stages)
     return ceil((layers + edges) / parallelism.tensor) + copied
 
 
