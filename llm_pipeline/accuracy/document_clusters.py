@@ -36,7 +36,8 @@ def document_clusters(documents: Sequence[Mapping[str, Any]], field: str | None)
     if field == EACH_BY_ITSELF:
         return [""] * len(documents)
     if field is not None:
-        return [str(document.get(field, "")) for document in documents]
+        named = (document.get(field) for document in documents)
+        return ["" if name is None else str(name) for name in named]
     parent = list(range(len(documents)))
 
     def root(number: int) -> int:

@@ -50,3 +50,9 @@ def test_what_is_told_is_not_guessed() -> None:
     assert document_clusters(some, "question") == [own["question"] for own in some]
     assert document_clusters(some, "none") == [""] * 20
     assert document_clusters(some, "absent") == [""] * 20
+
+
+def test_documents_whose_cluster_field_is_empty_stand_for_themselves() -> None:
+    """JSON Lines of which only some have the field give None for the others."""
+    some = [{"passage": "a"}, {"passage": "a"}, {"passage": None}, {"passage": None}, {"passage": 0}, {"passage": ""}]
+    assert document_clusters(some, "passage") == ["a", "a", "", "", "0", ""]
