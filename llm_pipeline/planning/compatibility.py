@@ -104,6 +104,21 @@ def judge_compatibility(
     return Legal(warnings=tuple(options.warnings(target, recipe)))
 
 
+def in_format(recipe: QuantizationRecipe, weights: WeightFormat) -> QuantizationRecipe:
+    """A recipe with the weights in another format."""
+    return recipe.model_copy(update={"weights": weights, "search": None, "modelopt_recipe": None})
+
+
+def is_known_to_run(target: Target, recipe: QuantizationRecipe, dtype: BaselinePrecision = "bfloat16") -> bool:
+    """Whether the target's engine surely serves a recipe: what may be advised.
+
+    Raises:
+        ConfigError: As `judge_compatibility`.
+    """
+    judged = judge_compatibility(target, recipe, dtype)
+    return isinstance(judged, Legal) and judged.known == "yes"
+
+
 def refused_on_cpu(target: Target) -> Refused:
     """What an engine for GPUs says of a CPU target."""
     return Refused(reason=f"engine {target.engine} does not run on a CPU", nearest="engine: openvino_cpu")

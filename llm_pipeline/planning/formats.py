@@ -18,7 +18,7 @@ from llm_pipeline.planning.weight_storage import format_bits
 
 BaselinePrecision = Literal["float16", "bfloat16"]
 
-_OFFERED: tuple[WeightFormat, ...] = (
+OFFERED: tuple[WeightFormat, ...] = (
     "fp8",
     "int8_smoothquant",
     "fp8_per_channel_token",
@@ -32,10 +32,10 @@ _OFFERED: tuple[WeightFormat, ...] = (
     "int4_blockwise",
     "none",
 )
-"""Formats of the same size in the order in which we would offer them."""
+"""All formats; those of the same size in the order in which we would offer them."""
 
 _FP4: frozenset[WeightFormat] = frozenset({"nvfp4", "nvfp4_awq", "mxfp4"})
-CPU_FORMATS = tuple(name for name in _OFFERED if name not in _FP4)
+CPU_FORMATS = tuple(name for name in OFFERED if name not in _FP4)
 """Formats whose packed weights the CPU engine builder can put into its graph: all but those of FP4."""
 
 CPU_KV_FORMATS: tuple[KvCacheFormat, ...] = ("fp8", "none")
@@ -160,7 +160,7 @@ def kv_support(platform: Platform, kv_cache: KvCacheFormat) -> Support:
 
 def legal_weights(platform: Platform, dtype: BaselinePrecision) -> tuple[WeightFormat, ...]:
     """The formats that are known to run."""
-    return tuple(name for name in _OFFERED if weights_support(platform, name, dtype).value == "yes")
+    return tuple(name for name in OFFERED if weights_support(platform, name, dtype).value == "yes")
 
 
 def legal_kv_caches(platform: Platform) -> tuple[KvCacheFormat, ...]:
@@ -170,7 +170,7 @@ def legal_kv_caches(platform: Platform) -> tuple[KvCacheFormat, ...]:
 
 def nearest_weights(bits: float, legal: Collection[WeightFormat]) -> WeightFormat:
     """The legal format whose weights are nearest in size; unquantized where none is known to run."""
-    return min(legal or ("none",), key=lambda name: (abs(format_bits(name) - bits), _OFFERED.index(name)))
+    return min(legal or ("none",), key=lambda name: (abs(format_bits(name) - bits), OFFERED.index(name)))
 
 
 def nearest_kv_cache(wanted: KvCacheFormat, legal: Collection[KvCacheFormat]) -> KvCacheFormat:

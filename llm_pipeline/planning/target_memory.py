@@ -16,8 +16,8 @@ from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import EngineLimits, Parallelism, Target
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.compatibility import Refused, platform_of
-from llm_pipeline.planning.formats import CPU_FORMATS, legal_weights
+from llm_pipeline.planning.compatibility import Refused, in_format, is_known_to_run
+from llm_pipeline.planning.formats import OFFERED
 from llm_pipeline.planning.host import total_memory_bytes
 from llm_pipeline.planning.memory import Engine, MemoryFit, fit_memory
 from llm_pipeline.planning.target_checks import pcie_reason
@@ -135,22 +135,15 @@ def _smaller_format(target: Target, recipe: QuantizationRecipe, facts: ModelFact
     """The largest format that runs there and makes the model fit, other than the recipe's."""
     if facts.stored_format:
         return None
-    formats = CPU_FORMATS if target.accelerator == "cpu" else legal_weights(platform_of(target), "bfloat16")
-    fitting = [name for name in formats if name != recipe.weights and fits_with(target, recipe, facts, name)]
-    return max(fitting, key=format_bits, default=None)
+    fitting = [name for name in OFFERED if name != recipe.weights and fits_with(target, recipe, facts, name)]
+    running = [name for name in fitting if is_known_to_run(target, in_format(recipe, name))]
+    return max(running, key=format_bits, default=None)
 
 
 def fits_with(target: Target, recipe: QuantizationRecipe, facts: ModelFacts, weights: WeightFormat) -> bool:
     """Whether a target holds what its limits ask for, with the weights in another format."""
-    other = recipe.model_copy(update={"weights": weights, "search": None, "modelopt_recipe": None})
-    return judge_fit(target, other, facts)
-
-
-def judge_fit(target: Target, recipe: QuantizationRecipe, facts: ModelFacts) -> bool:
-    """Whether a recipe fits a target as it is configured."""
-    if _cannot_split(facts, target.parallelism):
-        return False
-    return _fit(target, recipe, facts, target.parallelism).fits
+    parallelism = target.parallelism
+    return not _cannot_split(facts, parallelism) and _fit(target, in_format(recipe, weights), facts, parallelism).fits
 
 
 _LENGTHS = (2048, 8192, 32_768, 131_072)

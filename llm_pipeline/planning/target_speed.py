@@ -9,8 +9,8 @@ from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.compatibility import Refused, platform_of
-from llm_pipeline.planning.formats import legal_weights, nearest_weights
+from llm_pipeline.planning.compatibility import Refused, in_format, is_known_to_run
+from llm_pipeline.planning.formats import OFFERED, nearest_weights
 from llm_pipeline.planning.ladder import decoded_together
 from llm_pipeline.planning.roofline import RooflineFigures, roofline_figures
 from llm_pipeline.planning.speed import PUBLISHED, Tokens, relative_speed, tokens_per_second
@@ -100,8 +100,9 @@ def _nearest(release: ResolvedRelease, target: Target, recipe: QuantizationRecip
     requests = decoded_together(release, target)
 
     def is_fast(weights: WeightFormat) -> bool:
-        other = recipe.model_copy(update={"weights": weights, "search": None, "modelopt_recipe": None})
-        return (relative_speed(facts, target, other, requests) or 0.0) >= demanded
+        other = in_format(recipe, weights)
+        fast = (relative_speed(facts, target, other, requests) or 0.0) >= demanded
+        return fast and is_known_to_run(target, other, release.baseline.dtype)
 
-    fast = [name for name in legal_weights(platform_of(target), release.baseline.dtype) if is_fast(name)]
+    fast = list(filter(is_fast, OFFERED))
     return f"weights: {nearest_weights(bits_per_weight(recipe), fast)}" if fast else "a lower speed.minimum_ratio"

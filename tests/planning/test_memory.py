@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import judging
 import pytest
 from published import config_of, known_facts
 
@@ -279,6 +280,24 @@ def test_the_refusal_says_what_vllms_fraction_is_of():
     _, refused = judge_memory(target, recipe("fp8"), LLAMA_8B)
     assert refused is not None
     assert "(20% of the whole for all three)" in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("engine", "accelerator", "advice"),
+    [
+        ({}, "H100-SXM5-80GB", "weights: fp8"),
+        ({"engine": "vllm", "runtime_version": "0.20.2"}, "H100-SXM5-80GB", "weights: fp8"),
+        ({"engine": "vllm", "runtime_version": "0.20.2"}, "L40S", "no format"),  # TensorRT-LLM reads INT4 there
+        ({"engine": "transformers_torch", "runtime_version": "5.5.4"}, "H100-SXM5-80GB", "no format"),
+    ],
+)
+def test_a_smaller_format_is_advised_only_where_the_targets_own_engine_reads_it(
+    engine: dict[str, str], accelerator: str, advice: str
+):
+    small = {"gpus_per_node": 1, "limits": {"maximum_sequences": 1, "maximum_tokens_per_request": 2048}}
+    _, refused = judge_memory(judging.gpu_target(accelerator, **small, **engine), recipe("none"), LLAMA_70B)
+    assert refused is not None
+    assert advice in refused.nearest
 
 
 def test_a_target_is_judged_with_its_own_beam_width():
