@@ -187,10 +187,10 @@ class _Collector:
         targets = [target.name for target in record.release.targets]
         pointers = {name: read_pointers(self._store, record.model.id, record.place_of(name))[0] for name in targets}
         loads, canaries = self._loads(targets), self._canaries(targets)
-        accuracy = self._accuracy()
         variants = VariantReader(self._store, record, results, self._try).variants(pointers)
         failures = read_failures(self._store, record.release_id, results, self._gaps)
         before = self._summary("baseline", "")
+        accuracy = self._accuracy(Scoring.of(before) if before else PLAIN)
         reader = TrialReader(results, before, self._summary, self._passed_over, self._planned("targets", TargetPlan))
         ladder = [record.release.recipe(name) for name in climbing_order(record.release, record.facts)]
         return ReportData(
@@ -259,14 +259,15 @@ class _Collector:
         )
 
     def _items(self, stage: str, subject: str) -> list[ScoredItem] | None:
-        directory = self._directory(stage, subject, "evaluation")
-        return None if directory is None else self._try(f"items of {stage} {subject}", lambda: read_items(directory))
+        return self._of_evaluation("items", stage, subject, read_items)
 
     def _summary(self, stage: str, subject: str) -> EvaluationSummary | None:
+        return self._of_evaluation("summary", stage, subject, read_summary)
+
+    def _of_evaluation(self, what: str, stage: str, subject: str, read: Callable[[Path], PartT]) -> PartT | None:
         directory = self._directory(stage, subject, "evaluation")
-        return (
-            None if directory is None else self._try(f"summary of {stage} {subject}", lambda: read_summary(directory))
-        )
+        name = f"{what} of {stage} {subject}".rstrip()
+        return None if directory is None else self._try(name, lambda: read(directory))
 
     def _passed_over(self, recipe: str) -> str | None:
         return self._try(f"the ladder of {recipe}", lambda: self._flow.passed_over(recipe))
@@ -301,7 +302,7 @@ class _Collector:
             if result.judgement is not None
         )
 
-    def _accuracy(self) -> tuple[AccuracyStudy, ...]:
+    def _accuracy(self, scoring: Scoring) -> tuple[AccuracyStudy, ...]:
         baseline = self._items("baseline", "")
         if baseline is None:
             return ()
@@ -309,10 +310,10 @@ class _Collector:
         studies = []
         for result in self._by_flow():
             if result.stage == "accuracy":
-                studies.append(self._study(result, result.subject, baseline, policy.accuracy))
+                studies.append(self._study(result, result.subject, baseline, policy.accuracy, scoring))
             elif result.stage == "served_accuracy":
                 name = f"served on {result.subject}"
-                studies.append(self._study(result, name, baseline, policy.served_accuracy))
+                studies.append(self._study(result, name, baseline, policy.served_accuracy, scoring))
         return tuple(study for study in studies if study is not None)
 
     def _study(
@@ -321,13 +322,12 @@ class _Collector:
         name: str,
         baseline: list[ScoredItem],
         policy: AccuracyPolicy,
+        scoring: Scoring,
     ) -> AccuracyStudy | None:
         items = self._items(result.stage, result.subject)
         if items is None:
             return None
         tasks = {item.task for item in items} if result.stage == "served_accuracy" else None
-        summary = self._summary("baseline", "")
-        scoring = Scoring.of(summary) if summary else PLAIN
         comparison = self._try(
             f"accuracy of {name}",
             lambda: compare_as_judged(baseline, items, policy, result.judgement, tasks, scoring=scoring),

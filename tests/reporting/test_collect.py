@@ -18,6 +18,7 @@ from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.flow import ReleaseProgress
+from llm_pipeline.release.execute import results_name
 from llm_pipeline.release.record import record_name
 from llm_pipeline.reporting.collect import MOST_SAMPLES, _thinned, collect
 from llm_pipeline.reporting.html import render_report
@@ -152,6 +153,19 @@ def test_an_artifact_that_is_gone_is_a_gap_and_not_a_failure(sample, tmp_path: P
     assert any("canary" in gap for gap in data.gaps)
     assert any("load_test" in gap for gap in data.gaps)
     assert data.headline.state == "in production"
+
+
+def test_a_part_that_several_studies_need_is_one_gap(sample, tmp_path: Path) -> None:
+    release = sample.SampleRelease(tmp_path)
+    release.measure_baseline()
+    release.try_recipes()
+    items = "".join(item.model_dump_json() + "\n" for item in release.baseline).encode()
+    torn = release.publish("evaluation", {"items.jsonl": items, "summary.json": b"not a summary"})
+    release.store.delete_document(results_name(sample.RELEASE, "baseline", ""))
+    release.add("baseline", artifacts={"evaluation": torn})
+    data = collect(release.store, sample.RELEASE)
+    assert len(data.accuracy) == len(sample.RECIPES)
+    assert len([gap for gap in data.gaps if gap.startswith("summary of baseline: ")]) == 1
 
 
 def test_a_result_that_cannot_be_read_is_a_gap(sample, tmp_path: Path) -> None:
