@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from llm_pipeline.accuracy.evaluation import PLAIN, Scoring
 from llm_pipeline.accuracy.looks import LookPlan, Place
 from llm_pipeline.accuracy.sequential import judge_look
 from llm_pipeline.artifacts.items import ScoredItem
+from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
@@ -72,7 +72,7 @@ class SavedItems:
         """Save a portion: it is there whole, or not at all."""
         self._directory.mkdir(parents=True, exist_ok=True)
         body = "".join(item.model_dump_json() + "\n" for item in items)
-        header = _Header(evaluation=self._evaluation, body=_digest(body))
+        header = _Header(evaluation=self._evaluation, body=sha256_bytes(body.encode()))
         path = self._directory / f"{self._portions:06d}.jsonl"
         replace_durably(path, f"{header.model_dump_json()}\n{body}".encode())
         self._portions += 1
@@ -81,15 +81,11 @@ class SavedItems:
         try:
             first, _, body = path.read_text(encoding="utf-8").partition("\n")
             header = _Header.model_validate_json(first)
-            if header != _Header(evaluation=self._evaluation, body=_digest(body)):
+            if header != _Header(evaluation=self._evaluation, body=sha256_bytes(body.encode())):
                 return None
             return [ScoredItem.model_validate_json(line) for line in body.removesuffix("\n").split("\n")]
         except (ValidationError, UnicodeDecodeError):
             return None
-
-
-def _digest(body: str) -> str:
-    return hashlib.sha256(body.encode()).hexdigest()
 
 
 PORTION_ITEMS = 512

@@ -25,7 +25,7 @@ from llm_pipeline.planning.formats import asked_by
 from llm_pipeline.planning.weight_storage import HALF_PRECISION, is_excluded, least_effective_bits
 from llm_pipeline.quantization.calibration import choose_samples
 from llm_pipeline.quantization.calibration_samples import read_source
-from llm_pipeline.quantization.divisibility import BLOCKWISE, DecoderSizes, refuse_partial_widths, refuse_uneven_ranks
+from llm_pipeline.quantization.divisibility import BLOCKWISE, refuse_partial_widths, refuse_uneven_ranks
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import refuse_unsupported_tensorrt_llm_checkpoint
 from llm_pipeline.release.loading import LoadedRelease
 
@@ -50,14 +50,7 @@ def _check_sizes(recipe: QuantizationRecipe, facts: ModelFacts) -> None:
         widths = {name: group.columns for name, group in facts.linears() if not is_excluded(name, recipe.exclude)}
         refuse_partial_widths(widths, recipe)
     if recipe.tensorrt_llm_checkpoint:
-        sizes = DecoderSizes(
-            layers=facts.layers,
-            attention_heads=facts.attention_heads,
-            key_value_heads=facts.key_value_heads,
-            head_size=facts.head_size,
-            intermediate_size=facts.intermediate_size,
-        )
-        refuse_uneven_ranks(recipe, sizes)
+        refuse_uneven_ranks(recipe, facts)
 
 
 def _is_blockwise(recipe: QuantizationRecipe) -> bool:

@@ -15,6 +15,7 @@ from llm_pipeline.artifacts.checkpoint_loading import load_config
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.catalog.modelopt_recipes import ALGORITHMS, formats_of
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
+from llm_pipeline.model_facts.facts import ModelFacts
 
 BLOCK = 128
 """Input columns that share a scale of INT4, in modelopt's own configurations."""
@@ -84,7 +85,7 @@ def read_decoder_sizes(checkpoint: Path) -> DecoderSizes:
     )
 
 
-def refuse_uneven_ranks(recipe: QuantizationRecipe, sizes: DecoderSizes) -> None:
+def refuse_uneven_ranks(recipe: QuantizationRecipe, sizes: DecoderSizes | ModelFacts) -> None:
     """Refuse ranks that a model does not divide into, before any work.
 
     Raises:
@@ -98,7 +99,7 @@ def refuse_uneven_ranks(recipe: QuantizationRecipe, sizes: DecoderSizes) -> None
         )
 
 
-def _problems(recipe: QuantizationRecipe, sizes: DecoderSizes) -> Iterator[str]:
+def _problems(recipe: QuantizationRecipe, sizes: DecoderSizes | ModelFacts) -> Iterator[str]:
     tensor, pipeline = recipe.tensorrt_llm_ranks.tensor, recipe.tensorrt_llm_ranks.pipeline
     heads, kv_heads = sizes.attention_heads, sizes.key_value_heads
     if sizes.layers % pipeline:

@@ -10,13 +10,13 @@ from importlib import resources
 from llm_pipeline.base.quantities import byte_size, duration
 from llm_pipeline.base.untrusted_text import several_lines
 from llm_pipeline.base.verdict import Evidence, Verdict
-from llm_pipeline.loadtest.findings import Table, findings, rates_in_words
+from llm_pipeline.loadtest.findings import findings, rates_in_words
 from llm_pipeline.reporting.accuracy_plot import pareto_points, plot_accuracy, plot_pareto
 from llm_pipeline.reporting.canary_plot import e_value, plot_canary, plot_evidence
 from llm_pipeline.reporting.failures import advice, failure_in_words
 from llm_pipeline.reporting.figure import Plot
 from llm_pipeline.reporting.load_plots import draw_load
-from llm_pipeline.reporting.model import LoadStudy, ReportData, stage_label, verdict_in_words
+from llm_pipeline.reporting.model import ReportData, stage_label, verdict_in_words
 from llm_pipeline.reporting.quantities import measure, points
 from llm_pipeline.reporting.timeline_plot import plot_timeline
 from llm_pipeline.reporting.variants_plot import origins, plot_variants
@@ -57,8 +57,8 @@ def render_report(data: ReportData) -> str:
         origins=origins(data.variants),
         advice=advice,
         failed_in_words=failure_in_words,
-        load_tables=_load_tables,
-        load_in_words=_load_in_words,
+        load_tables=findings,
+        load_in_words=rates_in_words,
         drawn=Markup,  # our own SVG: matplotlib escapes its texts
     )
 
@@ -89,14 +89,6 @@ def _shown(value: object) -> object:
 
 def _clock(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%m-%d %H:%M:%S")
-
-
-def _load_tables(load: LoadStudy) -> tuple[Table, ...]:
-    return findings(load.outcome, load.policy)
-
-
-def _load_in_words(load: LoadStudy) -> tuple[str, ...]:
-    return rates_in_words(load.outcome, load.policy)
 
 
 def _measured(fact: Evidence) -> str:
