@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from itertools import takewhile
 
 from llm_pipeline.base.errors import Transient, Unsupported
 from llm_pipeline.base.records import Frozen
@@ -47,7 +48,7 @@ class HostFacts(Frozen):
 
 
 def read_host_facts() -> HostFacts:
-    """The facts of this host, by `nvidia-smi`; `CUDA_VISIBLE_DEVICES` is obeyed when it lists indices.
+    """The facts of this host, by `nvidia-smi`; `CUDA_VISIBLE_DEVICES` is obeyed, but for UUIDs.
 
     Raises:
         Unsupported: There is no NVIDIA driver or no GPU here.
@@ -92,8 +93,9 @@ def _gpu(row: list[str]) -> GpuFacts:
 
 
 def _visible(count: int) -> Iterator[int]:
+    """The GPUs that CUDA shows: those listed before the first that there is none of, and all where UUIDs are listed."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    parts = [part.strip() for part in listed.split(",")] if listed else []
-    if not parts or not all(part.isdecimal() for part in parts):
+    if listed is None or listed.startswith(("GPU-", "MIG-")):
         return iter(range(count))
-    return (int(part) for part in parts if int(part) < count)
+    there = set(map(str, range(count)))
+    return map(int, takewhile(there.__contains__, map(str.strip, listed.split(","))))

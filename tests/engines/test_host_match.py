@@ -122,6 +122,17 @@ def test_the_facts_of_a_host_are_the_drivers(driver, monkeypatch: pytest.MonkeyP
     assert read_host_facts().gpus == (H200,)
 
 
+@pytest.mark.parametrize(
+    ("listed", "seen"),
+    [("", ()), ("-1", ()), ("1,-1,0", (H200,)), ("2,0", ()), (" 1 , 0", (H200, H100)), ("GPU-8932f937", (H100, H200))],
+)
+def test_a_process_sees_the_gpus_that_cuda_shows_it(driver, monkeypatch: pytest.MonkeyPatch, listed, seen):
+    """None for an empty list, and those before the first that there is none of; what UUIDs name is not known here."""
+    driver("NVIDIA H100 80GB HBM3, 9.0, 81559, 590.44.01", "NVIDIA H200, 9.0, 143771, 590.44.01")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    assert read_host_facts().gpus == seen
+
+
 def test_a_build_on_another_host_is_refused_before_it_starts(driver):
     driver("NVIDIA L40S, 8.9, 46068, 590.44.01", "NVIDIA L40S, 8.9, 46068, 590.44.01")
     with pytest.raises(Unsupported, match=r"this host is not a h100_tp2: GPU 0 is NVIDIA L40S \(sm89\)"):
