@@ -161,7 +161,7 @@ class Workload(ConfigModel):
         priorities: Share of requests by priority level, 1 being the most urgent; empty for none. Triton hands them to
             the model as a parameter; its generate API, unlike `infer`, orders no queue of its own by them.
         streaming_share: Requests whose answer is streamed.
-        cancelled_share: Streamed requests whose user leaves half-way; they are not judged.
+        cancelled_share: Requests whose user leaves half-way, of all; they are streamed ones, and are not judged.
         warmup_requests: Least requests before the first window.
         seed: Seed of all draws of the first attempt; a load test that is tried again draws anew.
     """

@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from types import TracebackType
 from typing import IO, Literal, Self
 from urllib.parse import urlsplit
 
@@ -90,13 +89,15 @@ class LoadClient:
         self._children = Children(_target(endpoint, timeout_seconds))
 
     def __enter__(self) -> Self:
-        self._children.start(self._count or 1)
+        try:
+            self._children.start(self._count or 1)
+        except BaseException:
+            self._children.close()
+            raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._children.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._children.close()
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -275,12 +276,8 @@ class Children:
         self._timeout_seconds = target.timeout_seconds
         self._processes: list[ClientProcess] = []
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """End them."""
         for process in self._processes:
             process.close()
         self._processes.clear()
@@ -296,8 +293,10 @@ class Children:
         Raises:
             Transient: One ended at its start.
         """
-        new = [ClientProcess() for _ in range(count - len(self._processes))]
-        self._processes += new
+        known = len(self._processes)
+        for _ in range(count - known):
+            self._processes.append(ClientProcess())
+        new = self._processes[known:]
         for process in new:
             process.say(Kind.TARGET, self._target)
         self._hear_ready(new)

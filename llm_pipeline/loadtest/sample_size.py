@@ -144,7 +144,7 @@ class SampleSize(Frozen):
 def sample_size(workload: Workload, policy: LoadTestPolicy) -> SampleSize:
     """The sample sizes of a load test that confirms the workload's rate and no other."""
     looks = looks_at_most(policy)
-    stay = 1.0 - workload.cancelled_share * workload.streaming_share
+    stay = 1.0 - workload.cancelled_share
     first = workload.rate_per_second * workload.duration_seconds * policy.confirmation_multiple * stay
     least = max(policy.minimum_requests, needed_requests(policy.attainment, policy.confidence, looks=looks))
     if policy.maximum_error_fraction:

@@ -237,12 +237,11 @@ def _hold(windows: Windows, place: int, rate: float, limits: Limits, before: Seq
         for _ in range(policy.seeds):
             name = f"confirmation-{place + 1}-{next(numbers)}"  # `outcome.deciding_windows` reads the rate from it
             records = windows.open(name, "confirmation", rate, seconds, keep=True)
-            if windows.summaries[-1].void and held:
-                continue  # void twice: the other windows may suffice
-            held.append(records)
-            servers.append(windows.summaries[-1].server)
+            if not windows.summaries[-1].void:  # void twice: the other windows may suffice
+                held.append(records)
+                servers.append(windows.summaries[-1].server)
         judgement = judge_windows(
-            held,
+            held or [records],
             policy,
             before=before,
             same_rate=rate == windows.workload.rate_per_second,

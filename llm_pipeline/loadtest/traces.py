@@ -24,6 +24,7 @@ from llm_pipeline.config.workload import Trace
 from llm_pipeline.loadtest.draws import Floats, Integers
 
 BLOCK_TOKENS = 512
+_LONGEST_TOKENS = 1_000_000_000
 Line = TypeVar("Line")
 _TIME, _INPUT, _OUTPUT = "Timestamp", "Request tokens", "Response tokens"
 
@@ -147,9 +148,10 @@ def _burstgpt_row(fields: dict[str, str]) -> _Row:
 def _checked(read: Callable[[Line], _Row], line: Line, where: str) -> _Row:
     try:
         row = read(line)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else error
         raise ConfigError(f"not a request of the trace's format: {what}", where=where) from error
-    if not 0.0 <= row.seconds < np.inf or row.prompt_tokens < 1 or row.output_tokens < 0:
-        raise ConfigError("a time or a length of the request is not a positive number", where=where)
+    lengths = 1 <= row.prompt_tokens <= _LONGEST_TOKENS and 0 <= row.output_tokens <= _LONGEST_TOKENS
+    if not 0.0 <= row.seconds < np.inf or not lengths:
+        raise ConfigError("a time or a length of the request is not a positive number, or far too large", where=where)
     return row

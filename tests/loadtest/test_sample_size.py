@@ -68,6 +68,11 @@ def test_users_who_leave_are_not_counted():
         require_enough(workload(cancelled_share=0.1), POLICY)
 
 
+def test_those_who_leave_are_a_share_of_all_requests_also_where_not_all_are_streamed():
+    size = sample_size(workload(cancelled_share=0.4, streaming_share=0.5), POLICY)
+    assert size.first_look == round(0.6 * sample_size(workload(), POLICY).first_look)
+
+
 def test_a_tolerance_of_every_failure_needs_no_further_request():
     tolerant = POLICY.model_copy(update={"maximum_error_fraction": 1.0})
     assert sample_size(workload(), tolerant).needed == sample_size(workload(), POLICY).needed

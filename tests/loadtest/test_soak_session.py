@@ -116,3 +116,34 @@ def test_the_share_of_the_highest_rate_that_is_confirmed_is_the_policys():
     policy = POLICY.model_copy(update={"confirmed_share": 0.5})
     windows, limits = Windows(Client(0.0), Source(), WORKLOAD, policy), Limits(FloorTimes())
     assert confirm(windows, 4 * RATE, limits).rate_per_second == pytest.approx(2 * RATE)
+
+
+IMPATIENT = POLICY.model_copy(update={"maximum_client_lag_milliseconds": 5.0, "maximum_extension": 2.0})
+
+
+class BehindAtFirst(Client):
+    """Sends the first windows of an open loop late, and the others in time."""
+
+    def __init__(self, late: int) -> None:
+        super().__init__(0.0)
+        self.late = late
+
+    def send(self, traffic: Traffic) -> MeasuredWindow:
+        measured = super().send(traffic)
+        self.late -= traffic.arrivals is not None
+        if self.late >= 0 and traffic.arrivals is not None:
+            measured.records.columns["lag_seconds"][:] = 0.012
+        return measured
+
+
+def test_a_window_that_is_void_twice_does_not_decide_over_those_that_follow():
+    windows = Windows(BehindAtFirst(late=2), Source(), WORKLOAD, IMPATIENT)
+    decision = confirm(windows, None, Limits(FloorTimes()))
+    assert [bool(window.void) for window in windows.summaries][:3] == [True, True, False]
+    assert decision.judgement.verdict is Verdict.GO, decision.judgement.summary
+
+
+def test_windows_that_are_all_void_decide_nothing():
+    decision = confirm(Windows(BehindAtFirst(late=99), Source(), WORKLOAD, IMPATIENT), None, Limits(FloorTimes()))
+    assert decision.judgement.verdict is Verdict.INCONCLUSIVE
+    assert "the load generator could not keep up" in decision.judgement.summary.lower()

@@ -98,3 +98,11 @@ def test_what_is_no_trace_is_refused_with_its_line(written, text, message):
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"none\.csv: cannot be read"):
         read_trace(tmp_path / "none.csv", Trace(file="none.csv", format="burstgpt"))
+
+
+@pytest.mark.parametrize("length", ["1e999", "1" + "0" * 30, "1" + "0" * 400])
+def test_a_length_that_no_prompt_has_is_refused_with_its_line(written, length):
+    text = MOONCAKE % (0, 3, 4, "[]") + f'{{"timestamp": 9, "input_length": {length}, "output_length": 4}}\n'
+    with pytest.raises(ConfigError) as refused:
+        written(text)
+    assert refused.value.where.endswith("trace:2")

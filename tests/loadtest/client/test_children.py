@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
-from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError, Transient
+from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.loadtest.client.messages import Target
-from llm_pipeline.loadtest.measure import Children
+from llm_pipeline.loadtest.measure import Children, LoadClient
 
 
 def test_a_client_without_its_packages_is_bad_input_and_the_extra_is_named(
@@ -18,6 +22,25 @@ def test_a_client_without_its_packages_is_bad_input_and_the_extra_is_named(
     (tmp_path / "uvloop.py").write_text("raise ModuleNotFoundError('No module named uvloop', name='uvloop')")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     target = Target(host="127.0.0.1", port=1, path="/")
-    with Children(target) as children, pytest.raises(ConfigError, match="cannot run here") as refused:
+    with (
+        contextlib.closing(Children(target)) as children,
+        pytest.raises(ConfigError, match="cannot run here") as refused,
+    ):
         children.start(1)
     assert "pip install 'llm-pipeline[control]'" in refused.value.hint
+
+
+def test_processes_that_have_started_end_with_the_one_that_has_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one finds no interpreter that it can use."""
+    second = tmp_path / "python"
+    second.write_text(
+        f'#!/bin/sh\nif [ -e {tmp_path}/first ]; then exit 3; fi\ntouch {tmp_path}/first\nexec {sys.executable} "$@"\n'
+    )
+    second.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(second))
+    before = set(psutil.Process().children())
+    with pytest.raises(Transient, match="exit code 3"), LoadClient(Endpoint(url="http://127.0.0.1:1"), processes=2):
+        pass
+    assert set(psutil.Process().children()) <= before
