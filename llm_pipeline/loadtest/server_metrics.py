@@ -5,15 +5,12 @@ A thread of the parent reads them, so that the client processes are not disturbe
 
 from __future__ import annotations
 
-import math
-import re
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -25,29 +22,10 @@ from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.loadtest.outcome import ServerUse
+from llm_pipeline.serving.metrics_page import Series, metric_values, parse_metrics
 from llm_pipeline.serving.protocols import OpenAiProtocol, TritonProtocol
 
 _log = get_logger(__name__)
-
-_SAMPLE = re.compile(
-    r'^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>(?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?[ \t]+(?P<value>\S+)', re.MULTILINE
-)
-_LABEL = re.compile(r'(?P<name>\w+)="(?P<value>(?:[^"\\]|\\.)*)"')
-
-Series = tuple[str, frozenset[tuple[str, str]]]
-"""A metric's name and its labels."""
-
-
-def parse_metrics(text: str) -> dict[Series, float]:
-    """The samples of a page of metrics; comments, and values that are no numbers, are left out."""
-    found: dict[Series, float] = {}
-    for match in _SAMPLE.finditer(text):
-        labels = frozenset((label["name"], label["value"]) for label in _LABEL.finditer(match["labels"] or ""))
-        try:
-            found[match["name"], labels] = float(match["value"])
-        except ValueError:
-            continue
-    return found
 
 
 class Increases:
@@ -103,22 +81,27 @@ class Samples:
         """Take one reading of the metrics of our models, of TensorRT-LLM's own in Triton, or of vLLM."""
         self.readings += 1
         self.counters.add(page)
-        ours = [_values_of(page, protocol.metrics.active) for protocol in _PROTOCOLS]
+        ours = [metric_values(page, *protocol.metrics.active) for protocol in _PROTOCOLS]
         active = next(filter(None, ours), [])
-        kv_cache = _values_of(page, [name for protocol in _PROTOCOLS for name in protocol.metrics.kv_cache])
-        _extend(self.active, sum, active or _values(page, "nv_trt_llm_request_metrics", ("request_type", "active")))
+        kv_cache = metric_values(page, *(name for one in _PROTOCOLS for name in one.metrics.kv_cache))
+        _extend(
+            self.active,
+            sum,
+            active or metric_values(page, "nv_trt_llm_request_metrics", label=("request_type", "active")),
+        )
         _extend(
             self.kv_cache,
             max,
-            kv_cache or _values(page, "nv_trt_llm_kv_cache_block_metrics", ("kv_cache_block_type", "fraction")),
+            kv_cache
+            or metric_values(page, "nv_trt_llm_kv_cache_block_metrics", label=("kv_cache_block_type", "fraction")),
         )
-        _extend(self.gpu_utilization, _mean, _values(page, "nv_gpu_utilization"))
-        _extend(self.gpu_memory, sum, _values(page, "nv_gpu_memory_used_bytes"))
+        _extend(self.gpu_utilization, _mean, metric_values(page, "nv_gpu_utilization"))
+        _extend(self.gpu_memory, sum, metric_values(page, "nv_gpu_memory_used_bytes"))
 
     def add_dcgm_page(self, page: dict[Series, float]) -> None:
         """Take one reading of DCGM's exporter: percent and MiB."""
-        _extend(self.dcgm_utilization, _mean, [value / 100 for value in _values(page, "DCGM_FI_DEV_GPU_UTIL")])
-        _extend(self.dcgm_memory, sum, [value * _MEBIBYTE for value in _values(page, "DCGM_FI_DEV_FB_USED")])
+        _extend(self.dcgm_utilization, _mean, [value / 100 for value in metric_values(page, "DCGM_FI_DEV_GPU_UTIL")])
+        _extend(self.dcgm_memory, sum, [value * _MEBIBYTE for value in metric_values(page, "DCGM_FI_DEV_FB_USED")])
 
     def use(self) -> ServerUse:
         """The readings as figures."""
@@ -175,9 +158,7 @@ class ServerSampler:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
         self._stop.set()
         self._thread.join()
         if error is None:
@@ -241,18 +222,6 @@ def resident_bytes(pids: Iterable[int]) -> int:
 
 def _encrypted(endpoint: Endpoint) -> bool:
     return any((url or "").startswith("https:") for url in (endpoint.metrics_url, endpoint.dcgm_url))
-
-
-def _values(page: dict[Series, float], name: str, label: tuple[str, str] | None = None) -> list[float]:
-    return [
-        value
-        for (metric, labels), value in page.items()
-        if metric == name and not math.isnan(value) and (label is None or label in labels)
-    ]
-
-
-def _values_of(page: dict[Series, float], names: Iterable[str]) -> list[float]:
-    return [value for name in names for value in _values(page, name)]
 
 
 def _first_total(counters: Increases, *names: str) -> int | None:

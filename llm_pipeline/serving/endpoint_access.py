@@ -12,10 +12,11 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from llm_pipeline.base.bounded_http import call
+from llm_pipeline.base.bounded_http import HttpAnswer, call
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.serving.protocols import header_secrets, protocol_of, refusal_text, whole_sum, without
+from llm_pipeline.serving.metrics_page import parse_metrics, whole_sum
+from llm_pipeline.serving.protocols import header_secrets, protocol_of, refusal_text, without
 from llm_pipeline.serving.protocols.openai import MODELS_PATH, card_context
 
 
@@ -78,10 +79,10 @@ def active_requests(endpoint: Endpoint, *, seconds: float = 5.0) -> int | None:
     try:
         headers, tls = request_headers(endpoint), tls_context(endpoint)
         answer = call(endpoint.metrics_url, seconds=seconds, headers=headers, tls=tls)
-        lines = answer.text.splitlines() if answer.status == HTTPStatus.OK else []
-        return whole_sum(lines, *protocol_of(endpoint).metrics.active)
     except (OSError, ValueError):
         return None
+    page = parse_metrics(answer.text) if answer.status == HTTPStatus.OK else {}
+    return whole_sum(page, *protocol_of(endpoint).metrics.active)
 
 
 def _unreadable(endpoint: Endpoint, error: OSError) -> ConfigError:
@@ -115,31 +116,43 @@ def model_root(endpoint: Endpoint) -> str | None:
     return root if isinstance(root, str) else None
 
 
-def _card(endpoint: Endpoint) -> dict[str, Any]:
-    """What the server says of the endpoint's model.
+def ask(endpoint: Endpoint, path: str) -> HttpAnswer:
+    """What the server answers to a GET, of whatever status but those of one that is away or does not let us in.
 
     Raises:
         Transient: Nobody answers there, or the server is not ready.
-        ConfigError: It does not let us in.
-        IntegrityError: It is not a server with OpenAI's API, or has other models.
+        ConfigError: It does not let us in, a header's variable is not set, or the certificates cannot be read.
     """
-    url = f"{endpoint.url.rstrip('/')}{MODELS_PATH}"
+    url = f"{endpoint.url.rstrip('/')}{path}"
     headers, tls = request_headers(endpoint), tls_context(endpoint)
     try:
         answer = call(url, seconds=_ANSWER_SECONDS, headers=headers, tls=tls, longest_bytes=_LONGEST_ANSWER_BYTES)
     except (OSError, ValueError) as error:
         said = without(str(error), header_secrets(headers))
         raise Transient(f"no server answers: {said}", where=url, hint="is it running, and is this its URL?") from None
-    said = without(refusal_text(answer.body), header_secrets(headers))
     if answer.status in _DENIED:
-        hint = "name the variable with its API key as api_key_variable of the endpoint, and set it for the workers"
-        raise ConfigError(f"the server refuses access: {said}", where=url, hint=hint)
+        what = "header that opens it under header_variables"
+        if endpoint.openai_model is not None:
+            what = "variable with its API key as api_key_variable"
+        hint = f"name the {what} of the endpoint, and set its variable for the workers"
+        raise ConfigError(f"the server refuses access: {_said(endpoint, answer)}", where=url, hint=hint)
     if answer.status in _BUSY:
-        raise Transient(f"the server is not ready: HTTP {answer.status}: {said}", where=url)
+        raise Transient(f"the server is not ready: HTTP {answer.status}: {_said(endpoint, answer)}", where=url)
+    return answer
+
+
+def _card(endpoint: Endpoint) -> dict[str, Any]:
+    """What the server says of the endpoint's model.
+
+    Raises:
+        Transient, ConfigError: As `ask`.
+        IntegrityError: It is not a server with OpenAI's API, or has other models.
+    """
+    answer, url = ask(endpoint, MODELS_PATH), f"{endpoint.url.rstrip('/')}{MODELS_PATH}"
     models = _models(answer.body) if answer.status == HTTPStatus.OK else None
     if models is None:
         raise IntegrityError(
-            f"no list of models as in OpenAI's API: HTTP {answer.status}: {said}",
+            f"no list of models as in OpenAI's API: HTTP {answer.status}: {_said(endpoint, answer)}",
             where=url,
             hint="url is what comes before /v1, without redirects; some gateways say so to a wrong key",
         )
@@ -150,6 +163,10 @@ def _card(endpoint: Endpoint) -> dict[str, Any]:
             hint="name one of them as openai_model, or serve the release under that name",
         )
     return models[endpoint.openai_model]
+
+
+def _said(endpoint: Endpoint, answer: HttpAnswer) -> str:
+    return without(refusal_text(answer.body), header_secrets(request_headers(endpoint)))
 
 
 def _models(body: bytes) -> dict[str, dict[str, Any]] | None:

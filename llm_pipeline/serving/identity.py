@@ -12,17 +12,15 @@ import json
 from http import HTTPStatus
 from typing import Any
 
-from llm_pipeline.base.bounded_http import call
-from llm_pipeline.base.errors import IntegrityError, Transient
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.serving.endpoint_access import request_headers, require_model, tls_context
+from llm_pipeline.serving.endpoint_access import ask, require_model
 from llm_pipeline.serving.protocols import MODEL_PATH
 
 DIGEST_PARAMETER = "llm_pipeline_repository"
 """Parameter of a model that was loaded as one version of many; the served model does not read it."""
 
 _PREFIX = "llm_pipeline:"
-_TIMEOUT_SECONDS = 10.0
 
 
 def served_name(digest: str) -> str:
@@ -35,29 +33,22 @@ def require_served(endpoint: Endpoint, digest: str) -> None:
 
     Raises:
         IntegrityError: It serves another repository, or does not say which.
-        Transient: No server answers there.
-        ConfigError: A header's variable is not set, or the certificates cannot be read.
+        Transient, ConfigError: As `ask`.
     """
     if endpoint.openai_model is not None:
         require_model(endpoint)
         return
-    base = endpoint.url.rstrip("/")
-    url = f"{base}/v2"
-    headers, tls = request_headers(endpoint), tls_context(endpoint)
+    server, model = ask(endpoint, "/v2"), ask(endpoint, f"{MODEL_PATH}/config")
     try:
-        server = call(url, seconds=_TIMEOUT_SECONDS, headers=headers, tls=tls)
         name = str(json.loads(server.body)["name"])
-        model = call(f"{base}{MODEL_PATH}/config", seconds=_TIMEOUT_SECONDS, headers=headers, tls=tls)
         if model.status == HTTPStatus.OK and (loaded := _digest_of(json.loads(model.body))):
             name = served_name(loaded)
-    except OSError as error:
-        raise Transient(f"no server answers: {error}", where=url, hint="run the staging stage first") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise IntegrityError("this is not a Triton server", where=url) from error
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise IntegrityError("this is not a Triton server", where=endpoint.url) from error
     if name != served_name(digest):
         raise IntegrityError(
             f"the server there is {name!r}, not one of repository {digest[:12]}",
-            where=url,
+            where=endpoint.url,
             hint="run the staging stage of this release again",
         )
 

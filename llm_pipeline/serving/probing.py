@@ -17,7 +17,8 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest, read_body
-from llm_pipeline.serving.protocols import OpenAiProtocol, TritonProtocol, metric_values, whole_sum
+from llm_pipeline.serving.metrics_page import Series, metric_values, parse_metrics, whole_sum
+from llm_pipeline.serving.protocols import OpenAiProtocol, TritonProtocol
 
 _CONCURRENCY = 8
 DEFAULT_CONTEXT = 2048
@@ -88,26 +89,25 @@ class Served:
 
     async def generated_tokens(self) -> int | None:
         """Tokens that the model has counted as generated so far; None without that metric."""
-        return whole_sum(await self._metric_lines(), *self.client.protocol.metrics.output_tokens)
+        return whole_sum(await self._metrics(), *self.client.protocol.metrics.output_tokens)
 
-    async def _metric_lines(self) -> list[str]:
+    async def _metrics(self) -> dict[Series, float]:
         if self.endpoint.metrics_url is None:
-            return []
+            return {}
         try:
             async with self.client.session.get(self.endpoint.metrics_url) as answer:
-                return (await read_body(answer)).decode(errors="replace").splitlines()
+                return parse_metrics((await read_body(answer)).decode(errors="replace"))
         except (aiohttp.ClientError, TimeoutError, ValueError):
-            return []
+            return {}
 
     async def gauges(self) -> Gauges | None:
         """The model's metrics now; None when they cannot be read or are not there."""
-        lines = await self._metric_lines()
-        names = self.client.protocol.metrics
-        active = whole_sum(lines, *names.active)
+        page, names = await self._metrics(), self.client.protocol.metrics
+        active = whole_sum(page, *names.active)
         if active is None:
             return None
-        cancelled = whole_sum([line for line in lines if names.cancelled in line], names.requests)
-        usage = next((found for name in names.kv_cache if (found := metric_values(lines, name))), [])
+        cancelled = whole_sum(page, names.requests, label=names.cancelled)
+        usage = next((found for name in names.kv_cache if (found := metric_values(page, name))), [])
         return Gauges(active, cancelled, max(usage, default=None))
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.loadtest import server_metrics
-from llm_pipeline.loadtest.server_metrics import Increases, Samples, ServerSampler, parse_metrics, resident_bytes
+from llm_pipeline.loadtest.server_metrics import Increases, Samples, ServerSampler, resident_bytes
+from llm_pipeline.serving.metrics_page import parse_metrics
 
 
 def page(queue: int, served: int, tokens: int, active: int = 3) -> str:
@@ -103,6 +104,14 @@ def test_labels_may_hold_anything_and_lines_that_are_no_samples_are_left_out():
     found = parse_metrics('# x{} 1\na{b="}, \\"c\\" {",d="e"} 1.5 1700000000\nf 2e3\nno number\n\n')
     assert list(found.values()) == [1.5, 2000.0]
     assert dict(next(iter(found))[1])["d"] == "e"
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "1e999"])
+def test_values_that_are_not_finite_say_nothing_and_break_nothing(value: str):
+    text = f"llm_tokens_total {value}\nllm_active_requests {value}\nllm_kv_cache_usage {value}\n"
+    use = samples(text, text).use()
+    assert (use.output_tokens, use.active_requests, use.kv_cache_fraction) == (None, None, None)
+    assert use.samples == 2
 
 
 def test_a_counter_that_appears_within_the_window_counts_from_zero():

@@ -2,6 +2,7 @@ import contextlib
 import os
 import shutil
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ TRITON_HOME = ROOT / ".envs" / "triton"
 MODEL_PYTHON = ROOT / ".envs" / "model" / "bin" / "python"
 FIRST_PORT = 18510 + 100 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 TOY = Path(__file__).parent / "toy_repository"
+
+sys.path.append(str(Path(__file__).parent))
 
 
 def free_ports() -> ServerPorts:

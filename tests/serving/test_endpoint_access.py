@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from scripted_answers import answering
 
 from llm_pipeline.adapters.existing_triton.model_control import open_model_control
-from llm_pipeline.base.errors import ConfigError, Transient
+from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
-from llm_pipeline.serving.endpoint_access import grpc_security, request_headers, tls_context
+from llm_pipeline.serving.endpoint_access import active_requests, grpc_security, request_headers, tls_context
 from llm_pipeline.serving.identity import require_served, served_name
 
 SECRET = "5esame-0pen"
@@ -123,3 +124,45 @@ def test_certificates_that_cannot_be_read_are_named_before_anything_is_asked(tmp
             open_it(endpoint)
     assert tls_context(Endpoint(url="http://127.0.0.1:9")) is None
     assert grpc_security(Endpoint(url="http://127.0.0.1:9")) == {}
+
+
+@pytest.mark.parametrize(
+    ("page", "active"),
+    [
+        ("llm_active_requests 2\n", 2),
+        ('llm_active_requests{a="b"} 2 1700000000000\nllm_active_requests{a="c"} 1\n', 3),
+        ("llm_active_requests +Inf\n", None),
+        ("llm_active_requests NaN\n", None),
+        ("llm_active_requests many\n", None),
+        ("llm_active_requests_created 9\n", None),
+    ],
+)
+def test_a_drain_waits_for_what_is_a_number_of_requests(page, active):
+    with answering({"/metrics": (200, page)}) as url:
+        assert active_requests(Endpoint(url=url, metrics_url=f"{url}/metrics")) == active
+
+
+DIGEST = "c" * 64
+
+
+@pytest.mark.parametrize(
+    ("answers", "refusal"),
+    [
+        ({"/v2": (503, "no healthy upstream")}, Transient),
+        ({"/v2": (502, "<html>")}, Transient),
+        ({"/v2": (200, json.dumps({"name": served_name(DIGEST)})), "/v2/models/llm/config": (503, "")}, Transient),
+        ({"/v2": (401, "{}")}, ConfigError),
+        ({"/v2": (200, "<html>")}, IntegrityError),
+        ({"/v2": (200, "[" * 100_000)}, IntegrityError),
+        ({"/v2": (200, '{"name": "x"}'), "/v2/models/llm/config": (200, "[1]")}, IntegrityError),
+        ({"/v2": (200, '{"name": "x"}'), "/v2/models/llm/config": (200, '{"parameters": null}')}, IntegrityError),
+    ],
+)
+def test_a_gateway_whose_server_is_away_is_asked_again_and_what_is_no_triton_is_refused(answers, refusal):
+    with answering(answers) as url, pytest.raises(refusal):
+        require_served(Endpoint(url=url), DIGEST)
+
+
+def test_a_server_tells_its_digest_by_its_name_where_it_has_no_such_model():
+    with answering({"/v2": (200, json.dumps({"name": served_name(DIGEST)}))}) as url:
+        require_served(Endpoint(url=url), DIGEST)

@@ -24,10 +24,8 @@ from llm_pipeline.serving.protocols.answers import (
     ServingProtocol,
     flaw_of,
     header_secrets,
-    metric_values,
     reason_in,
     refusal_text,
-    whole_sum,
     without,
 )
 from llm_pipeline.serving.protocols.openai import OpenAiProtocol
@@ -50,12 +48,10 @@ __all__ = [
     "TritonProtocol",
     "flaw_of",
     "header_secrets",
-    "metric_values",
     "protocol_named",
     "protocol_of",
     "reason_in",
     "refusal_text",
-    "whole_sum",
     "without",
 ]  # fmt: skip
 

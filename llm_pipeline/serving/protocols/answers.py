@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -86,14 +86,14 @@ class Metrics:
     Attributes:
         active: Requests that wait or run.
         requests: Counter of requests that have ended.
-        cancelled: Label of that counter for those whose client left, as it is written.
+        cancelled: Label of that counter for those whose client left.
         output_tokens: Counters of generated tokens.
         kv_cache: Share of the KV cache in use; the first name that is there counts, and its highest value.
     """
 
     active: tuple[str, ...]
     requests: str
-    cancelled: str
+    cancelled: tuple[str, str]
     output_tokens: tuple[str, ...]
     kv_cache: tuple[str, ...]
 
@@ -236,22 +236,6 @@ def flaw_of(tokens: int, finish_reason: str, *, most: int, ignore_eos: bool, has
         why = ": the server does not keep ignore_eos" if finish_reason == "stop" else ""
         return "short", f"only {tokens} of {most} tokens came{why}"
     return None if has_text else ("empty", f"{tokens} tokens came, without any text")
-
-
-def metric_values(lines: Iterable[str], name: str) -> list[float]:
-    """The values of all series of a metric, in Prometheus' text format.
-
-    Raises:
-        ValueError: A value is no number.
-    """
-    starts = (f"{name}{{", f"{name} ")
-    return [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(starts)]
-
-
-def whole_sum(lines: Sequence[str], *names: str) -> int | None:
-    """The sum of all series of these metrics; None where there is none."""
-    values = [value for name in names for value in metric_values(lines, name)]
-    return int(sum(values)) if values else None
 
 
 def header_secrets(headers: Mapping[str, str]) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ class OpenAiProtocol:
             *("llamacpp:requests_processing", "llamacpp:requests_deferred"),
         ),
         requests="vllm:request_success_total",
-        cancelled='finished_reason="abort"',
+        cancelled=("finished_reason", "abort"),
         output_tokens=(
             "vllm:generation_tokens_total",
             "sglang:generation_tokens_total",

@@ -27,7 +27,7 @@ class TritonProtocol:
     metrics: ClassVar[Metrics] = Metrics(
         active=(ACTIVE_REQUESTS,),
         requests="llm_requests_total",
-        cancelled='"cancelled"',
+        cancelled=("outcome", "cancelled"),
         output_tokens=("llm_tokens_total",),
         kv_cache=("llm_kv_cache_usage",),
     )
