@@ -8,10 +8,10 @@ The tool is a process of its own in our process group, so that a cancelled stage
 from __future__ import annotations
 
 import contextlib
-import signal
 import subprocess
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ log = get_logger(__name__)
 
 _KEPT_LINES = 400
 _GRACE_SECONDS = 20.0
+_MARK = "LLM_PIPELINE_TOOL"
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def run_tool(
         Transient: It was killed, or failed for a reason that may pass.
     """
     started, tool = time.monotonic(), name or Path(command[0]).name
-    process = _start(command, tool, variables or {})
+    mark = uuid.uuid4().hex
+    process = _start(command, tool, {**(variables or {}), _MARK: mark})
     lines: deque[str] = deque(maxlen=_KEPT_LINES)
     assert process.stdout is not None  # noqa: S101 - a pipe, by _start
     reader = threading.Thread(target=_follow, args=(process.stdout, lines, tool, on_line), daemon=True)
@@ -78,7 +80,7 @@ def run_tool(
     except subprocess.TimeoutExpired:
         timed_out = True
     finally:
-        _end(process)
+        _end(process, mark)
     reader.join(timeout=_GRACE_SECONDS)
     if timed_out:
         raise BuildFailed(
@@ -123,19 +125,28 @@ def _follow(stream: IO[str], lines: deque[str], tool: str, on_line: Callable[[st
                     on_line = None
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """Stop the tool if it still runs (SIGTERM, then SIGKILL), and kill what it started: its ranks hold GPUs."""
-    if process.poll() is not None:
-        return
+def _end(process: subprocess.Popen[str], mark: str) -> None:
+    """Stop the tool if it still runs (SIGTERM, then SIGKILL), and kill what it started: its ranks hold GPUs.
+
+    Those of a tool that has ended are nobody's children; their environment tells whose they were.
+    """
     started: list[psutil.Process] = []
-    with contextlib.suppress(psutil.NoSuchProcess):
-        started = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(timeout=_GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    for child in started:
+    if process.poll() is None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            started = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        try:
+            process.wait(timeout=_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    for child in (*started, *filter(lambda other: _is_marked(other, mark), psutil.process_iter())):
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()  # psutil sees to it that this is the same process, not a later one of its pid
+
+
+def _is_marked(process: psutil.Process, mark: str) -> bool:
+    try:
+        return bool(process.environ().get(_MARK) == mark)
+    except (psutil.Error, OSError):  # it has ended, or is another user's
+        return False

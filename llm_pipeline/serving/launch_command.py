@@ -131,7 +131,7 @@ def _participant_problems(target: Target, mode: LaunchMode) -> Iterator[str]:
     elif participants is not None and str(participants) != ",".join(map(str, range(ranks))):
         yield f"participant_ids is {participants}, the ranks are {','.join(map(str, range(ranks)))}"
     nodes = nodes_of(target)
-    if int(parameters.get("num_nodes", 1)) != nodes:
+    if str(parameters.get("num_nodes", 1)) != str(nodes):
         yield f"serving.extra_parameters must say num_nodes: {nodes}"
 
 

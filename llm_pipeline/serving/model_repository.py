@@ -33,6 +33,7 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.serving.lint import lint_repository_directory
+from llm_pipeline.serving.lint.parsing import enum_name
 from llm_pipeline.serving.lint.repository import ModelSource, read_repository
 from llm_pipeline.serving.repositories.packaged import Fact, PackagedEngine
 from llm_pipeline.serving.repository_links import read_links, write_links
@@ -155,7 +156,10 @@ def _tensor_problems(config: ModelConfig) -> Iterator[str]:
             found = tensors.pop(tensor.name, None)
             if found is None:
                 yield f"{kind} {tensor.name} is missing"
-            elif (messages.DataType.Name(found.data_type), tuple(found.dims)) != (tensor.data_type, tensor.dimensions):
+            elif (enum_name(messages.DataType, found.data_type), tuple(found.dims)) != (
+                tensor.data_type,
+                tensor.dimensions,
+            ):
                 yield f"{kind} {tensor.name} is not {tensor.data_type} {list(tensor.dimensions)}"
             elif kind == "input" and found.optional != tensor.optional:
                 yield f"input {tensor.name} must be {'optional' if tensor.optional else 'required'}"

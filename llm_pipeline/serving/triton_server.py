@@ -236,7 +236,11 @@ def stop_server(state: Path, *, drain_seconds: float = 0, digest: str = "", toke
             admit(state.parent, token)
         if digest and _serves_another(state, digest):
             return False
-        server = find_server(state)
+        try:
+            server = find_server(state)
+        except ConfigError as error:  # the process has a record of its own
+            _log.warning("a server is stopped without its record", slot=state.name, reason=error.message)
+            server = None
         if server and drain_seconds > 0:
             _drain(server, drain_seconds)
         started = time.monotonic()

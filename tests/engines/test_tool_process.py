@@ -45,3 +45,20 @@ def test_a_failure_is_told_with_its_name_and_last_lines():
         run_tool(["sh", "-c", "echo broken; exit 3"], name="false-friend", time_limit_seconds=10)
     with pytest.raises(ConfigError, match="cannot start no-such-tool"):
         run_tool(["no-such-tool"], time_limit_seconds=10)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_what_it_started_ends_with_it_also_when_it_ends_by_itself(code: int):
+    ranks = []
+    try:
+        run_tool(
+            ["sh", "-c", f"setsid sleep 600 >/dev/null 2>&1 & echo $!; exit {code}"],
+            time_limit_seconds=60,
+            on_line=ranks.append,
+        )
+    except BuildFailed:
+        assert code
+    deadline = time.monotonic() + 60
+    while psutil.pid_exists(int(ranks[0])) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not psutil.pid_exists(int(ranks[0]))

@@ -25,9 +25,10 @@ def answering(answers: Answers, asked: list[str] | None = None) -> Iterator[str]
             self.end_headers()
             self.wfile.write(body.encode())
 
-        do_POST = do_GET
+        def do_POST(self) -> None:
+            self.do_GET()
 
-        def log_message(self, format: str, *arguments: object) -> None:
+        def log_message(self, *arguments: object) -> None:
             """Nothing is logged."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -145,6 +145,7 @@ def test_an_engine_over_two_nodes_is_led_across_them():
         ("h200_vllm", SIXTEEN, "it is one process"),
         ("l40s_engine", SIXTEEN, "mpirun must know the hosts by name"),
         ("l40s_engine", SIXTEEN, "must say num_nodes: 2"),
+        ("l40s_engine", TWO | served({"extra_parameters": {"num_nodes": "many"}}), "must say num_nodes: 1"),
         ("h200_tp4", SIXTEEN | served({"gpu_device_ids": [[0], [1]]}), "2 instances need a server each"),
         ("h100_tp2", served({"gpu_device_ids": [[0], [1]]}), "must name 2 GPUs, one for each rank"),
         ("h100_tp2", served({"gpu_device_ids": [[7, 8]]}), "names GPU 8, a node has 8"),

@@ -606,3 +606,57 @@ def test_the_command_takes_warnings_for_errors_when_asked(tmp_path, repository, 
     assert main(["lint-repo", str(tmp_path), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["model"], row["rule"], row["severity"]) == ("tensorrt_llm", "queue_delay", "warning")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"build_config": [], "pretrained_config": {}},
+        {"build_config": {}, "pretrained_config": {"mapping": [1]}},
+        {"build_config": {}, "pretrained_config": {"mapping": {"world_size": "two"}}},
+        {"build_config": {"max_batch_size": "x"}, "pretrained_config": {}},
+    ],
+)
+def test_a_config_that_no_engine_has_is_a_finding(repository, config):
+    repository.write_engine(config)
+    found = repository.lint()
+    assert [(finding.rule, finding.severity) for finding in found] == [("engine_directory", "error")]
+
+
+def test_ranks_without_number_are_not_looked_for_one_by_one(repository):
+    repository.write_engine({"build_config": {}, "pretrained_config": {"mapping": {"world_size": 10**15}}})
+    assert any("rank1.engine is missing" in str(finding) for finding in repository.lint())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        'input [{name: "x" data_type: 99 dims: [1]}]',
+        'sequence_batching { control_input [{name: "x" control [{kind: 77}]}] }',
+        'batch_input [{kind: 1 data_type: 99 source_input: "x"}]',
+        'backend: "tensorrtllm" input [{name: "input_ids" data_type: 99 dims: [-1]}]',
+    ],
+)
+def test_a_number_that_an_enumeration_does_not_have_is_a_finding(tmp_path, config):
+    _write_python(tmp_path, config, CODE)
+    assert any("99" in str(finding) or "77" in str(finding) for finding in lint_repository_directory(tmp_path))
+
+
+@pytest.mark.parametrize("code", ["x = " + "-" * 200_000 + "1", "x = a" + ".b" * 20_000])
+def test_code_that_python_cannot_hold_is_a_finding(tmp_path, code):
+    _write_python(tmp_path, "", code)
+    assert [finding.rule for finding in lint_repository_directory(tmp_path)] == ["code_syntax"]
+
+
+def test_arguments_whose_keys_are_no_words_are_findings(tmp_path):
+    _write_python(tmp_path, "", CODE)
+    text = "model: x\n5: y\nfoo: 3\ntriton_config: {max_batch_size: 0, decoupled: true}\n"
+    (tmp_path / "toy" / "1" / "model.yaml").write_text(text)
+    assert any(finding.message.startswith("5: ") for finding in lint_repository_directory(tmp_path))
+
+
+def _write_python(repository: Path, config: str, code: str) -> None:
+    (repository / "toy" / "1").mkdir(parents=True)
+    backend = "" if "backend:" in config else 'backend: "python" '
+    (repository / "toy" / "config.pbtxt").write_text(backend + config)
+    (repository / "toy" / "1" / "model.py").write_text(code)

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from llm_pipeline.base import detached
 from llm_pipeline.base.confinement import landlock_version
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.config.deployment import ServerPorts
@@ -168,6 +169,17 @@ def test_stopping_one_slot_does_not_touch_anothers_shared_memory(slot, tmp_path,
         assert ask(one.ports.http, "still here", 2)["text_output"] == " still here"
     finally:
         other.stop()
+
+
+def test_a_server_whose_record_says_nothing_is_stopped_all_the_same(tmp_path):
+    """A package of another version wrote it, or a disk lost it."""
+    process = detached.start("server", ["sleep", "600"], tmp_path / "process.json", log=tmp_path / "server.log")
+    (tmp_path / "server.json").write_text('{"repository": "/r"}')
+    with pytest.raises(ConfigError, match="not a server record"):
+        find_server(tmp_path)
+    assert stop_server(tmp_path, drain_seconds=1)
+    assert not process.group_alive
+    assert find_server(tmp_path) is None
 
 
 def test_stopping_nothing_is_fine(tmp_path):

@@ -113,12 +113,16 @@ class HttpModelControl:
         status, body = self._call("POST", "/v2/repository/index", {})
         if status != HTTPStatus.OK:
             raise Transient(f"the server does not list its models: {_reason(body)}", where=self._url)
-        index: list[dict[str, str]] = json.loads(body)
-        return tuple(
-            ModelVersion(int(entry.get("version") or 0), entry.get("state", ""), entry.get("reason", ""))
-            for entry in index
-            if entry["name"] == model
-        )
+        try:
+            return tuple(
+                ModelVersion(int(entry.get("version") or 0), entry.get("state", ""), entry.get("reason", ""))
+                for entry in json.loads(body)
+                if entry["name"] == model
+            )
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise ConfigError(
+                "this is not a Triton: it answers with no list of models", where=self._url, hint="is url its HTTP port?"
+            ) from error
 
     def config(self, model: str) -> ModelConfigDocument | None:
         status, body = self._call("GET", f"/v2/models/{model}/config")

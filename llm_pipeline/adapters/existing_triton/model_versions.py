@@ -48,6 +48,20 @@ class ModelVersions:
         """The versions that take requests, in order."""
         return tuple(sorted(version.number for version in self._control.versions(MODEL_NAME) if version.ready))
 
+    def config(self, ready: tuple[int, ...]) -> ModelConfigDocument | None:
+        """The configuration of the versions that are ready; None where none is.
+
+        Raises:
+            Transient: The server does not tell it: without it, they could not be restored.
+        """
+        if not ready:
+            return None
+        if (config := self._control.config(MODEL_NAME)) is None:
+            raise Transient(
+                f"the server does not say how the ready versions {list(ready)} are configured", where=MODEL_NAME
+            )
+        return config
+
     def free_number(self) -> int:
         """A number above all that the server or its repository knows: Triton sends requests without a version there."""
         known = (*self._directory.versions(), *(version.number for version in self._control.versions(MODEL_NAME)))
@@ -74,7 +88,7 @@ class ModelVersions:
         _require_one_model(repository)
         others = self.ready()
         number = self.free_number() if version is None else version
-        before = self._control.config(MODEL_NAME) if others else None
+        before = self.config(others)
         source = repository / MODEL_NAME / str(MODEL_VERSION)
         self._directory.add(number, source, _within_version(links or {}))
         try:

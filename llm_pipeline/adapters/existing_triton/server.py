@@ -82,7 +82,7 @@ class ExistingControl:
     def _load(self, candidate: Candidate, control: ModelControl) -> StagedServer:
         versions = self._versions(control)
         others = versions.ready()
-        before = control.config(MODEL_NAME) if others else None
+        before = versions.config(others)
         if before is not None:
             self._require_shareable(candidate, dict(before), others)
         loaded = LoadedVersion(
@@ -96,7 +96,7 @@ class ExistingControl:
         try:
             versions.add(candidate.repository, digest=candidate.digest, links=candidate.links, version=loaded.version)
         except ModelRefused as refused:
-            self._record.unlink()  # `add` left nothing of it
+            self._put_back()  # `add` left nothing of it, unless the server refused that as well
             raise ServerFailed(
                 f"the server cannot load the candidate:\n{refused.message}",
                 where=self._place.endpoint.url,

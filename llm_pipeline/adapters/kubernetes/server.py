@@ -159,11 +159,13 @@ class KubernetesControl:
 
     def start(self, candidate: Candidate, *, wait_seconds: float) -> StagedServer:
         """Starts the server; pods fetch weights first, so they may take `startup_minutes` if that is longer."""
-        manifests = list(self._manifests(candidate))
+        workload, *others = self._manifests(candidate)
         self._take(candidate)
         started, seconds = time.monotonic(), self._wait_seconds(wait_seconds)
+        if not self._cluster().create(workload):
+            self._take(candidate)  # another worker was faster
         try:
-            for manifest in manifests:
+            for manifest in others:
                 self._cluster().create(manifest)
             self._await_ready(started + seconds)
             await_model(self.endpoint, max(1.0, started + seconds - time.monotonic()), self._refuse_failed)

@@ -105,7 +105,7 @@ def _problems(error: ValidationError, dialect: Dialect) -> Iterator[Problem]:
     path = tuple(str(part) for part in error.absolute_path)
     if error.validator == "additionalProperties":
         legal = set(error.schema.get("properties", ()))
-        for key in sorted(set(error.instance) - legal):
+        for key in sorted(set(map(str, error.instance)) - legal):
             yield _unknown_key(path, key, legal, dialect)
     elif error.validator == "enum":
         yield _illegal_value(path, error.instance, dialect)

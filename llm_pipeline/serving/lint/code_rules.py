@@ -29,7 +29,7 @@ def _read(model: ModelSource, path: Path) -> Iterator[Finding]:
     file = f"{path.parent.name}/{path.name}"
     try:
         code = _Code(model, file, ast.parse(path.read_bytes()))
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the parser's own limits
         line = error.lineno if isinstance(error, SyntaxError) else None
         yield model.finding("code_syntax", f"python cannot read it: {error}", "mend it", line, file=file)
     else:

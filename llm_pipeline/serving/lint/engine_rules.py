@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.json_document import parse
 from llm_pipeline.serving.lint.known_mistakes import TENSORS
+from llm_pipeline.serving.lint.parsing import enum_name
 from llm_pipeline.serving.lint.repository import Finding, ModelSource, Repository
 from llm_pipeline.serving.lint.template_rules import is_engine_model
 from llm_pipeline.serving.triton_config.recorded import RecordedTensor, legal_types, recorded_model
@@ -69,7 +70,7 @@ def _tensor(
     from tritonclient.grpc import model_config_pb2 as messages
 
     line = model.string_line(found.name)
-    data_type, legal = messages.DataType.Name(found.data_type), legal_types(recorded.data_type)
+    data_type, legal = enum_name(messages.DataType, found.data_type), legal_types(recorded.data_type)
     if data_type not in legal:
         message = f"{kind} {found.name} is {data_type}"
         yield model.finding("tensor_type", message, f"data_type: {' or '.join(legal)}", line)
@@ -178,25 +179,27 @@ def _engine(model: ModelSource, directory: Path) -> Iterator[Finding]:
     place = _place(model, directory)
     try:
         config = parse((directory / _CONFIG).read_bytes(), where=_CONFIG, finite=False)
-        build, mapping = config["build_config"], config["pretrained_config"].get("mapping", {})
+        ranks = int((config["pretrained_config"].get("mapping") or {}).get("world_size", 1))
+        build = config["build_config"]
+        built = {name: int(build[name]) for name in ("max_batch_size", "max_beam_width") if build.get(name) is not None}
     except FileNotFoundError:
         message = f"engine files without {_CONFIG}"
         yield model.finding("engine_directory", message, "copy the whole directory that trtllm-build wrote", file=place)
         return
-    except (IntegrityError, KeyError, TypeError, AttributeError) as error:
+    except (IntegrityError, KeyError, TypeError, AttributeError, ValueError) as error:
         message = f"{_CONFIG} is not the engine's: {type(error).__name__} {error}"
         yield model.finding("engine_directory", message, "build the engine again", file=place)
         return
-    ranks = int(mapping.get("world_size", 1))
-    if missing := [rank for rank in range(ranks) if not (directory / f"rank{rank}.engine").is_file()]:
-        message = f"the engine has {ranks} ranks; rank{missing[0]}.engine is missing"
+    missing = next((rank for rank in range(ranks) if not (directory / f"rank{rank}.engine").is_file()), None)
+    if missing is not None:
+        message = f"the engine has {ranks} ranks; rank{missing}.engine is missing"
         yield model.finding("engine_directory", message, "copy all ranks", file=place)
-    yield from _limits(model, build)
+    yield from _limits(model, built)
     yield from _device_counts(model, ranks)
 
 
-def _limits(model: ModelSource, build: dict[str, Any]) -> Iterator[Finding]:
-    batch = build.get("max_batch_size")
+def _limits(model: ModelSource, built: dict[str, int]) -> Iterator[Finding]:
+    batch = built.get("max_batch_size")
     if batch is not None and model.config.max_batch_size > batch:
         yield model.finding(
             "engine_batch",
@@ -204,7 +207,7 @@ def _limits(model: ModelSource, build: dict[str, Any]) -> Iterator[Finding]:
             f"max_batch_size: {batch}, or build with --max_batch_size {model.config.max_batch_size}",
             model.field_line("max_batch_size"),
         )
-    beams, built_beams = model.parameter("max_beam_width"), build.get("max_beam_width")
+    beams, built_beams = model.parameter("max_beam_width"), built.get("max_beam_width")
     if built_beams is not None and beams.isdecimal() and int(beams) > built_beams:
         yield model.finding(
             "engine_beams",

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llm_pipeline.serving.lint.parsing import enum_name
 from llm_pipeline.serving.lint.repository import Finding, ModelSource, Repository
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def _uses(model: ModelSource, repository: Repository) -> Iterator[tuple[str, _Us
 def _use(owner: str, tensor: ModelInput | ModelOutput, dims: tuple[int, ...], *, batched: bool) -> _Use:
     from tritonclient.grpc import model_config_pb2 as messages
 
-    return _Use(owner, messages.DataType.Name(tensor.data_type), dims, batched)
+    return _Use(owner, enum_name(messages.DataType, tensor.data_type), dims, batched)
 
 
 def _agree(first: tuple[int, ...], second: tuple[int, ...]) -> bool:

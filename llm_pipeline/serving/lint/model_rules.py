@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from llm_pipeline.artifacts.repository_layout import MODEL_FILE
 from llm_pipeline.base.directory_listing import refuse_unreadable
+from llm_pipeline.serving.lint.parsing import enum_name
 from llm_pipeline.serving.lint.repository import Finding, ModelSource, Repository, Severity, is_version
 
 if TYPE_CHECKING:
@@ -94,11 +95,15 @@ def _missing_backend(model: ModelSource, line: int | None) -> Finding:
 
 
 def _tensor(model: ModelSource, kind: str, tensor: ModelInput | ModelOutput) -> Iterator[Finding]:
+    from tritonclient.grpc import model_config_pb2 as messages
+
     line = model.string_line(tensor.name) if tensor.name else model.field_line(kind)
     label = f"{kind} {tensor.name}" if tensor.name else f"an {kind}"
     if not tensor.name:
         yield model.finding("tensor_name", f"{label} has no name", 'name: "..."', line)
     if_missing: Severity = "warning" if model.is_completed_by_server else "error"
+    if (data_type := enum_name(messages.DataType, tensor.data_type)).isdecimal():
+        yield model.finding("data_type", f"{label} has data type {data_type}, which there is not", "TYPE_...", line)
     if not tensor.data_type:
         yield model.finding("data_type", f"{label} has no data type", "data_type: TYPE_...", line, if_missing)
     if not tensor.dims:
@@ -169,7 +174,7 @@ def instance_rules(model: ModelSource, _: Repository) -> Iterator[Finding]:
 def _gpus(model: ModelSource, group: ModelInstanceGroup) -> Iterator[Finding]:
     line, gpus = model.field_line("gpus") or model.field_line("instance_group"), list(group.gpus)
     if gpus and group.kind in (group.KIND_CPU, group.KIND_MODEL):
-        kind = type(group).Kind.Name(group.kind)
+        kind = enum_name(type(group).Kind, group.kind)
         message = f"a group of {kind} names GPUs {gpus}"
         yield model.finding("instance_gpus", message, "take gpus out, or kind: KIND_GPU", line)
     if negative := [gpu for gpu in gpus if gpu < 0]:
@@ -210,7 +215,7 @@ def _sources(
 def _type(model: ModelSource, batch: BatchInput) -> Iterator[Finding]:
     from tritonclient.grpc import model_config_pb2 as messages
 
-    name = messages.DataType.Name(batch.data_type)
+    name = enum_name(messages.DataType, batch.data_type)
     if name not in _TYPES:
         message = f"a batch input is {name}"
         yield model.finding(

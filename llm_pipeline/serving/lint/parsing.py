@@ -9,7 +9,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llm_pipeline.serving.lint.known_mistakes import ENUM_VALUES, FIELDS
 
@@ -184,6 +184,12 @@ _FIELD_BEFORE = re.compile(r"(\w+)\s*:\s*\[?\s*$")
 _KEY_BEFORE = re.compile(r'key\s*:\s*"([^"]*)"\s*,?\s*value\s*:?\s*\{\s*string_value\s*:\s*"[^"]*$')
 _IN_KEY = re.compile(r'key\s*:\s*"([^"]*)$')
 _STAND_INS = {"data_type": "TYPE_FP16", "max_queue_delay_microseconds": "0", "decoupled": "true", "kind": "KIND_CPU"}
+
+
+def enum_name(enumeration: Any, number: int) -> str:
+    """The word for a number of an enumeration; the number where there is none, which the parser lets through."""
+    name: str = enumeration.Name(number) if number in enumeration.values() else str(number)
+    return name
 
 
 def offset_of(text: str, line: int, column: int) -> int:

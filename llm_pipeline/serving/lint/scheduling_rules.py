@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from llm_pipeline.serving.lint.parsing import enum_name
 from llm_pipeline.serving.lint.repository import Finding, ModelSource, Repository
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def _correlation(
 ) -> Iterator[Finding]:
     from tritonclient.grpc import model_config_pb2 as messages
 
-    line, data_type = model.string_line(name), messages.DataType.Name(control.data_type)
+    line, data_type = model.string_line(name), enum_name(messages.DataType, control.data_type)
     if has_values:
         message = f"{name} carries the sequence's id, which has no values for false and true"
         yield model.finding("sequence_control", message, f"take out {', '.join(_VALUES)}", line)
@@ -168,5 +169,4 @@ def _oldest_batch_sizes(model: ModelSource, batching: ModelSequenceBatching) -> 
 
 
 def _kind(control: ModelSequenceBatching.Control) -> str:
-    name: str = type(control).Kind.Name(control.kind)
-    return name
+    return enum_name(type(control).Kind, control.kind)

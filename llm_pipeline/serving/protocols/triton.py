@@ -93,9 +93,11 @@ class TritonReader:
 
     def read(self, data: bytes) -> Piece | None:
         chunk = decoded(data)
+        if not isinstance(text := chunk.get("text_output"), str):
+            raise not_an_answer(data)
         try:
             return Piece(
-                str(chunk["text_output"]),
+                text,
                 count(chunk["output_tokens"]),
                 str(chunk.get("finish_reason", "")),
                 count(chunk.get("input_tokens", 0)),

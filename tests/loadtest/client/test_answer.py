@@ -125,6 +125,12 @@ def test_an_empty_chunk_after_the_last_one_cuts_nothing():
     assert judged(answer_to(4), *WHOLE, event("more")) is Fault.CUT, "text after the end is no end"
 
 
+@pytest.mark.parametrize("text", [None, ["a"], 5])
+def test_what_is_no_text_is_malformed(text: object):
+    body = json.dumps({"text_output": text, "output_tokens": 3, "finish_reason": "length"}).encode()
+    assert judged(answer_to(), b"data: " + body + b"\n\n") is Fault.MALFORMED
+
+
 def test_an_answer_that_may_end_by_itself_is_not_short():
     assert judged(answer_to(ignore_eos=False), event("a", reason="stop")) is Fault.NONE
     assert judged(answer_to(ignore_eos=False), event("a", reason="length")) is Fault.SHORT

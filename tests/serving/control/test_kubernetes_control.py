@@ -109,3 +109,21 @@ def test_workers_in_the_cluster_reach_the_service_by_its_name(place):
     host = f"{WORKLOAD}-endpoint.staging.svc"
     assert (endpoint.url, endpoint.grpc) == (f"http://{host}:8000", f"{host}:8001")
     assert endpoint.metrics_url == f"http://{host}:8002/metrics"
+
+
+def test_who_creates_the_workload_has_it(control, cluster, make_repository, candidate_of, monkeypatch):
+    """Another worker creates it between the look and the creation."""
+    ours, theirs = candidate_of(make_repository()), candidate_of(make_repository("theirs", version=2))
+    create = cluster._create
+
+    def after_another(kind: str, manifest: dict[str, Any], namespace: str) -> dict[str, Any]:
+        if kind == "deployments" and not cluster.names():
+            annotations = {"llm-pipeline/repository-digest": theirs.digest}
+            other = {**manifest, "metadata": {**manifest["metadata"], "annotations": annotations}}
+            create(kind, other, namespace)
+        return create(kind, manifest, namespace)
+
+    monkeypatch.setattr(cluster, "_create", after_another)
+    with pytest.raises(SlotBusy, match=theirs.digest[:12]):
+        control.start(ours, wait_seconds=30)
+    assert WORKLOAD in cluster.names(), "it is theirs"
