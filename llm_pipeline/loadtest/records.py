@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import gzip
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from pathlib import Path
@@ -178,12 +178,6 @@ class Records:
 
     def __getitem__(self, column: str) -> NDArray[Any]:
         return self.columns[column]
-
-    def rows(self) -> Iterator[Answered]:
-        """One object a request; for few of them."""
-        for values in zip(*(self.columns[name].tolist() for name in COLUMNS), strict=True):
-            row = dict(zip(COLUMNS, values, strict=True))
-            yield Answered(**{**row, "fault": Fault(row["fault"])})
 
     def where(self, mask: NDArray[np.bool_]) -> Records:
         """The requests of a mask; the histogram of silences cannot be divided and is left out."""

@@ -168,6 +168,7 @@ def _outcome(
             (fact for fact in facts if decided.verdict is not Verdict.GO and fact.verdict is decided.verdict), None
         )
         judgement = decided.model_copy(update={"summary": f"{worse.name}: {worse.detail}"}) if worse else decided
+    unsteady = f"Latencies were not steady after {warm.requests} warm-up requests in {warm.seconds:.0f} s."
     return LoadTestOutcome(
         target_rate_per_second=windows.workload.rate_per_second,
         warmup_requests=warm.requests,
@@ -176,13 +177,9 @@ def _outcome(
         rates=rates,
         highest_rate_per_second=highest_passed(rates),
         confirmed_rate_per_second=decision.rate_per_second,
-        notes=() if warm.steady else (_unsteady(warm),),
+        notes=() if warm.steady else (unsteady,),
         judgement=judgement,
     )
-
-
-def _unsteady(warm: WarmUp) -> str:
-    return f"Latencies were not steady after {warm.requests} warm-up requests in {warm.seconds:.0f} s."
 
 
 @dataclass(frozen=True)

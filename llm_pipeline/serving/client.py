@@ -17,7 +17,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from types import TracebackType
 from typing import Self
 
 import aiohttp
@@ -196,9 +195,7 @@ class GenerationClient:
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.session.close()
 
     @property

@@ -210,7 +210,7 @@ def launcher_command(
         nodes, each = placement.nodes, placement.gpus_per_node
         return ("srun", "-N", str(nodes), f"--ntasks-per-node={each}", "--mpi=pmix", *ranks[0])
     exported = _exported(variables) if hosts else ()
-    start = (*_hosts(hosts, placement),) if hosts else (_MPIRUN,)
+    start = tuple(_hosts(hosts, placement)) if hosts else (_MPIRUN,)
     if mode == "leader":
         contexts = [("-n", "1", *exported, *rank) for rank in ranks]
         return (*start, *contexts[0], *(word for context in contexts[1:] for word in (":", *context)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import socket
-from dataclasses import dataclass
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.endpoint import Endpoint
@@ -12,18 +11,6 @@ from llm_pipeline.config.server_ports import ServerPorts
 
 LOOPBACK = "127.0.0.1"
 _CONNECT_SECONDS = 5.0
-
-
-@dataclass(frozen=True)
-class PortOwner:
-    """The process that listens on a port; pid None when it belongs to another user or container."""
-
-    port: int
-    pid: int | None = None
-    name: str = ""
-
-    def __str__(self) -> str:
-        return f"pid {self.pid} ({self.name})" if self.pid else "a process that is not visible from here"
 
 
 def loopback_endpoint(ports: ServerPorts) -> Endpoint:
@@ -80,14 +67,14 @@ def require_free_port(port: int, *, role: str, what: str) -> None:
     """
     if not _is_free(port):
         raise ConfigError(
-            f"{role} port {port} is in use by {port_owner(port)}",
+            f"{role} port {port} is in use by {_owner(port)}",
             where=what,
             hint="stop that process or give this server other ports in the deployment file",
         )
 
 
-def port_owner(port: int) -> PortOwner:
-    """Who listens on a TCP port of this host."""
+def _owner(port: int) -> str:
+    """Who listens on a TCP port of this host; other users' processes, and those of other containers, are not seen."""
     import psutil  # here: most ports are free, and many import this module for less
 
     for connection in psutil.net_connections(kind="tcp"):
@@ -96,8 +83,8 @@ def port_owner(port: int) -> PortOwner:
                 name = psutil.Process(connection.pid).name()
             except psutil.Error:
                 name = "unknown"
-            return PortOwner(port, connection.pid, name)
-    return PortOwner(port)
+            return f"pid {connection.pid} ({name})"
+    return "a process that is not visible from here"
 
 
 def _is_free(port: int) -> bool:

@@ -14,7 +14,10 @@ _MOST_LINES = 25
 
 def failure_lines(log: Path) -> str:
     """The lines that explain a failed start: errors with what belongs to them, else the end of the log."""
-    return telling_lines(_read(log))
+    with log.open("rb") as stream:
+        end = stream.seek(0, 2)
+        stream.seek(max(0, end - _TAIL_BYTES))
+        return telling_lines(stream.read().decode(errors="replace"))
 
 
 def telling_lines(text: str) -> str:
@@ -25,13 +28,6 @@ def telling_lines(text: str) -> str:
     chosen = [telling] if telling else failures or records[-5:]
     lines = "\n".join(chosen).replace("\\n", "\n").splitlines()  # Triton escapes line ends inside its messages
     return "\n".join(lines[:_MOST_LINES])
-
-
-def _read(log: Path) -> str:
-    with log.open("rb") as stream:
-        end = stream.seek(0, 2)
-        stream.seek(max(0, end - _TAIL_BYTES))
-        return stream.read().decode(errors="replace")
 
 
 def _records(text: str) -> list[str]:

@@ -79,7 +79,7 @@ class Email:
 
 
 def open_channel(settings: EmailChannel, connections: ConnectionReader) -> Email | None:
-    """The channel; None where its URL or its server is not configured here."""
+    """The channel; None where its server is not configured here."""
     found = connections(settings.connection)
     server = _server_of(found) if found else None
     return Email(server, settings.to) if server else None

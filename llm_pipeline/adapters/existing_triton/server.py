@@ -7,6 +7,7 @@ not ours are left alone.
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from typing import Any
 
 from pydantic import ValidationError
@@ -60,11 +61,8 @@ class ExistingControl:
             if (loaded := self._loaded()) and (server := self._served(loaded)):
                 return self._same_or_refuse(server, candidate)
             self._put_back()
-            control = open_model_control(self._place.endpoint, self._place.control, timeout_seconds=wait_seconds)
-            try:
+            with closing(_control(self._place, wait_seconds)) as control:
                 return self._load(candidate, control)
-            finally:
-                control.close()
 
     def find(self) -> StagedServer | None:
         loaded = self._loaded()
@@ -136,11 +134,8 @@ class ExistingControl:
         )
 
     def _served(self, loaded: LoadedVersion) -> StagedServer | None:
-        control = self._control()
-        try:
+        with closing(_control(self._place)) as control:
             return self._staged(loaded) if control.is_ready(MODEL_NAME, loaded.version) else None
-        finally:
-            control.close()
 
     def _staged(self, loaded: LoadedVersion) -> StagedServer:
         return StagedServer(
@@ -155,22 +150,17 @@ class ExistingControl:
         loaded = self._loaded()
         if loaded is None:
             return
-        control = self._control()
         try:
-            self._versions(control).restore(loaded.version, loaded.config, loaded.others)
+            with closing(_control(self._place)) as control:
+                self._versions(control).restore(loaded.version, loaded.config, loaded.others)
         except ModelRefused as refused:
             raise Transient(
                 f"the server does not return to what it served: {refused.message}",
                 where=self._place.endpoint.url,
                 hint="run the stage staging_down again",
             ) from refused
-        finally:
-            control.close()
         self._record.unlink(missing_ok=True)
         log.info("candidate unloaded", url=self._place.endpoint.url, version=loaded.version)
-
-    def _control(self) -> ModelControl:
-        return open_model_control(self._place.endpoint, self._place.control, timeout_seconds=_ANSWER_SECONDS)
 
     def _versions(self, control: ModelControl) -> ModelVersions:
         place = self._place
@@ -189,11 +179,12 @@ class ExistingControl:
         replace_durably(self._record, loaded.model_dump_json(indent=1).encode())
 
 
+def _control(place: ExistingServer, timeout_seconds: float = _ANSWER_SECONDS) -> ModelControl:
+    return open_model_control(place.endpoint, place.control, timeout_seconds=timeout_seconds)
+
+
 def probe(place: ExistingServer) -> str:
     """How many versions of the model it has now; what `doctor` says of it."""
-    control = open_model_control(place.endpoint, place.control, timeout_seconds=_ANSWER_SECONDS)
-    try:
+    with closing(_control(place)) as control:
         versions = control.versions(MODEL_NAME)
-    finally:
-        control.close()
     return f"{place.endpoint.url} lets models be loaded, and has {len(versions)} versions of {MODEL_NAME}"

@@ -28,13 +28,14 @@ from optimum.exporters.tasks import TasksManager
 from safetensors.torch import save_file
 from transformers.utils import logging as transformers_logging
 
+from llm_pipeline.adapters.openvino.adapter import ADAPTER
 from llm_pipeline.adapters.openvino.graph import NativeWeights, count_quantized_weights
 from llm_pipeline.adapters.openvino.throughput import measure_throughput
 from llm_pipeline.artifacts.checkpoint_files import QuantizationMetadata, copy_companions, read_json, read_quantization
 from llm_pipeline.artifacts.checkpoint_loading import load_confined
-from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
+from llm_pipeline.artifacts.engine_description import ENGINE_FILE, EngineDescription, EngineFacts
 from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
-from llm_pipeline.artifacts.repository_layout import TOKENIZER_FILE
+from llm_pipeline.artifacts.repository_layout import OPENVINO_FILES, TOKENIZER_FILE
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.catalog.tables import newest_transformers
@@ -53,17 +54,7 @@ PARITY_PROPERTIES = {
 """Without all three, the CPU plugin computes in bf16, compresses the KV cache and quantizes activations by itself."""
 
 MODEL_FILE = "openvino_model.xml"
-SERVING_FILES = (
-    MODEL_FILE,
-    "openvino_model.bin",
-    "openvino_tokenizer.xml",
-    "openvino_tokenizer.bin",
-    "openvino_detokenizer.xml",
-    "openvino_detokenizer.bin",
-    "config.json",
-    "generation_config.json",
-)
-_VERSIONED = ("openvino", "openvino-genai", "openvino-tokenizers", "optimum-intel", "nncf", "torch", "transformers")
+SERVING_FILES = (*(name for name in OPENVINO_FILES if name != ENGINE_FILE), "generation_config.json")
 _INT4_GROUP_SIZE = 128
 _TASK = "text-generation-with-past"
 
@@ -251,7 +242,7 @@ def _describe(
         kv_cache="fp8 numbers in f32" if native and native.kv_quantizers else "f32",
         context_length=context_length,
         device=device["FULL_DEVICE_NAME"],
-        versions={name: metadata.version(name) for name in _VERSIONED},
+        versions={name: metadata.version(name) for name in ADAPTER.tools},
         seconds=clock.seconds,
         single_stream_tokens_per_second=rates.single,
         batched_tokens_per_second=rates.batched,

@@ -117,11 +117,6 @@ def ssh_volumes() -> tuple[Volume, ...]:
     )
 
 
-def mounts(volumes: Sequence[Volume]) -> list[dict[str, Any]]:
-    """The mounts of a container that sees all these volumes."""
-    return [volume.mount for volume in volumes]
-
-
 def _claim(name: str) -> dict[str, Any]:
     return {"persistentVolumeClaim": {"claimName": name, "readOnly": True}}
 
@@ -244,7 +239,7 @@ def _container(name: str, image: str, command: Sequence[str], volumes: Sequence[
         "imagePullPolicy": "IfNotPresent",
         "command": list(command),
         "securityContext": CONFINED,
-        "volumeMounts": mounts(volumes),
+        "volumeMounts": [volume.mount for volume in volumes],
     }
 
 

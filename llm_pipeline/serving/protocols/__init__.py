@@ -14,22 +14,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llm_pipeline.serving.protocols.answers import (
-    AnswerReader,
     Asked,
     ErrorInAnswer,
     Flaw,
     Metrics,
     NotAnAnswer,
     Piece,
-    ServingProtocol,
     flaw_of,
     header_secrets,
     reason_in,
     refusal_text,
     without,
 )
-from llm_pipeline.serving.protocols.openai import OpenAiProtocol
-from llm_pipeline.serving.protocols.triton import MODEL_PATH, TritonProtocol
+from llm_pipeline.serving.protocols.openai import OpenAiProtocol, OpenAiReader
+from llm_pipeline.serving.protocols.triton import MODEL_PATH, TritonProtocol, TritonReader
 
 if TYPE_CHECKING:
     from llm_pipeline.config.endpoint import Endpoint
@@ -54,6 +52,13 @@ __all__ = [
     "refusal_text",
     "without",
 ]  # fmt: skip
+
+
+ServingProtocol = TritonProtocol | OpenAiProtocol
+"""Requests to a served model, its answers and its metrics. Paths are below the endpoint's URL."""
+
+AnswerReader = TritonReader | OpenAiReader
+"""Reads one answer, chunk by chunk."""
 
 
 def protocol_of(endpoint: Endpoint) -> ServingProtocol:

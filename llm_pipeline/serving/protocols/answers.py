@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 SHOWN_CHARACTERS = 300
 _SECRET_CHARACTERS = 4
@@ -62,23 +62,6 @@ class Asked:
     priority: int = 0
 
 
-class AnswerReader(Protocol):
-    """Reads one answer, chunk by chunk."""
-
-    def read(self, data: bytes) -> Piece | None:
-        """Read the data of one event, or a whole answer; None for an end mark.
-
-        Raises:
-            ErrorInAnswer: It holds an error.
-            NotAnAnswer: It is nothing of this protocol.
-        """
-        ...
-
-    def lacks(self) -> str:
-        """What an answer without errors still lacks once it has ended; empty when it is whole."""
-        ...
-
-
 @dataclass(frozen=True)
 class Metrics:
     """Names of a server's Prometheus metrics, or of several kinds of servers: those that are there are summed.
@@ -96,54 +79,6 @@ class Metrics:
     cancelled: tuple[str, str]
     output_tokens: tuple[str, ...]
     kv_cache: tuple[str, ...]
-
-
-class ServingProtocol(Protocol):
-    """The requests to a served model and its answers. Paths are below the endpoint's URL."""
-
-    @property
-    def metrics(self) -> Metrics:
-        """Names of the server's metrics."""
-        ...
-
-    @property
-    def whole_path(self) -> str:
-        """Path of requests for whole answers."""
-        ...
-
-    @property
-    def stream_path(self) -> str:
-        """Path of requests for streamed answers."""
-        ...
-
-    def body(self, asked: Asked, *, stream: bool) -> dict[str, Any]:
-        """The JSON body of a request."""
-        ...
-
-    def reader(self, *, stream: bool) -> AnswerReader:
-        """A reader of one answer."""
-        ...
-
-    def bad_bodies(self, long_prompt: str | None) -> Mapping[str, bytes]:
-        """Requests that must be refused with a reason, by what is wrong with them.
-
-        Args:
-            long_prompt: A prompt that is far too long for the model; None where its limit is not known.
-        """
-        ...
-
-    @property
-    def context_path(self) -> str:
-        """Where the server says how many tokens one request may have."""
-        ...
-
-    def context_length(self, document: Any) -> int:
-        """Tokens that one request may have, from the document at `context_path`.
-
-        Raises:
-            LookupError, TypeError, ValueError, AttributeError: It does not say.
-        """
-        ...
 
 
 def decoded(data: bytes) -> dict[str, Any]:

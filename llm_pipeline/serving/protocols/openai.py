@@ -89,7 +89,7 @@ class OpenAiProtocol:
         return OpenAiReader(self.model, stream=stream)
 
     def bad_bodies(self, long_prompt: str | None) -> Mapping[str, bytes]:
-        """Malformed and over-long requests.
+        """As `TritonProtocol.bad_bodies`.
 
         Servers differ on the rest: OpenAI's API allows an empty prompt, and cuts `max_tokens` to what fits; llama.cpp's
         server takes -1 of them for no limit, and answers for its only model whatever a request calls it.
@@ -103,7 +103,7 @@ class OpenAiProtocol:
         return {"not JSON": b"{", **{what: json.dumps(body).encode() for what, body in bodies.items()}}
 
     def context_length(self, document: Any) -> int:
-        """What the model's card says."""
+        """As `TritonProtocol.context_length`: what the model's card says."""
         cards = {card["id"]: card for card in document["data"]}
         if (length := card_context(cards[self.model])) is None:
             raise LookupError("max_model_len")
@@ -131,6 +131,7 @@ class OpenAiReader:
         self._usage = self._ended = False
 
     def read(self, data: bytes) -> Piece | None:
+        """As `TritonReader.read`; None for an end mark."""
         if self._ended:
             raise not_an_answer(data)
         if self._stream and data.strip() == _END:
@@ -146,6 +147,7 @@ class OpenAiReader:
         return Piece(text, tokens, self._reason, input_tokens, 1)
 
     def lacks(self) -> str:
+        """What an answer without errors still lacks once it has ended; empty when it is whole."""
         if not self._reason:
             return ""  # the caller says that the answer has no end
         if not self._usage:

@@ -35,14 +35,16 @@ class TritonProtocol:
 
     @property
     def whole_path(self) -> str:
+        """Path of requests for whole answers."""
         return f"{self.model_path}/generate"
 
     @property
     def stream_path(self) -> str:
+        """Path of requests for streamed answers."""
         return f"{self.model_path}/generate_stream"
 
     def body(self, asked: Asked, *, stream: bool) -> dict[str, Any]:
-        """The JSON body.
+        """The JSON body of a request.
 
         A priority goes into `parameters`, Triton's place for it in `infer`. Its generate extension hands that to the
         model as a parameter of the request and does not order the queue by it (server's http_server.cc:
@@ -62,11 +64,15 @@ class TritonProtocol:
         return body
 
     def reader(self, *, stream: bool) -> TritonReader:  # noqa: ARG002 - both have the same chunks
-        """A reader; chunks say everything of themselves."""
+        """A reader of one answer; chunks say everything of themselves."""
         return TritonReader()
 
     def bad_bodies(self, long_prompt: str | None) -> Mapping[str, bytes]:
-        """Malformed and over-long requests."""
+        """Requests that must be refused with a reason, by what is wrong with them.
+
+        Args:
+            long_prompt: A prompt that is far too long for the model; None where its limit is not known.
+        """
         bodies: dict[str, dict[str, Any]] = {
             "no prompt": {"max_tokens": 4},
             "an empty prompt": {"text_input": "", "max_tokens": 4},
@@ -79,10 +85,15 @@ class TritonProtocol:
 
     @property
     def context_path(self) -> str:
+        """Where the server says how many tokens one request may have."""
         return f"{MODEL_PATH}/config"
 
     def context_length(self, document: Any) -> int:
-        """A parameter of the model's configuration."""
+        """Tokens that one request may have, from the document at `context_path`: a parameter of the configuration.
+
+        Raises:
+            LookupError, TypeError, ValueError, AttributeError: It does not say.
+        """
         return int(document["parameters"]["maximum_tokens_per_request"]["string_value"])
 
 
@@ -91,7 +102,13 @@ class TritonReader:
 
     __slots__ = ()
 
-    def read(self, data: bytes) -> Piece | None:
+    def read(self, data: bytes) -> Piece:
+        """Read the data of one event, or a whole answer.
+
+        Raises:
+            ErrorInAnswer: It holds an error.
+            NotAnAnswer: It is nothing of this protocol.
+        """
         chunk = decoded(data)
         if not isinstance(text := chunk.get("text_output"), str):
             raise not_an_answer(data)
@@ -107,4 +124,5 @@ class TritonReader:
             raise not_an_answer(data) from None
 
     def lacks(self) -> str:
+        """What an answer without errors still lacks once it has ended: nothing beside its last chunk."""
         return ""

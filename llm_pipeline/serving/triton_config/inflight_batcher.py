@@ -15,8 +15,6 @@ from llm_pipeline.config.triton_names import TRITON_NAMES, ModelName, TritonName
 from llm_pipeline.serving.triton_config.recorded import RecordedTensor, recorded_model
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelQueuePolicy
 
 Scalar = str | int | float | bool

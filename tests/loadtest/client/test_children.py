@@ -35,9 +35,7 @@ def test_processes_that_have_started_end_with_the_one_that_has_not(
 ) -> None:
     """The second one finds no interpreter that it can use."""
     second = tmp_path / "python"
-    second.write_text(
-        f'#!/bin/sh\nif [ -e {tmp_path}/first ]; then exit 3; fi\ntouch {tmp_path}/first\nexec {sys.executable} "$@"\n'
-    )
+    second.write_text(f'#!/bin/sh\nmkdir {tmp_path}/first 2>/dev/null || exit 3\nexec {sys.executable} "$@"\n')
     second.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(second))
     before = set(psutil.Process().children())
