@@ -20,6 +20,7 @@ from http import HTTPStatus
 from typing import Self
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
 
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.endpoint_access import request_headers, tls_context
@@ -40,6 +41,9 @@ from llm_pipeline.serving.protocols import (
 _TRITON = TritonProtocol()
 LONGEST_ANSWER_BYTES = 16 * 1024 * 1024
 """Far above any generation; a server that sends more is not answering the request."""
+
+NO_ANSWER = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError)
+"""What aiohttp, and the bounds here, raise for an answer that does not come or is none; a time limit is an OSError."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +248,7 @@ class GenerationClient:
                     reading.add(await read_body(answer))
         except TimeoutError:
             reading.error = reading.error or f"no complete answer within {self._timeout.total:g} s"
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except NO_ANSWER as error:
             reading.error = reading.error or f"{type(error).__name__}: {error}"
         reading.error = without(reading.error, self._secrets)
         return reading.finish(request)

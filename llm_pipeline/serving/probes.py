@@ -14,13 +14,11 @@ import time
 from collections.abc import Sequence
 from http import HTTPStatus
 
-import aiohttp
-
 from llm_pipeline.artifacts.golden import HALF_A_CHARACTER, GoldenPrompt
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
-from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest, read_body
+from llm_pipeline.serving.client import NO_ANSWER, Generation, GenerationClient, GenerationRequest, read_body
 from llm_pipeline.serving.probing import (
     DEFAULT_CONTEXT,
     Served,
@@ -263,7 +261,7 @@ async def _refusal_fault(served: Served, body: bytes) -> str:
     try:
         async with served.client.session.post(served.whole_url, data=body, headers=_JSON) as answer:
             text = await read_body(answer)
-    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+    except NO_ANSWER as error:
         return f"no answer at all ({type(error).__name__})"
     if answer.status < HTTPStatus.BAD_REQUEST:
         return f"HTTP {answer.status}"  # Triton itself answers 500 to a body that is not JSON

@@ -16,7 +16,7 @@ from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest, read_body
+from llm_pipeline.serving.client import NO_ANSWER, Generation, GenerationClient, GenerationRequest, read_body
 from llm_pipeline.serving.metrics_page import Series, metric_values, parse_metrics, whole_sum
 from llm_pipeline.serving.protocols import OpenAiProtocol, TritonProtocol
 
@@ -97,7 +97,7 @@ class Served:
         try:
             async with self.client.session.get(self.endpoint.metrics_url) as answer:
                 return parse_metrics((await read_body(answer)).decode(errors="replace"))
-        except (aiohttp.ClientError, TimeoutError, ValueError):
+        except NO_ANSWER:
             return {}
 
     async def gauges(self) -> Gauges | None:
@@ -116,15 +116,7 @@ async def context_length(client: GenerationClient, endpoint: Endpoint) -> int | 
     try:
         async with client.session.get(f"{endpoint.url.rstrip('/')}{client.protocol.context_path}") as answer:
             return client.protocol.context_length(json.loads(await read_body(answer)))
-    except (
-        aiohttp.ClientError,
-        TimeoutError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+    except (*NO_ANSWER, LookupError, TypeError, AttributeError, RecursionError) as error:
         log.info("the model does not state its context length", assumed=DEFAULT_CONTEXT, reason=type(error).__name__)
         return None
 
@@ -172,7 +164,7 @@ async def departures_free(served: Served) -> list[Evidence]:
     usage = await _usage_of_a_short_request(served)
     try:
         await _abandon_streams(served)
-    except (aiohttp.ClientError, TimeoutError) as error:
+    except NO_ANSWER as error:
         why = f"HTTP {error.status}" if isinstance(error, aiohttp.ClientResponseError) else type(error).__name__
         detail = f"No stream began ({why})."
         return [Evidence(name=_PLACE, verdict=Verdict.NO_GO, limit=_RELEASE_SECONDS, unit="s", detail=detail)]

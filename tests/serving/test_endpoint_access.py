@@ -14,10 +14,12 @@ from scripted_answers import answering
 
 from llm_pipeline.adapters.existing_triton.model_control import open_model_control
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
+from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
 from llm_pipeline.serving.endpoint_access import active_requests, grpc_security, request_headers, tls_context
 from llm_pipeline.serving.identity import require_served, served_name
+from llm_pipeline.serving.probing import Served, departures_free
 
 SECRET = "5esame-0pen"
 CHUNK = {"text_output": "a", "output_tokens": 1, "finish_reason": "length", "served_version": 1}
@@ -166,3 +168,23 @@ def test_a_gateway_whose_server_is_away_is_asked_again_and_what_is_no_triton_is_
 def test_a_server_tells_its_digest_by_its_name_where_it_has_no_such_model():
     with answering({"/v2": (200, json.dumps({"name": served_name(DIGEST)}))}) as url:
         require_served(Endpoint(url=url), DIGEST)
+
+
+def test_a_stream_without_a_line_end_is_a_fault_of_the_server_and_no_end_of_the_probe():
+    pages = {
+        "/metrics": (200, "llm_active_requests 0\n"),
+        "/v2/models/llm/generate": (200, json.dumps(CHUNK)),
+        "/v2/models/llm/generate_stream": (200, "x" * 2_000_000),
+    }
+
+    async def probed(url: str) -> Evidence:
+        endpoint = Endpoint(url=url, metrics_url=f"{url}/metrics")
+        async with GenerationClient.of(endpoint, timeout_seconds=5) as client:
+            streamed = await client.stream(GenerationRequest("a", 1))
+            assert streamed.error.startswith("LineTooLong")
+            assert len(streamed.error) < 1000
+            (place,) = await departures_free(Served(client, endpoint, (), 2048))
+            return place
+
+    with answering(pages) as url:
+        assert asyncio.run(probed(url)).verdict is Verdict.NO_GO
