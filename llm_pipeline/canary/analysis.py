@@ -44,7 +44,7 @@ class StepState(Frozen):
         split: Of what counts once: requests, or sessions.
         clients: Clients are identified, and no single one may decide; see `Thresholds`.
         failed_in_a_row: Up to two clients behind the candidate's current run of failures.
-        failed: How many requests of each client the candidate failed; of clients that came late, under no name.
+        failed: How many requests of each client the candidate failed, at most; of those with the most failures.
         sessions: Those of the step, where sessions count.
         voters: Who had a vote on refusals at the step.
         looks: How often the step was looked at.
@@ -171,10 +171,14 @@ def observe(state: AnalysisState, seen: Window) -> AnalysisState:
 
 
 def _failed(before: Mapping[str, int], clients: Iterable[str]) -> dict[str, int]:
+    """A new client takes the place and the count of the one with the fewest (Space-Saving, Metwally et al. 2005).
+
+    So no client has failed more often than its count says, and none has more than its own and an even share of all.
+    """
     failed = dict(before)
     for client in clients:
-        name = client if client in failed or len(failed) < _MOST_CLIENTS else ""
-        failed[name] = failed.get(name, 0) + 1
+        known = client in failed or len(failed) < _MOST_CLIENTS
+        failed[client] = 1 + (failed.get(client, 0) if known else failed.pop(min(failed, key=failed.__getitem__)))
     return failed
 
 

@@ -10,7 +10,7 @@ from looking import watched
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.analysis import AnalysisState, begin, begin_step, observe
 from llm_pipeline.canary.arm_counts import window
-from llm_pipeline.canary.evidence import Decision, Outcome, decide
+from llm_pipeline.canary.evidence import Decision, Outcome, decide, guard
 from llm_pipeline.canary.judgements import undecided_and_clean
 from llm_pipeline.canary.metric_events import Limit, MetricLimits
 from llm_pipeline.canary.observations import ObservedRequest
@@ -210,6 +210,29 @@ def test_what_all_clients_meet_decides_at_once_where_they_are_told_apart() -> No
     failing = [request("green", at=n / 10, client=f"{n * 104_729 * 256:x}", fault=True) for n in range(5)]
     decision = decide(watched(begin_step(begin(baseline, POLICY), 0.5), failing), POLICY, 0.5)
     assert verdicts(decision) == {"immediate guard": Verdict.NO_GO}
+
+
+@pytest.mark.parametrize("users", [20, 400])
+def test_a_candidate_that_fails_most_requests_of_many_clients_is_stopped_however_many_they_are(users: int) -> None:
+    clients = [f"{n * 104_729 * 256:x}" for n in range(users)]
+    baseline = fix_thresholds([request(at=n, client=clients[n % users]) for n in range(400)], POLICY)
+    assert baseline is not None
+    three_of_four = [request("green", at=n, client=clients[n % users], fault=n % 4 != 0) for n in range(400)]
+    state = observe(started(thresholds=baseline), window(three_of_four, "green", baseline, 0.0))
+    assert state.step is not None
+    assert state.step.faults_in_a_row < POLICY.consecutive_failures
+    assert guard(state.step, POLICY) is not None
+
+
+def test_a_late_client_whose_requests_all_fail_does_not_decide_alone() -> None:
+    clients = [f"{n * 104_729 * 256:x}" for n in range(400)]
+    baseline = fix_thresholds([request(at=n, client=clients[n]) for n in range(400)], POLICY)
+    assert baseline is not None
+    seen = [request("green", at=n, client=client, fault=n % 10 == 0) for n, client in enumerate(clients)]
+    seen += [request("green", at=400 + n, client="badbad00", fault=True) for n in range(600)]
+    state = observe(started(thresholds=baseline), window(seen, "green", baseline, 0.0))
+    assert state.step is not None
+    assert guard(state.step, POLICY) is None
 
 
 def test_a_gateway_that_sends_most_requests_is_no_single_client() -> None:
