@@ -55,12 +55,9 @@ class Sessions(Frozen):
             return self, ()
         counted, observed = bytearray.fromhex(self.counted) or bytearray(_SESSION_BITS // 8), dict(self.observed)
         for request in requests:
-            first = observed.get(request.session)
             byte, mask = _bit(request.session)
-            if first is None and len(observed) < MOST_OBSERVED and not counted[byte] & mask:
-                observed[request.session] = request
-            elif first is not None and request.started_at < first.started_at + seconds:
-                observed[request.session] = first.model_copy(update={"unit": joined(first.unit, request.unit)})
+            if request.session in observed or (len(observed) < MOST_OBSERVED and not counted[byte] & mask):
+                _observe(observed, request, seconds)
         over = [one for one in observed.values() if one.started_at + seconds <= until]
         for one in over:
             del observed[one.session]
@@ -72,14 +69,21 @@ class Sessions(Frozen):
 def by_session(requests: Iterable[ObservedRequest], units: Iterable[Unit], seconds: float) -> list[Unit]:
     """Units joined by session, as they would be observed; requests without a session stay single."""
     alone: list[Unit] = []
-    found: list[SessionRequest] = []
-    for request, unit in zip(requests, units, strict=True):
+    observed: dict[str, SessionRequest] = {}
+    for request, unit in sorted(zip(requests, units, strict=True), key=lambda pair: pair[0].started_at):
         if request.session is None:
             alone.append(unit)
         else:
-            found.append(SessionRequest(session=request.session, started_at=request.started_at, unit=unit))
-    found.sort(key=lambda request: request.started_at)
-    return [*alone, *Sessions().observe(found, float("inf"), seconds)[1]]
+            one = SessionRequest(session=request.session, started_at=request.started_at, unit=unit)
+            _observe(observed, one, seconds)
+    return [*alone, *(one.unit for one in observed.values())]
+
+
+def _observe(observed: dict[str, SessionRequest], request: SessionRequest, seconds: float) -> None:
+    """A session begins with its first request; those of its first `seconds` are one unit with it."""
+    first = observed.setdefault(request.session, request)
+    if first is not request and request.started_at < first.started_at + seconds:
+        observed[request.session] = first.model_copy(update={"unit": joined(first.unit, request.unit)})
 
 
 class Vote(Frozen):
