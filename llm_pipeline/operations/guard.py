@@ -221,14 +221,18 @@ class GuardedSite:
         if record.pause is not None:
             return self._question(record, record.pause.percent)
         prefix = approval_name(record.release_id, self.target, 0.0).rpartition("/")[0]
-        for name in self.store.list_documents(prefix):
-            document = self.store.read_document(name)
-            found = understood(StepApproval, document.value, name) if document else None
-            if found is not None and name == approval_name(record.release_id, self.target, found.percent):
-                mine = found.run in runs_of(record) and found.question == "begin"
-                if mine and found.percent > record.passed_percent:
-                    return found
-        return None
+        names = self.store.list_documents(prefix)
+        documents = [(name, document) for name in names if (document := self.store.read_document(name)) is not None]
+        known = [(name, understood(StepApproval, document.value, name)) for name, document in documents]
+        ahead = [
+            one
+            for name, one in known
+            if name == approval_name(record.release_id, self.target, one.percent)
+            and one.run in runs_of(record)
+            and one.question == "begin"
+            and one.percent > record.passed_percent
+        ]
+        return min(ahead, key=lambda one: one.percent, default=None)
 
     def _question(self, record: CanaryRecord, percent: float) -> StepApproval | None:
         found = read_approval(self.store, record.release_id, self.target, percent)

@@ -14,6 +14,7 @@ from simulated import CANDIDATE, PATIENCE, STABLE, Killed, Site
 
 from llm_pipeline.base.detached import process_is_stopped, process_start_ticks
 from llm_pipeline.base.host_time import HostTime
+from llm_pipeline.canary.approvals import ask
 from llm_pipeline.canary.record import Phase, lease_name
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations import guard as guard_module
@@ -190,6 +191,15 @@ def test_a_step_that_was_approved_but_never_begun_is_rolled_back_in_the_end(site
     assert guard(site) == []
     assert guard(site, 200.0) == []
     assert guard(site, LATER)[0].what == "rolled back"
+
+
+def test_the_next_step_may_wait_for_a_person_though_a_later_one_was_answered_ahead(site) -> None:
+    site.policy["approve_before_percent"] = [50, 100]
+    assert site.step(20).verdict == "GO"
+    ask(site.store, "r1", "cpu", 50, runs=["run"], question="begin", summary="?", deadline_seconds=10 * LATER)
+    answer(site.store, "r1", "cpu", 100, approved=True, by="alice")
+    assert guard(site) == []
+    assert guard(site, LATER) == []
 
 
 def test_the_guard_of_another_host_moves_nothing_and_says_so(site) -> None:
