@@ -128,7 +128,8 @@ class Starting(ControllerCore):
         """Nothing serves yet, so there is nothing to compare with and no user to protect: all traffic at once."""
         want = self._state(record.candidate, 1.0, on_trial=False)
         record = self._save(record, intended=want)
-        traffic_to(self._router, want, self._plan.patience)
+        if not traffic_to(self._router, want, self._plan.patience):
+            return self._condemn(record, findings.not_acknowledged())
         record = record.with_event(
             EventKind.PROMOTED, "first deployment: all traffic at once", by=self._owner, percent=100.0
         )

@@ -191,6 +191,7 @@ class Site:
         refuses: Whether it refuses the document of that number.
         in_flight: Requests in flight by slot.
         sent: Requests that users sent: a hundred at each effect, split as the router was told.
+        first: What is in production where the pointers name nothing.
         lost: Those of them that met no server that answers; arms on trial fail over, others to a standby.
     """
 
@@ -229,6 +230,7 @@ class Site:
     requests_per_look: int = 200
     can_replay: bool = True
     policy: dict[str, Any] = field(default_factory=lambda: dict(POLICY))
+    first: Pointer | None = FIRST
 
     def __post_init__(self) -> None:
         self.store = Store(f"file://{self.root}/store")
@@ -272,7 +274,7 @@ class Site:
 
     def step(self, percent: float, *, release: str = "r1", run: str = "run") -> Judgement:
         """One stage of the canary, by a controller of its own."""
-        production = read_pointers(self.store, MODEL, "cpu")[0].production or FIRST
+        production = read_pointers(self.store, MODEL, "cpu")[0].production or self.first
         plan = CanaryPlan(
             release_id=release,
             run=run,

@@ -102,3 +102,13 @@ def test_an_older_release_killed_at_any_boundary_is_rolled_back_before_the_newer
         assert (shares[-1], any(shares[:-1])) == (2_000, False), site.effects
         older = rollback.CanaryJournal(site.store, "r1", "cpu").load()
         assert older is None or older.phase is Phase.ROLLED_BACK
+
+
+def test_a_first_deployment_whose_routes_the_router_does_not_take_is_not_promoted(tmp_path, monkeypatch) -> None:
+    site = Site(tmp_path, first=None, running=set(), serves={})
+    with monkeypatch.context() as deaf:
+        deaf.setattr(site.router, "converged", lambda _: False)
+        assert site.steps(20) == ["INCONCLUSIVE"]
+    assert (site.record().phase, site.running) == (Phase.ROLLED_BACK, set())
+    assert site.steps(20, run="next run") == ["GO"]
+    assert (site.record().phase, site.weights()) == (Phase.PROMOTED, {"blue": 10_000})
