@@ -213,7 +213,7 @@ class _RollBack:
         warm = slots.alive(slot)
         slots.replace(slot, previous.repository, token)
         name_release(router, slot, previous.release_id)
-        have_answering(slots, slot, previous.repository, token, seconds=self._place.patience.prove)
+        warm &= not have_answering(slots, slot, previous.repository, token, seconds=self._place.patience.prove)
         if not warm:
             slots.warm_up(slot, previous.repository)
             wait_usable(router, slot, self._place.patience.usable)

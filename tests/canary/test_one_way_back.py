@@ -231,6 +231,16 @@ def test_production_whose_previous_release_does_not_start_stays(site) -> None:
     assert (site.running & {"green"}, site.weights(), site.lost) == ({"green"}, {"green": 10_000}, 0)
 
 
+def test_users_are_moved_to_a_restarted_server_once_the_router_takes_it(site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.release("r1")
+    site.hung.add("blue")
+    asked = []
+    monkeypatch.setattr(site.router, "usable", lambda slot: asked.append((slot, site.weights())) or True)
+    site.roll_back()
+    assert site.serving() == "r0"
+    assert ("blue", {"green": 10_000}) in asked
+
+
 def test_a_taken_back_release_may_be_released_again(site) -> None:
     site.release("r1")
     site.roll_back()
