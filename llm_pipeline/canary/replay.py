@@ -39,6 +39,9 @@ class Replay:
         rate_per_second: How many are sent.
         attempts: How many requests the router has sent to servers so far; None when it does not tell.
         trusted: The certificate of the users' port; None without TLS.
+
+    Raises:
+        ConfigError: The variable of a header is not set.
     """
 
     def __init__(
@@ -52,7 +55,8 @@ class Replay:
         trusted: str | None = None,
     ) -> None:
         self._endpoint, self._prompts, self._rate = endpoint, list(dict.fromkeys(prompts)), rate_per_second
-        self._maximum_tokens, self._attempts, self._trusted = maximum_tokens, attempts, trusted
+        self._maximum_tokens, self._attempts = maximum_tokens, attempts
+        self._headers, self._tls = request_headers(endpoint), None if trusted is None else _context(trusted)
         self._sent: Counter[int] = Counter()  # by whole seconds since 1970: a canary may take days
         self._quiet = False
         self._stop = threading.Event()
@@ -77,18 +81,16 @@ class Replay:
 
     async def _run(self) -> None:
         draws, asked = random.Random(0), set[asyncio.Task[None]]()  # noqa: S311 - an order of prompts
-        headers, protocol = request_headers(self._endpoint), protocol_of(self._endpoint)
         async with GenerationClient(
             self._endpoint.url,
-            protocol=protocol,
+            protocol=protocol_of(self._endpoint),
             timeout_seconds=_TIMEOUT_SECONDS,
-            headers=headers,
-            tls=self._context(),
+            headers=self._headers,
+            tls=self._tls,
         ) as client:
             watch = asyncio.create_task(self._watch_users())
             try:
-                while not self._stop.is_set():
-                    await asyncio.sleep(1.0 / self._rate)
+                while not await asyncio.to_thread(self._stop.wait, 1.0 / self._rate):
                     if self._quiet and len(asked) < _MOST_AT_ONCE:
                         task = asyncio.create_task(self._ask(client, draws.choice(self._prompts)))
                         asked.add(task)
@@ -116,9 +118,8 @@ class Replay:
             self._quiet = users < self._rate * _USERS_LOOK_SECONDS
             before, sent = now, mine
 
-    def _context(self) -> ssl.SSLContext | None:
-        if self._trusted is None:
-            return None
-        context = ssl.create_default_context(cafile=self._trusted)
-        context.check_hostname = False  # reached by its IP address, which the certificate need not name
-        return context
+
+def _context(trusted: str) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=trusted)
+    context.check_hostname = False  # reached by its IP address, which the certificate need not name
+    return context
