@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -203,9 +204,12 @@ class AccessLog:
 
     def _put_aside(self) -> None:
         path = self._file.path
-        if self._largest is None or self._file.moved or path.stat().st_size <= self._largest:
+        if self._largest is None or self._file.moved:
             return
-        path.rename(path.with_name(f"{path.name}.1"))
+        with contextlib.suppress(FileNotFoundError):  # the guard, or a controller, put it aside at the same moment
+            if path.stat().st_size <= self._largest:
+                return
+            path.rename(path.with_name(f"{path.name}.1"))
         self._ask_to_reopen()
 
     def _ask_to_reopen(self) -> None:

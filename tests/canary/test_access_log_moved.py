@@ -155,3 +155,16 @@ def test_a_log_that_nobody_reads_stays_small_and_at_its_place(writer) -> None:
     writer.path.unlink()
     log.keep()
     assert writer.path.exists()
+
+
+def test_two_may_put_a_large_log_aside_at_the_same_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, rename = tmp_path / "access.jsonl", Path.rename
+    path.write_text("x" * 100)
+
+    def rename_after_another(file: Path, target: Path) -> Path:
+        rename(file, target)
+        return rename(file, target)
+
+    monkeypatch.setattr(Path, "rename", rename_after_another)
+    AccessLog(path, lambda _: None, largest_bytes=10).keep()
+    assert (tmp_path / "access.jsonl.1").read_text() == "x" * 100
