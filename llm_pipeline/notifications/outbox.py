@@ -41,7 +41,7 @@ class DeliveryState(Frozen):
 
     Attributes:
         through: Number of the last event of the stream that needs no telling any more.
-        attempts: How often the one after it was tried in vain.
+        attempts: How often the one after it was tried, in vain or without a word of what became of it.
         not_before: When it may be tried again.
         claimed_until: Somebody is sending until then.
     """
@@ -155,10 +155,11 @@ class _Outbox:
     def _send(self, new: Sequence[Event], told: DeliveryState) -> int:
         sent = 0
         for event in new:
-            if not self._wants(event):
+            if not self._wants(event) or told.attempts >= MOST_ATTEMPTS:
                 told = DeliveryState(through=event.number, claimed_until=told.claimed_until)
                 continue
-            told = self._save(told.model_copy(update={"claimed_until": time.time() + CLAIM_SECONDS}))
+            claimed = {"claimed_until": time.time() + CLAIM_SECONDS, "attempts": told.attempts + 1}
+            told = self._save(told.model_copy(update=claimed))  # whatever becomes of it, it was tried
             try:
                 if isinstance(self._channel, Recorder):
                     self._channel.record(event, self._store)
@@ -181,16 +182,15 @@ class _Outbox:
 
     def _after_failure(self, error: NotSent | Refused, event: Event, told: DeliveryState) -> DeliveryState:
         """Later again, or never: an event that is not taken for long holds up those after it no longer."""
-        attempts = told.attempts + 1
-        gives_up = isinstance(error, Refused) or attempts >= MOST_ATTEMPTS
+        gives_up = isinstance(error, Refused) or told.attempts >= MOST_ATTEMPTS
         log.warning(
             "notification not sent" if gives_up else "notification not sent yet",
-            channel=self._channel_name, about=event.kind, attempt=attempts, reason=str(error),
+            channel=self._channel_name, about=event.kind, attempt=told.attempts, reason=str(error),
         )  # fmt: skip
         if gives_up:
             return DeliveryState(through=event.number)
-        pause = min(FIRST_PAUSE_SECONDS * 2 ** (attempts - 1), LONGEST_PAUSE_SECONDS)
-        return told.model_copy(update={"attempts": attempts, "not_before": time.time() + pause})
+        pause = min(FIRST_PAUSE_SECONDS * 2 ** (told.attempts - 1), LONGEST_PAUSE_SECONDS)
+        return told.model_copy(update={"not_before": time.time() + pause})
 
     def _load(self) -> DeliveryState:
         """How far it got. Where that is damaged, what is not stale is sent again: rather twice than never."""

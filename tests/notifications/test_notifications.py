@@ -133,6 +133,22 @@ def test_it_is_given_up_after_some_attempts(store, chat, monkeypatch):
     assert counts == [0] * (outbox.MOST_ATTEMPTS - 1) + [1]
 
 
+def test_an_event_that_a_channel_breaks_at_holds_up_those_after_it_no_longer_than_others(store, chat, monkeypatch):
+    monkeypatch.setattr(outbox, "CLAIM_SECONDS", 0.0)
+    real = outbox.message_of
+
+    def breaks(told_of):
+        if told_of.title.endswith("started"):
+            raise RuntimeError("no such emoji")
+        return real(told_of)
+
+    monkeypatch.setattr(outbox, "message_of", breaks)
+    happened(store, *STORY[:2])
+    counts = [told(store, chat) for _ in range(outbox.MOST_ATTEMPTS + 1)]
+    assert counts == [0] * outbox.MOST_ATTEMPTS + [1]
+    assert chat.texts == ["Canary of tiny-1 on cpu-a: shifted"]
+
+
 def test_two_senders_tell_nothing_twice(store, chat, monkeypatch):
     happened(store, *STORY[:1])
     real = outbox.message_of
