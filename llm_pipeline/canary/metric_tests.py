@@ -21,8 +21,10 @@ from llm_pipeline.statistics.spread import Pace, Spread, independence
 MOST_A_BLOCK = 2.0
 """The most that one block of time adds to the logarithm of an e-value of common events: at least four are needed."""
 
-FAR_LIMITS = 2
+_FAR_LIMITS = 2
 """The last limits of a latency: four and eight times the highest of stable's quantiles."""
+
+_FAR_FACTOR = 4.0
 
 _MOST, _HARDLY_ANY = 0.5, 0.1
 
@@ -134,6 +136,7 @@ class MetricState(Frozen):
         candidate_units: Requests, or sessions, with a value of the metric.
         largest: The largest mean of the limits' e-values so far; a mean of e-processes is an e-process.
         block_seconds: Length of a block of time.
+        far_limits: How many of the last limits are far beyond what stable does; of counts, buckets may end before.
         spread: How stable varies over time, before the canary and since.
         pace: How the evidence is spread over time.
     """
@@ -149,6 +152,7 @@ class MetricState(Frozen):
     stable_units: int = 0
     largest: float = 1.0
     block_seconds: float
+    far_limits: int = _FAR_LIMITS
     spread: Spread
     pace: Pace = Pace()
 
@@ -174,7 +178,7 @@ class MetricState(Frozen):
         """
         if self.name not in LATENCIES or not (self.candidate_units and self.stable_units):
             return None
-        for at in range(len(self.limits) - FAR_LIMITS, len(self.limits)):
+        for at in range(len(self.limits) - self.far_limits, len(self.limits)):
             limit = self.limits[at]
             most = limit.candidate_events >= _MOST * self.candidate_units
             hardly_any = limit.stable_events <= _HARDLY_ANY * self.stable_units
@@ -210,8 +214,15 @@ def begin_metric(metric: MetricLimits, alpha_share: float, thresholds: Threshold
         parity_here=parity,
         untouched=parity,
         block_seconds=thresholds.block_seconds,
+        far_limits=_far_limits(metric),
         spread=thresholds.learned.get(metric.title) or Spread.start(len(metric.limits)),
     )
+
+
+def _far_limits(metric: MetricLimits) -> int:
+    """How many of the last limits are as far beyond the highest quantile as they should be."""
+    highest = max([limit.value for limit in metric.limits if " x" not in limit.label] or [metric.limits[0].value])
+    return sum(limit.value >= _FAR_FACTOR * highest for limit in metric.limits[-_FAR_LIMITS:])
 
 
 def _above(ratio: float) -> float:
