@@ -21,24 +21,20 @@ from llm_pipeline.store.artifact_store import ArtifactStore
 def answers_nothing(warm_up: WarmUp) -> Judgement:
     """The candidate's server runs and answers no golden prompt."""
     detail = "the candidate gives no answer"
-    fact = _fact("golden prompts answered", Verdict.NO_GO, 0.0, samples=warm_up.prompts, detail=detail)
-    return judge("the candidate does not answer", [fact])
+    return _refused("the candidate does not answer", "golden prompts answered", detail, samples=warm_up.prompts)
 
 
 def not_reached() -> Judgement:
     """The router's health checks do not accept the candidate."""
     detail = "the router's health checks do not accept the candidate"
-    return judge(
-        "the router does not reach the candidate",
-        [_fact("candidate's health", Verdict.NO_GO, 0.0, samples=1, detail=detail)],
-    )
+    return _refused("the router does not reach the candidate", "candidate's health", detail)
 
 
 def deployed_first(warm_up: WarmUp) -> Judgement:
     """Nothing was in production, so only the golden prompts can be judged."""
     detail = "nothing was in production on this target: no comparison was possible"
     name, answered = "first deployment: golden prompts answered", float(warm_up.answered)
-    fact = _fact(name, Verdict.GO, answered, samples=warm_up.prompts, detail=detail)
+    fact = Evidence(name=name, verdict=Verdict.GO, measured=answered, samples=warm_up.prompts, detail=detail)
     return judge("first deployment on this target", [fact])
 
 
@@ -67,15 +63,20 @@ def too_little_traffic(seen: int, policy: CanaryPolicy, *, can_replay: bool) -> 
     """Production has no traffic to compare with."""
     advice, minimum = more_traffic(policy, can_replay=can_replay), policy.minimum_requests
     detail = f"production has too little traffic to compare a candidate with: {advice}"
-    name = "stable's requests before the first step"
-    fact = _fact(name, Verdict.INCONCLUSIVE, float(seen), samples=seen, detail=detail, limit=float(minimum))
+    fact = Evidence(
+        name="stable's requests before the first step",
+        verdict=Verdict.INCONCLUSIVE,
+        measured=float(seen),
+        samples=seen,
+        limit=float(minimum),
+        detail=detail,
+    )
     return judge("too little traffic to compare with", [fact])
 
 
 def not_acknowledged() -> Judgement:
     """The router did not confirm the new weights."""
-    fact = _fact("router", Verdict.INCONCLUSIVE, None, samples=0, detail="no acknowledgement of the new weights")
-    return judge("the router did not take the new weights", [fact])
+    return _open("the router did not take the new weights", "router", "no acknowledgement of the new weights")
 
 
 def does_not_answer(step: StepState, *, candidate_waits: int, stable_waits: int) -> Judgement | None:
@@ -101,8 +102,8 @@ def does_not_answer(step: StepState, *, candidate_waits: int, stable_waits: int)
         return None
     waiting = f"{candidate_waits} requests are waiting at the candidate, {stable_waits} at stable"
     detail = f"{waiting}, so the router did send the intended share"
-    fact = _fact("candidate's requests in flight", Verdict.NO_GO, float(candidate_waits), samples=1, detail=detail)
-    return judge(f"the candidate does not answer at {step.percent}", [fact])
+    summary, name = f"the candidate does not answer at {step.percent}", "candidate's requests in flight"
+    return _refused(summary, name, detail, measured=float(candidate_waits))
 
 
 def fails_unrecorded(percent: str, fact: Evidence) -> Judgement:
@@ -112,52 +113,53 @@ def fails_unrecorded(percent: str, fact: Evidence) -> Judgement:
 
 def server_ended(percent: str) -> Judgement:
     """The candidate's process is gone."""
-    fact = _fact("candidate's process", Verdict.NO_GO, 0.0, samples=1, detail="the candidate's server ended")
-    return judge(f"the candidate's server ended at {percent}", [fact])
+    summary = f"the candidate's server ended at {percent}"
+    return _refused(summary, "candidate's process", "the candidate's server ended")
 
 
 def another_model(percent: str, differs: str) -> Judgement:
     """The server in the candidate's slot does not serve this release."""
-    fact = _fact("candidate's golden answers", Verdict.NO_GO, 0.0, samples=1, detail=differs)
-    return judge(f"the candidate's server does not serve this release at {percent}: {differs}", [fact])
+    summary = f"the candidate's server does not serve this release at {percent}: {differs}"
+    return _refused(summary, "candidate's golden answers", differs)
 
 
 def source_down(reason: str) -> Judgement:
     """The source of metrics is down, so nothing can be concluded."""
-    fact = _fact("source of metrics", Verdict.INCONCLUSIVE, None, samples=0, detail=reason)
-    return judge("paused: the source of metrics is down", [fact])
+    return _open("paused: the source of metrics is down", "source of metrics", reason)
 
 
 def approval_asked(percent: float, command: str) -> Judgement:
     """A step that begins only after a person approved it."""
     detail = f"step {percent:g} % needs a person's approval: {command}"
-    fact = _fact("approval", Verdict.INCONCLUSIVE, None, samples=0, detail=detail)
-    return judge(f"step {percent:g} % waits for an approval", [fact])
+    return _open(f"step {percent:g} % waits for an approval", "approval", detail)
 
 
 def denied(percent: float, by: str) -> Judgement:
     """A person said no."""
-    fact = _fact("approval", Verdict.NO_GO, percent, samples=1, detail=f"denied by {by}")
-    return judge(f"{by} denied step {percent:g} %", [fact])
+    return _refused(f"{by} denied step {percent:g} %", "approval", f"denied by {by}", measured=percent)
 
 
 def nobody_answered(percent: float, seconds: float) -> Judgement:
     """Nobody answered a canary's question before its deadline."""
     detail = f"nobody answered within {seconds:.0f} s"
-    fact = _fact("approval", Verdict.INCONCLUSIVE, percent, samples=0, detail=detail)
-    return judge(f"waited at {percent:g} % and {detail}", [fact])
+    return _open(f"waited at {percent:g} % and {detail}", "approval", detail, percent)
 
 
 def nobody_resumed(by: str, percent: float, seconds: float) -> Judgement:
     """A person paused the canary and nobody resumed it before the deadline."""
     detail = f"nobody resumed it within {seconds:.0f} s"
-    fact = _fact("pause", Verdict.INCONCLUSIVE, percent, samples=0, detail=detail)
-    return judge(f"{by} paused the canary at {percent:g} %, and {detail}", [fact])
+    return _open(f"{by} paused the canary at {percent:g} %, and {detail}", "pause", detail, percent)
 
 
 def accepted(percent: float, by: str, requests: int) -> Judgement:
     """A person let a step pass that the tests had not passed."""
-    fact = _fact("a person's decision", Verdict.GO, percent, samples=max(1, requests), detail=f"accepted by {by}")
+    fact = Evidence(
+        name="a person's decision",
+        verdict=Verdict.GO,
+        measured=percent,
+        samples=max(1, requests),
+        detail=f"accepted by {by}",
+    )
     return judge(f"{by} let step {percent:g} % pass", [fact])
 
 
@@ -177,27 +179,27 @@ def undecided_and_clean(step: StepState) -> Judgement | None:
         return None
     detail = f"candidate {mine.errors}/{mine.requests}, stable {theirs.errors}/{theirs.requests}"
     rate = mine.errors / mine.requests
-    fact = _fact("errors beyond stable's", Verdict.GO, rate, samples=mine.requests, detail=detail)
+    fact = Evidence(
+        name="errors beyond stable's", verdict=Verdict.GO, measured=rate, samples=mine.requests, detail=detail
+    )
     return judge(f"undecided at {step.percent}, with no evidence against the candidate: the policy advances", [fact])
 
 
 def superseded(by_release: str) -> Judgement:
     """A newer release takes over the target."""
-    fact = _fact("canary", Verdict.INCONCLUSIVE, None, samples=0, detail=f"superseded by release {by_release}")
-    return judge(f"superseded by release {by_release}", [fact])
+    words = f"superseded by release {by_release}"
+    return _open(words, "canary", words)
 
 
 def unwatched(why: str, percent: float) -> Judgement:
     """The judgement of a canary that the guard found without a controller."""
-    fact = _fact("controller", Verdict.INCONCLUSIVE, percent, samples=0, detail=why)
-    return judge(f"rolled back by the guard at {percent:g} %: {why}", [fact])
+    return _open(f"rolled back by the guard at {percent:g} %: {why}", "controller", why, percent)
 
 
 def taken_back(phase: str, percent: float) -> Judgement:
     """The judgement of a canary that was rolled back on request before it ended; never GO."""
     detail = f"rolled back on request while {phase} at {percent:g} %: the candidate's judgement was not finished"
-    fact = _fact("canary", Verdict.INCONCLUSIVE, percent, samples=0, detail=detail)
-    return judge(f"rolled back on request at {percent:g} %", [fact])
+    return _open(f"rolled back on request at {percent:g} %", "canary", detail, percent)
 
 
 def changed_from_outside(found: RouteState, known: Sequence[RouteState]) -> Judgement | None:
@@ -210,14 +212,18 @@ def changed_from_outside(found: RouteState, known: Sequence[RouteState]) -> Judg
     if any(found.same_traffic(state) for state in known):
         return None
     detail = f"found {_weights(found)}, last told {_weights(known[0])}: somebody else changed the router"
-    fact = _fact("router's weights", Verdict.INCONCLUSIVE, None, samples=0, detail=detail)
-    return judge("paused: the router was changed from outside", [fact])
+    return _open("paused: the router was changed from outside", "router's weights", detail)
 
 
-def _fact(
-    name: str, verdict: Verdict, measured: float | None, *, samples: int, detail: str, limit: float | None = None
-) -> Evidence:
-    return Evidence(name=name, verdict=verdict, measured=measured, samples=samples, limit=limit, detail=detail)
+def _refused(summary: str, name: str, detail: str, *, measured: float = 0.0, samples: int = 1) -> Judgement:
+    fact = Evidence(name=name, verdict=Verdict.NO_GO, measured=measured, samples=samples, detail=detail)
+    return judge(summary, [fact])
+
+
+def _open(summary: str, name: str, detail: str, measured: float | None = None) -> Judgement:
+    """Nothing was measured that could decide."""
+    fact = Evidence(name=name, verdict=Verdict.INCONCLUSIVE, measured=measured, samples=0, detail=detail)
+    return judge(summary, [fact])
 
 
 def _weights(state: RouteState) -> str:
