@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,7 +18,7 @@ from llm_pipeline.quantization.calibration_store import calibration_document
 from llm_pipeline.release.changes import changed_releases, changing
 from llm_pipeline.release.execute import record_name
 from llm_pipeline.retention.plan import FORCE, RetentionPlan, TooMuchToRemove, plan_retention, refusal, taken
-from llm_pipeline.retention.report import Keeping, RetentionReport, going
+from llm_pipeline.retention.report import Keeping, RetentionReport, Sizes, going
 from llm_pipeline.retention.state import ReleaseState, WorkDirectory, read_state
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict, Document
@@ -110,7 +109,7 @@ class _Collector:
     def _plan(self) -> RetentionPlan:
         return plan_retention(read_state(self._store, self._deployment), self._deployment.retention, self._now)
 
-    def _check_share(self, plan: RetentionPlan) -> Mapping[ArtifactRef, int | None]:
+    def _check_share(self, plan: RetentionPlan) -> Sizes:
         """Refuse to take most of the store; returns the artifacts' sizes."""
         sizes = _sizes(self._store, plan)
         refused = refusal(taken(plan, sizes), self._deployment.retention.max_deleted_share)
@@ -192,18 +191,18 @@ def _report(
     deployment: Deployment,
     store: ArtifactStore,
     plan: RetentionPlan,
-    sizes: Mapping[ArtifactRef, int | None],
+    sizes: Sizes,
     now: datetime,
 ) -> RetentionReport:
     """The report of a plan as a dry run."""
-    found = tuple(going(plan, sizes.get, now, deployment.retention))
+    found = tuple(going(plan, sizes, now, deployment.retention))
     total = {fate: sum(one.bytes or 0 for one in found if one.fate == fate) for fate in ("removed", "condemned")}
     return RetentionReport(
         deployment=deployment.name,
         store=store.uri,
         deleted=False,
         rules=deployment.retention,
-        kept=_kept(plan.kept),
+        kept=tuple(Keeping(release_id=release_id, why=why) for release_id, why in sorted(plan.kept.items())),
         artifacts_kept=len(plan.reachable),
         going=found,
         bytes_removed=total["removed"],
@@ -212,11 +211,7 @@ def _report(
     )
 
 
-def _kept(kept: Mapping[str, tuple[str, ...]]) -> tuple[Keeping, ...]:
-    return tuple(Keeping(release_id=release_id, why=why) for release_id, why in sorted(kept.items()))
-
-
-def _sizes(store: ArtifactStore, plan: RetentionPlan) -> Mapping[ArtifactRef, int | None]:
+def _sizes(store: ArtifactStore, plan: RetentionPlan) -> Sizes:
     """The size in bytes of every artifact, None where it is not known; nothing is read if none is to go."""
     going = {*plan.condemned, *plan.waiting, *plan.removed}
     refs = tuple(going | plan.stored) if going else ()

@@ -83,6 +83,10 @@ class _Planner:
         self._waiting = [one for claim in state.claims for one in claim.waiting if self._alive(one)]
         self._newest = _newest(state.releases, rules.keep_releases)
         self._running = {work.release_id for work in state.work if work.running}
+        self._held = {record.key for record in state.records if record.held}
+        self._works_somewhere = bool(self._held) or any(  # a lease does not say for which release it is held
+            lease.held and _CANARY_LEASE.fullmatch(PurePosixPath(lease.name).stem) for lease in state.leases
+        )
 
     def plan(self) -> RetentionPlan:
         state = self._state
@@ -93,7 +97,7 @@ class _Planner:
         records = [record for record in state.records if record.key in keys or self._record_stays(record)]
         useful_keys = {record.key for record in records}
         reachable = dict(self._reachable(releases, records))
-        condemned = state.condemned or {}
+        condemned = state.condemned
         stored = {artifact.ref for artifact in state.artifacts}
         useless = stored - reachable.keys()
         begun = {ref: one for ref, one in condemned.items() if one.condemnation.removing and ref not in reachable}
@@ -113,7 +117,7 @@ class _Planner:
             pardoned=_sorted(condemned.keys() - useless - begun.keys()),
             leases=tuple(self._leases(releases)),
             leftovers=state.leftovers,
-            runs=tuple(sorted(name for name, release in (state.runs or {}).items() if release in gone)),
+            runs=tuple(sorted(name for name, release in state.runs.items() if release in gone)),
             work=tuple(work for work in state.work if self._work_goes(work, kept)),
             data_sets=tuple(one for one in state.data_sets if self._now - one.used_at > self._data_sets_stay()),
             postponed=postponed,
@@ -148,17 +152,10 @@ class _Planner:
             yield f"its canary on {target} is not finished"
         if release.release_id in self._running:
             yield "a stage of it runs on this machine"
-        held = {record.key for record in self._state.records if record.held}
-        if held & release.keys:
+        if self._held & release.keys:
             yield "a stage of it is computed again"
-        elif release.revision is not None and not release.ended and self._works_somewhere(held):
+        elif release.revision is not None and not release.ended and self._works_somewhere:
             yield "its run has not ended, and work goes on somewhere"
-
-    def _works_somewhere(self, held_keys: set[str]) -> bool:
-        """A lease does not say for which release it is held."""
-        return bool(held_keys) or any(
-            lease.held and _CANARY_LEASE.fullmatch(PurePosixPath(lease.name).stem) for lease in self._state.leases
-        )
 
     def _record_stays(self, record: RecordState) -> bool:
         return record.held or (record.ended_at is not None and self._now - record.ended_at <= self._grace)

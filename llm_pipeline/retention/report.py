@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -27,9 +27,9 @@ What = Literal[
     "work directory",
     "data set",
 ]
-_DIGEST = re.compile(r"([0-9a-f]{12})[0-9a-f]{52}")
+Sizes = Mapping[ArtifactRef, int | None]
 
-SizeOf = Callable[[ArtifactRef], int | None]
+_DIGEST = re.compile(r"([0-9a-f]{12})[0-9a-f]{52}")
 
 
 class Going(Frozen):
@@ -109,7 +109,7 @@ class RetentionReport(Frozen):
         return f"{removed} would be freed now, {condemned} later; nothing was changed: --delete does it"
 
 
-def going(plan: RetentionPlan, size_of: SizeOf, now: datetime, rules: Retention) -> Iterator[Going]:
+def going(plan: RetentionPlan, sizes: Sizes, now: datetime, rules: Retention) -> Iterator[Going]:
     """All that goes by a plan, with sizes."""
     for release in plan.releases:
         yield Going(what="release", name=release.release_id, fate="removed", why=_why_release(release, rules))
@@ -119,7 +119,7 @@ def going(plan: RetentionPlan, size_of: SizeOf, now: datetime, rules: Retention)
     for calibration in plan.calibrations:
         why = "its artifact is gone" if calibration.artifacts else "it was never finished"
         yield Going(what="calibration", name=calibration.key, fate="removed", why=why)
-    yield from _artifacts(plan, size_of, now, rules)
+    yield from _artifacts(plan, sizes, now, rules)
     for leftover in plan.leftovers:
         why = f"left by an interrupted publication at {readable_time(leftover.changed_at)} UTC"
         yield Going(what="leftover", name=leftover.name, fate="removed", why=why, bytes=leftover.bytes)
@@ -134,14 +134,14 @@ def going(plan: RetentionPlan, size_of: SizeOf, now: datetime, rules: Retention)
         yield Going(what="data set", name=str(data_set.path), fate="removed", why=why, bytes=data_set.bytes)
 
 
-def _artifacts(plan: RetentionPlan, size_of: SizeOf, now: datetime, rules: Retention) -> Iterator[Going]:
+def _artifacts(plan: RetentionPlan, sizes: Sizes, now: datetime, rules: Retention) -> Iterator[Going]:
     for ref, condemned in plan.removed.items():
         why = f"not needed since {readable_time(condemned.condemnation.since)} UTC"
-        yield Going(what="artifact", name=_name(ref), fate="removed", why=why, bytes=size_of(ref))
+        yield Going(what="artifact", name=_name(ref), fate="removed", why=why, bytes=sizes.get(ref))
     later = dict.fromkeys(plan.condemned, now + timedelta(hours=rules.grace_hours))
     for ref, after in {**later, **plan.waiting}.items():
         why = f"no kept release, pointer or stage record names it; stays until {readable_time(after)} UTC"
-        yield Going(what="artifact", name=_name(ref), fate="condemned", why=why, bytes=size_of(ref), after=after)
+        yield Going(what="artifact", name=_name(ref), fate="condemned", why=why, bytes=sizes.get(ref), after=after)
 
 
 def _why_release(release: ReleaseState, rules: Retention) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
 
@@ -15,7 +15,7 @@ from pydantic import JsonValue, ValidationError
 from llm_pipeline.base import detached
 from llm_pipeline.base.directory_listing import list_directories, list_directory
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.record import CanaryRecord, Phase
+from llm_pipeline.canary.record import CanaryRecord
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.hub.kept_data_sets import KeptDataSet, kept_data_sets
 from llm_pipeline.release.claim import read_claims
@@ -29,7 +29,6 @@ from llm_pipeline.store.pending_deletion import Condemned, read_condemned
 from llm_pipeline.store.references import PointerReference, placed_pointers
 
 _READERS = 16
-_FINISHED_CANARIES = (Phase.PROMOTED, Phase.ROLLED_BACK)
 _RELEASE_ID = re.compile(r"[a-z0-9][a-z0-9_.-]*-[0-9a-f]{8}-[0-9a-f]{8}")
 
 
@@ -118,11 +117,11 @@ class StoreState:
     records: tuple[RecordState, ...] = ()
     calibrations: tuple[RecordState, ...] = ()
     artifacts: tuple[StoredArtifact, ...] = ()
-    condemned: Mapping[ArtifactRef, Condemned] | None = None
+    condemned: Mapping[ArtifactRef, Condemned] = field(default_factory=dict)
     claims: tuple[ClaimState, ...] = ()
     leases: tuple[LeaseDocument, ...] = ()
     leftovers: tuple[Leftover, ...] = ()
-    runs: Mapping[str, str] | None = None
+    runs: Mapping[str, str] = field(default_factory=dict)
     work: tuple[WorkDirectory, ...] = ()
     data_sets: tuple[KeptDataSet, ...] = ()
     places: frozenset[str] = frozenset()
@@ -151,7 +150,7 @@ def read_state(store: ArtifactStore, deployment: Deployment) -> StoreState:
         records=tuple(_records(store)),
         releases=tuple(_releases(store)),
         pointers=tuple(reference for placed in placed_pointers(store) for reference in placed.references()),
-        claims=tuple(_claims(store)),
+        claims=tuple(read_claims(store).values()),
         leases=tuple(_leases(store)),
         runs=dict(_runs(store)),
         work=tuple(_work_directories(Path(deployment.work_root) / "jobs")),
@@ -237,7 +236,7 @@ def _understood(
         active_at=max((began, *(_ended_at(result) for result in ended))),
         ended=any(result.stage == "report" and result.timings.started_at >= began for result in ended),
         keys=frozenset(result.key for result in ended),
-        open_canaries=tuple(canary.target for canary in open_canaries if canary.phase not in _FINISHED_CANARIES),
+        open_canaries=tuple(canary.target for canary in open_canaries if not canary.settled),
     )
 
 
@@ -255,11 +254,6 @@ def named_artifacts(value: JsonValue) -> Iterator[ArtifactRef]:
 
 def _ended_at(result: StageResult) -> datetime:
     return result.timings.started_at + timedelta(seconds=result.timings.total_seconds)
-
-
-def _claims(store: ArtifactStore) -> Iterator[ClaimState]:
-    """Of all models; those of a document that models shared before count until they have their own."""
-    yield from read_claims(store).values()
 
 
 def _leases(store: ArtifactStore) -> Iterator[LeaseDocument]:
