@@ -182,13 +182,8 @@ def _failed(before: Mapping[str, int], clients: Iterable[str]) -> dict[str, int]
     return failed
 
 
-def parity_proven(state: AnalysisState, policy: CanaryPolicy) -> tuple[str, ...]:
-    """Metrics for which non-inferiority is proven. Each is tested at `alpha`: parity needs all of them."""
-    return tuple(metric.title for metric in state.metrics if metric.parity.proven(policy.alpha))
-
-
 def parity_proven_here(state: AnalysisState, policy: CanaryPolicy) -> bool:
-    """Whether the current step alone proves non-inferiority on every metric."""
+    """Whether the current step alone proves non-inferiority on every metric, each at `alpha`: parity needs them all."""
     here = state.step is not None and state.step.share < 1.0
     return here and all(metric.parity_here.proven(policy.alpha) for metric in state.metrics if not metric.kind)
 

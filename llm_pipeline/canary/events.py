@@ -26,7 +26,6 @@ class EventKind(StrEnum):
     STARTED = "started"
     SHIFTED = "shifted"
     PASSED = "step passed"
-    EXTENDED = "bake extended"
     PAUSED = "paused"
     PAUSED_BY_PERSON = "paused by a person"
     RESUMED = "resumed"
@@ -37,7 +36,6 @@ class EventKind(StrEnum):
     PROMOTED = "promoted"
     ROLLING_BACK = "rolling back"
     ROLLED_BACK = "rolled back"
-    ADOPTED = "adopted"
     REVIVED = "router revived"
     STOOD_IN = "stood in"
 

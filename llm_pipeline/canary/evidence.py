@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
-from llm_pipeline.canary.analysis import AnalysisState, StepState, parity_proven, parity_proven_here
+from llm_pipeline.canary.analysis import AnalysisState, StepState, parity_proven_here
 from llm_pipeline.canary.metric_events import CONTENTS
 from llm_pipeline.canary.metric_tests import LimitState, MetricState
 from llm_pipeline.canary.slow_limits import LENGTH_QUANTILES, Thresholds
@@ -95,7 +95,7 @@ def metric_compared(metric: MetricState, state: AnalysisState, policy: CanaryPol
     elif far is not None:
         verdict, words = Verdict.NO_GO, "far slower in every block of time"
     elif metric.candidate_units and metric.stable_units:
-        proven = metric.title in parity_proven(state, policy)
+        proven = metric.parity.proven(policy.alpha)
         verdict, words = Verdict.GO, "parity proven" if proven else "no regression seen, parity not proven"
     else:
         verdict, words = Verdict.INCONCLUSIVE, "one arm has no requests"

@@ -22,36 +22,18 @@ _MODEL = f"/v2/models/{MODEL_NAME}"
 _VERSION = r"(/versions/[0-9]+)?"
 _GRPC_SERVICE = "/inference.GRPCInferenceService/"
 
-ASKING = ("infer", "generate", "generate_stream")
+_ASKING = ("infer", "generate", "generate_stream")
 """What is posted to the model."""
-
-HTTP_READS = rf"/v2(/health/(live|ready))?|{_MODEL}{_VERSION}(/ready)?"
-"""Paths that are read with GET, as one regular expression (RE2) for a whole path."""
-
-HTTP_ASKS = rf"{_MODEL}{_VERSION}/({'|'.join(ASKING)})"
-"""Paths that are posted to, alike."""
 
 HTTP_PATHS = (
     *("/v2", "/v2/health/live", "/v2/health/ready"),
     *(
         f"{_MODEL}{version}{verb}"
         for version in ("", f"/versions/{MODEL_VERSION}")
-        for verb in ("", "/ready", *(f"/{asking}" for asking in ASKING))
+        for verb in ("", "/ready", *(f"/{asking}" for asking in _ASKING))
     ),
 )
-"""The same one by one, for routers whose APIs know no regular expressions."""
-
-GRPC_STREAMS = (f"{_GRPC_SERVICE}ModelStreamInfer",)
-"""Methods that are a stream of requests and of answers."""
-
-GRPC_CALLS = (
-    *(
-        f"{_GRPC_SERVICE}{method}"
-        for method in ("ModelInfer", "ServerLive", "ServerReady", "ServerMetadata", "ModelReady", "ModelMetadata")
-    ),
-    "/grpc.health.v1.Health/Check",
-)
-"""Methods with one request and one answer."""
+"""What users may ask a Triton for over HTTP, path by path, for routers whose APIs know no regular expressions."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +60,19 @@ class UsersApi:
 
 
 TRITON_API = UsersApi(
-    reads=HTTP_READS,
-    asks=HTTP_ASKS,
+    reads=rf"/v2(/health/(live|ready))?|{_MODEL}{_VERSION}(/ready)?",
+    asks=rf"{_MODEL}{_VERSION}/({'|'.join(_ASKING)})",
     health="/v2/health/ready",
     healthy_below=HTTPStatus.MULTIPLE_CHOICES,
     second_opinions=(HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND),
-    grpc_calls=GRPC_CALLS,
-    grpc_streams=GRPC_STREAMS,
+    grpc_calls=(
+        *(
+            f"{_GRPC_SERVICE}{method}"
+            for method in ("ModelInfer", "ServerLive", "ServerReady", "ServerMetadata", "ModelReady", "ModelMetadata")
+        ),
+        "/grpc.health.v1.Health/Check",
+    ),
+    grpc_streams=(f"{_GRPC_SERVICE}ModelStreamInfer",),
 )
 
 OPENAI_API = UsersApi(

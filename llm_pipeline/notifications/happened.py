@@ -33,7 +33,6 @@ _CANARY: Mapping[EventKind, tuple[NotificationKind, Severity]] = {
     EventKind.STARTED: ("start", "info"),
     EventKind.SHIFTED: ("step", "info"),
     EventKind.PASSED: ("step", "info"),
-    EventKind.EXTENDED: ("step", "info"),
     EventKind.PAUSED: ("pause", "warning"),
     EventKind.PAUSED_BY_PERSON: ("pause", "warning"),
     EventKind.RESUMED: ("pause", "info"),
@@ -44,7 +43,6 @@ _CANARY: Mapping[EventKind, tuple[NotificationKind, Severity]] = {
     EventKind.PROMOTED: ("promotion", "info"),
     EventKind.ROLLING_BACK: ("rollback", "critical"),
     EventKind.ROLLED_BACK: ("rollback", "critical"),
-    EventKind.ADOPTED: ("rollback", "warning"),
     EventKind.REVIVED: ("pause", "warning"),
     EventKind.STOOD_IN: ("step", "warning"),
 }

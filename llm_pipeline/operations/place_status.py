@@ -11,7 +11,7 @@ from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.pause_request import StandingPause
 from llm_pipeline.canary.router import RouterCondition
-from llm_pipeline.canary.watchdog import is_recent, last_pass
+from llm_pipeline.canary.watchdog import last_pass
 from llm_pipeline.inspection.table import labelled, readable_time
 from llm_pipeline.store.pointers import Pointer
 
@@ -113,11 +113,6 @@ class PlaceStatus(Frozen):
     router: RouterStatus | None = None
     guard_heard_seconds: float | None = None
     problems: tuple[str, ...] = ()
-
-    @property
-    def guard_is_heard(self) -> bool:
-        """Whether the guard looked at the place lately."""
-        return is_recent(self.guard_heard_seconds)
 
     @property
     def headline(self) -> str:
