@@ -80,11 +80,11 @@ def approval_name(release_id: str, target: str, percent: float) -> str:
 
 def read_approval(store: ArtifactStore, release_id: str, target: str, percent: float) -> StepApproval | None:
     """The question about a step; None if it was neither put nor answered."""
-    return _read(store, approval_name(release_id, target, percent))[0]
+    return read_question(store, approval_name(release_id, target, percent))[0]
 
 
-def _read(store: ArtifactStore, name: str) -> tuple[StepApproval | None, str | None]:
-    """The document and its revision."""
+def read_question(store: ArtifactStore, name: str) -> tuple[StepApproval | None, str | None]:
+    """A question by the name of its document, and its revision; twice None where there is none."""
     document = store.read_document(name)
     return (understood(StepApproval, document.value, name), document.revision) if document else (None, None)
 
@@ -118,7 +118,7 @@ def ask(
     """
     name = approval_name(release_id, target, percent)
     for _ in range(_TRIES):
-        known, revision = _read(store, name)
+        known, revision = read_question(store, name)
         same = known is not None and known.run in runs and known.question == question
         if known is not None and same and not (anew and known.answer != "waiting"):
             return known
@@ -143,7 +143,7 @@ def ask(
 def time_out(store: ArtifactStore, release_id: str, target: str, percent: float) -> StepApproval | None:
     """Close an unanswered question; returns it as it now is, perhaps answered at the last moment."""
     name = approval_name(release_id, target, percent)
-    known, revision = _read(store, name)
+    known, revision = read_question(store, name)
     if known is None or known.answer != "waiting":
         return known
     closed = known.model_copy(update={"answer": "timed out", "answered_at": time.time(), "by": NOBODY})

@@ -70,7 +70,7 @@ class OpenAiSlots:
         target: The target's name.
         state_root: Directory of all servers' state.
         recognised: Share of the golden answers that a server must give.
-        wait_seconds: How long a candidate's server is waited for that does not have the model yet.
+        wait_seconds: How long a candidate's server is waited for that does not answer yet.
     """
 
     def __init__(

@@ -9,12 +9,10 @@ import time
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.approvals import LateAnswer, StepApproval, approval_name, runs_of
+from llm_pipeline.canary.approvals import LateAnswer, StepApproval, approval_name, read_question, runs_of
 from llm_pipeline.canary.record import CanaryRecord, Phase, read_record
-from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
-from llm_pipeline.store.documents import understood
-
-_TRIES = 5
+from llm_pipeline.operations.acting import despite_others
+from llm_pipeline.store.artifact_store import ArtifactStore
 
 
 class Answered(Frozen):
@@ -49,9 +47,9 @@ def answer(
         ConfigError: There is no such canary, and no run to answer for.
     """
     name = approval_name(release_id, target, percent)
-    for _ in range(_TRIES):
-        document = store.read_document(name)
-        known = understood(StepApproval, document.value, name) if document else None
+
+    def attempt() -> Answered:
+        known, revision = read_question(store, name)
         record = read_record(store, release_id, target)
         asked = _question(known, record, percent, run)
         if asked is None:
@@ -59,13 +57,10 @@ def answer(
                 f"release {release_id} has no canary on {target}", hint="see `llm-pipeline show` for its id"
             )
         result = _answered(asked, record, approved=approved, by=by)
-        value = result.approval.model_dump(mode="json")
-        try:
-            store.write_document(name, value, document.revision if document else None)
-        except Conflict:
-            continue
+        store.write_document(name, result.approval.model_dump(mode="json"), revision)
         return result
-    raise Conflict(f"{name} changes faster than it can be written")
+
+    return despite_others(attempt)
 
 
 def _question(known: StepApproval | None, record: CanaryRecord | None, percent: float, run: str) -> StepApproval | None:

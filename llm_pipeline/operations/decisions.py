@@ -20,17 +20,16 @@ from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError, Terminal
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.flow import ReleaseProgress, passed
+from llm_pipeline.operations.acting import despite_others
 from llm_pipeline.questions import Question, question_of
 from llm_pipeline.release.changes import changing
 from llm_pipeline.release.flow import production_question, release_flow, step_named
 from llm_pipeline.release.record import trusted_record
 from llm_pipeline.release.step import Effect, Kind, Scope
-from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
+from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.documents import understood
 
 Answer = Literal["waiting", "approved", "denied"]
-
-_TRIES = 5
 
 
 class NotApproved(Terminal):
@@ -95,16 +94,16 @@ def put(flow: ReleaseProgress, step: str, targets: Sequence[str], question: Ques
         target: The target, where each is asked about by itself.
     """
     asked = _asked(flow, step, targets, question)
-    for _ in range(_TRIES):
+
+    def attempt() -> Decision:
         known, revision = _read(flow, step, target)
         if known is not None and _spends_no_more(known, asked):
             return known
         if known is not None and known.answer != "waiting" and known.asked_at is None and _same(known, asked):
             return known
-        waiting = asked.model_copy(update={"asked_at": time.time()})
-        if _write(flow, waiting, target, revision):
-            return waiting
-    raise Conflict(f"the question of {step} changes faster than it can be written")
+        return _write(flow, asked.model_copy(update={"asked_at": time.time()}), target, revision)
+
+    return despite_others(attempt)
 
 
 def decide(
@@ -116,7 +115,8 @@ def decide(
         ConfigError: There is nothing to decide.
     """
     asked = _question(flow, step, targets)
-    for _ in range(_TRIES):
+
+    def attempt() -> Decided:
         known, revision = _read(flow, step, target)
         same = known is not None and _same(known, asked)
         if known is not None and same and known.answer != "waiting":
@@ -125,10 +125,11 @@ def decide(
         answer: Answer = "approved" if approved else "denied"
         update = {"answer": answer, "answered_at": time.time(), "by": by}
         decision = (known if known is not None and same else asked).model_copy(update=update)
-        if _write(flow, decision, target, revision):
-            words = f"{answer}: {flow.record.release_id} on {', '.join(decision.targets)}"
-            return Decided(counted=True, message=words, decision=decision)
-    raise Conflict(f"the question of {step} changes faster than it can be written")
+        _write(flow, decision, target, revision)
+        words = f"{answer}: {flow.record.release_id} on {', '.join(decision.targets)}"
+        return Decided(counted=True, message=words, decision=decision)
+
+    return despite_others(attempt)
 
 
 def waiting_step(flow: ReleaseProgress) -> str:
@@ -232,11 +233,8 @@ def _read(flow: ReleaseProgress, step: str, target: str) -> tuple[Decision | Non
     return (understood(Decision, document.value, name), document.revision) if document else (None, None)
 
 
-def _write(flow: ReleaseProgress, decision: Decision, target: str, revision: str | None) -> bool:
+def _write(flow: ReleaseProgress, decision: Decision, target: str, revision: str | None) -> Decision:
     name = decision_name(flow.record.release_id, decision.step, target)
-    try:
-        with changing(flow.store, flow.record.release_id):
-            flow.store.write_document(name, decision.model_dump(mode="json"), revision)
-    except Conflict:
-        return False
-    return True
+    with changing(flow.store, flow.record.release_id):
+        flow.store.write_document(name, decision.model_dump(mode="json"), revision)
+    return decision

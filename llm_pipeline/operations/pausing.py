@@ -14,10 +14,9 @@ from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.pause_request import PauseRequest, pause_name, utc
 from llm_pipeline.canary.record import CanaryRecord, Phase, latest_canary
-from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
+from llm_pipeline.operations.acting import despite_others
+from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.documents import understood
-
-_TRIES = 5
 
 
 class Asked(Frozen):
@@ -41,7 +40,8 @@ def pause(store: ArtifactStore, place: str, *, by: str, why: str = "") -> Asked:
         ConfigError: Nothing is on trial there.
         Conflict: Others ask for the same all the time; the same call is safe again.
     """
-    for _ in range(_TRIES):
+
+    def attempt() -> Asked:
         record, known, revision = _found(store, place)
         if late := _too_late(record, None):
             return late
@@ -57,9 +57,10 @@ def pause(store: ArtifactStore, place: str, *, by: str, why: str = "") -> Asked:
             began=now,
             deadline_seconds=record.rules.pause_deadline_seconds,
         )
-        if _write(store, record, asked, revision):
-            return _too_late(_on_trial(store, place), None) or Asked(counted=True, message=_paused(record, asked))
-    raise Conflict(f"the pause of {place} changes faster than it can be written")
+        _write(store, record, asked, revision)
+        return _too_late(_on_trial(store, place), None) or Asked(counted=True, message=_paused(record, asked))
+
+    return despite_others(attempt)
 
 
 def resume(store: ArtifactStore, place: str, *, by: str) -> Asked:
@@ -69,16 +70,18 @@ def resume(store: ArtifactStore, place: str, *, by: str) -> Asked:
         ConfigError: Nothing is on trial there.
         Conflict: Others ask for the same all the time; the same call is safe again.
     """
-    for _ in range(_TRIES):
+
+    def attempt() -> Asked:
         record, known, revision = _found(store, place)
         if late := _too_late(record, known):
             return late
         if known is None or not known.holds(record.began_at):
             return _unchanged(f"the canary of {record.release_id} on {place} is not paused")
         ended = known.model_copy(update={"resumed_at": time.time(), "resumed_by": by})
-        if _write(store, record, ended, revision):
-            return Asked(counted=True, message=f"resumed: the canary of {record.release_id} on {place}")
-    raise Conflict(f"the pause of {place} changes faster than it can be written")
+        _write(store, record, ended, revision)
+        return Asked(counted=True, message=f"resumed: the canary of {record.release_id} on {place}")
+
+    return despite_others(attempt)
 
 
 def _found(store: ArtifactStore, place: str) -> tuple[CanaryRecord, PauseRequest | None, str | None]:
@@ -120,9 +123,5 @@ def _paused(record: CanaryRecord, asked: PauseRequest) -> str:
     )
 
 
-def _write(store: ArtifactStore, record: CanaryRecord, request: PauseRequest, revision: str | None) -> bool:
-    try:
-        store.write_document(pause_name(record.release_id, record.target), request.model_dump(), revision)
-    except Conflict:
-        return False
-    return True
+def _write(store: ArtifactStore, record: CanaryRecord, request: PauseRequest, revision: str | None) -> None:
+    store.write_document(pause_name(record.release_id, record.target), request.model_dump(), revision)
