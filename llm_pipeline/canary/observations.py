@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.arm_names import FAILOVER_SUFFIX, plain_name
@@ -243,6 +243,8 @@ def _request(
     asking = 0.0 if path.endswith(_GRPC_STREAM) else _positive(entry.get("asked_ms")) or 0.0
     broken, refused = ending == "failed", ending == "refused"
     fault = broken or (ending == "answered" and elsewhere)
+    read, ends = _known(entry, path) if ending in ("answered", "failed") else (False, False)
+    reason = str(entry.get("finish_reason") or "")
     return ObservedRequest(
         started_at=_finite(entry["started_at"]),
         arm=arm,
@@ -260,11 +262,16 @@ def _request(
         bytes_sent=_count(entry.get("bytes")) or 0,
         stream_milliseconds=_positive(entry.get("stream_ms")),
         request_bytes=_count(entry.get("request_bytes")) or 0,
-        session=entry.get("session") or None,
-        client=entry.get("client") or None,
+        session=_fingerprint(entry.get("session")),
+        client=_fingerprint(entry.get("client")),
         identity=str(entry.get("id") or ""),
         route=next((route for route in _ROUTES if path.endswith(route)), ""),
-        **_content(entry, path, read=ending in ("answered", "failed")),
+        output_tokens=_count(entry.get("output_tokens")) if read else None,
+        finish_reason=reason,
+        empty=entry["has_text"] != "1" and reason not in _CALLS_TOOLS if read else None,
+        truncated=reason in _GIVEN_UP if ends else None,
+        repetition=_positive(entry.get("repetition")) if read else None,
+        odd_characters=_positive(entry.get("odd_characters")) if read else None,
     )
 
 
@@ -282,39 +289,29 @@ def _ending(entry: Mapping[str, Any]) -> Literal["answered", "failed", "refused"
     return "answered" if status in (None, 0) else "failed"
 
 
-class _Content(TypedDict):
-    output_tokens: int | None
-    finish_reason: str
-    empty: bool | None
-    truncated: bool | None
-    repetition: float | None
-    odd_characters: float | None
-
-
-def _content(entry: Mapping[str, Any], path: str, *, read: bool) -> _Content:
-    """What the router read from an answer that it read to its end.
+def _known(entry: Mapping[str, Any], path: str) -> tuple[bool, bool]:
+    """Whether the router read the answer's text, and whether it read how the answer ended.
 
     gRPC users choose the outputs, so whether an answer is complete is known only if they asked for its finish reason.
     """
-    has_text, reason = entry.get("has_text"), str(entry.get("finish_reason") or "")
     over_grpc = path.endswith(_GRPC_ANSWERS)
-    known = read and _count(entry["code"]) == HTTPStatus.OK and has_text is not None
-    known &= over_grpc or path.endswith(_ANSWER_PATHS)
-    ends = known and not (over_grpc and entry.get("finish_reason") is None)
-    return {
-        "output_tokens": _count(entry.get("output_tokens")) if known else None,
-        "finish_reason": reason,
-        "empty": has_text != "1" and reason not in _CALLS_TOOLS if known else None,
-        "truncated": reason in _GIVEN_UP if ends else None,
-        "repetition": _positive(entry.get("repetition")) if known else None,
-        "odd_characters": _positive(entry.get("odd_characters")) if known else None,
-    }
+    read = _count(entry["code"]) == HTTPStatus.OK and entry.get("has_text") is not None
+    read &= over_grpc or path.endswith(_ANSWER_PATHS)
+    return read, read and not (over_grpc and entry.get("finish_reason") is None)
 
 
 def _arm(cluster: object) -> tuple[SlotName | None, bool]:
     name = str(cluster)
     slot = plain_name(name).removesuffix("_grpc")
     return _SLOTS.get(slot), name.endswith(FAILOVER_SUFFIX)
+
+
+def _fingerprint(value: Any) -> str | None:
+    """Raises ValueError or TypeError for what is no hexadecimal number: whoever counts takes it for one."""
+    if not value:
+        return None
+    int(value, 16)
+    return str(value)
 
 
 def _no_number(word: str) -> float:

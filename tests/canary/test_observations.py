@@ -233,6 +233,8 @@ DAMAGED = [
     line(stream_ms=[]).encode(),
     line(code={}).encode(),
     line(output_tokens=float("nan"), has_text="1").encode(),
+    line(session="0a!b").encode(),
+    line(client=7).encode(),
 ]
 
 
