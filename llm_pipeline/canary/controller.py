@@ -46,7 +46,6 @@ from llm_pipeline.canary.router import RouterUnavailable
 
 log = get_logger(__name__)
 
-_SETTLED = frozenset({Phase.PROMOTED, Phase.ROLLED_BACK})
 _PAUSABLE = frozenset({Phase.PENDING, Phase.WARM, Phase.BAKING, Phase.PASSED})
 
 
@@ -190,7 +189,7 @@ class CanaryController(Starting, Watching):
 
     def _end_older_release(self) -> None:
         """Another release's canary on this target is rolled back first, however its controller ended."""
-        store, target, patience = self._journal.store, self._plan.target, self._plan.patience
+        store, target = self._journal.store, self._plan.target
         other = current_canary(store, target)
         if other is None or other == self._plan.release_id:
             return
@@ -200,11 +199,11 @@ class CanaryController(Starting, Watching):
         log.warning("rolling back another release", release=other, phase=record.phase.value)
         reason = findings.superseded(self._plan.release_id)
         try:
-            end_canary(journal, self._router, self._slots, patience, lease=self._lease, by=self._owner, reason=reason)
+            end_canary(journal, self._site, lease=self._lease, by=self._owner, reason=reason)
         except NoWayBack:
             raise
         except Transient:
-            move_unrecorded(self._router, self._slots, other, patience, record)
+            move_unrecorded(self._site, other, record)
             raise
 
     def _resume(self, record: CanaryRecord) -> CanaryRecord:
@@ -278,7 +277,7 @@ class CanaryController(Starting, Watching):
         steps = self._policy.steps_percent
         allowed = [step for step in steps if step <= record.passed_percent]
         allowed += [step for step in steps if step > record.passed_percent][:1]
-        if record.phase not in _SETTLED and percent not in allowed:
+        if not record.settled and percent not in allowed:
             raise ConfigError(
                 f"step {percent:g} % is not the next one",
                 where=f"canary of {record.release_id}",
@@ -288,6 +287,5 @@ class CanaryController(Starting, Watching):
 
 def _finished(record: CanaryRecord, percent: float) -> Judgement | None:
     """The judgement to return when the record has nothing left to do for this step."""
-    settled = record.phase in (*_SETTLED, Phase.PAUSED)
     passed = record.phase is Phase.PASSED and percent <= record.passed_percent
-    return record.judgement if settled or passed else None
+    return record.judgement if record.settled or record.phase is Phase.PAUSED or passed else None

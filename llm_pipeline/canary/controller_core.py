@@ -22,7 +22,7 @@ from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.analysis import AnalysisState
 from llm_pipeline.canary.approvals import Questions
 from llm_pipeline.canary.events import EventKind
-from llm_pipeline.canary.moving import NoWayBack
+from llm_pipeline.canary.moving import NoWayBack, Site
 from llm_pipeline.canary.pause_request import PauseRequest
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Pause, PauseReason, Phase
@@ -112,6 +112,7 @@ class ControllerCore:
         self._traffic = traffic
         self._questions = Questions(journal.store, plan)
         self._slots = slots
+        self._site = Site(router, slots, plan.patience)
         self._shadow = shadow
         self._owner = f"{plan.release_id}@{socket.gethostname()}.{os.getpid()}"
         self._epoch = lease.epoch
@@ -205,20 +206,12 @@ class ControllerCore:
         try:
             return self._save(told, phase=Phase.ROLLING_BACK, judgement=judgement, pause=None)
         except Transient:  # the store is down: move the users first; the next controller reads the router
-            move_unrecorded(self._router, self._slots, record.release_id, self._plan.patience, record)
+            move_unrecorded(self._site, record.release_id, record)
             raise
 
     def _roll_back(self, record: CanaryRecord) -> CanaryRecord:
         want = self._state(record.stable or record.candidate, 1.0, on_trial=False)
-        back = give_back(
-            record,
-            want,
-            self._router,
-            self._slots,
-            self._plan.patience,
-            token=self._token,
-            by=self._owner,
-        )
+        back = give_back(record, want, self._site, token=self._token, by=self._owner)
         return self._save(back, phase=Phase.ROLLED_BACK)
 
     def _state(self, slot: SlotName, share: float, *, on_trial: bool, standby: SlotName | None = None) -> RouteState:
@@ -261,7 +254,7 @@ class ControllerCore:
         fails = self._fails_meanwhile(record)
         if fails is not None or record.phase is Phase.ROLLING_BACK:
             log.warning("rolling back without a record", reason=fails.summary if fails else "its rollback was begun")
-            if move_unrecorded(self._router, self._slots, record.release_id, self._plan.patience, record):
+            if move_unrecorded(self._site, record.release_id, record):
                 raise refused
         return record
 

@@ -47,6 +47,21 @@ _LEASES = 2**20
 """An epoch holds the number of its lease modulo this."""
 
 
+@dataclass(frozen=True)
+class Site:
+    """Where users are served: what a move of their traffic acts on.
+
+    Attributes:
+        router: The target's router, running or not; None where none ever ran.
+        slots: The target's slots.
+        patience: How long each part of a move is tried.
+    """
+
+    router: TrafficRouter | None
+    slots: SlotControl
+    patience: Patience
+
+
 def traffic_to(router: TrafficRouter, want: RouteState, patience: Patience) -> bool:
     """Write the routes unconditionally; returns whether the data plane confirmed them.
 
@@ -121,15 +136,7 @@ class Retired:
         return cut if self.stopped else LEFT_ALONE
 
 
-def retire(
-    router: TrafficRouter | None,
-    slots: SlotControl,
-    slot: SlotName,
-    repository: ArtifactRef,
-    *,
-    token: FencingToken,
-    limit: DrainLimit,
-) -> Retired:
+def retire(site: Site, slot: SlotName, repository: ArtifactRef, *, token: FencingToken, limit: DrainLimit) -> Retired:
     """Let requests in flight at a slot end, then stop its server of this repository.
 
     Long generations take minutes, so `limit` bounds the wait.
@@ -137,17 +144,17 @@ def retire(
     Raises:
         Fenced: Somebody else took the slots over meanwhile; nothing was stopped.
     """
-    cut = _drain(router, slots, slot, limit) if slots.alive(slot) else 0
-    retired = Retired(slots.stop(slot, repository, token), cut)
+    cut = _drain(site, slot, limit) if site.slots.alive(slot) else 0
+    retired = Retired(site.slots.stop(slot, repository, token), cut)
     if words := retired.words(limit):
         log.warning(words, slot=slot, repository=str(repository))
     return retired
 
 
-def _drain(router: TrafficRouter | None, slots: SlotControl, slot: SlotName, limit: DrainLimit) -> int | None:
+def _drain(site: Site, slot: SlotName, limit: DrainLimit) -> int | None:
     """Wait until no request is in flight; returns how many still are at the limit, None if that is unknown."""
     began = told = time.monotonic()
-    while (left := _in_flight(router, slots, slot)) != 0 and slots.alive(slot):
+    while (left := _in_flight(site, slot)) != 0 and site.slots.alive(slot):
         now = time.monotonic()
         if now - began >= (limit.blind_seconds if left is None else limit.seconds):
             return left
@@ -158,10 +165,10 @@ def _drain(router: TrafficRouter | None, slots: SlotControl, slot: SlotName, lim
     return 0
 
 
-def _in_flight(router: TrafficRouter | None, slots: SlotControl, slot: SlotName) -> int | None:
+def _in_flight(site: Site, slot: SlotName) -> int | None:
     """The router's count, or else the server's; None if neither counts."""
-    counted = router.active_requests(slot) if router is not None else None
-    return counted if counted is not None else slots.in_flight(slot)
+    counted = site.router.active_requests(slot) if site.router is not None else None
+    return counted if counted is not None else site.slots.in_flight(slot)
 
 
 class NoWayBack(Transient):

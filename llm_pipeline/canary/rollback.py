@@ -14,6 +14,7 @@ from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.moving import (
     NoWayBack,
+    Site,
     epoch_above,
     have_answering,
     is_standby,
@@ -22,10 +23,8 @@ from llm_pipeline.canary.moving import (
     traffic_to,
     wait_usable,
 )
-from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, current_canary
 from llm_pipeline.canary.router import RouterUnavailable, RouteState, TrafficRouter, all_to, other_slot
-from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
@@ -42,9 +41,7 @@ LEFT_UNRECORDED = "unrecorded way back from "
 
 def end_canary(
     journal: CanaryJournal,
-    router: TrafficRouter | None,
-    slots: SlotControl,
-    patience: Patience,
+    site: Site,
     *,
     lease: Lease,
     by: str,
@@ -55,9 +52,7 @@ def end_canary(
 
     Args:
         journal: The canary's.
-        router: The target's router; None where none ever ran.
-        slots: The target's slots.
-        patience: How long each part is tried.
+        site: The target's.
         lease: The target's, which the caller holds.
         by: Who asks for it.
         reason: What the canary's judgement becomes; by default that somebody asked for it, if it was not judged.
@@ -70,7 +65,7 @@ def end_canary(
     record = journal.load()
     if record is None or _is_over(journal.store, record, even_promoted=even_promoted):
         return record
-    epoch = epoch_above(lease.epoch, record.epoch, router_epoch(router), slots.newest().epoch)
+    epoch = epoch_above(lease.epoch, record.epoch, router_epoch(site.router), site.slots.newest().epoch)
     lease.confirm()
     if record.phase not in _JUDGED:
         taken_back = reason or findings.taken_back(record.phase.value, record.step_percent)
@@ -84,7 +79,7 @@ def end_canary(
         return journal.save(record.model_copy(update={"phase": Phase.ROLLED_BACK, "epoch": epoch}))
     record = journal.save(record.model_copy(update={"phase": Phase.ROLLING_BACK, "epoch": epoch}))
     want = all_to(record.stable or record.candidate, owner=f"rollback of {record.release_id}", epoch=epoch)
-    record = give_back(record, want, router, slots, patience, token=FencingToken(epoch, lease.epoch), by=by)
+    record = give_back(record, want, site, token=FencingToken(epoch, lease.epoch), by=by)
     return journal.save(record.model_copy(update={"phase": Phase.ROLLED_BACK}))
 
 
@@ -101,24 +96,13 @@ def _is_over(store: ArtifactStore, record: CanaryRecord, *, even_promoted: bool)
     return record.phase is Phase.ROLLED_BACK and record.traffic_confirmed is not False
 
 
-def give_back(
-    record: CanaryRecord,
-    want: RouteState,
-    router: TrafficRouter | None,
-    slots: SlotControl,
-    patience: Patience,
-    *,
-    token: FencingToken,
-    by: str,
-) -> CanaryRecord:
+def give_back(record: CanaryRecord, want: RouteState, site: Site, *, token: FencingToken, by: str) -> CanaryRecord:
     """Have stable answer, send it all traffic, drain and stop the candidate; returns the record, not yet saved.
 
     Args:
         record: Of the canary; without a stable there is nothing to go back to, and the candidate is stopped.
         want: All traffic on stable.
-        router: The target's router; None where none ever ran.
-        slots: The target's slots.
-        patience: How long each part is tried.
+        site: The target's.
         token: Shown to the slots.
         by: Who does it.
 
@@ -128,31 +112,23 @@ def give_back(
         Fenced: Somebody else took the target over.
     """
     confirmed = True
-    if record.stable is not None and router is not None:
-        confirmed = _to_stable(record, want, router, slots, patience, token=token)
+    if record.stable is not None and site.router is not None:
+        confirmed = _to_stable(record, want, site, site.router, token)
         record = record.model_copy(update={"intended": want, "applied": want if confirmed else None})
     record = record.marked("traffic on stable", share=0.0)
     words = (
         "all traffic is on stable" if confirmed else "all traffic was sent to stable, but the router did not confirm it"
     )
-    limit = patience.draining(record.rules.drain_seconds)
-    retired = retire(router, slots, record.candidate, record.repository, token=token, limit=limit)
+    limit = site.patience.draining(record.rules.drain_seconds)
+    retired = retire(site, record.candidate, record.repository, token=token, limit=limit)
     words = "; ".join(filter(None, (words, retired.words(limit))))
     record = record.with_event(EventKind.ROLLED_BACK, words, by=by, percent=0.0)
     return record.model_copy(update={"traffic_confirmed": confirmed})
 
 
-def _to_stable(
-    record: CanaryRecord,
-    want: RouteState,
-    router: TrafficRouter,
-    slots: SlotControl,
-    patience: Patience,
-    *,
-    token: FencingToken,
-) -> bool:
+def _to_stable(record: CanaryRecord, want: RouteState, site: Site, router: TrafficRouter, token: FencingToken) -> bool:
     """Returns whether the router confirmed it."""
-    stable = other_slot(record.candidate)
+    slots, patience, stable = site.slots, site.patience, other_slot(record.candidate)
     if is_standby(record, router):  # a rolled-back version must not stand by; users of stable are not moved
         traffic_to(router, want, patience)
     try:
@@ -171,27 +147,20 @@ def _words(record: CanaryRecord) -> str:
     return record.judgement.summary if record.judgement else "rolled back on request"
 
 
-def move_unrecorded(
-    router: TrafficRouter | None,
-    slots: SlotControl,
-    release_id: str,
-    patience: Patience,
-    record: CanaryRecord | None = None,
-) -> bool:
+def move_unrecorded(site: Site, release_id: str, record: CanaryRecord | None = None) -> bool:
     """Without the store: if a slot is on trial, send all traffic to the other one. No server is stopped.
 
     A candidate that is the standby before its first step is removed, too.
 
     Args:
-        router: The target's router; None where none ever ran.
-        slots: The target's slots.
+        site: The target's.
         release_id: The release on trial.
-        patience: How long each part is tried.
         record: The canary's, if it can be read.
 
     Returns:
         Whether all traffic was sent to stable.
     """
+    router, patience = site.router, site.patience
     try:
         if router is not None and record is not None and is_standby(record, router):
             epoch = epoch_above(0, router.read()[0].epoch)
@@ -202,7 +171,7 @@ def move_unrecorded(
             return False
         stable = other_slot(state.candidate)
         repository = record.stable_repository if record is not None and record.stable == stable else None
-        have_answering(slots, stable, repository, slots.newest(), seconds=patience.prove)
+        have_answering(site.slots, stable, repository, site.slots.newest(), seconds=patience.prove)
         epoch = epoch_above(0, state.epoch, record.epoch if record else 0)
         confirmed = traffic_to(router, all_to(stable, owner=f"{UNRECORDED}{release_id}", epoch=epoch), patience)
     except (RouterUnavailable, NoWayBack) as error:

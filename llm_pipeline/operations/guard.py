@@ -24,8 +24,8 @@ from llm_pipeline.base.errors import Transient, Unsupported, as_pipeline_error, 
 from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary import judgements as findings
-from llm_pipeline.canary.approvals import StepApproval, approval_name, read_approval, runs_of
-from llm_pipeline.canary.moving import NoWayBack
+from llm_pipeline.canary.approvals import StepApproval, approval_name, read_approval, read_question, runs_of
+from llm_pipeline.canary.moving import NoWayBack, Site
 from llm_pipeline.canary.open_router import access_log_of
 from llm_pipeline.canary.openai_slots import slots_of
 from llm_pipeline.canary.patience import Patience
@@ -39,8 +39,7 @@ from llm_pipeline.canary.record import (
     take_over,
 )
 from llm_pipeline.canary.rollback import UNRECORDED, end_canary, move_unrecorded
-from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter
-from llm_pipeline.canary.slots import SlotControl
+from llm_pipeline.canary.router import RouterUnavailable
 from llm_pipeline.canary.watchdog import Heartbeat, is_driven, overdue, record_heartbeat, silent_seconds
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations.promotion import finish_promotion
@@ -50,7 +49,6 @@ from llm_pipeline.operations.rollback_unrecorded import is_left_unrecorded
 from llm_pipeline.operations.served_place import ServedPlace, router_here
 from llm_pipeline.operations.switching import start_ended
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
-from llm_pipeline.store.documents import understood
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost, LeaseState, lease_of
 from llm_pipeline.store.places import PlaceTaken, refuse_stranger
 from llm_pipeline.store.pointers import read_pointers
@@ -91,19 +89,15 @@ def failed(target: str, about: str, error: Exception) -> GuardAction:
 
 
 @dataclass(frozen=True)
-class GuardedSite:
+class GuardedSite(Site):
     """One target, with what the guard needs of it.
 
     Attributes:
-        router: None where none ever ran on this host.
         watch_seconds: A lease that nobody renews for so long is nobody's.
     """
 
     store: ArtifactStore
     target: str
-    router: TrafficRouter | None
-    slots: SlotControl
-    patience: Patience
     watch_seconds: float = LEASE_SECONDS
 
     def guard(self, now: HostTime, models: Sequence[str]) -> list[GuardAction]:
@@ -172,13 +166,13 @@ class GuardedSite:
                     return []  # somebody adopted it at this very moment
                 log.warning("rolling back an unwatched canary", release=record.release_id, why=why)
                 reason = findings.unwatched(why, record.share_percent)
-                end_canary(journal, self.router, self.slots, self.patience, lease=held, by=GUARD, reason=reason)
+                end_canary(journal, self, lease=held, by=GUARD, reason=reason)
         except (Conflict, LeaseHeld, LeaseLost):
             return []
         except (NoWayBack, RouterUnavailable):
             raise
         except Transient as error:
-            moved = move_unrecorded(self.router, self.slots, record.release_id, self.patience, record)
+            moved = move_unrecorded(self, record.release_id, record)
             traffic = "all traffic was sent to stable" if moved else "traffic is where it was"
             detail = f"{why}; {traffic}, and nothing could be recorded: {error}"
             return [GuardAction(self.target, record.release_id, "failed", detail)]
@@ -221,13 +215,11 @@ class GuardedSite:
         if record.pause is not None:
             return self._question(record, record.pause.percent)
         prefix = approval_name(record.release_id, self.target, 0.0).rpartition("/")[0]
-        names = self.store.list_documents(prefix)
-        documents = [(name, document) for name in names if (document := self.store.read_document(name)) is not None]
-        known = [(name, understood(StepApproval, document.value, name)) for name, document in documents]
         ahead = [
             one
-            for name, one in known
-            if name == approval_name(record.release_id, self.target, one.percent)
+            for name in self.store.list_documents(prefix)
+            if (one := read_question(self.store, name)[0]) is not None
+            and name == approval_name(record.release_id, self.target, one.percent)
             and one.run in runs_of(record)
             and one.question == "begin"
             and one.percent > record.passed_percent

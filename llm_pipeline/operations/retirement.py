@@ -57,7 +57,7 @@ def retire_previous(place: ServedPlace, now: float) -> Pointer | None:
             token = FencingToken(epoch_above(lease.epoch, state.epoch, slots.newest().epoch), lease.epoch)
             stand_down(router, place.patience, owner=f"retirement of {previous.release_id}", epoch=token.epoch)
             limit = place.patience.draining((record.rules if record else GuardRules()).drain_seconds)
-            retired = retire(router, slots, previous.slot, previous.repository, token=token, limit=limit)
+            retired = retire(place.site, previous.slot, previous.repository, token=token, limit=limit)
             if not retired.stopped:
                 return None
     except LeaseHeld:

@@ -197,10 +197,8 @@ class _RollBack:
         if trial.phase is Phase.PROMOTED:  # whoever is about to settle it finds the pointers changed
             pointers, revision = self._pointers()
             self._write(pointers.without_release(trial.release_id), revision)
-        journal, place = CanaryJournal(self._store, trial.release_id, self._target), self._place
-        end_canary(
-            journal, place.router, place.slots, place.patience, lease=self._lease, by=self._by, even_promoted=True
-        )
+        journal = CanaryJournal(self._store, trial.release_id, self._target)
+        end_canary(journal, self._place.site, lease=self._lease, by=self._by, even_promoted=True)
 
     def _bring_back(self, production: Pointer, found: WayBack) -> None:
         """The release before production takes its place."""
@@ -223,7 +221,7 @@ class _RollBack:
         since = max(datetime.now(UTC), found.asked_at)  # by another host's clock it may have been asked later than now
         back = previous.model_copy(update={"slot": slot, "promoted_at": since})
         self._write(Pointers(production=back).without_release(production.release_id), revision)
-        self._retire(router, production.slot, production.release_id, production.repository, token)
+        self._retire(production.slot, production.release_id, production.repository, token)
         log.info("production rolled back", release=back.release_id, slot=slot)
 
     def _clear_up(self, production: Pointer, found: WayBack) -> None:
@@ -233,15 +231,13 @@ class _RollBack:
             return
         token = self._token(router)
         self._move(router, production.slot, token, f"rollback to {production.release_id}")
-        self._retire(router, other_slot(production.slot), found.left, found.repository, token)
+        self._retire(other_slot(production.slot), found.left, found.repository, token)
 
-    def _retire(
-        self, router: TrafficRouter, slot: SlotName, release_id: str, repository: ArtifactRef, token: FencingToken
-    ) -> None:
+    def _retire(self, slot: SlotName, release_id: str, repository: ArtifactRef, token: FencingToken) -> None:
         """Stop the server of the release that was left, and have its record say so."""
         record = read_record(self._store, release_id, self._target)
         limit = self._place.patience.draining((record.rules if record else GuardRules()).drain_seconds)
-        retired = retire(router, self._place.slots, slot, repository, token=token, limit=limit)
+        retired = retire(self._place.site, slot, repository, token=token, limit=limit)
         self._note_taken_back(release_id, token.epoch, retired.words(limit))
 
     def _move(self, router: TrafficRouter, slot: SlotName, token: FencingToken, owner: str) -> None:

@@ -50,17 +50,17 @@ def _moved(place: ServedPlace, leaving: str) -> str:
         trial, production = on_trial(place, pointers), pointers.production
         known = left_for(place, production) if production is not None and not leaving and trial is None else None
     except Transient:
-        moved = not leaving and move_unrecorded(place.router, place.slots, "what is on trial", place.patience)
+        moved = not leaving and move_unrecorded(place.site, "what is on trial")
         return "all traffic was sent to stable" if moved else "nothing was moved: what served before is unknown"
     if known is not None:
         return f"nothing was moved: {known} was rolled back before"
     if trial is not None and newest(trial, production).startswith(leaving):
-        moved = move_unrecorded(place.router, place.slots, trial.release_id, place.patience, trial)
+        moved = move_unrecorded(place.site, trial.release_id, trial)
         return f"all traffic was sent away from {trial.release_id}" if moved else f"{trial.release_id} has its traffic"
     if production is None or not production.release_id.startswith(leaving):
         return f"nothing was moved: {leaving or 'nothing'} does not serve on {place.target}"
     if trial is not None:
-        moved = move_unrecorded(place.router, place.slots, trial.release_id, place.patience, trial)
+        moved = move_unrecorded(place.site, trial.release_id, trial)
         return f"{production.release_id} serves on, and {trial.release_id} gets {'nothing' if moved else 'its traffic'}"
     if pointers.previous is None:
         hint = "release another one: a release that was rolled back does not return"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.canary.moving import Site
 from llm_pipeline.canary.open_router import open_router, router_as_it_is
 from llm_pipeline.canary.openai_slots import slots_of
 from llm_pipeline.canary.patience import Patience
@@ -46,6 +47,11 @@ class ServedPlace:
     def router(self) -> TrafficRouter | None:
         """The router, found when it is needed first."""
         return self.find_router()
+
+    @property
+    def site(self) -> Site:
+        """What a move of traffic there acts on."""
+        return Site(self.router, self.slots, self.patience)
 
 
 def place_as_it_is(store: ArtifactStore, deployment: Deployment, model_id: str, target: str) -> ServedPlace:

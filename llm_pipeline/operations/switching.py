@@ -163,7 +163,7 @@ def stop(
         for slot, repository in {**_wanted(place), **running()}.items():
             was_running = place.slots.alive(slot)
             limit = Patience(drain=drain_seconds).draining(drain_seconds)
-            retired = retire(place.router, place.slots, slot, repository, token=token, limit=limit)
+            retired = retire(place.site, slot, repository, token=token, limit=limit)
             if was_running and retired.stopped:
                 stopped.append(f"the server in {slot}")
         return stopped

@@ -8,7 +8,7 @@ from __future__ import annotations
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.waiting import wait_until
-from llm_pipeline.canary.moving import NoWayBack
+from llm_pipeline.canary.moving import NoWayBack, Site
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import LEASE_SECONDS, CanaryJournal, CanaryRecord, Phase, lease_name, take_over
 from llm_pipeline.canary.rollback import end_canary, move_unrecorded
@@ -21,7 +21,6 @@ from llm_pipeline.store.lease import Lease
 
 log = get_logger(__name__)
 
-_NOTHING_TO_DO = frozenset({Phase.PROMOTED, Phase.ROLLED_BACK})
 _OTHERS_SECONDS = 15.0
 
 
@@ -56,13 +55,13 @@ def ensure_rolled_back(
         RouterUnavailable: The routes could not be written for as long as `patience` allows.
         Transient: The store could not record it; the same call is safe again.
     """
-    journal = CanaryJournal(store, release_id, target)
+    journal, site = CanaryJournal(store, release_id, target), Site(router, slots, patience)
     record: CanaryRecord | None = None
 
     def attempt() -> CanaryRecord | None:
         nonlocal record
         record = journal.load()
-        if record is None or (record.phase in _NOTHING_TO_DO and record.traffic_confirmed is not False):
+        if record is None or (record.settled and record.traffic_confirmed is not False):
             log.info("nothing to roll back", phase=record.phase.value if record else "never began")
             return record
         if leave_paused and record.phase is Phase.PAUSED:
@@ -76,7 +75,7 @@ def ensure_rolled_back(
             )
         take_over(store, target)
         with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
-            return end_canary(journal, router, slots, patience, lease=lease, by="rollback")
+            return end_canary(journal, site, lease=lease, by="rollback")
 
     def let_others_finish() -> None:
         wait_until(lambda: not _is_rolling_back(journal), patience.confirm + _OTHERS_SECONDS)
@@ -86,7 +85,7 @@ def ensure_rolled_back(
     except NoWayBack:
         raise
     except Transient:
-        move_unrecorded(router, slots, release_id, patience, record)
+        move_unrecorded(site, release_id, record)
         raise
 
 

@@ -28,7 +28,7 @@ Act = Callable[[Served], object]
 
 
 def guard(site: Served) -> None:
-    GuardedSite(site.store, "cpu", site.router, site.slots, PATIENCE).guard(HostTime.now(), [MODEL])  # type: ignore[arg-type]
+    GuardedSite(site.router, site.slots, PATIENCE, site.store, "cpu").guard(HostTime.now(), [MODEL])  # type: ignore[arg-type]
 
 
 def stopped(site: Served) -> None:

@@ -213,7 +213,7 @@ def test_a_canary_that_paused_itself_waits_for_its_deadline_whatever_the_clock_s
     clock_jumps(monkeypatch, jump)
     assert site.step(50).verdict == "INCONCLUSIVE"
     assert site.record().phase is Phase.PAUSED
-    guarded = GuardedSite(site.store, "cpu", site.router, site.slots, PATIENCE, watch_seconds=0.01)
+    guarded = GuardedSite(site.router, site.slots, PATIENCE, site.store, "cpu", watch_seconds=0.01)
     assert guarded.guard_canary(HostTime.now()) == []
     late = HostTime(begun.boot, begun.up_seconds + 3700.0, begun.wall + jump + 3700.0)
     assert [action.what for action in guarded.guard_canary(late)] == ["rolled back"]

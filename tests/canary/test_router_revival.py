@@ -81,7 +81,7 @@ def test_after_settlement_the_guard_starts_a_router_that_was_killed(site) -> Non
     shift(site, all_to("blue", owner="settled", epoch=4))
     end(site, signal.SIGKILL)
     router = router_as_it_is(site.place, site.slots, site.router_state)
-    guarded = GuardedSite(site.store, "cpu", router, site.control, Patience())
+    guarded = GuardedSite(router, site.control, Patience(), site.store, "cpu")
     (action,) = guarded.guard(HostTime.now(), [])
     assert (action.what, action.detail) == ("started", "Envoy had ended and was restarted")
     assert answered_by(site) == "blue"
