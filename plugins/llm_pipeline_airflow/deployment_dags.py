@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import DAG, BaseOperator, Param, get_parsing_context
+from airflow.sdk import DAG, BaseOperator, CronTriggerTimetable, Param, get_parsing_context
 from airflow.sdk.exceptions import AirflowSkipException
 
 from llm_pipeline.base.logging import Lines
@@ -24,6 +24,7 @@ from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.placement import placement_of_targets
 from llm_pipeline_airflow.retries import task_defaults
+from llm_pipeline_airflow.schedule import cron_timetable
 from llm_pipeline_airflow.settings import release_configs
 from llm_pipeline_airflow.tags import dag_tags
 
@@ -190,7 +191,7 @@ def guard_dag(used: UsedDeployment) -> DAG:
         used,
         description="Rolls back canaries whose controller is gone",
         doc_md=_GUARD.format(name=name, file=used.path.name),
-        schedule=used.deployment.guard.schedule,
+        schedule=_schedule(used, "guard", used.deployment.guard.schedule),
         dagrun_timeout=_LONGEST_GUARD_RUN,
         default_args=task_defaults(used.deployment.owner) | {"retries": 0},  # the next run is a minute away
     )
@@ -286,7 +287,7 @@ def verify_dag(used: UsedDeployment) -> DAG:
         title="Verification",
         description="Checks what serves against what was released",
         doc_md=_VERIFY.format(name=used.deployment.name, file=used.path.name),
-        schedule=used.deployment.verification.schedule,
+        schedule=_schedule(used, "verification", used.deployment.verification.schedule),
     )
     with dag:
         _on_each_target(
@@ -330,7 +331,7 @@ def retention_dag(used: UsedDeployment) -> DAG:
         used,
         description=f"Removes what nobody needs any more from {deployment.store.uri}",
         doc_md=_RETENTION.format(name=deployment.name, rules=rules, file=path.name),
-        schedule=rules.schedule,
+        schedule=_schedule(used, "retention", rules.schedule),
         params={
             "delete": Param(
                 rules.delete,
@@ -363,6 +364,10 @@ def _dag(kind: str, used: UsedDeployment, title: str = "", **options: Any) -> DA
         tags=dag_tags(kind, name, models=used.models, targets=used.targets, engines=used.engines),
         **shared | options,
     )
+
+
+def _schedule(used: UsedDeployment, section: str, cron: str | None) -> CronTriggerTimetable | None:
+    return cron_timetable(cron, key=f"{section}.schedule", where=str(used.path))
 
 
 def _on_each_target(

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset, AssetOrTimeSchedule, AssetWatcher, CronTriggerTimetable
-from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError, AirflowTimetableInvalid
+from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from asgiref.sync import sync_to_async
 from pydantic import Field, ValidationError
@@ -41,6 +41,7 @@ from llm_pipeline_airflow.connections import fetch_secrets
 from llm_pipeline_airflow.faults import known_fault
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.runs import dag_id_of
+from llm_pipeline_airflow.schedule import cron_timetable
 
 if TYPE_CHECKING:
     from llm_pipeline.hub.observe import Observer
@@ -76,24 +77,11 @@ def release_schedule(loaded: LoadedRelease) -> Asset | AssetOrTimeSchedule | Cro
     Raises:
         ConfigError: The cron expression is none, or what is to be watched never changes.
     """
-    timetable = _timetable(loaded)
+    timetable = cron_timetable(loaded.config.schedule, key="schedule", where=str(loaded.path))
     if loaded.config.watch is None:
         return timetable
     asset = watched_asset(loaded, loaded.config.watch)
     return asset if timetable is None else AssetOrTimeSchedule(assets=asset, timetable=timetable)
-
-
-def _timetable(loaded: LoadedRelease) -> CronTriggerTimetable | None:
-    cron = loaded.config.schedule
-    if cron is None:
-        return None
-    timetable = CronTriggerTimetable(cron, timezone="UTC")
-    try:
-        timetable.validate()
-    except AirflowTimetableInvalid as error:
-        hint = "five fields: minute, hour, day of the month, month, day of the week"
-        raise ConfigError(f"schedule {cron!r}: {error}", where=str(loaded.path), hint=hint) from error
-    return timetable
 
 
 class WatchedRevision(Asset):

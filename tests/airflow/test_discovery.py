@@ -36,6 +36,12 @@ warm = time.process_time() - started
 print(json.dumps({"cold": cold, "warm": warm, "modules": sorted({m.partition(".")[0] for m in sys.modules})}))
 """
 
+ZONE = """
+import runpy, sys
+timetable = runpy.run_path(sys.argv[1])["guard__here"].timetable
+print(type(timetable).__name__, timetable.timezone)
+"""
+
 
 @pytest.fixture
 def broken(project) -> Path:
@@ -80,6 +86,34 @@ def test_a_schedule_that_cannot_be_is_named(project, added, mistake):
     with pytest.raises(ConfigError, match=mistake):
         check_release_configs((project.config.parent,))
     assert release_dags((project.config.parent,)) == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "dags"), [("guard", guard_dags), ("verification", verify_dags), ("retention", retention_dags)]
+)
+def test_a_schedule_of_a_deployment_that_cannot_be_is_named_and_takes_no_other_dag_along(project, key, dags):
+    deployment = project.config.parents[1] / "deployments" / "here.yaml"
+    deployment.with_name("there.yaml").write_text(deployment.read_text())
+    other = project.config.read_text().replace("deployment: here", "deployment: there")
+    project.config.with_name("other.yaml").write_text(other)
+    deployment.write_text(f"{deployment.read_text()}{key}: {{ schedule: every minute }}\n")
+    assert [name.partition("__")[2] for name in dags((project.config.parent,))] == ["there"]
+    with pytest.raises(ConfigError, match=f"{key}.schedule 'every minute'"):
+        check_release_configs((project.config.parent,))
+
+
+def test_the_schedules_of_a_deployment_are_in_utc_whatever_airflows_zone_is(project):
+    done = subprocess.run(
+        [sys.executable, "-c", ZONE, str(DAGS / "guard.py")],
+        env={
+            **os.environ,
+            "AIRFLOW__LLM_PIPELINE__RELEASES": str(project.config.parent),
+            "AIRFLOW__CORE__DEFAULT_TIMEZONE": "Europe/Berlin",
+            "AIRFLOW__SCHEDULER__CREATE_CRON_DATA_INTERVALS": "true",
+        },
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "CronTriggerTimetable UTC"
 
 
 def test_correct_configs_raise_nothing(project):
