@@ -225,10 +225,10 @@ def process_start_ticks(pid: int) -> int | None:
     return None if fields is None or fields[0] == "Z" else int(fields[19])
 
 
-def process_is_stopped(pid: int, start_ticks: int) -> bool:
-    """Whether the process that started then is stopped by a signal."""
+def process_is_stopped(pid: int, start_ticks: int | None = None) -> bool:
+    """Whether a process, if given the one that started then, is stopped by a signal or by its debugger."""
     fields = _stat_fields(pid)
-    return fields is not None and fields[0] == "T" and int(fields[19]) == start_ticks
+    return fields is not None and fields[0] in ("T", "t") and start_ticks in (None, int(fields[19]))
 
 
 def _group_members(group: int, started: int) -> list[int]:

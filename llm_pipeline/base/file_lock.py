@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from llm_pipeline.base.detached import process_is_stopped
 from llm_pipeline.base.errors import PipelineError, Transient
 
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.002, 0.05
@@ -110,16 +111,6 @@ def _stopped_holder(descriptor: int) -> int | None:
         held = Path("/proc/locks").read_text()
     except OSError:  # some containers have none
         return None
-    for line in held.splitlines():
-        fields = line.split()
-        if len(fields) >= _LOCK_FIELDS and fields[1] == "FLOCK" and fields[5] == file and _is_stopped(int(fields[4])):
-            return int(fields[4])
-    return None
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return text[text.rindex(")") + 2 :].startswith("T")
+    locks = (fields for line in held.splitlines() if len(fields := line.split()) >= _LOCK_FIELDS)
+    holders = (int(fields[4]) for fields in locks if fields[1] == "FLOCK" and fields[5] == file)
+    return next(filter(process_is_stopped, holders), None)

@@ -27,6 +27,14 @@ from llm_pipeline.base.file_lock import flocked
 with flocked(Path(sys.argv[1])):
     os.kill(os.getpid(), signal.SIGSTOP)
 """
+TRACED = """
+import ctypes, os, signal, sys
+from pathlib import Path
+from llm_pipeline.base.file_lock import flocked
+ctypes.CDLL(None).ptrace(0, 0, 0, 0)  # its parent is its debugger
+with flocked(Path(sys.argv[1])):
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
 OWNER = """
 import os, signal, sys
 from llm_pipeline.canary.record import lease_name
@@ -72,6 +80,27 @@ def test_a_holder_that_is_stopped_is_named_and_one_that_goes_on_is_waited_for(tm
     os.kill(holder.pid, signal.SIGCONT)
     with flocked(tmp_path / "lock"):
         assert holder.wait(timeout=30) == 0
+
+
+def test_a_holder_that_a_debugger_has_stopped_is_named(tmp_path: Path, stopped: Start) -> None:
+    holder = stopped(TRACED, str(tmp_path / "lock"))
+    with pytest.raises(HolderStopped, match=f"process {holder.pid} holds the lock"):
+        take_at_once_or_give_up(tmp_path / "lock")
+
+
+def take_at_once_or_give_up(path: Path) -> None:
+    """Take the lock; an alarm ends a wait that would not end."""
+
+    def over(*_: object) -> None:
+        raise AssertionError("waited for a process that does not run")
+
+    signal.signal(signal.SIGALRM, over)
+    signal.alarm(30)
+    try:
+        with flocked(path):
+            pass
+    finally:
+        signal.alarm(0)
 
 
 def test_a_holder_that_runs_is_waited_for(tmp_path: Path) -> None:
