@@ -37,7 +37,7 @@ def digest_file(path: Path) -> FileDigest:
         OSError: The file cannot be read.
     """
     size, hasher = 0, hashlib.sha256()
-    for block in _blocks(path):
+    for block in blocks_of(path):
         size += len(block)
         hasher.update(block)
     return FileDigest(size, hasher.hexdigest())
@@ -52,7 +52,7 @@ def copy_file(source: Path, destination: Path) -> FileDigest:
     size, hasher = 0, hashlib.sha256()
     written = os.open(destination, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        for block in _blocks(source):
+        for block in blocks_of(source):
             size += len(block)
             hasher.update(block)
             write_all(written, block)
@@ -72,7 +72,12 @@ def write_all(descriptor: int, data: bytes) -> None:
         rest = rest[os.write(descriptor, rest) :]
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def blocks_of(path: Path) -> Iterator[bytes]:
+    """The bytes of a file, a block at a time; each block that was read is progress.
+
+    Raises:
+        OSError: It cannot be read.
+    """
     with path.open("rb", buffering=0) as stream:
         while block := stream.read(_BLOCK):
             made_progress()

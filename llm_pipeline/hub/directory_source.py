@@ -16,6 +16,7 @@ from llm_pipeline.artifacts.model_files import Selection, select_files, unsafe_r
 from llm_pipeline.artifacts.pinned import DEFAULT_REVISION, HubFile, PinnedDataSet, PinnedModel
 from llm_pipeline.base.directory_listing import refuse_unreadable
 from llm_pipeline.base.errors import ConfigError, IntegrityError
+from llm_pipeline.base.progress import made_progress
 from llm_pipeline.hub.git_ids import blob_hasher, blob_id, commit_id, lfs_pointer
 from llm_pipeline.hub.model_card import CARD_FILE, MAXIMUM_CARD_BYTES, card_fields, stated_license
 from llm_pipeline.hub.source import Body, ModelLook, SourceRefused, report_resolved
@@ -170,6 +171,7 @@ class DirectorySource:
         sha256, blob = hashlib.sha256(), blob_hasher(size)
         with open_body(self.root / path, 0, str(self.root / path)) as body:
             for chunk in body.chunks:
+                made_progress()
                 sha256.update(chunk)
                 if size < LARGE_BYTES:
                     blob.update(chunk)

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
-from llm_pipeline.base.digest import sha256_bytes
+from llm_pipeline.base.digest import blocks_of, sha256_bytes
 from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.progress import made_progress
@@ -88,6 +88,7 @@ class PartialFile:
         while block := self._stream.read(_BLOCK):
             self._hasher.update(block)
             self.size += len(block)
+            made_progress()
 
 
 def difference(path: Path, file: HubFile) -> str | None:
@@ -100,9 +101,8 @@ def difference(path: Path, file: HubFile) -> str | None:
     if size != file.size:
         return _difference(file, size, "")
     hasher = _hasher(file)
-    with path.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            hasher.update(block)
+    for block in blocks_of(path):
+        hasher.update(block)
     return _difference(file, size, hasher.hexdigest())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
+from llm_pipeline.base.progress import last_progress
+from llm_pipeline.hub.directory_source import DirectorySource
 from llm_pipeline.hub.git_ids import blob_id
 from llm_pipeline.hub.source import Body, SourceUnavailable, WrongBytes
-from llm_pipeline.hub.transfer import RateLimit, SourceTooSlow, Transfer
+from llm_pipeline.hub.transfer import PartialFile, RateLimit, SourceTooSlow, Transfer, difference
 
 CONTENT = bytes(range(256)) * 4
 MODEL = PinnedModel(id="demo/tiny", commit="0" * 40, files=())
@@ -135,6 +137,19 @@ def test_a_link_in_place_of_a_partial_file_is_not_written_through(tmp_path: Path
     with pytest.raises(OSError, match="symbolic links"):
         transfer.fetch(BY_SHA256)
     assert victim.read_text() == "mine"
+
+
+def test_reading_what_is_there_already_is_progress(tmp_path: Path) -> None:
+    (path := tmp_path / "w.safetensors").write_bytes(CONTENT)
+    reads: dict[str, Callable[[], object]] = {
+        "a file of an earlier attempt": lambda: difference(path, BY_SHA256),
+        "a part of one": lambda: PartialFile(path, BY_SHA256).__exit__(None, None, None),
+        "a directory's": lambda: DirectorySource(tmp_path)._hashed(path.name),
+    }
+    for what, read in reads.items():
+        began = time.monotonic()
+        read()
+        assert (last_progress() or 0.0) >= began, what
 
 
 def test_a_source_that_drips_bytes_is_given_up_although_each_attempt_gets_further(
