@@ -279,7 +279,7 @@ class LocalRun:
         """Whether another release took over, and with it the servers; one that cannot be read did not."""
         try:
             other = self._claim.taken_by_another()
-        except Transient as error:
+        except PipelineError as error:
             log.warning("cannot tell who holds the claim on the model: %s", error)
             return False
         if other is not None:

@@ -8,11 +8,12 @@ from datetime import UTC, datetime
 import pytest
 from flow_cases import CASES, RECIPES, TARGETS, Case, walk
 
-from llm_pipeline.base.errors import PipelineError
+from llm_pipeline.base.errors import IntegrityError, PipelineError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.notifications.stream import read
+from llm_pipeline.release.claim import claim_name
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.rules import run_fails
 from llm_pipeline.release.step import Ending
@@ -100,6 +101,20 @@ def counts(walked, script: str) -> bool:
     """Whether a stage's error decides what becomes of the release."""
     stage, _, subject = script.partition("/")
     return stage not in ("quantize", "accuracy", "staging_down", "report") and (stage, subject) in walked.started
+
+
+def test_a_run_whose_claim_cannot_be_understood_still_takes_down_what_it_staged(release, run, in_process):
+    def damage(request) -> None:
+        if (request.stage, request.subject) == ("served_accuracy", "cpu-a"):
+            (release.root / "store" / claim_name("demo/tiny")).write_text("{")
+
+    in_process.before = damage
+    try:
+        started, ended = run(Case())
+    finally:
+        in_process.before = lambda _request: None
+    assert isinstance(ended, IntegrityError)
+    assert started[-2:] == [("staging_down", "cpu-a"), ("report", "")]
 
 
 def test_a_killed_run_leaves_nothing_behind_and_the_next_one_takes_it_up(release, run, in_process):
