@@ -30,12 +30,11 @@ from llm_pipeline.release.loading import ConfiguredRelease, load_release
 from llm_pipeline.release.time_limit import GRACE_SECONDS, out_of_time
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners
-from llm_pipeline.runners.stage_environment import secret_connections
 from llm_pipeline.runners.watch import Watch
 from llm_pipeline.store import open_store
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.commit_of_run import remember_commit, revision_of_run, run_name
-from llm_pipeline_airflow.connections import config_with_secrets, fetch_secrets
+from llm_pipeline_airflow.connections import config_with_secrets
 from llm_pipeline_airflow.form import overrides_of, who_started
 from llm_pipeline_airflow.job_trigger import JobTrigger, may_be_watched, watched_job
 from llm_pipeline_airflow.lineage import lineage_of
@@ -325,10 +324,15 @@ class StageOperator(ResumableJobMixin, BaseOperator):
     def get_job_result(self, external_id: JsonValue, context: Context) -> Any:
         """The task's result, or the stage's error; see `ResumableJobMixin`."""
         if self._returned is None:  # a fresh try asks twice: after polling, and for the result
-            job = Job.model_validate(external_id)
-            if (state := context.get("task_state_store")) is not None:
-                state.delete(self.external_id_key)  # a cleared task runs its stage again
-            self._returned = self.conclude(context, self._runner_here().outcome(job))
+            job, ended = Job.model_validate(external_id), True
+            try:
+                self._returned = self.conclude(context, self._runner_here().outcome(job))
+            except Transient:
+                ended = False  # the next try finds the job, and its outcome
+                raise
+            finally:
+                if ended and (state := context.get("task_state_store")) is not None:
+                    state.delete(self.external_id_key)  # a cleared task runs its stage again
         return self._returned
 
     def _check_claim(self, context: Context, request: StageRequest) -> None:
@@ -354,7 +358,7 @@ class ResolveOperator(StageOperator):
 
     def __init__(self, *, config_path: str, **kwargs: Any) -> None:
         kwargs.setdefault("stage", "resolve")
-        super().__init__(config_path=config_path, **kwargs)
+        super().__init__(config_path=config_path, release_id="", **kwargs)
 
     def request(self, context: Context) -> StageRequest:
         """What the stage is asked to do.
@@ -364,7 +368,6 @@ class ResolveOperator(StageOperator):
         """
         overrides = overrides_of(context["params"], self.configured)
         loaded = load_release(Path(self.config_path), overrides)
-        fetch_secrets(secret_connections(loaded.deployment))
         revision = revision_of_run(loaded, context)
         if context["params"].get("replace"):
             store = open_store(loaded.deployment.store)

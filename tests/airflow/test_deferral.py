@@ -222,6 +222,23 @@ def test_a_try_after_a_killed_worker_defers_with_the_same_job(place, task):
     assert task.starts() == 1
 
 
+def test_a_try_after_an_engine_that_did_not_tell_the_outcome_asks_for_it_again_and_starts_nothing(task, monkeypatch):
+    away, told = [Transient("the engine does not answer")], Runners.outcome
+
+    def outcome(runners: Runners, job: Job) -> Any:
+        if away:
+            raise away.pop()
+        return told(runners, job)
+
+    monkeypatch.setattr(Runners, "outcome", outcome)
+    task.end()
+    with pytest.raises(Transient, match="does not answer"):
+        task.execute()
+    assert task.execute()["metrics"] == {"bytes": 1003}
+    assert task.starts() == 1
+    assert not task.context["task_state_store"], "a cleared task runs its stage again"
+
+
 @pytest.mark.parametrize("state", ["deferred", "failed", None])
 def test_a_killed_task_takes_its_job_with_it_and_one_that_still_waits_does_not(place, task, monkeypatch, state):
     from llm_pipeline_airflow.job_trigger import RuntimeTaskInstance

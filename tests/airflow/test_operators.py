@@ -8,6 +8,7 @@ import pytest
 from airflow.models.dagrun import DagRun
 from llm_pipeline_airflow.dag_factory import release_dag
 from llm_pipeline_airflow.lineage import data_sets, lineage_of
+from llm_pipeline_airflow.operators import ResolveOperator
 
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.notifications.stream import read
@@ -28,7 +29,7 @@ def release(tmp_path_factory, make_project, airflow_database, in_process) -> Cal
             shutil.rmtree(project.root / "store", ignore_errors=True)
         return release_dag(project.config).test()
 
-    run.store = open_store(f"file://{project.root}/store")
+    run.config, run.store = project.config, open_store(f"file://{project.root}/store")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(project.config.parent))
         environment.setattr("llm_pipeline_airflow.retries._FIRST_DELAY", timedelta(seconds=1))
@@ -108,6 +109,14 @@ def test_the_provider_of_openlineage_gets_each_data_set_with_its_version(release
     assert {one.namespace for one in (*told.inputs, *told.outputs)} == {"file"}
     (fetched,) = (one for one in lineage_of(flow, flow.result("download", "")).inputs if one.name == "demo/tiny")
     assert fetched.facets["version"].datasetVersion == flow.record.model.commit
+
+
+def test_the_stage_that_names_the_release_tells_openlineage_nothing(release, promoted):
+    operator = ResolveOperator(task_id="resolve", config_path=str(release.config))
+    operator._result = ReleaseProgress(release.store, read_record(release.store, "tiny-01234567-00000000")).result(
+        "resolve"
+    )
+    assert operator.get_openlineage_facets_on_complete(None) is None
 
 
 def test_a_reused_result_says_so_in_its_label(stopped):
