@@ -90,6 +90,7 @@ class CommandOperator(BaseOperator):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            errors="replace",
             env=environment,
             start_new_session=True,
         ) as self._process:

@@ -166,3 +166,12 @@ def test_airflows_connections_hold_what_the_deployment_names(monkeypatch, caplog
     monkeypatch.setenv("AIRFLOW_CONN_CHAT", "{ no connection")
     monkeypatch.delenv("AIRFLOW_CONN_MAIL")
     assert not list(channels(config, connection_of))
+
+
+def test_what_a_command_writes_that_is_no_text_hides_nothing_of_how_it_ended(caplog):
+    operator = GuardOperator(task_id="guard", deployment_file="here.yaml", subject="cpu-a")
+    written = "import os; os.write(1, b'caf\\xe9\\ncpu-a: rolled back\\n'); raise SystemExit(1)"
+    with caplog.at_level(logging.INFO):
+        assert operator._run([sys.executable, "-c", written], dict(os.environ)) == 1
+    assert operator._last_line == "cpu-a: rolled back"
+    assert "| caf" in caplog.text
