@@ -8,6 +8,7 @@ what that one needs.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ log = get_logger(__name__)
 _LOGIN = "AWS_ACCESS_KEY_ID"
 _given: dict[str, str] = {}
 """The values that came from connections into this process: a worker's own variable has another one, or none here."""
+_both = threading.Lock()
+"""Held where the environment and `_given` are read or written: pages and triggers fetch secrets in several threads."""
 
 
 def config_with_secrets(config_path: str | Path) -> ConfiguredRelease:
@@ -64,13 +67,16 @@ def fetch_secrets(connections: Mapping[str, str]) -> None:
         ConfigError: A variable is set by whoever started this process, too.
     """
     for variable, name in connections.items():
-        if (there := os.environ.get(variable)) and there != _given.get(variable):
+        with _both:
+            there, given = os.environ.get(variable), _given.get(variable)
+        if there and there != given:
             raise ConfigError(
                 f"the secret {variable} is in the environment, and the connection {name} is named for it",
                 hint="keep one of them: unset the variable for Airflow's processes, or take the connection out",
             )
         if value := _value(name, "login" if variable == _LOGIN else "password"):
-            os.environ[variable] = _given[variable] = value
+            with _both:
+                os.environ[variable] = _given[variable] = value
 
 
 def _value(name: str, field: str) -> str:

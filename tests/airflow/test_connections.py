@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,26 @@ def test_a_secret_is_fetched_again_and_a_new_one_takes_its_place(monkeypatch: py
     monkeypatch.setenv("AIRFLOW_CONN_VLLM", json.dumps({"conn_type": "http", "password": "the-next-one"}))
     fetch_secrets(KEYS)
     assert os.environ["VLLM_TEST_KEY"] == "the-next-one"
+
+
+def test_a_secret_that_two_threads_fetch_at_once_is_no_secret_of_somebody_elses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    others: list[Future[None]] = []
+    pool = ThreadPoolExecutor(1)
+
+    class Given(dict[str, str]):
+        def __setitem__(self, variable: str, value: str) -> None:
+            if not others:
+                others.append(pool.submit(fetch_secrets, KEYS))
+                wait(others, timeout=0.5)
+            super().__setitem__(variable, value)
+
+    monkeypatch.setattr(connections, "_given", Given())
+    with pool:
+        fetch_secrets(KEYS)
+        assert others[0].result() is None
+    assert os.environ["VLLM_TEST_KEY"] == KEY
 
 
 def test_one_connection_holds_both_keys_of_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
