@@ -143,7 +143,7 @@ class LocalRun:
         """Run one step for one item, if the flow's rules let it start."""
         ending = unstarted(instance, self._endings) or self._held_back(flow, instance)
         if ending is not None:
-            self._endings.leave_out(instance, ending)
+            self._endings.end(instance, ending)
             return
         self._endings.start(instance)
         step = instance.task.step

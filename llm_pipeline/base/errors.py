@@ -158,8 +158,8 @@ class StageOutOfTime(Transient):
     """The stage took longer than its time limit and was stopped; run again, it goes on."""
 
 
-class RemoteStageError(Terminal):
-    """A terminal error that a stage's process reported; it keeps that error's exit code."""
+class _Reported(PipelineError):
+    """An error that a stage's process reported; it keeps that error's name and exit code."""
 
     def __init__(self, document: ErrorDocument) -> None:
         super().__init__(f"{document.type}: {document.message}", where=document.where, hint=document.hint)
@@ -172,17 +172,12 @@ class RemoteStageError(Terminal):
         return self.document.type
 
 
-class RemoteStageTransient(Transient):
+class RemoteStageError(_Reported, Terminal):
+    """A terminal error that a stage's process reported."""
+
+
+class RemoteStageTransient(_Reported, Transient):
     """A transient error that a stage's process reported."""
-
-    def __init__(self, document: ErrorDocument) -> None:
-        super().__init__(f"{document.type}: {document.message}", where=document.where, hint=document.hint)
-        self.document = document
-
-    @property
-    def kind(self) -> str:
-        """That of the error in the stage's process."""
-        return self.document.type
 
 
 def from_document(document: ErrorDocument) -> PipelineError:

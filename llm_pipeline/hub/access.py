@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -128,7 +129,7 @@ class Hub:
         Raises:
             HubRefused: No such repository or revision, or no access to it.
             HubUnavailable: The hub cannot be asked now.
-            IntegrityError: The answer does not have the shape that the API promises, or names no commit.
+            IntegrityError: The answer does not have the shape that the API promises, or is not of the commit asked for.
         """
         try:
             with self.errors_at(where):
@@ -142,6 +143,8 @@ class Hub:
             raise malformed_answer(where, f"{type(error).__name__}: {error}") from error
         if not found.sha:
             raise malformed_answer(where, "it names no commit")
+        if re.fullmatch(r"[0-9a-f]{40}", revision) and found.sha != revision:
+            raise malformed_answer(where, f"it is of commit {found.sha}, which is not the one requested")
         return found
 
     def require_access(self, pinned: PinnedModel, file: HubFile, where: str, kind: RepositoryKind = "model") -> None:

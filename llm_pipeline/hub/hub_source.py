@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from pydantic import ValidationError
 
 from llm_pipeline.artifacts.model_files import Selection, select_files
 from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
-from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.hub.access import (
     TIMEOUT_SECONDS,
     Hub,
@@ -114,7 +112,6 @@ def _pin(hub: Hub, model_id: str, revision: str) -> tuple[PinnedModel, Selection
         )
     except ValidationError as error:
         raise malformed_answer(where, str(error)) from error
-    _require_requested_commit(model, revision, where)
     smallest = min(model.files, key=lambda file: file.size)  # select_files refuses a repository without any
     hub.require_access(model, smallest, where)
     return model, selection
@@ -128,8 +125,3 @@ def _require_same_name(info: Any, model_id: str, where: str) -> None:
             where=where,
             hint=f"if that is the model you mean, set model.id to {info.id}",
         )
-
-
-def _require_requested_commit(model: PinnedModel, revision: str, where: str) -> None:
-    if re.fullmatch(r"[0-9a-f]{40}", revision) and model.commit != revision:
-        raise IntegrityError(f"the hub answers with commit {model.commit}, which is not the one requested", where=where)

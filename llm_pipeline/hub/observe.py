@@ -8,7 +8,7 @@ from typing import Any
 
 from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.errors import IntegrityError, Unsupported
-from llm_pipeline.hub.access import Hub, HubRefused, malformed_answer
+from llm_pipeline.hub.access import Hub, HubRefused
 from llm_pipeline.hub.watch import Head, Reference, content_digest, counted_files
 
 
@@ -127,8 +127,6 @@ def list_commit(hub: Hub, model_id: str, commit: str) -> Listing:
     """
     where = f"{model_id}@{commit}"
     information = hub.information(model_id, commit, where, files_metadata=True)
-    if information.sha != commit:
-        raise malformed_answer(where, f"it names commit {information.sha}")
     siblings: list[Any] = information.siblings or []
     return Listing(commit, {one.rfilename: one.lfs.sha256 if one.lfs else str(one.blob_id) for one in siblings})
 

@@ -9,7 +9,6 @@ No file of a data set is run, and none is chosen here: pinned, it lists every fi
 
 from __future__ import annotations
 
-import re
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,8 +121,6 @@ class HubDataSets:
         if info.id != name:
             log.warning("the hub has this data set under another name", data_set=name, now=info.id)
         pinned = _pinned(info, where)
-        if re.fullmatch(r"[0-9a-f]{40}", revision) and pinned.commit != revision:
-            raise malformed_answer(where, f"it is of commit {pinned.commit}, which is not the one requested")
         data = [file for file in pinned.files if not file.path.startswith(".") and file.path != CARD_FILE]
         if pinned.gated and data:
             self.hub.require_access(pinned, min(data, key=lambda file: file.size), where, "dataset")

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
-from llm_pipeline.base.digest import blocks_of, sha256_bytes
+from llm_pipeline.base.digest import blocks_of, sha256_bytes, write_all
 from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.progress import made_progress
@@ -64,9 +64,7 @@ class PartialFile:
             DiskTooSmall: The disk is full.
         """
         try:
-            written = self._stream.write(data)
-            while written < len(data):
-                written += self._stream.write(memoryview(data)[written:])
+            write_all(self._stream.fileno(), data)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise

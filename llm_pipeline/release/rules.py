@@ -3,7 +3,7 @@
     endings = Endings(tasks)
     for instance in instances(tasks):
         if (ending := unstarted(instance, endings)) is not None:
-            endings.leave_out(instance, ending)
+            endings.end(instance, ending)
         else:
             endings.start(instance)
             endings.end(instance, work(instance))
@@ -42,11 +42,7 @@ class Endings:
         self.end(instance, Ending.FAILED)
 
     def end(self, instance: Instance, ending: Ending) -> None:
-        """An instance that was started has ended."""
-        self._ended[instance.key] = ending
-
-    def leave_out(self, instance: Instance, ending: Ending) -> None:
-        """An instance ends without having been started."""
+        """An instance has ended, or ends without having been started."""
         self._ended[instance.key] = ending
 
     def started(self, task_id: str, item: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,26 +155,6 @@ def deployment_dags(make: Callable[[UsedDeployment], DAG], prefix: str, folders:
             with contained(dag_id):
                 made[dag_id] = make(used)
     return made
-
-
-def guard_dags(folders: tuple[Path, ...]) -> dict[str, DAG]:
-    """The guards by DAG id: `guard__<deployment>`, the canaries' dead-man switch."""
-    return deployment_dags(guard_dag, "guard__", folders)
-
-
-def rollback_dags(folders: tuple[Path, ...]) -> dict[str, DAG]:
-    """The rollbacks by DAG id: `rollback__<deployment>`, a form for people."""
-    return deployment_dags(rollback_dag, "rollback__", folders)
-
-
-def verify_dags(folders: tuple[Path, ...]) -> dict[str, DAG]:
-    """The verifications by DAG id: `verify__<deployment>`."""
-    return deployment_dags(verify_dag, "verify__", folders)
-
-
-def retention_dags(folders: tuple[Path, ...]) -> dict[str, DAG]:
-    """The retentions by DAG id: `retention__<deployment>`."""
-    return deployment_dags(retention_dag, "retention__", folders)
 
 
 class GuardOperator(CommandOperator):
@@ -382,3 +363,10 @@ def _on_each_target(
         **options,
         **placement_of_targets(used.deployment, used.targets),
     ).expand(subject=list(used.targets))
+
+
+guard_dags = partial(deployment_dags, guard_dag, "guard__")
+rollback_dags = partial(deployment_dags, rollback_dag, "rollback__")
+verify_dags = partial(deployment_dags, verify_dag, "verify__")
+retention_dags = partial(deployment_dags, retention_dag, "retention__")
+"""The DAGs of each kind by DAG id, which is `<kind>__<deployment>`; they take the folders of the release configs."""

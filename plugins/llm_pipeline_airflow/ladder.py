@@ -42,9 +42,9 @@ class RecipeOperator(StageOperator):
             AirflowSkipException: The recipe is passed over, or what it needs did not end well.
         """
         if missing := unsuccessful(context, self.needs):
-            raise self._skipped("not tried", f"{missing} did not succeed in this run")
+            raise self._skipped("not tried", f"{', '.join(missing)} did not succeed in this run")
         if missing := failed(context, self.useless_without):
-            raise self._skipped("not tried", f"{missing} failed in this run")
+            raise self._skipped("not tried", f"{', '.join(missing)} failed in this run")
         if self.release_id and (why := self.flow().passed_over(self.subject)):
             raise self._skipped("passed over", why)
         return super().request(context)
@@ -77,9 +77,9 @@ class NeedingOperator(StageOperator):
             AirflowSkipException: It was skipped, or what this one wants did not end well.
         """
         if missing := unsuccessful(context, self.needs):
-            if set(task_states(context, missing.split(", ")).values()) == {"skipped"}:
-                raise AirflowSkipException(f"{self.stage} is skipped, as {missing} were")
-            raise AirflowFailException(f"{self.stage} cannot run: {missing} did not succeed in this run")
+            if set(task_states(context, missing).values()) == {"skipped"}:
+                raise AirflowSkipException(f"{self.stage} is skipped, as {', '.join(missing)} were")
+            raise AirflowFailException(f"{self.stage} cannot run: {', '.join(missing)} did not succeed in this run")
         if missing := unsuccessful(context, self.wants):
-            raise AirflowSkipException(f"{self.stage} is skipped: {missing} did not succeed in this run")
+            raise AirflowSkipException(f"{self.stage} is skipped: {', '.join(missing)} did not succeed in this run")
         return super().request(context)

@@ -5,7 +5,8 @@ Every task of our DAGs has a `ReleaseNotifier` at each of Airflow's callbacks, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from urllib.parse import quote
@@ -45,14 +46,21 @@ def tell(
         events: What happened.
         link: A page about it.
     """
-    try:
+    with _nothing_escapes():
         from llm_pipeline.notifications import outbox
         from llm_pipeline.store import open_store
 
         canaries = {target: release_id} if target else {}
         store = open_store(deployment.store)
         outbox.tell(store, deployment, connection_of, events=events, canaries=canaries, link=link)
-    except Exception as error:  # noqa: BLE001 - people who are not told must not fail a canary
+
+
+@contextmanager
+def _nothing_escapes() -> Iterator[None]:
+    """People who are not told must not fail a canary, or a task."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - logged without its text, which may hold a webhook's URL
         log.warning("%s", Lines(f"no notification is sent: {type(error).__name__}\n{places_of(error)}"))
 
 
@@ -77,13 +85,11 @@ class ReleaseNotifier(BaseNotifier):
 
     def notify(self, context: Context) -> None:
         """Tell it; see `BaseNotifier`."""
-        try:
+        with _nothing_escapes():
             deployment, name = _whose(context["task"])
             if deployment is not None:
                 origin = _origin(deployment, name, context)
                 tell(deployment, events=self._events(origin, context))
-        except Exception as error:  # noqa: BLE001 - see `tell`
-            log.warning("%s", Lines(f"no notification is sent: {type(error).__name__}\n{places_of(error)}"))
 
     def _events(self, origin: Origin, context: Context) -> tuple[Event, ...]:
         """What the task itself has to tell, or else its error."""

@@ -51,7 +51,7 @@ class PromotionOrder:
                 promoted.
         """
         if missing := unsuccessful(context, self.needs):
-            raise _not_begun(target, f"{missing} did not succeed in this run")
+            raise _not_begun(target, f"{', '.join(missing)} did not succeed in this run")
         offered = passed_targets(context, self.last_gates)
         if target not in offered:
             if why := flow().left_out("canary", target):

@@ -26,16 +26,16 @@ def require_any(context: Context, task_ids: Sequence[str]) -> None:
         raise AirflowSkipException(none) if states <= {"skipped"} else AirflowFailException(none)
 
 
-def unsuccessful(context: Context, task_ids: tuple[str, ...]) -> str:
+def unsuccessful(context: Context, task_ids: tuple[str, ...]) -> list[str]:
     """Those of some unmapped tasks that have not succeeded in this run."""
     states = task_states(context, task_ids)
-    return ", ".join(task_id for task_id in task_ids if states.get(task_id) != "success")
+    return [task_id for task_id in task_ids if states.get(task_id) != "success"]
 
 
-def failed(context: Context, task_ids: tuple[str, ...]) -> str:
+def failed(context: Context, task_ids: tuple[str, ...]) -> list[str]:
     """Those of some unmapped tasks that have ended in this run, and not well."""
     states = task_states(context, task_ids)
-    return ", ".join(task_id for task_id in task_ids if states.get(task_id) in ("failed", "upstream_failed", "skipped"))
+    return [task_id for task_id in task_ids if states.get(task_id) in ("failed", "upstream_failed", "skipped")]
 
 
 def task_states(context: Context, task_ids: Sequence[str], map_index: int | None = None) -> dict[str, str]:

@@ -45,7 +45,7 @@ def walk(tasks: tuple[Task, ...], case: Case) -> Walked:
         if ending is None and step.scope is Scope.RECIPE and _passed_over(walked.endings, instance):
             ending = Ending.SKIPPED
         if ending is not None:
-            walked.endings.leave_out(instance, ending)
+            walked.endings.end(instance, ending)
             continue
         walked.endings.start(instance)
         chosen = step.name != "choose" or _passed(walked.endings)

@@ -48,7 +48,7 @@ def run_at_once(tasks: tuple[Task, ...], case: Case, seed: int) -> tuple[list[In
             continue
         waiting.remove(one)
         if (ending := unstarted(one, endings)) is not None:
-            endings.leave_out(one, ending)
+            endings.end(one, ending)
             continue
         started.append(one)
         ended_before[one] = set(endings.by_key)
