@@ -19,6 +19,7 @@ from llm_pipeline.notifications.local_run import LocalTeller
 from llm_pipeline.operations.approval import answer
 from llm_pipeline.operations.decisions import decide, put
 from llm_pipeline.operations.replacement import replace
+from llm_pipeline.planning.directories import require_directories
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.questions import question_of, replaces_nothing
 from llm_pipeline.release.claim import ReleaseClaim
@@ -73,6 +74,7 @@ class LocalRun:
     ) -> None:
         self._approve, self._apart = approve, apart or {}
         self._loaded = loaded = load_release(path, overrides or Overrides())
+        require_directories(loaded)
         self._deployment = loaded.deployment
         self._places = loaded.places
         self._model_id = loaded.config.model.id

@@ -200,12 +200,12 @@ class VerificationSchedule(ConfigModel):
 
 
 class Deployment(ConfigModel):
-    """One place to run releases.
+    """One place to run releases. The directories of work, store and state are three, and none lies in another.
 
     Attributes:
         work_root: Directory for stages' private work and job records.
         store: The artifact store: its URI (or a path), or the fields below.
-        state_root: Directory for running servers: their pids, logs and configuration.
+        state_root: Directory for running servers: their pids, logs and configuration. No other deployment's.
         environments: Where stages start, by environment name: a path is an interpreter of this host.
         triton_home: Directory that holds the unpacked nvidia-pytriton wheel (its tritonserver is used).
         quantization_host: What quantization and scoring run on; None for this machine, whatever it has.

@@ -27,6 +27,7 @@ from llm_pipeline.planning.background import BackgroundCall
 from llm_pipeline.planning.budget import check_budget
 from llm_pipeline.planning.canary_power import canary_power
 from llm_pipeline.planning.cost_table import expected_warnings
+from llm_pipeline.planning.directories import UNBLOCK, blocked_directories, check_directories
 from llm_pipeline.planning.evaluation_data import EvaluationData, evaluation_data
 from llm_pipeline.planning.gate_power import GatePower, gate_power, load_test_warnings
 from llm_pipeline.planning.ladder import target_order
@@ -181,8 +182,8 @@ def plan_release(
 
     Raises:
         PlaceTaken: Another model holds a place of the release.
-        ConfigError: A file is missing or wrong, this machine lacks what the deployment names, or a size of the model is
-            not known.
+        ConfigError: A file is missing or wrong, the deployment's directories clash, this machine lacks what it names,
+            another deployment serves at a place, or a size of the model is not known.
         SourceRefused: The model's source does not give it, or a data set of its tasks is not to be had.
         SourceUnavailable: It does not answer, and the release config states no sizes.
         Unsupported: A recipe is legal on no target, a target has no legal recipe, a task cannot be asked where it is
@@ -195,6 +196,7 @@ def plan_release(
         store_seconds = _DIRECTORY_SECONDS if deployment.store.directory else _BUCKET_SECONDS
     opened = cache(partial(open_store, deployment.store))  # two questions, over the same connections
     holders = ask_holders(loaded, opened, store_seconds)
+    check_directories(loaded)
     check_prices(loaded)
     check_adapters(loaded)
     check_routers(loaded)
@@ -218,8 +220,10 @@ def plan_release(
     disk = _plan_disk(loaded, facts, data) if facts else None
     here = all(target.accelerator == "cpu" for target in release.targets)
     missing, full = host.missing_interpreters(deployment), tuple(disk.problems()) if disk else ()
+    blocked = blocked_directories(deployment)
     if here:
         _refuse_obstacles(loaded, missing, how_to_make_an_interpreter())
+        _refuse_obstacles(loaded, blocked, UNBLOCK)
         _refuse_obstacles(loaded, full, "free disk space, or name other places in the deployment file")
     ladders, steps = _ladders(release, targets, facts), tuple(planned_steps(release, facts))
     asked = BackgroundCall(partial(ask_store, loaded, opened, steps, ladders), store_seconds) if store_seconds else None
@@ -274,7 +278,7 @@ def plan_release(
             *router_warnings(loaded),
             *gpu_warnings(loaded, gpus, facts, here=here),
             *time_warnings(release, costs),
-            *host_warnings(loaded, (*missing, *full), here=here),
+            *host_warnings(loaded, (*missing, *blocked, *full), here=here),
         ),
     )
 

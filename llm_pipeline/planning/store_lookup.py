@@ -13,6 +13,7 @@ from functools import partial
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.planning.background import BackgroundCall
+from llm_pipeline.planning.directories import ForeignServer, refuse_foreign_servers
 from llm_pipeline.planning.history import History, read_history
 from llm_pipeline.planning.model import Comparison
 from llm_pipeline.planning.reuse import Step, StepReuse, predict_reuse
@@ -80,7 +81,7 @@ def looked_up(asked: BackgroundCall[StoreLookup] | None, deployment: Deployment)
 def ask_holders(
     loaded: LoadedRelease, opened: Callable[[], ArtifactStore], seconds: float
 ) -> BackgroundCall[dict[str, Holder | None]] | None:
-    """Ask the store, in the background, which models hold the release's places; not if no time is allowed."""
+    """Ask the store, in the background, who has the release's places; not if no time is allowed."""
     return BackgroundCall(partial(_ask_places, loaded, opened), seconds) if seconds else None
 
 
@@ -96,6 +97,7 @@ def place_warnings(
 
     Raises:
         PlaceTaken: Another model holds one of them, and it is not handed over.
+        ForeignServer: Another deployment serves there.
     """
     if asked is None:
         return ()
@@ -106,6 +108,8 @@ def place_warnings(
         if not replace:
             raise
         return (f"{error.message}: it is handed over to {model_id}",)
+    except ForeignServer:
+        raise
     except (PipelineError, OSError) as error:
         reason = error.message if isinstance(error, PipelineError) else str(error)
         return (
@@ -120,4 +124,6 @@ def place_warnings(
 
 def _ask_places(loaded: LoadedRelease, opened: Callable[[], ArtifactStore]) -> dict[str, Holder | None]:
     store = opened()
+    for place in loaded.places.values():
+        refuse_foreign_servers(store, loaded.deployment, place)
     return {place: require_place(store, place, loaded.config.model.id) for place in loaded.places.values()}
