@@ -28,7 +28,8 @@ class Fault(Frozen):
         kind: `cut` closes the connection after `after_bytes` of the body; `short` ends the body there as if it were
             whole; `stall` sends nothing more from there on; `status` answers `status`; `corrupt` sends wrong bytes of
             the right size; `slow` sends `bytes_per_second`; `no_range` ignores `Range`; `unanswered` does what was
-            asked and closes the connection; `hang` does nothing until the sender goes away.
+            asked and closes the connection; `mangled` does what was asked and answers a page in place of
+            JSON, as some proxies do; `hang` does nothing until the sender goes away.
         path_ends_with: Which requests get it, by the end of the URL's path.
         method: Which requests get it, by method; None for all.
         times: How many answers are wrong.
@@ -36,7 +37,7 @@ class Fault(Frozen):
         headers: More headers of a `status` fault.
     """
 
-    kind: Literal["cut", "short", "stall", "status", "corrupt", "slow", "no_range", "unanswered", "hang"]
+    kind: Literal["cut", "short", "stall", "status", "corrupt", "slow", "no_range", "unanswered", "mangled", "hang"]
     path_ends_with: str = ""
     method: Literal["GET", "HEAD", "POST", "PUT"] | None = "GET"
     times: int = Field(default=1, ge=1)
@@ -85,6 +86,9 @@ def fault_middleware(faults: Faults) -> Callable[[web.Request, Handler], Any]:
             if request.transport is not None:
                 request.transport.close()
             return answer
+        if fault.kind == "mangled":
+            await handler(request)
+            return web.Response(text="<html>Please wait</html>", content_type="text/html")
         return await _send_faulty(request, await handler(request), fault)
 
     return middleware

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ class Pushed:
     """Where the files are.
 
     Attributes:
-        commit: The branch's newest, which holds them and nothing else.
+        commit: Holds them and nothing else.
         url: The page of the repository.
         made: Whether this call made that commit; otherwise it was there.
     """
@@ -120,7 +121,7 @@ def push_files(
         ConfigError: There is no token, the repository is somebody's own, or public and shall not be.
         HubRefused: The hub does not let us, or takes no such file or card.
         HubUnavailable: The hub cannot be asked now; the same call goes on where this one stopped.
-        IntegrityError: The branch does not hold what was sent.
+        IntegrityError: The commit does not hold what was sent.
         Transient: Somebody else pushed meanwhile.
     """
     _require_token(hub, repository)
@@ -137,9 +138,9 @@ def push_files(
     now = _after_commit(hub, repository, held, files, message)
     if wrong := _differences(now, files):
         raise IntegrityError(
-            f"the branch does not hold what was sent: {'; '.join(wrong[:5])}",
+            f"the commit does not hold what was sent: {'; '.join(wrong[:5])}",
             where=f"{repository}@{now.commit}",
-            hint="push again; if that does not help, somebody else writes to this repository",
+            hint="push again; if that does not help, report it to the hub",
         )
     return Pushed(repository, now.commit, url, made=True)
 
@@ -163,17 +164,17 @@ def _require_token(hub: Hub, where: str) -> None:
         raise ConfigError("a push needs a token", where=where, hint=hint)
 
 
-def _held(hub: Hub, repository: str) -> _Held | None:
+def _held(hub: Hub, repository: str, revision: str = DEFAULT_REVISION) -> _Held | None:
     try:
-        info = hub.information(repository, DEFAULT_REVISION, repository, files_metadata=True)
+        info = hub.information(repository, revision, repository, files_metadata=True)
     except NotOnTheHub:
         return None
     files = {sibling.rfilename: listed_file(sibling) for sibling in info.siblings or ()}
     return _Held(info.sha, bool(info.private), files)
 
 
-def _require_held(hub: Hub, repository: str) -> _Held:
-    held = _held(hub, repository)
+def _require_held(hub: Hub, repository: str, revision: str = DEFAULT_REVISION) -> _Held:
+    held = _held(hub, repository, revision)
     if held is None:
         raise NotOnTheHub("the repository is not there", where=repository, hint="was it removed just now?")
     return held
@@ -204,19 +205,23 @@ def _differences(held: _Held, files: Sequence[PushedFile]) -> list[str]:
 
 
 def _after_commit(hub: Hub, repository: str, held: _Held, files: Sequence[PushedFile], message: str) -> _Held:
-    """What the branch holds after the commit; where no answer came, the branch says whether it was made."""
+    """What the commit holds; where no answer came that can be used, the branch says whether it was made.
+
+    Not what the branch holds: somebody else may have pushed since, and that is no fault of this commit.
+    """
     try:
-        _commit(hub, repository, held, files, message)
-    except HubUnavailable as error:
+        made = _commit(hub, repository, held, files, message)
+    except (HubUnavailable, IntegrityError) as error:
         now = _held(hub, repository)
         if now is None or _differences(now, files):
             hint = f"{error.hint}; push again: what the hub has is not sent twice"
-            raise HubUnavailable(error.message, where=repository, hint=hint) from error
+            raise type(error)(error.message, where=repository, hint=hint) from error
         return now
-    return _require_held(hub, repository)
+    return _require_held(hub, repository, made)
 
 
-def _commit(hub: Hub, repository: str, held: _Held, files: Sequence[PushedFile], message: str) -> None:
+def _commit(hub: Hub, repository: str, held: _Held, files: Sequence[PushedFile], message: str) -> str:
+    """Make the commit and return its id."""
     wanted = {file.path for file in files}
     operations: list[Any] = [
         CommitOperationDelete(path, is_folder=False) for path in sorted(held.files.keys() - wanted - _OF_THE_HUB)
@@ -226,9 +231,10 @@ def _commit(hub: Hub, repository: str, held: _Held, files: Sequence[PushedFile],
         added.upload_info.sha256 = bytes.fromhex(file.sha256)  # known: no file is read only to be hashed
         operations.append(added)
     with _sending(hub, repository):
-        hub.api.create_commit(
+        made = hub.api.create_commit(
             repository, operations, commit_message=message, revision=DEFAULT_REVISION, parent_commit=held.commit
         )
+        return str(made.oid)
 
 
 @contextmanager
@@ -244,9 +250,16 @@ def _sending(hub: Hub, repository: str) -> Iterator[None]:
             try:
                 yield
             except RuntimeError as error:  # the client's own, around what sending a large file ended with
-                raise (error.__cause__ if isinstance(error.__cause__, HTTPError) else error) from None
+                known = isinstance(error.__cause__, (HTTPError, ValueError, KeyError, TypeError))
+                raise (error.__cause__ if known else error) from None
     except HubRefused as error:
         raise _explained(hub, repository, error) from error
+    except JSONDecodeError as error:  # a page of a proxy, or of a hub that has too much to do
+        raise HubUnavailable(
+            f"an answer from {hub.endpoint} is no JSON: {error}",
+            where=repository,
+            hint="check that hub.endpoint is a model hub, and the proxy (HTTPS_PROXY)",
+        ) from error
     except ValueError as error:  # the client's word for a card or a large file that the hub does not take
         raise HubRefused(f"the hub refuses what was sent: {error}", where=repository) from error
     except (KeyError, TypeError, AttributeError) as error:  # the client reads without checks

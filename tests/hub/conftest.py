@@ -36,3 +36,13 @@ def hub(local_hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> Hub:
     """An anonymous connection to the local hub."""
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     return connect(local_hub.endpoint, TOKEN_VARIABLE)
+
+
+TOKEN = "hf_writerofthistestonly"
+
+
+@pytest.fixture
+def writer(local_hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """A connection with a token that may write what it creates."""
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    return connect(local_hub.endpoint, TOKEN_VARIABLE)

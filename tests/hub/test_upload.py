@@ -20,10 +20,9 @@ from llm_pipeline.hub.download import download_model
 from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.hub.upload import Pushed, PushedFile, push_files
 
-from .conftest import CONFIG, TOKEN_VARIABLE, LocalHub, safetensors_bytes
+from .conftest import CONFIG, TOKEN, TOKEN_VARIABLE, LocalHub, safetensors_bytes
 
 REPOSITORY = "acme/tiny-fp8"
-TOKEN = "hf_writerofthistestonly"
 MARKER = "llm_pipeline/release.json"
 WEIGHTS = safetensors_bytes()
 FILES = {
@@ -34,13 +33,6 @@ FILES = {
     "tokenizer.json": b'{"version": "1.0"}',
     MARKER: b"{}\n",
 }
-
-
-@pytest.fixture
-def writer(local_hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """A connection with a token that may write what it creates."""
-    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-    return connect(local_hub.endpoint, TOKEN_VARIABLE)
 
 
 def files_of(directory: Path, **changes: bytes | None) -> list[PushedFile]:

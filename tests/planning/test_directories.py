@@ -50,7 +50,10 @@ def place(configs: Path) -> Callable[..., Path]:
         ({"state_root": "../../v/w"}, "work_root and state_root are both {root}/v/w"),
         ({"work_root": "../../linked"}, "store and work_root are both {root}/v/store"),
         ({"work_root": "../.."}, "store {root}/v/store lies in work_root {root}"),
-        ({"store": "../../../s1", "state_root": "../../../s2", "work_root": "../.."}, "work_root {root} holds the configs"),
+        (
+            {"store": "../../../s1", "state_root": "../../../s2", "work_root": "../.."},
+            "work_root {root} holds the configs",
+        ),
         ({"state_root": ".."}, "state_root {root}/configs holds the configs"),
     ],
 )
