@@ -22,6 +22,9 @@ from llm_pipeline.base.records import Frozen
 
 log = get_logger(__name__)
 
+_UNRECORDED_GRACE_SECONDS = 1.0
+"""It has just been started: there is nothing yet that it could finish."""
+
 _reported: set[Path] = set()
 """Damaged records that were logged, so that each is logged once."""
 
@@ -77,6 +80,7 @@ def start(
 
     Raises:
         ConfigError: The program does not exist or cannot be started.
+        OSError: Log or record cannot be written; then nothing runs.
     """
     record.parent.mkdir(parents=True, exist_ok=True)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +106,11 @@ def start(
         command=tuple(command),
         log=log,
     )
-    replace_durably(record, process.model_dump_json(indent=1).encode())
+    try:
+        replace_durably(record, process.model_dump_json(indent=1).encode())
+    except BaseException:  # such as a full disk: it would run on, and hold its ports, with nobody who knows it
+        stop(process, grace_seconds=_UNRECORDED_GRACE_SECONDS)
+        raise
     return process
 
 

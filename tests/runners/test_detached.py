@@ -1,6 +1,7 @@
 import os
 import signal
 import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -143,3 +144,23 @@ def test_a_process_started_elsewhere_survives_its_starter(tmp_path: Path) -> Non
         assert process.alive
     finally:
         detached.stop(process)
+
+
+def test_a_process_whose_record_does_not_fit_on_the_disk_does_not_run_on_unknown(tmp_path: Path) -> None:
+    """A server that nobody knows of holds its ports: the next start, on a disk with room, would be refused."""
+    starter = tmp_path / "starter.py"
+    starter.write_text(
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "from llm_pipeline.base import detached\n"
+        "root = Path(sys.argv[1])\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))\n"
+        "detached.start('server', ['sleep', '97.5'], root / 'process.json', log=root / 'log')\n"
+    )
+    ended = subprocess.run([sys.executable, str(starter), str(tmp_path)], capture_output=True, text=True, check=False)
+    assert "File too large" in ended.stderr
+    left = detached.find("97.5", tmp_path / "log")
+    if left is not None:
+        detached.stop(left)
+    assert left is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "starter.py"]
