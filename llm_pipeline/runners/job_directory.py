@@ -7,6 +7,7 @@ by itself, its outcome. Whoever starts an attempt holds the lock of the director
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,19 +15,38 @@ from pydantic import ValidationError
 
 from llm_pipeline.base import detached
 from llm_pipeline.base.directory_listing import list_directory
-from llm_pipeline.base.errors import from_document
+from llm_pipeline.base.errors import Transient, as_pipeline_error, from_document, hint_of
 from llm_pipeline.base.file_lock import flocked
 from llm_pipeline.release.contract import OUTCOME, StageRequest, StageResult
 from llm_pipeline.runners.runner import Job
 
+_ROOM_FOR_A_RESULT = 2**20
+"""Bytes; with less a stage leaves neither a result nor a line in its log."""
+
 
 @contextlib.contextmanager
 def locked_jobs(work_root: Path, request: StageRequest) -> Iterator[Path]:
-    """The directory of all attempts at a stage's subject, locked against other starts."""
+    """The directory of all attempts at a stage's subject, locked against other starts.
+
+    Raises:
+        Transient: The disk is full or fails, also while the lock is held.
+    """
     base = work_root / "jobs" / request.release_id / f"{request.stage}.{request.subject}".rstrip(".")
-    base.mkdir(parents=True, exist_ok=True)
-    with flocked(base / "lock"):
-        yield base
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        with flocked(base / "lock"):
+            yield base
+    except OSError as error:
+        if not isinstance(as_pipeline_error(error), Transient):
+            raise
+        message = f"cannot write what starts stage {request.stage}: {error.strerror}"
+        raise Transient(message, where=str(base), hint=hint_of(error)) from error
+
+
+def why_without_result(job: Job) -> str:
+    """Why a stage may have ended without saying how; on a full disk it could not."""
+    full = shutil.disk_usage(job.directory).free < _ROOM_FOR_A_RESULT
+    return "its disk is full" if full else "killed, or out of memory"
 
 
 def latest_number(base: Path) -> int:

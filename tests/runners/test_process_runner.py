@@ -1,6 +1,8 @@
 """What only the process runner does; what every runner does is in `test_runner_contract.py`."""
 
 import os
+import resource
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 from llm_pipeline.adapters.local.adapter import Interpreter
 from llm_pipeline.adapters.local.runner import ProcessRunner
 from llm_pipeline.base import detached
-from llm_pipeline.base.errors import ConfigError, StageCrashed
+from llm_pipeline.base.errors import ConfigError, StageCrashed, Transient
 from llm_pipeline.config.files import how_to_make_an_interpreter
 from llm_pipeline.runners.crash import crash
 from llm_pipeline.runners.runner import Placement
@@ -42,6 +44,34 @@ def test_an_interpreter_that_cannot_start_this_package_says_so(process_place, tm
     error = _outcome_of(process_place, broken)
     assert error.message.endswith(told)
     assert error.hint == how_to_make_an_interpreter()
+
+
+def test_a_disk_that_has_no_room_for_a_job_is_one_clear_error_that_names_it(process_place) -> None:
+    runner, placement = ProcessRunner(process_place.deployment), Placement(environment="control")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(Transient, match="cannot write what starts stage") as caught:
+            runner.submit(process_place.request(), placement)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "/jobs/" in caught.value.where
+    assert "ulimit -f" in caught.value.hint
+    job = runner.submit(process_place.request(), placement)
+    process_place.ended(runner, job)
+    assert runner.outcome(job)
+
+
+def test_a_stage_that_ended_on_a_full_disk_without_a_word_is_not_told_as_killed(process_place, monkeypatch) -> None:
+    runner = ProcessRunner(process_place.deployment)
+    job = runner.submit(process_place.request(sleep=60), Placement(environment="control"))
+    runner.cancel(job)
+    with pytest.raises(StageCrashed, match="killed, or out of memory"):
+        runner.outcome(job)
+    full = shutil.disk_usage(job.directory)._replace(free=4096)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _directory: full)
+    with pytest.raises(StageCrashed, match="its disk is full"):
+        runner.outcome(job)
 
 
 def _outcome_of(place, python: Path) -> ConfigError:

@@ -22,6 +22,7 @@ from llm_pipeline.runners.job_directory import (
     read_lines,
     read_outcome,
     request_path,
+    why_without_result,
 )
 from llm_pipeline.runners.runner import Job, Placement
 from llm_pipeline.runners.stage_environment import stage_environment
@@ -113,7 +114,7 @@ class ProcessRunner:
             return result
         lines, _ = read_lines(job.log, 0)
         raise crash(
-            "the stage's process ended without a result (killed, or out of memory)",
+            f"the stage's process ended without a result ({why_without_result(job)})",
             lines,
             where=str(job.directory),
             again="run it again: finished work is kept",
