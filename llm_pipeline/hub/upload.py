@@ -250,8 +250,8 @@ def _sending(hub: Hub, repository: str) -> Iterator[None]:
             try:
                 yield
             except RuntimeError as error:  # the client's own, around what sending a large file ended with
-                known = isinstance(error.__cause__, (HTTPError, ValueError, KeyError, TypeError))
-                raise (error.__cause__ if known else error) from None
+                cause = error.__cause__
+                raise (cause if isinstance(cause, (HTTPError, ValueError, KeyError, TypeError)) else error) from None
     except HubRefused as error:
         raise _explained(hub, repository, error) from error
     except JSONDecodeError as error:  # a page of a proxy, or of a hub that has too much to do
