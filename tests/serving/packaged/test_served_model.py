@@ -237,6 +237,25 @@ def test_a_client_that_left_during_the_delay_is_noticed_at_its_first_token(drill
     assert metric(drilled, 'llm_requests_total{outcome="cancelled"') > before
 
 
+def test_a_request_that_outgrows_the_kv_cache_is_refused_and_others_take_turns(
+    tiny_engine, model_python, triton_home, tmp_path
+):
+    small = TARGET.model_copy(update={"limits": TARGET.limits.model_copy(update={"kv_cache_blocks": 2})})
+    ref = ArtifactRef(kind="engine", digest="e" * 64)
+    write_repository(tiny_engine, (), {}, small, tmp_path / "repository", engine_ref=ref)
+    state = tmp_path / "small"
+    server = serve(tmp_path / "repository", state, 18506, model_python, triton_home)
+    try:
+        outgrowing = asking(maximum_tokens=100, ignore_eos=True, allow_empty=True)
+        for verb in ("generate", "stream"):
+            assert "the request does not fit into the KV cache" in ask(server, outgrowing, verb=verb).error
+        assert metric(server, 'llm_requests_total{outcome="rejected"') == 2
+        answers = ask(server, *[asking(f"{PROMPT} {n}", 30, ignore_eos=True, allow_empty=True) for n in range(4)])
+        assert [answer.output_tokens for answer in answers] == [30] * 4
+    finally:
+        stop_server(state)
+
+
 def test_stopping_a_server_with_live_requests_ends_them_and_leaves_nothing(
     repository, model_python, triton_home, tmp_path
 ):
