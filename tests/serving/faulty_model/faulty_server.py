@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import urllib.request
@@ -90,8 +89,7 @@ def write_repository(directory: Path) -> Path:
         {},
     )
     repository = directory / "repository"
-    version = write_served_model(engine, "openvino_model", repository)
-    shutil.copyfile(Path(__file__).with_name("model.py"), version / "model.py")
+    write_served_model(engine, Path(__file__).with_name("model.py"), repository)
     return repository
 
 
