@@ -36,6 +36,9 @@ BESIDE = {
     "benchmarks/gpu/results/2026-11-23-h200-release.json": "h200-release.json",
     "benchmarks/gpu/results/2026-11-23-h200-release-8b.json": "h200-release-8b.json",
     "benchmarks/gpu/results/2026-11-24-h200-release-8b-killed.json": "h200-release-8b-killed.json",
+    "benchmarks/gpu/results/2026-11-24-h200-quantize-8b.json": "h200-quantize-8b-2026-11-24.json",
+    "benchmarks/gpu/results/2026-11-24-h200-release-8b.json": "h200-release-8b-2026-11-24.json",
+    "benchmarks/gpu/results/2026-11-24-h200-vllm-serving.json": "h200-vllm-serving-2026-11-24.json",
     **{f".readme/{path.name}": f"images/{path.name}" for path in sorted((ROOT / ".readme").glob("*.png"))},
 }
 """Files of the repository outside docs/, and where they are on the site."""
