@@ -236,7 +236,8 @@ def decide(state: AnalysisState, policy: CanaryPolicy, elapsed_seconds: float) -
         summary = f"traffic is not split as intended at {step.percent}, so no comparison is valid"
         return _decision(Outcome.ANOMALOUS, summary, [split])
     told = (metric for metric in state.metrics if not metric.kind or (metric.candidate_units and metric.stable_units))
-    facts = [split, *(metric_compared(metric, state, policy) for metric in told)]
+    compared = (metric_compared(metric, state, policy) for metric in told)
+    facts = [*compared, split]  # a report shows the first that says what the verdict says
     if any(fact.verdict is Verdict.NO_GO for fact in facts):
         worse = ", ".join(fact.name for fact in facts if fact.verdict is Verdict.NO_GO)
         return _decision(Outcome.REGRESSED, f"worse than stable at {step.percent} ({worse})", facts)

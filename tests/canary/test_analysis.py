@@ -270,6 +270,13 @@ def test_a_late_first_token_alone_regresses() -> None:
     assert [name for name, verdict in verdicts(decision).items() if verdict is Verdict.NO_GO] == ["slow first token"]
 
 
+def test_the_metrics_that_were_compared_come_first_in_the_evidence() -> None:
+    _, decision = look(started(), mixed(60, 60))
+    names = [fact.name for fact in decision.judgement.evidence]
+    assert names[:3] == ["errors", "slow first token", "slow end to end"]
+    assert names.index("sample ratio") > names.index("slow end to end")
+
+
 def test_a_wrong_split_is_anomalous_before_any_comparison() -> None:
     _, decision = look(started(0.05), mixed(200, 200, total=500.0))
     assert decision.outcome is Outcome.ANOMALOUS
@@ -373,7 +380,7 @@ def test_a_silence_that_little_traffic_explains_is_none() -> None:
 
 def test_errors_have_half_of_alpha_and_the_other_metrics_share_the_rest() -> None:
     _, decision = look(started(), mixed(50, 50))
-    limits = {fact.name: fact.detail.rpartition("limit ")[2] for fact in decision.judgement.evidence[1:4]}
+    limits = {fact.name: fact.detail.rpartition("limit ")[2] for fact in decision.judgement.evidence[:3]}
     assert limits == {"errors": "40)", "slow first token": "80)", "slow end to end": "80)"}
 
 
