@@ -241,7 +241,7 @@ class GenerationClient:
             async with await self._post(request, stream=stream) as answer:
                 reading.status = answer.status
                 if answer.status != HTTPStatus.OK:
-                    reading.error = f"HTTP {answer.status}: {refusal_text(await read_body(answer))}"
+                    reading.error = f"HTTP {answer.status}: {refusal_text(await read_body(answer), self._secrets)}"
                 elif stream:
                     await _read_events(answer, reading)
                 else:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import ssl
+from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from llm_pipeline.base.bounded_http import HttpAnswer, call
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
+from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.metrics_page import parse_metrics, whole_sum
 from llm_pipeline.serving.protocols import header_secrets, protocol_of, refusal_text, without
@@ -85,6 +87,11 @@ def active_requests(endpoint: Endpoint, *, seconds: float = 5.0) -> int | None:
     return whole_sum(page, *protocol_of(endpoint).metrics.active)
 
 
+def refusal_of(answer: HttpAnswer, headers: Mapping[str, str]) -> str:
+    """Why a server refused, in its own words: one short line, without the values of the headers that were sent."""
+    return one_line(refusal_text(answer.body, header_secrets(headers)))
+
+
 def _unreadable(endpoint: Endpoint, error: OSError) -> ConfigError:
     return ConfigError(f"ca_file: {error}", where=endpoint.ca_file or endpoint.url, hint="name a PEM file")
 
@@ -130,14 +137,15 @@ def ask(endpoint: Endpoint, path: str) -> HttpAnswer:
     except (OSError, ValueError) as error:
         said = without(str(error), header_secrets(headers))
         raise Transient(f"no server answers: {said}", where=url, hint="is it running, and is this its URL?") from None
+    said = refusal_of(answer, headers)
     if answer.status in _DENIED:
         what = "header that opens it under header_variables"
         if endpoint.openai_model is not None:
             what = "variable with its API key as api_key_variable"
         hint = f"name the {what} of the endpoint, and set its variable for the workers"
-        raise ConfigError(f"the server refuses access: {_said(endpoint, answer)}", where=url, hint=hint)
+        raise ConfigError(f"the server refuses access: {said}", where=url, hint=hint)
     if answer.status in _BUSY:
-        raise Transient(f"the server is not ready: HTTP {answer.status}: {_said(endpoint, answer)}", where=url)
+        raise Transient(f"the server is not ready: HTTP {answer.status}: {said}", where=url)
     return answer
 
 
@@ -152,7 +160,7 @@ def _card(endpoint: Endpoint) -> dict[str, Any]:
     models = _models(answer.body) if answer.status == HTTPStatus.OK else None
     if models is None:
         raise IntegrityError(
-            f"no list of models as in OpenAI's API: HTTP {answer.status}: {_said(endpoint, answer)}",
+            f"no list of models as in OpenAI's API: HTTP {answer.status}: {refusal_of(answer, request_headers(endpoint))}",
             where=url,
             hint="url is what comes before /v1, without redirects; some gateways say so to a wrong key",
         )
@@ -163,10 +171,6 @@ def _card(endpoint: Endpoint) -> dict[str, Any]:
             hint="name one of them as openai_model, or serve the release under that name",
         )
     return models[endpoint.openai_model]
-
-
-def _said(endpoint: Endpoint, answer: HttpAnswer) -> str:
-    return without(refusal_text(answer.body), header_secrets(request_headers(endpoint)))
 
 
 def _models(body: bytes) -> dict[str, dict[str, Any]] | None:

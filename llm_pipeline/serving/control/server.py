@@ -14,13 +14,14 @@ from llm_pipeline.artifacts.repository_layout import MODEL_VERSION
 from llm_pipeline.base.adapters import adapter
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import ConfigError, Transient
+from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_place import ServerPlace
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.config.target import Target
-from llm_pipeline.serving.endpoint_access import active_requests, request_headers, tls_context
+from llm_pipeline.serving.endpoint_access import active_requests, refusal_of, request_headers, tls_context
 from llm_pipeline.serving.ports import loopback_endpoint
-from llm_pipeline.serving.protocols import MODEL_PATH
+from llm_pipeline.serving.protocols import MODEL_PATH, header_secrets, without
 
 if TYPE_CHECKING:
     from llm_pipeline.serving.kubernetes_manifests.released import ServedRelease
@@ -137,6 +138,7 @@ def endpoint_of(place: ServerPlace, *, release_name: str, target_name: str) -> E
 
 _POLL_SECONDS = 0.1
 _ANSWER_SECONDS = 5.0
+_LONGEST_ANSWER_BYTES = 64 * 1024
 _DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _SILENT_SECONDS = 2.0
 """Longest gap in the metrics during a drain, so that a single missing answer does not end it."""
@@ -157,10 +159,10 @@ def await_model(endpoint: Endpoint, wait_seconds: float, check: Callable[[], Non
     url = f"{endpoint.url.rstrip('/')}{MODEL_PATH}/versions/{MODEL_VERSION}/ready"
     headers, tls = request_headers(endpoint), tls_context(endpoint)
     started = time.monotonic()
-    while not _is_ready(url, headers, tls):
+    while refusal := _refusal(url, headers, tls):
         check()
         if time.monotonic() - started > wait_seconds:
-            raise Transient(f"the model was not loaded within {wait_seconds:g} s", where=endpoint.url)
+            raise Transient(f"the model was not loaded within {wait_seconds:g} s: {refusal}", where=endpoint.url)
         time.sleep(_POLL_SECONDS)
     return round(time.monotonic() - started, 3)
 
@@ -177,16 +179,19 @@ def await_no_requests(endpoint: Endpoint, seconds: float) -> bool:
     return True
 
 
-def _is_ready(url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None) -> bool:
-    """Whether the model's version takes requests; the server's own readiness says nothing about a model."""
+def _refusal(url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None) -> str:
+    """Why the model's version takes no requests yet, empty once it does; the server's own readiness says nothing."""
     try:
-        answer = call(url, seconds=_ANSWER_SECONDS, headers=headers, tls=tls)
-    except OSError:
-        return False
+        answer = call(url, seconds=_ANSWER_SECONDS, headers=headers, tls=tls, longest_bytes=_LONGEST_ANSWER_BYTES)
+    except OSError as error:
+        return f"no server answers: {one_line(without(str(error), header_secrets(headers)))}"
+    if answer.status == HTTPStatus.OK:
+        return ""
+    said = f"HTTP {answer.status}: {refusal_of(answer, headers)}"
     if answer.status in _DENIED:
         raise ConfigError(
-            f"the server refuses access: HTTP {answer.status}",
+            f"the server refuses access: {said}",
             where=url,
             hint="name the header that opens it under header_variables of the endpoint",
         )
-    return answer.status == HTTPStatus.OK
+    return said

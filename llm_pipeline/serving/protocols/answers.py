@@ -95,7 +95,7 @@ def decoded(data: bytes) -> dict[str, Any]:
     if not isinstance(chunk, dict):
         raise not_an_answer(data)
     if error := chunk.get("error"):
-        raise ErrorInAnswer(error_text(error))
+        raise ErrorInAnswer(error_text(error)[:SHOWN_CHARACTERS])
     if "error" in chunk:
         raise ErrorInAnswer("an error without a message")
     return chunk
@@ -126,16 +126,20 @@ def error_text(error: Any) -> str:
     """The message of an error: the text itself, or that in OpenAI's object."""
     if isinstance(error, dict) and error.get("message"):
         error = error["message"]
-    return str(error)[:SHOWN_CHARACTERS]
+    return str(error)
 
 
-def refusal_text(body: bytes) -> str:
-    """The reason in the body of a refusal: JSON with an error or a detail, in an event or not, or plain text."""
+def refusal_text(body: bytes, secrets: Sequence[str] = ()) -> str:
+    """The reason in the body of a refusal: JSON with an error or a detail, in an event or not, or plain text.
+
+    Secrets are left out before the text is cut, which could leave a part of one.
+    """
     try:
         reason = reason_in(json.loads(body.removeprefix(b"data:")))
     except (ValueError, RecursionError):
         reason = ""
-    return reason or body[:SHOWN_CHARACTERS].decode(errors="replace") or "no reason given"
+    text = without(reason or body.decode(errors="replace"), secrets)
+    return text[:SHOWN_CHARACTERS] or "no reason given"
 
 
 def reason_in(document: Any) -> str:
