@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,8 +29,10 @@ from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.config.workload import Workload
-from llm_pipeline.loadtest.records import Records
 from llm_pipeline.statistics.intervals import clopper_pearson_upper, critical_value
+
+if TYPE_CHECKING:
+    from llm_pipeline.loadtest.records import Records
 
 MOST_RATES = 3
 """Rates that a confirmation tries: from the one that the search found down to the workload's."""

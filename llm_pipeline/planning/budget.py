@@ -13,16 +13,16 @@ from pydantic import ValidationError
 from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.base.untrusted_text import markdown, one_line
 from llm_pipeline.config.budget import HOUR, Budget
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.planning.model import Plan
 from llm_pipeline.planning.reuse import Step
 from llm_pipeline.planning.stage_cost import StepCost, TotalCost
 from llm_pipeline.planning.table import format_plan
-from llm_pipeline.questions import Question
 from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.step import Work
 
 if TYPE_CHECKING:
+    from llm_pipeline.flow import ReleaseProgress
+    from llm_pipeline.questions import Question
     from llm_pipeline.release.loading import LoadedRelease
 
 
@@ -48,6 +48,8 @@ def budget_question(flow: ReleaseProgress, _targets: Sequence[str]) -> Question 
     Raises:
         IntegrityError: There is a budget, and no plan to compare it with.
     """
+    from llm_pipeline.questions import Question  # a plan asks nobody
+
     budget = flow.record.budget
     if not budget:
         return None

@@ -143,6 +143,18 @@ class _Bet:
         favour, against = (candidate, stable) if test.side == "hi" else (stable, candidate)
         return cls(favour, against, math.log(limit * len(candidate)))
 
+    def between(self, events: _Counts) -> tuple[_Counts, _Counts]:
+        """Events for the bet that are too few, and those that suffice, or one more than all.
+
+        The best alternative's likelihood is no more than the sum over all, and no less than their mean.
+        """
+        favour, against = np.array(self.favour), np.array(self.against)
+        rest = np.outer(events, against)
+        enough = ((self.log_needed - rest) / (favour - against)).min(axis=1)
+        least = ((self.log_needed - math.log(len(self.favour)) - rest) / (favour - against)).min(axis=1)
+        many = np.clip(np.ceil(enough) + 1.0, 1.0, events + 1.0).astype(np.int64)  # one more, for what is rounded
+        return np.clip(np.floor(least) - 1.0, 0.0, many - 1.0).astype(np.int64), many
+
     def won(self, favourable: _Counts, events: _Counts) -> NDArray[np.bool_]:
         """Whether the mean over the alternatives reaches the limit."""
         logs = np.outer(favourable, self.favour) + np.outer(events - favourable, self.against)
@@ -157,7 +169,7 @@ def _needed(bet: _Bet, most: int) -> list[int]:
     It is the same whatever is true of the arms: a search asks for many of them.
     """
     events = np.arange(1, most + 1)
-    few, many = np.zeros_like(events), events + 1
+    few, many = bet.between(events)
     while (many - few > 1).any():
         middle = (few + many) // 2
         won = bet.won(middle, events)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llm_pipeline.artifacts.repository_layout import ENGINE_DIRECTORY, OPENVINO_FILES, TOKENIZER_FILE
 from llm_pipeline.base.adapters import OnCall
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import EngineModel
 from llm_pipeline.engines.builder import EngineAdapter
-from llm_pipeline.serving.repositories.packaged import PackagedEngine, write_served_model
+
+if TYPE_CHECKING:
+    from llm_pipeline.serving.repositories.packaged import PackagedEngine
 
 _BUILDER = OnCall("llm_pipeline.adapters.openvino.builder:OpenVinoCpuBuilder")
 
 
 def _write_repository(engine: PackagedEngine, repository: Path) -> dict[str, ArtifactRef]:
     """Write the model with the runtime's files only: a store keeps its own beside them. Nothing is linked."""
+    from llm_pipeline.serving.repositories.packaged import write_served_model
+
     version = write_served_model(engine, "openvino_model", repository)
     for name in (*OPENVINO_FILES, TOKENIZER_FILE):
         if (engine.directory / name).is_file():  # the lint tells of a missing one
