@@ -159,8 +159,9 @@ def _card(endpoint: Endpoint) -> dict[str, Any]:
     answer, url = ask(endpoint, MODELS_PATH), f"{endpoint.url.rstrip('/')}{MODELS_PATH}"
     models = _models(answer.body) if answer.status == HTTPStatus.OK else None
     if models is None:
+        said = refusal_of(answer, request_headers(endpoint))
         raise IntegrityError(
-            f"no list of models as in OpenAI's API: HTTP {answer.status}: {refusal_of(answer, request_headers(endpoint))}",
+            f"no list of models as in OpenAI's API: HTTP {answer.status}: {said}",
             where=url,
             hint="url is what comes before /v1, without redirects; some gateways say so to a wrong key",
         )
