@@ -28,8 +28,8 @@ def test_requests_that_wait_at_the_candidate_explain_those_that_are_missing_howe
 
 @pytest.mark.parametrize(
     ("candidate", "stable", "waits"),
-    [(40, 560, 0), (40, 560, 10), (300, 300, 40)],
-    ids=["nobody waits", "too few wait", "too many were sent"],
+    [(40, 560, 0), (40, 560, 10), (40, 560, 90), (300, 300, 40)],
+    ids=["nobody waits", "too few wait", "enough for doubt wait, not for an explanation", "too many were sent"],
 )
 def test_a_split_that_waiting_requests_do_not_explain_is_the_routers(candidate, stable, waits) -> None:
     assert does_not_answer(split_of(candidate, stable), candidate_waits=waits, stable_waits=0) is None
