@@ -131,7 +131,7 @@ def test_a_router_that_refuses_its_routes_is_not_called_started(site) -> None:
     replace_json(routes, document)
     site.router.update_configuration = lambda: None  # as if it were this version's
     with pytest.raises(RouterUnavailable, match="does not act on its routes"):
-        site.router.start(site.router.read()[0], 2.0)
+        site.router.start(site.router.read()[0])
 
 
 def test_starting_it_again_gives_a_running_one_the_configuration_of_this_version(site) -> None:

@@ -23,7 +23,7 @@ def test_a_candidate_that_becomes_worse_at_50_percent_is_rolled_back_for_what_it
     judgement = trial.fault_at_50_percent(**fault)
     assert judgement.verdict is Verdict.NO_GO
     named = (fact.name for fact in judgement.evidence if fact.verdict is Verdict.NO_GO)
-    worse = {name.partition(" of requests to ")[0] for name in named}  # a route may be caught by itself
+    worse = {name.partition(" of ")[0] for name in named}  # a route, or streamed answers, may be caught by itself
     assert worse, judgement
     assert worse <= metrics, judgement
     trial.assert_rolled_back()

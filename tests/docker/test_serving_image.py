@@ -50,10 +50,20 @@ def run(command: str, directory: Path, **variables: str) -> subprocess.Completed
     )  # fmt: skip
 
 
+def instructions(name: str) -> list[str]:
+    """What follows an instruction's name in the Dockerfile, each on one line."""
+    joined = (ROOT / "docker" / "Dockerfile.serving").read_text().replace("\\\n", " ")
+    return re.findall(rf"^{name} (.+)$", joined, re.MULTILINE)
+
+
+def copies_of_the_dockerfile() -> list[tuple[list[str], str]]:
+    """What each COPY copies, and to where."""
+    return [(words[:-1], words[-1]) for words in map(str.split, instructions("COPY"))]
+
+
 def steps_of_the_dockerfile() -> list[str]:
     """Its RUN instructions that concern Python."""
-    joined = (ROOT / "docker" / "Dockerfile.serving").read_text().replace("\\\n", " ")
-    return [step for step in re.findall(r"^RUN (.+)$", joined, re.MULTILINE) if "python3" in step]
+    return [step for step in instructions("RUN") if "python3" in step]
 
 
 class Image:
@@ -70,16 +80,24 @@ class Image:
     def build(self) -> None:
         self._make_nvidias()
         self.work.mkdir()
-        for name in ("pyproject.toml", "README.md", "LICENSE", "docker/serving_python.py"):
-            shutil.copy(ROOT / name, self.work)
-        for name in ("llm_pipeline", "plugins", "configs", "dags"):
-            shutil.copytree(ROOT / name, self.work / name, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(ROOT / "docker/constraints/serving.txt", self.work / "constraints.txt")
+        for names, there in copies_of_the_dockerfile():
+            for name in names:
+                self._copy(ROOT / name, there)
         for step in steps_of_the_dockerfile():
             here = step.replace("/opt/llm-pipeline", str(self.work))
             here = re.sub(r"(serving_python\.py \S+)", rf"\1 --environments {self.opt}", here)
             done = self.run(here)
             assert done.returncode == 0, f"{here}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+
+    def _copy(self, source: Path, there: str) -> None:
+        """As COPY does: a directory's content, or a file into a directory that ends in a slash."""
+        to = self.work / there
+        if source.is_dir():
+            shutil.copytree(source, to, ignore=shutil.ignore_patterns("__pycache__"))
+            return
+        if there.endswith("/"):
+            to.mkdir(exist_ok=True)
+        shutil.copy(source, to)
 
     def _make_nvidias(self) -> None:
         nvidias = self.opt / "venv-tritonserver"
