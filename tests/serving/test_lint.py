@@ -615,6 +615,8 @@ def test_the_command_takes_warnings_for_errors_when_asked(tmp_path, repository, 
         {"build_config": {}, "pretrained_config": {"mapping": [1]}},
         {"build_config": {}, "pretrained_config": {"mapping": {"world_size": "two"}}},
         {"build_config": {"max_batch_size": "x"}, "pretrained_config": {}},
+        {"build_config": {"max_batch_size": float("inf")}, "pretrained_config": {}},
+        {"build_config": {}, "pretrained_config": {"mapping": {"world_size": float("inf")}}},
     ],
 )
 def test_a_config_that_no_engine_has_is_a_finding(repository, config):

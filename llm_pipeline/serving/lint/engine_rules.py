@@ -186,7 +186,7 @@ def _engine(model: ModelSource, directory: Path) -> Iterator[Finding]:
         message = f"engine files without {_CONFIG}"
         yield model.finding("engine_directory", message, "copy the whole directory that trtllm-build wrote", file=place)
         return
-    except (IntegrityError, KeyError, TypeError, AttributeError, ValueError) as error:
+    except (IntegrityError, KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         message = f"{_CONFIG} is not the engine's: {type(error).__name__} {error}"
         yield model.finding("engine_directory", message, "build the engine again", file=place)
         return
