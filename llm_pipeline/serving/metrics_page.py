@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 _SAMPLE = re.compile(
     r'^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>(?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?[ \t]+(?P<value>\S+)', re.MULTILINE
 )
 _LABEL = re.compile(r'(?P<name>\w+)="(?P<value>(?:[^"\\]|\\.)*)"')
+_LARGEST = 1e300  # sums of larger ones may not be finite
 
 Label = tuple[str, str]
 Series = tuple[str, frozenset[Label]]
@@ -16,7 +16,7 @@ Series = tuple[str, frozenset[Label]]
 
 
 def parse_metrics(text: str) -> dict[Series, float]:
-    """The samples of a page; comments, and values that are no finite numbers, are left out."""
+    """The samples of a page; comments, and values that are no numbers to count with, are left out."""
     found: dict[Series, float] = {}
     for match in _SAMPLE.finditer(text):
         labels = frozenset((label["name"], label["value"]) for label in _LABEL.finditer(match["labels"] or ""))
@@ -24,7 +24,7 @@ def parse_metrics(text: str) -> dict[Series, float]:
             value = float(match["value"])
         except ValueError:
             continue
-        if math.isfinite(value):
+        if abs(value) <= _LARGEST:
             found[match["name"], labels] = value
     return found
 

@@ -114,6 +114,17 @@ def test_values_that_are_not_finite_say_nothing_and_break_nothing(value: str):
     assert use.samples == 2
 
 
+def test_a_sum_that_is_not_finite_says_nothing_either():
+    first, second = (
+        "\n".join(
+            f'{name}{{a="{label}"}} {value}' for name in ("llm_tokens_total", "llm_active_requests") for label in "bc"
+        )
+        for value in ("0", "1e308")
+    )
+    use = samples(first, second).use()
+    assert (use.output_tokens, use.active_requests) == (0, 0)
+
+
 def test_a_counter_that_appears_within_the_window_counts_from_zero():
     increases = Increases()
     increases.add(parse_metrics("a 5"))
