@@ -155,7 +155,15 @@ class _Outbox:
     def _send(self, new: Sequence[Event], told: DeliveryState) -> int:
         sent = 0
         for event in new:
-            if not self._wants(event) or told.attempts >= MOST_ATTEMPTS:
+            wanted = self._wants(event)
+            given_up = wanted and told.attempts >= MOST_ATTEMPTS
+            if given_up:
+                log.warning(
+                    "notification not sent",
+                    channel=self._channel_name, about=event.kind, attempt=told.attempts,
+                    reason="each attempt broke or was killed",
+                )  # fmt: skip
+            if given_up or not wanted:
                 told = DeliveryState(through=event.number, claimed_until=told.claimed_until)
                 continue
             claimed = {"claimed_until": time.time() + CLAIM_SECONDS, "attempts": told.attempts + 1}

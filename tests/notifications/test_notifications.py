@@ -133,7 +133,7 @@ def test_it_is_given_up_after_some_attempts(store, chat, monkeypatch):
     assert counts == [0] * (outbox.MOST_ATTEMPTS - 1) + [1]
 
 
-def test_an_event_that_a_channel_breaks_at_holds_up_those_after_it_no_longer_than_others(store, chat, monkeypatch):
+def test_an_event_that_a_channel_breaks_at_holds_up_no_other_for_long_and_is_told_of(store, chat, monkeypatch, caplog):
     monkeypatch.setattr(outbox, "CLAIM_SECONDS", 0.0)
     real = outbox.message_of
 
@@ -147,6 +147,7 @@ def test_an_event_that_a_channel_breaks_at_holds_up_those_after_it_no_longer_tha
     counts = [told(store, chat) for _ in range(outbox.MOST_ATTEMPTS + 1)]
     assert counts == [0] * outbox.MOST_ATTEMPTS + [1]
     assert chat.texts == ["Canary of tiny-1 on cpu-a: shifted"]
+    assert [record.message for record in caplog.records].count("notification not sent") == 1
 
 
 def test_two_senders_tell_nothing_twice(store, chat, monkeypatch):
