@@ -35,7 +35,7 @@ from llm_pipeline.serving.protocols import (
     header_secrets,
     protocol_of,
     refusal_text,
-    without,
+    shown,
 )
 
 _TRITON = TritonProtocol()
@@ -241,7 +241,7 @@ class GenerationClient:
             async with await self._post(request, stream=stream) as answer:
                 reading.status = answer.status
                 if answer.status != HTTPStatus.OK:
-                    reading.error = f"HTTP {answer.status}: {refusal_text(await read_body(answer), self._secrets)}"
+                    reading.error = f"HTTP {answer.status}: {refusal_text(await read_body(answer))}"
                 elif stream:
                     await _read_events(answer, reading)
                 else:
@@ -250,7 +250,7 @@ class GenerationClient:
             reading.error = reading.error or f"no complete answer within {self._timeout.total:g} s"
         except NO_ANSWER as error:
             reading.error = reading.error or f"{type(error).__name__}: {error}"
-        reading.error = without(reading.error, self._secrets)
+        reading.error = shown(reading.error, self._secrets)
         return reading.finish(request)
 
 

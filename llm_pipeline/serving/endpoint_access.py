@@ -18,7 +18,7 @@ from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.metrics_page import parse_metrics, whole_sum
-from llm_pipeline.serving.protocols import header_secrets, protocol_of, refusal_text, without
+from llm_pipeline.serving.protocols import header_secrets, protocol_of, refusal_text, shown, without
 from llm_pipeline.serving.protocols.openai import MODELS_PATH, card_context
 
 
@@ -89,7 +89,7 @@ def active_requests(endpoint: Endpoint, *, seconds: float = 5.0) -> int | None:
 
 def refusal_of(answer: HttpAnswer, headers: Mapping[str, str]) -> str:
     """Why a server refused, in its own words: one short line, without the values of the headers that were sent."""
-    return one_line(refusal_text(answer.body, header_secrets(headers)))
+    return one_line(shown(refusal_text(answer.body), header_secrets(headers)))
 
 
 def _unreadable(endpoint: Endpoint, error: OSError) -> ConfigError:

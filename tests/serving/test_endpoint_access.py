@@ -188,3 +188,32 @@ def test_a_stream_without_a_line_end_is_a_fault_of_the_server_and_no_end_of_the_
 
     with answering(pages) as url:
         assert asyncio.run(probed(url)).verdict is Verdict.NO_GO
+
+
+@pytest.mark.parametrize("status", [200, 503])
+@pytest.mark.parametrize("kind", ["error", "text"])
+@pytest.mark.parametrize("before", range(255, 300, 6))
+def test_no_part_of_a_secret_is_told_wherever_a_client_cuts_an_error(kind, status, before):
+    said = "x" * before + SECRET + "y" * 500
+    body = json.dumps({"error": said}) if kind == "error" else said
+    endpoint = {"header_variables": {"X-Key": "TEST_GATEWAY_KEY"}}
+
+    async def both(url: str) -> tuple[str, str]:
+        async with GenerationClient.of(Endpoint(url=url, **endpoint), timeout_seconds=5) as client:
+            return (await client.generate(GenerationRequest("a", 1))).error, (
+                await client.stream(GenerationRequest("a", 1))
+            ).error
+
+    paths = ("/v2/models/llm/generate", "/v2/models/llm/generate_stream")
+    answers = {path: (status, f"data: {body}\n\n" if path.endswith("stream") else body) for path in paths}
+    with answering(answers) as url:
+        for error in asyncio.run(both(url)):
+            assert error
+            assert "5es" not in error
+            assert len(error) <= 400
+
+
+def test_a_sum_that_is_not_finite_says_nothing():
+    page = 'llm_active_requests{a="b"} 1e308\nllm_active_requests{a="c"} 1e308\n'
+    with answering({"/metrics": (200, page)}) as url:
+        assert active_requests(Endpoint(url=url, metrics_url=f"{url}/metrics")) is None

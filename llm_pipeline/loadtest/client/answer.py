@@ -15,6 +15,7 @@ from math import isnan, nan
 from llm_pipeline.loadtest.records import Fault
 from llm_pipeline.loadtest.traffic import LoadRequest
 from llm_pipeline.serving.protocols import (
+    KEPT_CHARACTERS,
     AnswerReader,
     ErrorInAnswer,
     Flaw,
@@ -24,7 +25,6 @@ from llm_pipeline.serving.protocols import (
     refusal_text,
 )
 
-_SHOWN_CHARACTERS = 300
 _MOST_TOKENS = 2_000_000_000  # records hold no larger number
 _KEPT_BYTES = 1 << 16  # of the body of a refusal
 _FIELDS = (b":", b"event:", b"id:", b"retry:")  # of a stream of events, beside "data:"
@@ -122,7 +122,7 @@ class Answer:
         """A line of a stream: a chunk, or other text, which may say why there is no answer."""
         if line.startswith(b"data:"):
             self._take_chunk(line[5:], now)
-        elif line.strip() and not line.startswith(_FIELDS) and len(self._stray) < _SHOWN_CHARACTERS:
+        elif line.strip() and not line.startswith(_FIELDS) and len(self._stray) < KEPT_CHARACTERS:
             self._stray += line.strip() + b" "
 
     def _refuse_if_too_long(self, now: float) -> None:
@@ -139,7 +139,7 @@ class Answer:
 
     def end(self, now: float, fault: Fault, detail: str) -> None:
         """Nothing more will come."""
-        self.ended_at, self.fault, self.detail = now, fault, detail[:_SHOWN_CHARACTERS]
+        self.ended_at, self.fault, self.detail = now, fault, detail[:KEPT_CHARACTERS]
         self._pending = b""
 
     def break_off(self, now: float, detail: str) -> None:

@@ -23,7 +23,7 @@ from llm_pipeline.loadtest.client.connection import Connections
 from llm_pipeline.loadtest.client.messages import Kind, Share, Target, read_frame, write_frame
 from llm_pipeline.loadtest.client.rows import RowWriter
 from llm_pipeline.loadtest.traffic import LoadRequest
-from llm_pipeline.serving.protocols import header_secrets, without
+from llm_pipeline.serving.protocols import header_secrets, shown
 
 _ORPHANED = 1
 
@@ -72,7 +72,7 @@ def _hand_back(writes: int, rows: RowWriter, processor_seconds: float, secrets: 
         write_frame(writes, Kind.ROWS, block)
     rest = {
         "gap_counts": rows.gap_counts,
-        "details": {int(fault): without(detail, secrets) for fault, detail in rows.details.items()},
+        "details": {int(fault): shown(detail, secrets) for fault, detail in rows.details.items()},
         "processor_seconds": processor_seconds,
     }
     write_frame(writes, Kind.REST, json.dumps(rest).encode())

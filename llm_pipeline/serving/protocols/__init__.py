@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llm_pipeline.serving.protocols.answers import (
+    KEPT_CHARACTERS,
     Asked,
     ErrorInAnswer,
     Flaw,
@@ -24,6 +25,7 @@ from llm_pipeline.serving.protocols.answers import (
     header_secrets,
     reason_in,
     refusal_text,
+    shown,
     without,
 )
 from llm_pipeline.serving.protocols.openai import OpenAiProtocol, OpenAiReader
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from llm_pipeline.config.endpoint import Endpoint
 
 __all__ = [
+    "KEPT_CHARACTERS",
     "MODEL_PATH",
     "AnswerReader",
     "Asked",
@@ -50,6 +53,7 @@ __all__ = [
     "protocol_of",
     "reason_in",
     "refusal_text",
+    "shown",
     "without",
 ]  # fmt: skip
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 SHOWN_CHARACTERS = 300
+KEPT_CHARACTERS = 4096
+"""Of a server's words before `shown` cuts them: a secret is found only where all of it is still there."""
+
 _SECRET_CHARACTERS = 4
 """Shorter values are no secrets, and would blot out words."""
 
@@ -95,7 +98,7 @@ def decoded(data: bytes) -> dict[str, Any]:
     if not isinstance(chunk, dict):
         raise not_an_answer(data)
     if error := chunk.get("error"):
-        raise ErrorInAnswer(error_text(error)[:SHOWN_CHARACTERS])
+        raise ErrorInAnswer(error_text(error)[:KEPT_CHARACTERS])
     if "error" in chunk:
         raise ErrorInAnswer("an error without a message")
     return chunk
@@ -103,7 +106,7 @@ def decoded(data: bytes) -> dict[str, Any]:
 
 def not_an_answer(data: bytes) -> NotAnAnswer:
     """The exception for a chunk that is none."""
-    return NotAnAnswer(f"not an answer from the model: {data[:SHOWN_CHARACTERS]!r}")
+    return NotAnAnswer(f"not an answer from the model: {data[:KEPT_CHARACTERS]!r}")
 
 
 def count(value: Any) -> int:
@@ -129,17 +132,13 @@ def error_text(error: Any) -> str:
     return str(error)
 
 
-def refusal_text(body: bytes, secrets: Sequence[str] = ()) -> str:
-    """The reason in the body of a refusal: JSON with an error or a detail, in an event or not, or plain text.
-
-    Secrets are left out before the text is cut, which could leave a part of one.
-    """
+def refusal_text(body: bytes) -> str:
+    """The reason in the body of a refusal: JSON with an error or a detail, in an event or not, or plain text."""
     try:
         reason = reason_in(json.loads(body.removeprefix(b"data:")))
     except (ValueError, RecursionError):
         reason = ""
-    text = without(reason or body.decode(errors="replace"), secrets)
-    return text[:SHOWN_CHARACTERS] or "no reason given"
+    return (reason or body[:KEPT_CHARACTERS].decode(errors="replace"))[:KEPT_CHARACTERS] or "no reason given"
 
 
 def reason_in(document: Any) -> str:
@@ -188,3 +187,8 @@ def without(text: str, secrets: Sequence[str]) -> str:
     for secret in secrets:
         text = text.replace(secret, "***")
     return text
+
+
+def shown(text: str, secrets: Sequence[str]) -> str:
+    """The beginning of a server's words. Secrets are left out first: a cut could leave a part of one."""
+    return without(text, secrets)[:SHOWN_CHARACTERS]

@@ -1,0 +1,40 @@
+"""What a client process hands back of failures: few words, and nothing of the keys that it sent."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from llm_pipeline.loadtest.client.answer import Answer
+from llm_pipeline.loadtest.client.messages import Kind, read_frame
+from llm_pipeline.loadtest.client.rows import RowWriter
+from llm_pipeline.loadtest.client.serving import _hand_back
+from llm_pipeline.loadtest.traffic import LoadRequest
+
+SECRET = "5esame-0pen"
+
+
+@pytest.mark.parametrize("status", [200, 503])
+@pytest.mark.parametrize("before", range(255, 300, 6))
+def test_no_part_of_a_key_is_handed_back_wherever_the_reason_is_cut(status: int, before: int) -> None:
+    said = "x" * before + SECRET + "y" * 500
+    rows = RowWriter()
+    for body in (f"data: {json.dumps({'error': said})}\n\n", f"data: {said}\n\n", f"{said}\n\n"):
+        answer = Answer(0, LoadRequest("p", 3), 0.0, 0.0, 0.0)
+        answer.status = status
+        answer.take(body.encode(), 1.0)
+        answer.complete(2.0)
+        rows.add(answer)
+    reads, writes = os.pipe()
+    try:
+        _hand_back(writes, rows, 0.0, [SECRET])
+        while (frame := read_frame(reads))[0] is not Kind.REST:
+            pass
+    finally:
+        os.close(reads)
+        os.close(writes)
+    details = json.loads(frame[1])["details"].values()
+    assert details
+    assert all("5es" not in detail and len(detail) <= 300 for detail in details)
