@@ -16,11 +16,13 @@ from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import ConfigError, Terminal, Transient
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.endpoint_access import grpc_security, request_headers, tls_context
+from llm_pipeline.serving.protocols import header_secrets, refusal_text, without
 
 ModelConfigDocument = Mapping[str, Any]
 """A model's configuration as JSON, with the names of `model_config.proto`."""
 
 _READY = "READY"
+_NOT_UNDERSTOOD = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _NOT_ALLOWED_STATUS = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _RESTRICTED = "triton-grpc-protocol-"
 """Triton looks for the key of a restricted protocol behind this prefix; gateways look for the bare name."""
@@ -106,27 +108,31 @@ class HttpModelControl:
     def __init__(self, endpoint: Endpoint, *, timeout_seconds: float) -> None:
         self._url = endpoint.url.rstrip("/")
         self._headers = request_headers(endpoint)
+        self._secrets = header_secrets(self._headers)
         self._tls = tls_context(endpoint)
         self._timeout_seconds = timeout_seconds
 
     def versions(self, model: str) -> tuple[ModelVersion, ...]:
         status, body = self._call("POST", "/v2/repository/index", {})
         if status != HTTPStatus.OK:
-            raise Transient(f"the server does not list its models: {_reason(body)}", where=self._url)
+            raise Transient(f"the server does not list its models: {self._reason(body)}", where=self._url)
         try:
             return tuple(
                 ModelVersion(int(entry.get("version") or 0), entry.get("state", ""), entry.get("reason", ""))
                 for entry in json.loads(body)
                 if entry["name"] == model
             )
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise ConfigError(
-                "this is not a Triton: it answers with no list of models", where=self._url, hint="is url its HTTP port?"
-            ) from error
+        except _NOT_UNDERSTOOD as error:
+            raise self._not_a_triton("list of models") from error
 
     def config(self, model: str) -> ModelConfigDocument | None:
         status, body = self._call("GET", f"/v2/models/{model}/config")
-        return dict(json.loads(body)) if status == HTTPStatus.OK else None
+        if status != HTTPStatus.OK:
+            return None
+        try:
+            return dict(json.loads(body))
+        except _NOT_UNDERSTOOD as error:
+            raise self._not_a_triton("configuration of a model") from error
 
     def is_ready(self, model: str, version: int) -> bool:
         return self._call("GET", f"/v2/models/{model}/versions/{version}/ready")[0] == HTTPStatus.OK
@@ -144,7 +150,7 @@ class HttpModelControl:
     def _act(self, model: str, verb: str, body: dict[str, Any]) -> None:
         status, answer = self._call("POST", f"/v2/repository/models/{model}/{verb}", body)
         if status != HTTPStatus.OK:
-            raise ModelRefused(f"{model}: {_reason(answer)}", where=self._url)
+            raise ModelRefused(f"{model}: {self._reason(answer)}", where=self._url)
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
         try:
@@ -157,21 +163,22 @@ class HttpModelControl:
                 tls=self._tls,
             )
         except OSError as error:
-            raise Transient(f"no server answers: {error}", where=self._url) from error
+            raise Transient(f"no server answers: {without(str(error), self._secrets)}", where=self._url) from None
         if answer.status in _NOT_ALLOWED_STATUS:
             raise ConfigError(
-                f"the server refuses access: {_reason(answer.body)}",
+                f"the server refuses access: {self._reason(answer.body)}",
                 where=f"{self._url}{path}",
                 hint="name the header that opens its restricted APIs under header_variables of the endpoint",
             )
         return answer.status, answer.body
 
+    def _reason(self, body: bytes) -> str:
+        return without(refusal_text(body), self._secrets)
 
-def _reason(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["error"])
-    except (ValueError, KeyError, TypeError):
-        return body.decode(errors="replace")[:300] or "no reason given"
+    def _not_a_triton(self, wanted: str) -> ConfigError:
+        return ConfigError(
+            f"this is not a Triton: it answers with no {wanted}", where=self._url, hint="is url its HTTP port?"
+        )
 
 
 class GrpcModelControl:
@@ -193,6 +200,7 @@ class GrpcModelControl:
         self._where = f"grpc://{endpoint.grpc}"
         self._timeout_seconds = timeout_seconds
         headers = {name.lower(): value for name, value in request_headers(endpoint).items()}
+        self._secrets = header_secrets(headers)
         self._headers = headers | {f"{_RESTRICTED}{name}": value for name, value in headers.items()}
         self._client = InferenceServerClient(endpoint.grpc, **grpc_security(endpoint))
 
@@ -232,7 +240,7 @@ class GrpcModelControl:
         try:
             return function(*args, headers=self._headers, client_timeout=self._timeout_seconds, **options)
         except InferenceServerException as error:
-            status, message = str(error.status()), str(error.message())
+            status, message = str(error.status()), without(str(error.message()), self._secrets)
             if status in _NOT_ALLOWED or _RESTRICTED_ANSWER in message:
                 raise ConfigError(
                     f"the server refuses access: {message}",

@@ -14,6 +14,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from scripted_answers import answering
 
 from llm_pipeline.adapters.existing_triton.adapter import ExistingServer
+from llm_pipeline.adapters.existing_triton.model_control import ModelRefused, open_model_control
 from llm_pipeline.adapters.existing_triton.model_versions import candidate_config
 from llm_pipeline.adapters.existing_triton.server import ExistingControl, probe
 from llm_pipeline.base.errors import ConfigError, Transient
@@ -70,3 +71,28 @@ def test_what_cannot_be_put_back_stays_on_record_so_that_it_can_be_later(tmp_pat
 def test_what_lists_no_models_is_no_triton(tmp_path, body):
     with answering({INDEX: (200, body)}) as url, pytest.raises(ConfigError, match="not a Triton"):
         probe(place(url, tmp_path))
+
+
+@pytest.mark.parametrize("body", ["<html>", "5", "[1]", "[" * 100_000])
+def test_what_states_no_configuration_is_no_triton_and_is_left_alone(tmp_path, make_repository, body):
+    asked: list[str] = []
+    with (
+        answering({INDEX: THEIRS, CONFIG: (200, body)}, asked) as url,
+        pytest.raises(ConfigError, match="not a Triton"),
+    ):
+        control(url, tmp_path).start(Candidate(make_repository(), "c" * 64), wait_seconds=5)
+    assert not {LOAD, UNLOAD} & set(asked)
+    assert not (tmp_path / "state" / "existing.json").exists()
+
+
+@pytest.mark.parametrize("status", [403, 500])
+@pytest.mark.parametrize("body", ['{"error": "who is 5esame-0pen?"}', "who is 5esame-0pen?", "[" * 100_000])
+def test_a_key_that_the_server_repeats_is_not_told(monkeypatch, status, body):
+    monkeypatch.setenv("TEST_GATEWAY_KEY", "5esame-0pen")
+    with answering({INDEX: (status, body), LOAD: (status, body)}) as url:
+        endpoint = Endpoint(url=url, header_variables={"X-Key": "TEST_GATEWAY_KEY"})
+        models = open_model_control(endpoint, timeout_seconds=5)
+        for call in (models.versions, models.load):
+            with pytest.raises((ConfigError, Transient, ModelRefused)) as told:
+                call("llm")
+            assert "5es" not in str(told.value)
