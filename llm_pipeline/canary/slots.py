@@ -21,7 +21,7 @@ from llm_pipeline.serving.endpoint_access import active_requests
 from llm_pipeline.serving.ports import loopback_endpoint
 from llm_pipeline.serving.repository_links import fetch_links, refuse_other_host
 from llm_pipeline.serving.slot_fence import FencingToken, admit, newest_token
-from llm_pipeline.serving.triton_server import SlotBusy, find_server, has_ended, start_server, stop_server
+from llm_pipeline.serving.triton_server import SlotBusy, find_server, has_ended, is_running, start_server, stop_server
 from llm_pipeline.store.artifact_store import ArtifactStore
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class TritonSlots:
         return warm_up(loopback_endpoint(self._ports[slot]), golden, timeout_seconds=_REQUEST_TIMEOUT_SECONDS)
 
     def alive(self, slot: SlotName) -> bool:
-        return find_server(self._state(slot)) is not None
+        return is_running(self._state(slot))
 
     def ended(self, slot: SlotName) -> bool:
         return has_ended(self._state(slot))
@@ -210,7 +210,10 @@ class TritonSlots:
         return self.alive(slot) and asyncio.run(generates(loopback_endpoint(self._ports[slot])))
 
     def in_flight(self, slot: SlotName) -> int | None:
-        server = find_server(self._state(slot))
+        try:
+            server = find_server(self._state(slot))
+        except ConfigError:  # whoever stops it need not know
+            return None
         return active_requests(server.endpoint) if server is not None else None
 
     def stop(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> bool:

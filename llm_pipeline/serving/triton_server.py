@@ -206,6 +206,15 @@ def find_server(state: Path) -> RunningServer | None:
     return server if server.alive else None
 
 
+def is_running(state: Path) -> bool:
+    """Whether a slot's server runs, also one whose own record says nothing: its process has another."""
+    try:
+        return find_server(state) is not None
+    except ConfigError:
+        process = detached.load(state / "process.json")
+        return process is not None and process.alive
+
+
 def has_ended(state: Path) -> bool:
     """Whether a slot's server is gone without having been stopped."""
     process = detached.load(state / "process.json")

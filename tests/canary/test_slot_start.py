@@ -8,10 +8,14 @@ from typing import Any
 
 import yaml
 
+from llm_pipeline.base import detached
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary import slots
+from llm_pipeline.canary.moving import Retired, Site, retire
+from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.slots import TritonSlots
 from llm_pipeline.config.policy import Policy
+from llm_pipeline.serving.identity import served_name
 from llm_pipeline.serving.slot_fence import FencingToken
 
 PRODUCTION = Path(__file__).parents[2] / "configs" / "policies" / "production.yaml"
@@ -26,3 +30,24 @@ def test_a_slot_waits_for_weights_at_least_as_long_as_staging_did(tmp_path, monk
     place_slots.ensure("blue", ArtifactRef(kind="repository", digest="sha256:" + "0" * 64), FencingToken(1, 1))
     policy = Policy.model_validate({"name": "production", **yaml.safe_load(PRODUCTION.read_text())})
     assert started[0]["wait_seconds"] >= policy.staging.ready_timeout_seconds
+
+
+def test_a_slots_server_whose_record_cannot_be_read_is_drained_and_stopped_all_the_same(tmp_path):
+    """A package of another version started it; a rollback must not end at it."""
+    state, repository = tmp_path / "h100" / "green", ArtifactRef(kind="model_repository", digest="c" * 64)
+    state.mkdir(parents=True)
+    command = ["sh", "-c", "sleep 600", f"--id={served_name(repository.digest)}"]
+    process = detached.start("server", command, state / "process.json", log=state / "server.log")
+    (state / "server.json").write_text('{"repository": "/r"}')
+    place: Any = SimpleNamespace(blue="ports", green="ports")
+    store: Any = None
+    place_slots = TritonSlots(store, place, target="h100", state_root=tmp_path)
+    site = Site(None, place_slots, Patience())
+    token, limit = FencingToken(1, 1), Patience(blind_drain=0.1).draining(0.1)
+    try:
+        assert place_slots.alive("green")
+        assert retire(site, "green", repository, token=token, limit=limit) == Retired(stopped=True, cut=None)
+        assert not process.group_alive
+        assert not place_slots.alive("green")
+    finally:
+        detached.stop(process)
