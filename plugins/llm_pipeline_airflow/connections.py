@@ -26,8 +26,10 @@ from llm_pipeline_airflow.logs import get_logger
 log = get_logger(__name__)
 
 _LOGIN = "AWS_ACCESS_KEY_ID"
-_given: dict[str, str] = {}
-"""The values that came from connections into this process: a worker's own variable has another one, or none here."""
+_given: dict[str, tuple[str, str]] = {}
+"""The values that came from connections into this process, each with its connection: a worker's own variable has another
+value, or none here."""
+_NONE = ("", "")
 _both = threading.Lock()
 """Held where the environment and `_given` are read or written: pages and triggers fetch secrets in several threads."""
 
@@ -57,7 +59,8 @@ def deployment_with_secrets(file: str | Path) -> Deployment:
 def fetch_secrets(connections: Mapping[str, str]) -> None:
     """Put secrets into this process's environment.
 
-    What a connection does not have is missed by who needs it, and the log says why.
+    What a connection does not have is missed by who needs it, and the log says why. A value that the same connection
+    gave before stays; one that another deployment's gave goes.
 
     Args:
         connections: Names of connections, by the variable. The value is the connection's password, but for
@@ -68,15 +71,18 @@ def fetch_secrets(connections: Mapping[str, str]) -> None:
     """
     for variable, name in connections.items():
         with _both:
-            there, given = os.environ.get(variable), _given.get(variable)
+            there, (given, _) = os.environ.get(variable), _given.get(variable, _NONE)
         if there and there != given:
             raise ConfigError(
                 f"the secret {variable} is in the environment, and the connection {name} is named for it",
                 hint="keep one of them: unset the variable for Airflow's processes, or take the connection out",
             )
-        if value := _value(name, "login" if variable == _LOGIN else "password"):
-            with _both:
-                os.environ[variable] = _given[variable] = value
+        value = _value(name, "login" if variable == _LOGIN else "password")
+        with _both:
+            if value:
+                os.environ[variable], _given[variable] = value, (value, name)
+            elif _given.get(variable, _NONE)[1] not in ("", name):
+                del os.environ[variable], _given[variable]
 
 
 def _value(name: str, field: str) -> str:

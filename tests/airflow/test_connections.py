@@ -68,8 +68,8 @@ def test_a_secret_that_two_threads_fetch_at_once_is_no_secret_of_somebody_elses(
     others: list[Future[None]] = []
     pool = ThreadPoolExecutor(1)
 
-    class Given(dict[str, str]):
-        def __setitem__(self, variable: str, value: str) -> None:
+    class Given(dict[str, tuple[str, str]]):
+        def __setitem__(self, variable: str, value: tuple[str, str]) -> None:
             if not others:
                 others.append(pool.submit(fetch_secrets, KEYS))
                 wait(others, timeout=0.5)
@@ -79,6 +79,22 @@ def test_a_secret_that_two_threads_fetch_at_once_is_no_secret_of_somebody_elses(
     with pool:
         fetch_secrets(KEYS)
         assert others[0].result() is None
+    assert os.environ["VLLM_TEST_KEY"] == KEY
+
+
+def test_a_deployment_whose_connection_is_missing_does_not_get_anothers_secret(caplog: pytest.LogCaptureFixture) -> None:
+    fetch_secrets(KEYS)
+    fetch_secrets({"VLLM_TEST_KEY": "of_another_deployment"})
+    assert not os.environ.get("VLLM_TEST_KEY")
+    assert "the connection of_another_deployment" in caplog.text
+    fetch_secrets(KEYS)
+    assert os.environ["VLLM_TEST_KEY"] == KEY
+
+
+def test_a_connection_that_cannot_be_had_for_a_moment_takes_no_secret_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch_secrets(KEYS)
+    monkeypatch.delenv("AIRFLOW_CONN_VLLM")
+    fetch_secrets(KEYS)
     assert os.environ["VLLM_TEST_KEY"] == KEY
 
 

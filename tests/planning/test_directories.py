@@ -123,7 +123,7 @@ def running(place) -> Iterator[tuple[Path, ArtifactRef]]:
 @pytest.mark.parametrize("replace", [False, True])
 def test_a_place_where_another_deployment_serves_is_refused(running: tuple[Path, ArtifactRef], replace: bool) -> None:
     release, repository = running
-    with pytest.raises(ConfigError, match="another deployment runs its servers there") as refused:
+    with pytest.raises(ConfigError, match="another deployment, or this one with another store, runs it") as refused:
         plan_release(release, replace=replace)
     assert str(repository) in refused.value.message
     assert "state_root and ports of its own" in refused.value.hint
