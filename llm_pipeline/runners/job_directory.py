@@ -44,9 +44,12 @@ def locked_jobs(work_root: Path, request: StageRequest) -> Iterator[Path]:
 
 
 def why_without_result(job: Job) -> str:
-    """Why a stage may have ended without saying how; on a full disk it could not."""
-    full = shutil.disk_usage(job.directory).free < _ROOM_FOR_A_RESULT
-    return "its disk is full" if full else "killed, or out of memory"
+    """Why a stage may have ended without saying how; on a full disk it could not, and what it said may be gone."""
+    try:
+        free = shutil.disk_usage(job.directory).free
+    except OSError as error:
+        return f"its directory cannot be read: {error.strerror}"
+    return "its disk is full" if free < _ROOM_FOR_A_RESULT else "killed, or out of memory"
 
 
 def latest_number(base: Path) -> int:

@@ -74,6 +74,15 @@ def test_a_stage_that_ended_on_a_full_disk_without_a_word_is_not_told_as_killed(
         runner.outcome(job)
 
 
+def test_a_stage_whose_directory_is_gone_is_lost_and_can_be_tried_again(process_place) -> None:
+    runner = ProcessRunner(process_place.deployment)
+    job = runner.submit(process_place.request(sleep=60), Placement(environment="control"))
+    runner.cancel(job)
+    shutil.rmtree(job.directory)
+    with pytest.raises(StageCrashed, match="its directory cannot be read: No such file"):
+        runner.outcome(job)
+
+
 def _outcome_of(place, python: Path) -> ConfigError:
     changed = place.deployment.environments["control"].model_copy(update={"python": str(python)})
     deployment = place.deployment.model_copy(update={"environments": {"control": changed}})
