@@ -81,8 +81,8 @@ def refuse_foreign_servers(store: ArtifactStore, deployment: Deployment, place: 
         repository = ArtifactRef(kind="model_repository", digest=server.digest)
         if not store.exists(repository) and repository not in _pointed_at(store):
             raise ForeignServer(
-                f"slot {slot} of place {place} serves {repository}, which is not in {store.uri}: another deployment, or "
-                "this one with another store, runs it",
+                f"slot {slot} of place {place} serves {repository}, which is not in {store.uri}: another deployment, "
+                "or this one with another store, runs it",
                 where=str(state),
                 hint="give this deployment a state_root and ports of its own, or stop that server where it belongs",
             )

@@ -27,8 +27,8 @@ log = get_logger(__name__)
 
 _LOGIN = "AWS_ACCESS_KEY_ID"
 _given: dict[str, tuple[str, str]] = {}
-"""The values that came from connections into this process, each with its connection: a worker's own variable has another
-value, or none here."""
+"""The values that came from connections into this process, each with its connection: a worker's own variable has
+another value, or none here."""
 _NONE = ("", "")
 _both = threading.Lock()
 """Held where the environment and `_given` are read or written: pages and triggers fetch secrets in several threads."""

@@ -82,7 +82,7 @@ def test_a_secret_that_two_threads_fetch_at_once_is_no_secret_of_somebody_elses(
     assert os.environ["VLLM_TEST_KEY"] == KEY
 
 
-def test_a_deployment_whose_connection_is_missing_does_not_get_anothers_secret(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_deployment_without_its_connection_does_not_get_anothers_secret(caplog: pytest.LogCaptureFixture) -> None:
     fetch_secrets(KEYS)
     fetch_secrets({"VLLM_TEST_KEY": "of_another_deployment"})
     assert not os.environ.get("VLLM_TEST_KEY")
