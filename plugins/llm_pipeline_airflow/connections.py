@@ -82,7 +82,8 @@ def fetch_secrets(connections: Mapping[str, str]) -> None:
             if value:
                 os.environ[variable], _given[variable] = value, (value, name)
             elif _given.get(variable, _NONE)[1] not in ("", name):
-                del os.environ[variable], _given[variable]
+                os.environ.pop(variable, None)
+                del _given[variable]
 
 
 def _value(name: str, field: str) -> str:
