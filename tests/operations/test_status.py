@@ -125,10 +125,9 @@ def test_all_servers_dead_is_said_by_status_guard_doctor_and_ls(deployment, stor
     (Path(deployment.state_root) / "cpu").mkdir(parents=True)
     for command in (["status"], ["guard"], ["ls", "pointers"], ["doctor"]):
         main(command)
-        said = capsys.readouterr().out
-        assert "deployment" in said, command
-        assert "here" in said, command
-        assert "dead" in said, command
+        said = capsys.readouterr()
+        for word in ("deployment", "here", "dead"):
+            assert word in said.out, (command, said.err)
     assert main(["guard"]) == ExitCode.INFRASTRUCTURE
 
 
