@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NoReturn, ParamSpec
 
-from llm_pipeline.base.errors import ConfigError, ExitCode, Transient, as_pipeline_error, is_unexpected
+from llm_pipeline.base.errors import ConfigError, ExitCode, Transient, as_pipeline_error, is_unexpected, runbook
 from llm_pipeline.base.logging import ReadableFormatter
 from llm_pipeline.base.untrusted_text import quoted
 
@@ -51,7 +51,7 @@ class ArgumentParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Write the usage and the mistake, and end the program."""
         self.print_usage(sys.stderr)
-        self.exit(ExitCode.BAD_INPUT, f"{self.prog}: error: {message}\n")
+        self.exit(ExitCode.BAD_INPUT, f"{self.prog}: error: {message} ({runbook('ConfigError')})\n")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """End the program; `entry_point` tells this from a library that ends it."""

@@ -13,6 +13,7 @@ import psutil
 import pytest
 import yaml
 
+from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.demo.console import Console
@@ -160,8 +161,12 @@ def _shifted(ports: dict, by: int) -> dict:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A site whose demo was released: all that a test may take for granted, so that each can be run alone."""
     if not _MODEL_PYTHON.exists():
         pytest.skip("the model environment is missing: run `make environments`")
     site = Site(tmp_path_factory.mktemp("site"))
-    yield site
-    site.run("down")
+    try:
+        assert site.run("up") == ExitCode.GO, site.output
+        yield site
+    finally:
+        site.run("down")
