@@ -78,7 +78,7 @@ def test_what_is_there_is_ok_and_the_store_is_left_as_it_was(deployment_file: Pa
     assert {name: check["state"] for name, check in checks.items() if name not in ("triton", "GPUs", "guard")} == {
         "deployment": "ok", "environment control": "ok", "environment model": "ok", "store": "ok", "work_root": "ok",
         "state_root": "ok", "ports": "ok", "place cpu": "ok",
-        "secret HF_TOKEN": "ok", "secret LLM_PIPELINE_WEBHOOK_SECRET": "ok",
+        "secret HF_TOKEN": "ok",
     }  # fmt: skip
     assert "package 0.1.0" in checks["environment control"]["detail"]
     assert not list((deployment_file.parent / "store").rglob("*.json"))

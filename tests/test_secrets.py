@@ -2,7 +2,7 @@
 
 What runs: stages in processes of their own (a download from a gated repository into a signed store in S3, with right
 and wrong credentials, one that crashes and one that is killed), an Airflow operator, the S3 store against a server
-that is not there or refuses, the hub's client and its webhook, the router, and commands. What is searched: logs,
+that is not there or refuses, the hub's client, the router, and commands. What is searched: logs,
 requests, results, manifests, documents, all objects in S3, what was returned and raised, and `/proc` of every process
 while it runs.
 """
@@ -85,7 +85,6 @@ CREDENTIALS = {
     "AWS session token": Credential("AWS_SESSION_TOKEN", for_stages=True),
     "signing key's password": Credential("SIGNING_PASSWORD", for_stages=True),
     "wrong password": Credential("WRONG_SIGNING_PASSWORD", for_stages=True),
-    "webhook secret": Credential("LLM_PIPELINE_WEBHOOK_SECRET"),
     "Airflow connection": Credential("AIRFLOW_CONN_HUB", pattern="http://login:{}@hub.example"),
     "Airflow setting": Credential("AIRFLOW__API_AUTH__JWT_SECRET"),
     "credentials in a URL": Credential(None),
@@ -225,7 +224,6 @@ class Parts:
         }
         commands = self._start_commands()
         self._hub_client()
-        self._webhook()
         self._router()
         for name, (runner, job) in jobs.items():
             _wait(runner, job, kill=name == "killed")
@@ -276,25 +274,6 @@ class Parts:
             dead = self.in_s3.model_copy(update={"endpoint": f"http://127.0.0.1:{nobody.getsockname()[1]}"})
             self.scene.attempt("S3 that is not there", lambda: open_store(dead).publish("dataset", directory))
         self.scene.attempt("store with credentials in its URI", lambda: open_store(STORE_WITH_CREDENTIALS))
-
-    def _webhook(self) -> None:
-        from fastapi import FastAPI
-        from fastapi.testclient import TestClient
-        from llm_pipeline_airflow.webhook import SECRET_HEADER, router
-
-        (application := FastAPI()).include_router(router)
-        client, body = TestClient(application), {"repo": {"type": "model", "name": "demo/tiny"}}
-        releases = _write_configs(self.place / "watched", f"uri: {self.local.uri}", f"endpoint: {self.access.endpoint}")
-        secret = CREDENTIALS["webhook secret"].token
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(releases.parent))
-            answers = {
-                name: client.post("/webhooks/hub", json=body, headers={SECRET_HEADER: given})
-                for name, given in (("right", secret), ("wrong", HUB_TOKEN.token))
-            }
-        for name, answer in answers.items():
-            self.scene.outcomes[f"webhook, {name} secret"] = str(answer.status_code)
-            (self.scene.left / f"webhook-{name}.txt").write_text(f"{answer.headers} {answer.text}")
 
     def _router(self) -> None:
         port, admin_port, *servers = _free_ports(4)
@@ -466,8 +445,6 @@ def test_every_part_ended_as_it_should(scene: Scene) -> None:
         "operator": "0",
         "S3 publish": "result",
         "S3 fetch": "result",
-        "webhook, right secret": "202",
-        "webhook, wrong secret": "403",
         "refused": "RepositoryGated",
         "unsigned": "ConfigError",
         "crashed": "InternalError",

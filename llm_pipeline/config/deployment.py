@@ -143,8 +143,6 @@ class HubAccess(ConfigModel):
         cache: Directory of the Hugging Face cache that `source: cache` reads; None for the client's own.
         connections: Files fetched side by side.
         megabytes_per_second: Limit of a download's rate, all its connections together; None for no limit.
-        webhook_secret_variable: Environment variable of the Airflow API server with the secret that the hub's
-            webhooks carry; while it is empty, webhooks are refused.
     """
 
     endpoint: PlainUrl | None = None
@@ -152,7 +150,6 @@ class HubAccess(ConfigModel):
     cache: HostPath | None = None
     connections: int = Field(default=4, ge=1, le=64)
     megabytes_per_second: Annotated[float, Field(ge=0.001, le=1_000_000.0)] | None = None
-    webhook_secret_variable: VariableName = "LLM_PIPELINE_WEBHOOK_SECRET"  # noqa: S105
 
 
 class Retention(ConfigModel):

@@ -67,7 +67,7 @@ class Watch(ConfigModel):
     """Release by itself when the hub has a new commit on the watched revision.
 
     Attributes:
-        poll_minutes: How often the hub is polled; a webhook makes it look at once.
+        poll_minutes: How often the hub is polled.
         quiet_minutes: A commit is released when no other followed it for this long, so that several
             commits of one upload count as one.
         rebuilds_per_day: Most releases started in 24 hours; a later commit waits its turn.

@@ -1,14 +1,12 @@
-"""What the release watch writes into the store: which run took up a commit, what the watch decided, and webhooks.
+"""What the release watch writes into the store: which run took up a commit, and what the watch decided.
 
 watch/<config>/<commit>.json   the run that released the commit: written once, by compare-and-swap
 watch/<config>.json            the last decision, for people
-watch/<config>/webhook.json    when the hub's webhook called last
 """
 
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
 from typing import Literal
 
 from pydantic import AwareDatetime
@@ -129,30 +127,6 @@ def read_status(store: ArtifactStore, config: str) -> WatchStatus | None:
     name = _status_name(config)
     document = store.read_document(name)
     return None if document is None else understood(WatchStatus, document.value, name, hint=_ANEW)
-
-
-def call_webhook(store: ArtifactStore, config: str) -> None:
-    """Ask a watch to look at once.
-
-    Raises:
-        Transient: The store cannot be used now.
-    """
-    name = _webhook_name(config)
-    known = store.read_document(name)
-    try:
-        store.write_document(name, {"called_at": datetime.now(UTC).isoformat()}, known.revision if known else None)
-    except Conflict:
-        return  # somebody else asked at the same moment
-
-
-def webhook_revision(store: ArtifactStore, config: str) -> str | None:
-    """What changes with every call of the webhook; None before the first."""
-    document = store.read_document(_webhook_name(config))
-    return document.revision if document else None
-
-
-def _webhook_name(config: str) -> str:
-    return f"watch/{config}/webhook.json"
 
 
 def _status_name(config: str) -> str:

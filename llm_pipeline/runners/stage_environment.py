@@ -65,7 +65,7 @@ def withheld_secrets(request: StageRequest, deployment: Deployment) -> frozenset
 def named_secrets(deployment: Deployment) -> frozenset[str]:
     """The variables that a deployment names for secrets, whoever needs them."""
     everything = deployment.model_dump(mode="json", exclude={"variables", "environments"})
-    known = {*_names_in(everything), *secret_connections(deployment), deployment.hub.webhook_secret_variable}
+    known = {*_names_in(everything), *secret_connections(deployment)}
     return frozenset(known | {*filter(None, [deployment.notifications.webhook_variable])})
 
 

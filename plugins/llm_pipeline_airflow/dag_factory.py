@@ -264,7 +264,7 @@ def _starts(config: ReleaseConfig) -> str:
         watch = config.watch
         text += (
             f"A new commit on `{config.model.revision}` starts a run that releases exactly that commit. The watch "
-            f"polls every {watch.poll_minutes:g} minutes and at the hub's webhook, waits until no commit followed for "
+            f"polls every {watch.poll_minutes:g} minutes, waits until no commit followed for "
             f"{watch.quiet_minutes:g} minutes, and starts at most {watch.rebuilds_per_day} releases in 24 hours. "
             "The page Releases shows its last decision.\n"
         )

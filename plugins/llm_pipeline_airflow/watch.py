@@ -32,7 +32,6 @@ from llm_pipeline.release.watch_record import (
     read_claim,
     read_claims,
     read_status,
-    webhook_revision,
     write_status,
 )
 from llm_pipeline.runners.stage_environment import secret_connections
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 STATE_KEY = "watch"
-WEBHOOK_LOOK_SECONDS = 5.0
 _STATUS_REFRESH = timedelta(minutes=15)
 _ON_THEIR_WAY = ["queued", "running"]
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -144,7 +142,6 @@ class HubRevisionTrigger(BaseEventTrigger):
         self.watched = Watched.model_validate_json(watched)
         self._store: ArtifactStore | None = None
         self._observer: Observer | None = None
-        self._webhook: str | None = None
         self._status: WatchStatus | None = None
         self._last_fault = ""
 
@@ -174,7 +171,7 @@ class HubRevisionTrigger(BaseEventTrigger):
                 decision = _NO_MEMORY
             if decision.start is not None:
                 yield TriggerEvent(decision.start.model_dump(mode="json"))  # type: ignore[no-untyped-call]
-            await self._pause(decision.look_again_seconds)
+            await asyncio.sleep(decision.look_again_seconds)
 
     async def _recall(self) -> WatchState:
         """The state of before; when there is none, what the runs of before claimed is where the watch starts from."""
@@ -218,7 +215,6 @@ class HubRevisionTrigger(BaseEventTrigger):
     def _decide(self, state: WatchState, *, busy: bool) -> tuple[WatchState, Decision]:
         """One look at the hub and the store, and what it leads to; blocking."""
         watched, store, observer = self.watched, self._store_here(), self._observer_here()
-        self._webhook = webhook_revision(store, watched.config)  # before the look: a later call asks for another one
         if state.reference is not None and state.files != watched.watch.files:
             reference = observer.with_these_patterns(state.reference)
             state = state.model_copy(update={"reference": reference, "files": watched.watch.files})
@@ -275,21 +271,6 @@ class HubRevisionTrigger(BaseEventTrigger):
         )
         write_status(self._store_here(), status)
         self._status = status
-
-    async def _pause(self, seconds: float) -> None:
-        """Wait, but not after a call of the webhook."""
-        end = asyncio.get_running_loop().time() + seconds
-        while (left := end - asyncio.get_running_loop().time()) > 0:
-            await asyncio.sleep(min(left, WEBHOOK_LOOK_SECONDS))
-            if await asyncio.to_thread(self._webhook_called):
-                return
-
-    def _webhook_called(self) -> bool:
-        try:
-            return webhook_revision(self._store_here(), self.watched.config) != self._webhook
-        except Exception as error:  # noqa: BLE001 - the next look says so, too
-            self._known(error, f"asking for calls of the hub about {self.watched.config}")
-            return False
 
     def _known(self, error: Exception, what: str) -> PipelineError | Exception:
         """The error to tell of; the traceback of a fault is logged when it is another one than the last time."""

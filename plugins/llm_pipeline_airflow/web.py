@@ -1,9 +1,8 @@
 """Pages for people inside Airflow's UI: a run's release report, the list of releases and what is watched.
 
-Plugin routes have no authentication of their own in Airflow 3.3, so every route here asks for it; only the hub's
-webhook is called without a user, and asks for a secret. Reports are served as they were stored, under a policy that
-lets them run no script and load nothing from anywhere. What cannot be read is said with its reason and status 503: a
-page never takes a store that does not answer for an empty one.
+Plugin routes have no authentication of their own in Airflow 3.3, so every route here asks for it. Reports are served
+as they were stored, under a policy that lets them run no script and load nothing from anywhere. What cannot be read is
+said with its reason and status 503: a page never takes a store that does not answer for an empty one.
 """
 
 from __future__ import annotations
@@ -43,14 +42,12 @@ from llm_pipeline_airflow.releases_page import (
 )
 from llm_pipeline_airflow.runs import config_path_of, dag_id_of, release_of_run, store_to_read
 from llm_pipeline_airflow.settings import release_configs
-from llm_pipeline_airflow.webhook import router as webhooks
 
 log = get_logger(__name__)
 
 
 app = FastAPI(title="LLM releases", docs_url=None, redoc_url=None, openapi_url=None)
 app.router.route_class = guarded_route(failed)
-app.include_router(webhooks)
 
 
 @app.get(

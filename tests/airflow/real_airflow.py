@@ -30,17 +30,15 @@ if TYPE_CHECKING:
     from .conftest import Project
 
 PORT = 18591
-WEBHOOK_SECRET = "whsec-canary-of-the-real-watch"
 SETTINGS = {
     "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin,nobody:",
     "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "6",  # how soon a dead triggerer's triggers are taken over
     "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
-    "LLM_PIPELINE_WEBHOOK_SECRET": WEBHOOK_SECRET,
     "AIRFLOW__METRICS__OTEL_ON": "True",
     "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
     "OTEL_METRIC_EXPORT_INTERVAL": "10000",
 }
-_WATCH = "watch: { poll_minutes: 60, quiet_minutes: 0 }\n"  # so that only the webhook, or a restart, makes it look
+_WATCH = "watch: { poll_minutes: 0.05, quiet_minutes: 0 }\n"
 
 
 @dataclass(frozen=True)

@@ -193,12 +193,10 @@ def test_pages_and_the_watch_name_the_same_connections(project, monkeypatch: pyt
 def test_the_doctor_says_where_each_secret_comes_from(deployment_file, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setenv("HF_TEST_TOKEN", KEY)
-    monkeypatch.setenv("LLM_PIPELINE_WEBHOOK_SECRET", KEY)
     found = {source.variable: source for source in secret_sources(load_yaml(deployment_file, Deployment))}
     assert {name: source.words for name, source in found.items()} == {
         "HF_TEST_TOKEN": "the environment, and Airflow's connection hub",
         "HF_TOKEN": "not set",
-        "LLM_PIPELINE_WEBHOOK_SECRET": "the environment",
         "VLLM_TEST_KEY": "Airflow's connection vllm, for what Airflow runs",
     }
     assert [name for name, source in found.items() if source.twice] == ["HF_TEST_TOKEN"]

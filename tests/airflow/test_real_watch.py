@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
 import pytest
-from real_airflow import WEBHOOK_SECRET, RealAirflow, publish, until
+from real_airflow import RealAirflow, publish, until
 
 from llm_pipeline.base import detached
 from llm_pipeline.demo.airflow_client import AirflowClient
@@ -37,11 +36,6 @@ class Scene:
 
     def publish(self, **changes: Any) -> str:
         return publish(self.airflow.hub, **changes)
-
-    def call_webhook(self, secret: str = WEBHOOK_SECRET) -> int:
-        body = {"repo": {"type": "model", "name": "demo/tiny"}}
-        url = f"{self.client.access.url}/llm-pipeline/webhooks/hub"
-        return httpx.post(url, json=body, headers={"X-Webhook-Secret": secret}).status_code
 
     def words(self) -> str:
         status = read_status(self.store, "watched")
@@ -80,14 +74,8 @@ def test_the_first_look_starts_nothing(scene):
     assert scene.runs() == []
 
 
-def test_a_webhook_with_a_wrong_secret_is_refused_though_no_route_asks_for_a_user(scene):
-    assert scene.call_webhook("wrong") == 403
-    assert scene.call_webhook("") == 403
-
-
 def test_a_commit_of_documentation_starts_nothing_and_the_page_says_so(scene):
     scene.publish(readme=b"# Tiny, in other words")
-    assert scene.call_webhook() == 202
     until(lambda: "changes nothing that counts" in scene.words())
     assert scene.runs() == []
     page = scene.client._send("GET", "/llm-pipeline/releases").text
@@ -97,7 +85,6 @@ def test_a_commit_of_documentation_starts_nothing_and_the_page_says_so(scene):
 
 def test_a_commit_of_weights_starts_a_release_of_exactly_that_commit(scene):
     commit = scene.publish(weights=8192)
-    scene.call_webhook()
     run = until(scene.runs)[0]
     assert until(lambda: scene.claimed_by(commit)) == f"{DAG}/{run['dag_run_id']}"
     assert run["run_type"] == "asset_triggered"
@@ -111,5 +98,5 @@ def test_past_a_killed_triggerer_no_commit_is_released_twice_and_none_is_missed(
     until(lambda: scene.claimed_by(commit))
     until(lambda: len(scene.resolved()) == 2)
     assert scene.resolved()[-1] == commit
-    until(lambda: scene.call_webhook() and "was released by run" in scene.words())
+    until(lambda: "was released by run" in scene.words())
     assert len(scene.runs()) == 2

@@ -10,7 +10,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,7 +33,7 @@ from llm_pipeline.hub.observe import list_commit
 from llm_pipeline.hub.watch import Start
 from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.record import ReleaseRecord, record_name
-from llm_pipeline.release.watch_record import Claim, call_webhook, claim_commit, read_status
+from llm_pipeline.release.watch_record import Claim, claim_commit, read_status
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers
@@ -106,8 +105,8 @@ class Watching:
                 if len(found) == most:
                     raise Killed
 
-        trigger._pause = pause
-        with contextlib.suppress(Killed):
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+            patch.setattr(asyncio, "sleep", pause)
             asyncio.run(follow())
         return found
 
@@ -261,34 +260,6 @@ def test_an_exception_that_nobody_expected_is_logged_once_and_the_watch_goes_on(
     assert [start.commit for start in watching.events(5, most=1)] == [commit]
     assert caplog.text.count("Traceback") == 1
     assert "hunter2" not in caplog.text
-
-
-def test_a_store_that_fails_while_the_watch_waits_does_not_end_it(watching, monkeypatch):
-    def fail(*_: object) -> str:
-        raise KeyError("called_at")
-
-    monkeypatch.setattr(watch_module, "webhook_revision", fail)
-    assert watching.trigger()._webhook_called() is False
-
-
-def test_a_webhook_makes_the_watch_look_at_once(watching, monkeypatch):
-    monkeypatch.setattr(watch_module, "WEBHOOK_LOOK_SECONDS", 0.1)
-    trigger = watching.trigger()
-
-    async def run() -> tuple[float, Start]:
-        events = trigger.run()
-        waiting = asyncio.ensure_future(anext(events))
-        await asyncio.sleep(0.8)
-        assert not waiting.done()
-        await asyncio.to_thread(watching.hub.publish, config__json=b"{}")
-        called = time.monotonic()
-        await asyncio.to_thread(call_webhook, watching.store, "tiny")
-        event = await asyncio.wait_for(waiting, 120)
-        return time.monotonic() - called, Start.model_validate(event.payload)
-
-    seconds, start = asyncio.run(run())
-    assert seconds < 120  # without the webhook, it looks after five minutes
-    assert "config.json" in start.reason
 
 
 def test_what_the_watch_decided_is_written_when_it_changes_and_shown_on_the_page(watching):

@@ -31,11 +31,9 @@ from llm_pipeline.hub.watch import (
 )
 from llm_pipeline.release.watch_record import (
     Claim,
-    call_webhook,
     claim_commit,
     read_claim,
     read_claims,
-    webhook_revision,
 )
 from llm_pipeline.store import ArtifactStore, open_store
 
@@ -388,15 +386,4 @@ def test_of_many_runs_that_claim_a_commit_at_once_one_gets_it_and_keeps_it(store
 def test_claims_are_those_of_one_config_the_oldest_first(store: ArtifactStore):
     for config, run, commit, minutes in (("tiny", "1", A, 5), ("tiny", "2", B, 1), ("tiny-2", "3", C, 2)):
         claim_commit(store, config, claim(run, commit, minutes))
-    call_webhook(store, "tiny")
     assert [one.run for one in read_claims(store, "tiny")] == ["2", "1"]
-
-
-def test_a_webhook_s_call_is_seen_by_its_watch_and_by_no_other(store: ArtifactStore):
-    seen = [webhook_revision(store, "tiny")]
-    for _ in range(2):
-        call_webhook(store, "tiny")
-        seen.append(webhook_revision(store, "tiny"))
-    assert seen[0] is None
-    assert len(set(seen)) == 3
-    assert webhook_revision(store, "other") is None

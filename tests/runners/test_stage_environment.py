@@ -24,7 +24,7 @@ from llm_pipeline.runners.stage_environment import command_environment, stage_en
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SECRETS = (
-    "HUB_TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUB_WEBHOOK", "SLACK_WEBHOOK", "SIGNING_PASSWORD", "ID_TOKEN",
+    "HUB_TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "SLACK_WEBHOOK", "SIGNING_PASSWORD", "ID_TOKEN",
     "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "PROMETHEUS_TOKEN", "GATEWAY_KEY", "IMAGE_KEY",
     "NVIDIA_API_KEY", "NGC_API_KEY", "KUBECONFIG", "DOCKER_AUTH_CONFIG", "AIRFLOW_CONN_DB", "AIRFLOW__CORE__FERNET_KEY",
     "DATABASE_URL", "GITHUB_TOKEN", "OPENAI_API_KEY", "PYTHON_KEYRING_PASSWORD", "OTHER",
@@ -71,7 +71,7 @@ def deployment_of(store: StoreModel, **given: Any) -> Deployment:
         state_root="/state",
         environments={"control": sys.executable},
         triton_home="/triton",
-        hub=HubAccess(token_variable="HUB_TOKEN", webhook_secret_variable="HUB_WEBHOOK"),
+        hub=HubAccess(token_variable="HUB_TOKEN"),
         notifications=Notifications(webhook_variable="SLACK_WEBHOOK"),
         **given,
     )
@@ -160,4 +160,4 @@ def test_a_pod_finds_secrets_empty_that_its_stage_does_not_need():
     withheld = withheld_secrets(request, deployment)
     manifest = job_manifest(environment, "image", request, job, withheld)
     empty = {one["name"] for one in manifest["spec"]["template"]["spec"]["containers"][0]["env"] if not one["value"]}
-    assert empty == withheld == {"HUB_TOKEN", "SIGNING_PASSWORD", "HUB_WEBHOOK", "SLACK_WEBHOOK"}
+    assert empty == withheld == {"HUB_TOKEN", "SIGNING_PASSWORD", "SLACK_WEBHOOK"}
