@@ -7,7 +7,7 @@ Plans are the median of several processes, from start to exit, on the committed 
 sizes that they state. One more reads a model of 70B on a hub of this machine, the headers of its 30 files by range; a
 hub that is far away adds some three times its round trip. Rendered
 is all that a GPU target's build and server are given: LLM args with their check against the recorded schema, the
-`trtllm-build` command, linted model repositories, launch plans and Kubernetes manifests. One line a goal; exit code 1
+`trtllm-build` command, model repositories, launch plans and Kubernetes manifests. One line a goal; exit code 1
 when one is missed.
 """
 

@@ -113,7 +113,6 @@ MINIMAL: dict[str, Case] = {
     "formats": (["formats", "--gpu", "H100-SXM5-80GB"], 0, "H100"),
     "doctor": (["doctor", "-d", "DIR/here.yaml"], 4, "no tritonserver here"),
     "init": (["init", "DIR/project", "--model", "a/b"], 0, "llm-pipeline plan"),
-    "lint-repo": (["lint-repo", "DIR/repository"], 4, "pip install 'llm-pipeline[control]'"),
     "render-args": (["render-args", "configs/targets/h100.yaml"], 0, "max_batch_size"),
     "render": (["render", "x", "--output", "DIR/r", "-d", "DIR/here.yaml"], 4, NEEDS_A_RELEASE),
     "pod": (["pod", "lay-out", f"k/{NOTHING}", "--store", "file://DIR/store", "--view", "DIR/v"], 5, NOTHING[:12]),

@@ -99,8 +99,8 @@ def test_every_argument_says_what_it_is():
 
 def test_names_keep_their_capitals_in_help(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
-        main(["lint-repo", "--help"])
-    assert "Find mistakes in a Triton model repository" in capsys.readouterr().out
+        main(["render-args", "--help"])
+    assert "Render targets' LLM args" in capsys.readouterr().out
 
 
 def test_plan_prints_json_for_programs(capsys: pytest.CaptureFixture[str]):

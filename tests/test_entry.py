@@ -227,7 +227,7 @@ def test_an_exception_that_nobody_expected_ends_every_program_with_5_and_a_trace
 
 @pytest.mark.parametrize(
     "command",
-    ["plan", "ls", "show", "verify", "diff", "report", "gc", "claims", "guard", "doctor", "formats", "lint-repo"],
+    ["plan", "ls", "show", "verify", "diff", "report", "gc", "claims", "guard", "doctor", "formats"],
 )
 def test_a_usage_error_of_a_command_is_bad_input(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

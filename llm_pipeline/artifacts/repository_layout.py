@@ -1,4 +1,4 @@
-"""Names and tensors of the model repositories that this package writes, lints and calls."""
+"""Names and tensors of the model repositories that this package writes and calls."""
 
 from __future__ import annotations
 
@@ -47,15 +47,6 @@ OPENVINO_FILES = (
 TOKENIZER_FILE = "tokenizer.json"
 """The model's tokenizer, where it has a fast one: the load test counts the tokens of made-up prompts by it."""
 
-LIMIT_PARAMETERS = (
-    "kv_cache_blocks",
-    "maximum_batched_tokens",
-    "maximum_queued_requests",
-    "maximum_sequences",
-    "maximum_tokens_per_request",
-)
-"""Parameters that `model.py` reads."""
-
 
 @dataclass(frozen=True)
 class Tensor:
@@ -79,6 +70,5 @@ OUTPUTS = (
     Tensor("text_output", "TYPE_STRING"),
     Tensor("output_tokens", "TYPE_INT32"),
     Tensor("finish_reason", "TYPE_STRING"),
-    Tensor("served_version", "TYPE_INT32"),
     Tensor("input_tokens", "TYPE_INT32"),
 )

@@ -102,7 +102,6 @@ _OURS: Mapping[Group, Mapping[str, str]] = {
         "local": "llm_pipeline.adapters.local.adapter:SERVER",
         "docker": "llm_pipeline.adapters.docker.adapter:SERVER",
         "kubernetes": "llm_pipeline.adapters.kubernetes.adapter:SERVER",
-        "existing": "llm_pipeline.adapters.existing_triton.adapter:ADAPTER",
         "openai": "llm_pipeline.adapters.openai.adapter:ADAPTER",
     },
     "runners": {

@@ -10,7 +10,7 @@
 | `approve`, `approve-step`, `pause`, `resume` | what a person decides of a release on its way (`production`) |
 | `events` | what happened to releases (`events`) |
 | `doctor` | what this host has of what a deployment asks for (`doctor`) |
-| `lint-repo`, `render-args`, `render`, `pod` | model repositories, LLM args, Kubernetes manifests (`serving`) |
+| `render-args`, `render`, `pod` | LLM args, Kubernetes manifests (`serving`) |
 | `runbook`, `schema`, `completion` | what errors mean; what editors and shells complete from (`editing`) |
 
 Exit codes: 0 GO, 1 NO_GO, 2 INCONCLUSIVE, 3 ANOMALOUS, 4 bad input (wrong arguments, too), 5 infrastructure (or

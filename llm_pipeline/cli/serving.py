@@ -1,10 +1,9 @@
-"""Commands for what serves models: model repositories, LLM args, Kubernetes manifests and their pods."""
+"""Commands for what serves models: LLM args, Kubernetes manifests and their pods."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +16,6 @@ from llm_pipeline.cli.options import (
     open_flow,
     sentence,
     write_files,
-    write_json,
-    write_lines,
 )
 
 if TYPE_CHECKING:
@@ -27,34 +24,9 @@ if TYPE_CHECKING:
 
 def add_commands(commands: Commands) -> None:
     """Add it to the parser."""
-    summary = "find mistakes in a Triton model repository, without a server"
-    linting = add_command(
-        commands,
-        "lint-repo",
-        _lint,
-        summary,
-        epilog="Exit code 1 if there is an error; warnings alone are 0, or 1 with --strict.",
-        json_too=True,
-        deployment=False,
-    )
-    linting.add_argument("directory", type=Path, metavar="DIR", help="the repository: a directory of models")
-    linting.add_argument("--strict", action="store_true", help="warnings count, too")
     _add_rendering(commands)
     _add_manifests(commands)
     _add_pods(commands)
-
-
-def _lint(options: argparse.Namespace) -> int:
-    from llm_pipeline.serving.lint import lint_repository_directory
-
-    findings = lint_repository_directory(options.directory)
-    errors = sum(finding.severity == "error" for finding in findings)
-    if options.json:
-        write_json([asdict(finding) for finding in findings])
-    else:
-        write_lines(map(str, findings))
-        sys.stdout.write(f"{errors} errors, {len(findings) - errors} warnings\n")
-    return ExitCode.NO_GO if errors or (options.strict and findings) else ExitCode.GO
 
 
 def _add_rendering(commands: Commands) -> None:

@@ -16,11 +16,10 @@ class Endpoint(ConfigModel):
 
     Attributes:
         url: Base URL of its HTTP endpoint, e.g. `http://127.0.0.1:8000`; for OpenAI's API what comes before `/v1`.
-        grpc: Its gRPC endpoint as `host:port`; None when it is not reached that way.
         metrics_url: URL of its Prometheus metrics; None when they cannot be read.
         dcgm_url: URL of the metrics of DCGM's exporter on its host; None without one.
-        header_variables: HTTP headers (gRPC metadata) that every request carries, each with the environment variable
-            that holds its value: restricted APIs and gateways ask for some. The values are written nowhere.
+        header_variables: HTTP headers that every request carries, each with the environment variable
+            that holds its value: gateways ask for some. The values are written nowhere.
         api_key_variable: Environment variable with an API key, sent as `Authorization: Bearer ...`; None for none. The
             key is written nowhere.
         api_key_connection: Airflow connection whose password is that key, for what Airflow runs: it is put into the
@@ -31,7 +30,6 @@ class Endpoint(ConfigModel):
     """
 
     url: PlainUrl
-    grpc: str | None = Field(default=None, pattern=r"^[A-Za-z0-9.\-\[\]:]+:\d+$", max_length=300)
     metrics_url: PlainUrl | None = None
     dcgm_url: PlainUrl | None = None
     header_variables: Annotated[dict[Word, VariableName], Field(max_length=64)] = Field(default={})

@@ -1,6 +1,6 @@
-"""Where a staging server runs: on this host, in a container of it, on a cluster, or where one runs already.
+"""Where a staging server runs: on this host, in a container of it, or on a cluster.
 
-The kind decides; ports without a kind are a server of this host.
+The kind decides, `openai` being a server that runs already; ports without a kind are a server of this host.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class EngineAdapter(Adapter):
         config: The model of the target's `engine_options`.
         open: The builder, of these options; the engine's libraries are imported when it is called.
         write_repository: Writes what Triton serves of an engine, of `(engine, directory)`: see `PackagedEngine` and
-            `write_served_model` in `llm_pipeline.serving.repositories.packaged`. Returns the artifacts that are linked
+            `write_served_model` in `llm_pipeline.serving.model_repository`. Returns the artifacts that are linked
             instead of copied, by their place in the directory.
         judge: Whether a recipe is legal on a target, of an `Asked` of `llm_pipeline.planning.compatibility`; None where
             `problems` and `warnings` of the options say it.
@@ -84,7 +84,6 @@ class EngineAdapter(Adapter):
         reads: Options that it reads of `runtime`, `build` and `serving` of a target; `plan` warns of others that are
             set. Options of an option are named one by one (`kv_cache.reuse_blocks`) or all (`kv_cache.*`). It reads the
             whole of a section that is not named.
-        files: Files that must lie beside the served model's `model.py`.
         tools: Distributions of the build's environment whose versions decide what is built: a part of the stage key.
         ranks: How the ranks of an instance start: by the engine `inside` one server; by MPI, in `servers` of their own;
             or by TensorRT-LLM's `launcher`, where they are on several hosts.
@@ -109,7 +108,6 @@ class EngineAdapter(Adapter):
     beside_triton: bool = False
     words: str = ""
     reads: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    files: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
     ranks: Literal["inside", "servers", "launcher"] = "inside"
     models: tuple[str, ...] = (MODEL_NAME,)

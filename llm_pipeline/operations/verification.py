@@ -20,7 +20,7 @@ from llm_pipeline.canary.slots import ChecksAnswers, SlotControl, slot_endpoint,
 from llm_pipeline.inspection.verification import verify_reference
 from llm_pipeline.operations.place_status import Health, PlaceStatus
 from llm_pipeline.operations.status import deployment_status
-from llm_pipeline.serving.identity import require_served
+from llm_pipeline.serving.endpoint_access import require_served
 from llm_pipeline.serving.repository_links import read_links
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.pointers import Pointer, Pointers

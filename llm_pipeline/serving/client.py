@@ -71,7 +71,6 @@ class Generation:
         first_token_seconds: First chunk with text in it; None without one.
         total_seconds: Until the last byte.
         chunk_seconds: Arrival of every chunk.
-        served_version: Model version that answered, 0 if it did not say.
     """
 
     text: str = ""
@@ -83,7 +82,6 @@ class Generation:
     first_token_seconds: float | None = None
     total_seconds: float = 0.0
     chunk_seconds: tuple[float, ...] = ()
-    served_version: int = 0
 
     @property
     def ok(self) -> bool:
@@ -104,7 +102,6 @@ class _Reading:
     status: int = 0
     error: str = ""
     first_token_seconds: float | None = None
-    served_version: int = 0
 
     def elapsed(self) -> float:
         return time.perf_counter() - self.sent_at
@@ -120,7 +117,7 @@ class _Reading:
         if piece is None:
             return
         self.output_tokens += piece.tokens
-        self.finish_reason, self.served_version = piece.finish_reason, piece.served_version
+        self.finish_reason = piece.finish_reason
         self.chunk_seconds.append(now)
         self.texts.append(piece.text)
         if piece.text and self.first_token_seconds is None:
@@ -146,7 +143,6 @@ class _Reading:
             first_token_seconds=self.first_token_seconds,
             total_seconds=self.elapsed(),
             chunk_seconds=tuple(self.chunk_seconds),
-            served_version=self.served_version,
         )
 
 

@@ -1,7 +1,10 @@
-"""What a client needs to access an endpoint (headers, TLS), and the metrics of the model that it serves.
+"""What a client needs to access an endpoint (headers, TLS), which repository it serves, and its metrics.
 
-The values of headers come from the environment. They are checked here, because HTTP and gRPC libraries put a value
-that they reject into their exception.
+The values of headers come from the environment. They are checked here, because HTTP libraries put a value that they
+reject into their exception.
+
+A Triton is started with a name (`GET /v2`) that holds its repository's digest. A server with OpenAI's API states no
+digest: it must have the model that the endpoint names, and the golden outputs show whether that is the release's model.
 """
 
 from __future__ import annotations
@@ -10,7 +13,6 @@ import json
 import ssl
 from collections.abc import Mapping
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
 from llm_pipeline.base.bounded_http import HttpAnswer, call
@@ -53,22 +55,6 @@ def tls_context(endpoint: Endpoint) -> ssl.SSLContext | None:
         raise _unreadable(endpoint, error) from error
 
 
-def grpc_security(endpoint: Endpoint) -> dict[str, Any]:
-    """Options of `tritonclient.grpc` for an endpoint's TLS, which a `ca_file` or an https URL means; none without.
-
-    Raises:
-        ConfigError: The file of certificates cannot be read.
-    """
-    if endpoint.ca_file is None and not endpoint.url.startswith("https://"):
-        return {}
-    try:
-        if endpoint.ca_file is not None:
-            Path(endpoint.ca_file).read_bytes()
-    except OSError as error:
-        raise _unreadable(endpoint, error) from error
-    return {"ssl": True, "root_certificates": endpoint.ca_file}
-
-
 def active_requests(endpoint: Endpoint, *, seconds: float = 5.0) -> int | None:
     """Requests that wait or run, from the server's own metrics; None if they cannot be read or do not tell.
 
@@ -101,6 +87,33 @@ _LONGEST_ANSWER_BYTES = 4 * 1024 * 1024
 _DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE,
          HTTPStatus.GATEWAY_TIMEOUT)  # fmt: skip
+
+
+def served_name(digest: str) -> str:
+    """The name that a server of this repository is started with."""
+    return f"llm_pipeline:{digest}"
+
+
+def require_served(endpoint: Endpoint, digest: str) -> None:
+    """Check that an endpoint serves the repository of this digest, before anything is measured on it.
+
+    Raises:
+        IntegrityError: It serves another repository, or does not say which.
+        Transient, ConfigError: As `ask`.
+    """
+    if endpoint.openai_model is not None:
+        require_model(endpoint)
+        return
+    try:
+        name = str(json.loads(ask(endpoint, "/v2").body)["name"])
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise IntegrityError("this is not a Triton server", where=endpoint.url) from error
+    if name != served_name(digest):
+        raise IntegrityError(
+            f"the server there is {name!r}, not one of repository {digest[:12]}",
+            where=endpoint.url,
+            hint="run the staging stage of this release again",
+        )
 
 
 def require_model(endpoint: Endpoint) -> int | None:

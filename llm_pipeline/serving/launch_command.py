@@ -16,7 +16,7 @@ from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.model import ConfigModel, Port
 from llm_pipeline.config.target import EngineBuilderName, Target
 from llm_pipeline.engines.builder import engine_adapter
-from llm_pipeline.serving.identity import served_name
+from llm_pipeline.serving.endpoint_access import served_name
 
 LaunchMode = Literal["single", "leader", "orchestrator", "multi_node_launcher"]
 _SERVER = "/opt/tritonserver/bin/tritonserver"

@@ -1,47 +1,50 @@
-"""Triton model repositories: written through the protobuf that the server itself parses, and linted before use.
+"""Triton model repositories, written through the protobuf that the server itself parses.
 
 Every repository holds the model `llm`: `llm/config.pbtxt`, `llm/1/model.py` and `llm/1/engine/engine.json`, and beside
 `llm/` the golden prompts, `release.json` (facts for people and tools) and, where weights are not copied, `links.json`.
-The rest is written by the engine's adapter. A repository is read-only once written.
+The rest is written by the engine's adapter, with `write_served_model`. A repository is read-only once written.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_pipeline.artifacts import golden as golden_prompts
-from llm_pipeline.artifacts.engine_description import ENGINE_FILE, EngineDescription
+from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.artifacts.repository_layout import (
     BASE_FILES,
-    CONFIG_FILE,
+    CHECKPOINT_DIRECTORY,
+    COMPILED_DIRECTORY,
     ENGINE_DIRECTORY,
+    FACT_PREFIX,
     FACTS_FILE,
     INPUTS,
-    LIMIT_PARAMETERS,
     MODEL_FILE,
     MODEL_NAME,
     MODEL_VERSION,
     OUTPUTS,
+    Tensor,
 )
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.target import Target
+from llm_pipeline.config.serving_options import ServingOptions
+from llm_pipeline.config.target import EngineLimits, Target
 from llm_pipeline.engines.builder import engine_adapter
-from llm_pipeline.serving.lint import lint_repository_directory
-from llm_pipeline.serving.lint.parsing import enum_name
-from llm_pipeline.serving.lint.repository import ModelSource, read_repository
-from llm_pipeline.serving.repositories.packaged import Fact, PackagedEngine
-from llm_pipeline.serving.repository_links import read_links, write_links
+from llm_pipeline.serving.repository_links import write_links
+from llm_pipeline.serving.triton_config.inflight_batcher import write_config
 
 if TYPE_CHECKING:
-    from tritonclient.grpc.model_config_pb2 import ModelConfig
+    from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 
-__all__ = ["Fact", "RepositoryFacts", "lint_repository", "write_repository"]
+Fact = str | int | float | bool | None
+
+_CODE = Path(__file__).parent / "models"
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def write_repository(
     *,
     engine_ref: ArtifactRef,
 ) -> RepositoryFacts:
-    """Write the model repository of an engine into the new directory `destination`, and lint it.
+    """Write the model repository of an engine into the new directory `destination`.
 
     Args:
         engine: The engine directory, with `engine.json`.
@@ -85,7 +88,7 @@ def write_repository(
         engine_ref: The engine's name in the store, for what is linked and not copied.
 
     Raises:
-        IntegrityError: The engine is not one, or the result breaks a rule of the server.
+        IntegrityError: The engine is not one.
         ConfigError: Options of the target do not fit together.
     """
     packaged = PackagedEngine(engine, engine_ref, EngineDescription.read(engine), target, facts)
@@ -93,8 +96,6 @@ def write_repository(
     write_links(destination, engine_adapter(packaged.description.facts.builder).write_repository(packaged, destination))
     golden_prompts.write_golden(destination, golden)
     (destination / FACTS_FILE).write_text(json.dumps(dict(facts), indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    if problems := lint_repository(destination):
-        raise IntegrityError("the model repository breaks the server's rules: " + "; ".join(problems), where="package")
     files = [path for path in destination.rglob("*") if path.is_file()]
     return RepositoryFacts(
         model=MODEL_NAME,
@@ -106,89 +107,144 @@ def write_repository(
     )
 
 
-_NEVER_OURS = ("symbolic_link", "tensor_twice")
-"""Rules that only warn in other people's repositories."""
+@dataclass(frozen=True)
+class PackagedEngine:
+    """An engine that is written into a model repository.
+
+    Attributes:
+        directory: Its files.
+        ref: Its name in the store, for repositories that link to it.
+        description: Its `engine.json`.
+        target: What serves it, with the limits and options of now.
+        facts: Shown as parameters `fact_<name>` of the model.
+    """
+
+    directory: Path
+    ref: ArtifactRef
+    description: EngineDescription
+    target: Target
+    facts: Mapping[str, Fact]
+
+    @property
+    def limits(self) -> EngineLimits:
+        """The target's limits; no request may be longer than the model's context."""
+        limits = self.target.limits
+        tokens = min(limits.maximum_tokens_per_request, self.description.facts.context_length)
+        return limits.model_copy(update={"maximum_tokens_per_request": tokens})
 
 
-def lint_repository(directory: Path) -> list[str]:
-    """Every rule that the model repository in `directory` breaks; empty for a sound one."""
-    if not (directory / MODEL_NAME / CONFIG_FILE).is_file():
-        return [f"{MODEL_NAME}/{CONFIG_FILE} is missing"]
-    general = [*_general_problems(directory)]
-    model = read_repository(directory).models[MODEL_NAME]
-    if not model.is_readable:
-        return general
-    return [*general, *_config_problems(model.config), *_file_problems(model), *_link_problems(directory)]
+def write_served_model(
+    engine: PackagedEngine,
+    code: str | Path,
+    repository: Path,
+    *,
+    parameters: Mapping[str, str] | None = None,
+    instances: int = 1,
+) -> Path:
+    """Write the model `llm` and the engine's description; returns its version directory.
+
+    Args:
+        engine: The engine.
+        code: Its `model.py`: the file, or the name of one of `serving/models`.
+        repository: The model repository.
+        parameters: Parameters of the model beside limits and facts.
+        instances: Engines side by side, each with GPUs of its own.
+    """
+    version = repository / MODEL_NAME / str(MODEL_VERSION)
+    (version / ENGINE_DIRECTORY).mkdir(parents=True)
+    engine.description.write(version / ENGINE_DIRECTORY)
+    copy_code(code, version / MODEL_FILE)
+    for file in BASE_FILES:
+        copy_code(file.removesuffix(".py"), version / file)
+    write_config(served_config(engine, parameters or {}, instances), repository / MODEL_NAME)
+    return version
 
 
-def _general_problems(directory: Path) -> Iterator[str]:
-    """Broken rules of any repository; two that only warn elsewhere are errors in ours."""
-    for finding in lint_repository_directory(directory):
-        if finding.severity == "error" or finding.rule in _NEVER_OURS:
-            yield f"{finding.place} {finding.rule}: {finding.message}"
+def write_batched(engine: PackagedEngine, repository: Path, *, code: Mapping[str, str]) -> dict[str, ArtifactRef]:
+    """Write the model; returns what it links to.
+
+    Args:
+        engine: The engine.
+        repository: The model repository.
+        code: Names of files of `serving/models`, and what they are called beside `model.py`.
+
+    Raises:
+        IntegrityError: The engine names no checkpoint.
+    """
+    checkpoint = engine.description.checkpoint
+    if checkpoint is None:
+        raise IntegrityError("the engine names no checkpoint", where=str(engine.directory))
+    serving = engine.target.serving
+    parameters = {
+        **text_switches(serving),
+        "cancellation_check_milliseconds": str(serving.cancellation_check_milliseconds),
+    }
+    version = write_served_model(engine, "batched_model", repository, parameters=parameters)
+    for name, file in code.items():
+        copy_code(name, version / file)
+    if (engine.directory / COMPILED_DIRECTORY).is_dir():
+        shutil.copytree(engine.directory / COMPILED_DIRECTORY, version / ENGINE_DIRECTORY / COMPILED_DIRECTORY)
+    return {f"{MODEL_NAME}/{MODEL_VERSION}/{CHECKPOINT_DIRECTORY}": checkpoint}
 
 
-def _config_problems(config: ModelConfig) -> Iterator[str]:
-    if config.backend != "python":
-        yield f"backend is {config.backend!r}; {MODEL_FILE} needs python"
-    if not config.model_transaction_policy.decoupled:
-        yield "the transaction policy is not decoupled: streaming would abort"
-    if config.max_batch_size != 0:
-        yield f"max_batch_size is {config.max_batch_size}: the engine batches by itself, so it must be 0"
-    sets = [one for one in config.parameters["gpu_device_ids"].string_value.split(";") if one]
-    if any(group.kind != group.KIND_CPU or group.count != (len(sets) or 1) for group in config.instance_group):
-        yield (
-            f"the instance group must be {len(sets) or 'one'} of KIND_CPU, one for each set of gpu_device_ids: "
-            "every instance loads an engine of its own"
-        )
-    for name in LIMIT_PARAMETERS:
-        if not config.parameters[name].string_value.isdecimal():
-            yield f"parameter {name} is missing or not a whole number"
-    yield from _tensor_problems(config)
-
-
-def _tensor_problems(config: ModelConfig) -> Iterator[str]:
+def served_config(engine: PackagedEngine, parameters: Mapping[str, str], instances: int = 1) -> ModelConfig:
+    """The configuration of the model `llm` as Triton's own message."""
     from tritonclient.grpc import model_config_pb2 as messages
 
-    for kind, want, have in (("input", INPUTS, config.input), ("output", OUTPUTS, config.output)):
-        tensors = {tensor.name: tensor for tensor in have}
-        for tensor in want:
-            found = tensors.pop(tensor.name, None)
-            if found is None:
-                yield f"{kind} {tensor.name} is missing"
-            elif (enum_name(messages.DataType, found.data_type), tuple(found.dims)) != (
-                tensor.data_type,
-                tensor.dimensions,
-            ):
-                yield f"{kind} {tensor.name} is not {tensor.data_type} {list(tensor.dimensions)}"
-            elif kind == "input" and found.optional != tensor.optional:
-                yield f"input {tensor.name} must be {'optional' if tensor.optional else 'required'}"
-        yield from (f"{kind} {name} is not one that {MODEL_FILE} knows" for name in tensors)
+    config = messages.ModelConfig(
+        name=MODEL_NAME,
+        backend="python",
+        max_batch_size=0,
+        input=[_input(tensor) for tensor in INPUTS],
+        output=[_output(tensor) for tensor in OUTPUTS],
+        instance_group=[messages.ModelInstanceGroup(kind=messages.ModelInstanceGroup.KIND_CPU, count=instances)],
+    )
+    config.model_transaction_policy.decoupled = True
+    config.version_policy.latest.num_versions = 1
+    for name, value in {**_limit_parameters(engine.limits), **parameters, **_shown(engine.facts)}.items():
+        config.parameters[name].string_value = value
+    return config
 
 
-def _file_problems(model: ModelSource) -> Iterator[str]:
-    for version in model.versions:
-        for name in _needed(version):
-            path = version / name
-            if not path.is_file() or path.stat().st_size == 0:
-                yield f"{version.name}/{name} is missing or empty"
+def text_switches(serving: ServingOptions) -> dict[str, str]:
+    """Parameters that say how a model of a GPU engine tokenizes and detokenizes."""
+    switches = {
+        "add_special_tokens": serving.add_special_tokens,
+        "skip_special_tokens": serving.skip_special_tokens,
+    }
+    return {name: str(value).lower() for name, value in switches.items()}
 
 
-def _needed(version: Path) -> tuple[str, ...]:
-    """What must lie beside `model.py`, which says itself what it reads."""
-    try:
-        builder = EngineDescription.read(version / ENGINE_DIRECTORY).facts.builder
-    except IntegrityError:
-        return (*BASE_FILES, f"{ENGINE_DIRECTORY}/{ENGINE_FILE}")
-    return (*BASE_FILES, *engine_adapter(builder).files)
+def copy_code(code: str | Path, destination: Path) -> None:
+    """Copy a file, or one of `serving/models` by its name."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(code if isinstance(code, Path) else _CODE / f"{code}.py", destination)
 
 
-def _link_problems(directory: Path) -> Iterator[str]:
-    try:
-        links = read_links(directory)
-    except IntegrityError as error:
-        yield error.message
-        return
-    yield from (f"{name} is linked, but it is there already" for name in links if (directory / name).exists())
-    yield from (f"{name} is linked, but its directory is missing" for name in links
-                if not (directory / name).parent.is_dir())  # fmt: skip
+def _limit_parameters(limits: EngineLimits) -> dict[str, str]:
+    """Python backends see parameters as strings; zero blocks let the runtime size its KV cache."""
+    numbers = {**limits.model_dump(), "kv_cache_blocks": limits.kv_cache_blocks or 0}
+    return {name: str(value) for name, value in numbers.items()}
+
+
+def _shown(facts: Mapping[str, Fact]) -> dict[str, str]:
+    return {f"{FACT_PREFIX}{name}": "" if value is None else str(value) for name, value in facts.items()}
+
+
+def _input(tensor: Tensor) -> ModelInput:
+    from tritonclient.grpc import model_config_pb2 as messages
+
+    return messages.ModelInput(
+        name=tensor.name,
+        data_type=messages.DataType.Value(tensor.data_type),
+        dims=tensor.dimensions,
+        optional=tensor.optional,
+    )
+
+
+def _output(tensor: Tensor) -> ModelOutput:
+    from tritonclient.grpc import model_config_pb2 as messages
+
+    return messages.ModelOutput(
+        name=tensor.name, data_type=messages.DataType.Value(tensor.data_type), dims=tensor.dimensions
+    )

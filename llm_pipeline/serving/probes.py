@@ -1,6 +1,6 @@
 """Probes of a staged server: real requests whose answers are checked, because Triton's health says too little.
 
-A dead stub, a wrong engine or a model that ignores `max_tokens` are all "ready". What is probed: this version answers,
+A dead stub, a wrong engine or a model that ignores `max_tokens` are all "ready". What is probed: it answers,
 greedy outputs equal the golden ones, streams equal whole answers, answers end at `max_tokens` and at stop words, bad
 requests are refused with a reason, a client that goes away frees what it held, answers are generated and not replayed,
 and at the end the server still answers.
@@ -35,7 +35,6 @@ async def probe(
     golden: Sequence[GoldenPrompt],
     policy: StagingPolicy,
     *,
-    version: int | None = None,
     timeout_seconds: float = 30.0,
 ) -> Judgement:
     """Probe the server at `endpoint`.
@@ -44,7 +43,6 @@ async def probe(
         endpoint: Its addresses; without metrics, cancellation is INCONCLUSIVE.
         golden: Prompts with the outputs that were judged before.
         policy: How many must match.
-        version: The model version that must answer; None for any, as long as it is one.
         timeout_seconds: Longest time for one answer.
 
     Raises:
@@ -56,7 +54,7 @@ async def probe(
         if first.verdict is not Verdict.GO:
             return judge(f"The server does not generate: {first.detail}", [first])
         facts = [
-            *await golden_outputs(served, policy, version),
+            await golden_outputs(served, policy),
             await streams_equal(served),
             await length_is_kept(served),
             await stop_words_end(served),
@@ -99,19 +97,14 @@ _JSON = {"Content-Type": "application/json"}
 _CHARACTERS_A_TOKEN = 16
 
 
-async def golden_outputs(served: Served, policy: StagingPolicy, version: int | None) -> tuple[Evidence, Evidence]:
-    """Whether greedy outputs equal those that the gate judged, and come from one version of the model."""
-    answers = await served.ask_golden(served.golden)
-    return _parity(served.golden, answers, policy), _one_version(answers, version)
-
-
-def _parity(golden: Sequence[GoldenPrompt], answers: Sequence[Generation], policy: StagingPolicy) -> Evidence:
-    limit = policy.golden_match_fraction
+async def golden_outputs(served: Served, policy: StagingPolicy) -> Evidence:
+    """Whether greedy outputs equal those that the gate judged."""
+    golden, limit = served.golden, policy.golden_match_fraction
     if not golden:
         return Evidence(
             name=GOLDEN_OUTPUTS, verdict=Verdict.INCONCLUSIVE, limit=limit, detail="There are no golden prompts."
         )
-    pairs = list(zip(golden, answers, strict=True))
+    pairs = list(zip(golden, await served.ask_golden(golden), strict=True))
     different = [(prompt, answer) for prompt, answer in pairs if _common(prompt, answer) < 1.0]
     share, few = 1.0 - len(different) / len(pairs), len(pairs) < policy.minimum_golden_prompts
     detail = f"{len(pairs)} prompts, {policy.minimum_golden_prompts} are needed. " if few else ""
@@ -160,24 +153,6 @@ def _first_difference(one: str, other: str) -> int:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
-
-
-def _one_version(answers: Sequence[Generation], version: int | None) -> Evidence:
-    name = "one version answers"
-    seen = sorted({answer.served_version for answer in answers if answer.ok})
-    if not seen:
-        return Evidence(name=name, verdict=Verdict.INCONCLUSIVE, unit="version", detail="No request was answered.")
-    right = len(seen) == 1 and seen[0] > 0 and version in (None, seen[0])
-    versions = ", ".join(str(number) if number else "one without a name" for number in seen)
-    return Evidence(
-        name=name,
-        verdict=Verdict.GO if right else Verdict.NO_GO,
-        measured=float(seen[0]),
-        limit=None if version is None else float(version),
-        unit="version",
-        samples=len(answers),
-        detail="" if right else f"Versions that answered: {versions}.",
-    )
 
 
 async def streams_equal(served: Served) -> Evidence:

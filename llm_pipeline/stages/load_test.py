@@ -107,7 +107,7 @@ def run(context: StageContext[LoadTestConfig]) -> StageOutput:
     from llm_pipeline.loadtest.token_counter import open_counter
     from llm_pipeline.loadtest.windows import Windows
     from llm_pipeline.loadtest.workload import TrafficSource
-    from llm_pipeline.serving.identity import require_served
+    from llm_pipeline.serving.endpoint_access import require_served
     from llm_pipeline.serving.repository_links import fetch_links
 
     context = _drawn_anew(context)

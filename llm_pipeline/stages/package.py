@@ -44,10 +44,10 @@ class PackageConfig(ConfigModel):
 
 
 def run(context: StageContext[PackageConfig]) -> StageOutput:
-    """Write and lint the model repository.
+    """Write the model repository.
 
     Raises:
-        IntegrityError: The evaluation has no generative item, or the repository breaks a rule of the server.
+        IntegrityError: The evaluation has no generative item.
     """
     from llm_pipeline.serving.model_repository import write_repository  # here: a plan reads this module for its request
 
@@ -70,7 +70,7 @@ def run(context: StageContext[PackageConfig]) -> StageOutput:
     )
     seconds = time.monotonic() - started
     log.info("wrote the model repository", megabytes=written.bytes / 1e6, files=written.files,
-             golden_prompts=written.golden_prompts, rules_broken=0,
+             golden_prompts=written.golden_prompts,
              maximum_tokens_per_request=written.maximum_tokens_per_request)  # fmt: skip
     return StageOutput(
         artifacts={"repository": Produced("model_repository", destination)},

@@ -67,7 +67,7 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     from llm_pipeline.accuracy.table import format_comparison
     from llm_pipeline.artifacts.items import read_items
     from llm_pipeline.base.progress import Progress
-    from llm_pipeline.serving.identity import require_served
+    from llm_pipeline.serving.endpoint_access import require_served
 
     config = context.config
     require_served(config.endpoint, config.repository_digest)

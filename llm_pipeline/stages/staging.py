@@ -22,7 +22,7 @@ from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.config.target import Target
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 from llm_pipeline.serving.control import Candidate, ServerControl, StagedServer, StagingSlot, open_control
-from llm_pipeline.serving.identity import require_served
+from llm_pipeline.serving.endpoint_access import require_served
 from llm_pipeline.serving.kubernetes_manifests.released import ServedRelease
 from llm_pipeline.serving.repository_links import fetch_links, refuse_other_host
 from llm_pipeline.serving.triton_server import SlotBusy
@@ -136,7 +136,7 @@ def _probe(context: StageContext[StagingConfig], server: StagedServer) -> tuple[
     golden = read_golden(context.inputs["repository"])
     started = time.monotonic()
     require_served(server.endpoint, server.digest)
-    judgement = asyncio.run(probe(server.endpoint, golden, context.config.policy, version=server.version))
+    judgement = asyncio.run(probe(server.endpoint, golden, context.config.policy))
     return judgement, time.monotonic() - started
 
 

@@ -15,7 +15,7 @@ from llm_pipeline.canary.moving import Retired, Site, retire
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.slots import TritonSlots
 from llm_pipeline.config.policy import Policy
-from llm_pipeline.serving.identity import served_name
+from llm_pipeline.serving.endpoint_access import served_name
 from llm_pipeline.serving.slot_fence import FencingToken
 
 PRODUCTION = Path(__file__).parents[2] / "configs" / "policies" / "production.yaml"

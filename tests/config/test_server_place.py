@@ -11,7 +11,6 @@ from pydantic import TypeAdapter, ValidationError
 from llm_pipeline.adapters.aws.adapter import AwsAlbPlace, CloudWatchSource
 from llm_pipeline.adapters.docker.adapter import DockerServer
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace, EnvoySource, ExistingEnvoyPlace
-from llm_pipeline.adapters.existing_triton.adapter import ExistingServer
 from llm_pipeline.adapters.gateway_api.adapter import GatewayApiPlace
 from llm_pipeline.adapters.istio.adapter import IstioPlace
 from llm_pipeline.adapters.kubernetes.adapter import KubernetesServer
@@ -31,7 +30,6 @@ KINDS: dict[str, TypeAdapter[Any]] = {
 }  # fmt: skip
 EXAMPLE = Path(__file__).parents[2] / "configs" / "deployments" / "gpu-cluster.yaml"
 PORTS = {"http": 18400, "grpc": 18401, "metrics": 18402}
-EXISTING = {"kind": "existing", "endpoint": {"url": "http://t:8000"}, "repository": "/models"}
 
 
 def place(staging: Any, comparison: ServerPorts | None = None) -> TargetPlace:
@@ -67,7 +65,7 @@ def test_each_example_of_the_gpu_cluster_is_a_place_of_its_kind():
     examples = [(key, yaml.safe_load(f"{key}:{text}")[key]) for key, text in found]
     kinds = [type(KINDS[key].validate_python(example)) for key, example in examples]
     assert kinds == [
-        LocalServer, DockerServer, KubernetesServer, ExistingServer, OpenAiServer,
+        LocalServer, DockerServer, KubernetesServer, OpenAiServer,
         EnvoyPlace, ExistingEnvoyPlace, GatewayApiPlace, IstioPlace, AwsAlbPlace,
         PrometheusSource, CloudWatchSource, EnvoySource,
     ]  # fmt: skip
@@ -80,21 +78,6 @@ def test_only_what_runs_on_this_host_takes_its_ports():
     }  # fmt: skip
     assert {*PORTS.values()} <= set(place({"kind": "docker", **PORTS}).ports())
     assert list(place({"kind": "kubernetes"}).servers_here()) == ["blue", "green"]
-    assert list(place(EXISTING).servers_here()) == ["blue", "green"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"control": "grpc"}, "needs endpoint.grpc"),
-        ({"repository": "s3://models/a", "link": True}, "no links in S3"),
-        ({"repository": "models"}, "repository"),
-        ({"kind": "elsewhere"}, "kind"),
-    ],
-)
-def test_what_cannot_be_is_refused(changes, problem):
-    with pytest.raises(ValidationError, match=problem):
-        PLACE.validate_python({**EXISTING, **changes})
 
 
 def test_a_container_reads_nothing_else_of_the_host():
@@ -132,7 +115,7 @@ def test_slots_are_two_servers_with_openais_api_of_one_model_name() -> None:
         (openai_slot(url="http://10.0.0.2:8000/v1"), "url must end before /v1"),
         (openai_slot(url="http://10.0.0.2:8000/openai"), "without a path such as /openai"),
         (openai_slot(url="http://10.0.0.2:8000", openai_model=None), "openai_model must name"),
-        ({"kind": "existing", "endpoint": {"url": "http://10.0.0.2:8000"}}, "Input should be 'openai'"),
+        ({"kind": "kubernetes", "endpoint": {"url": "http://10.0.0.2:8000"}}, "Input should be 'openai'"),
         ({"http": 20000, "grpc": 20001}, "green.metrics"),
     ],
 )

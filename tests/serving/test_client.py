@@ -12,7 +12,7 @@ REQUEST = GenerationRequest("2+2=", 3)
 
 
 def chunk(text: str, tokens: int = 1, reason: str = "") -> dict:
-    return {"text_output": text, "output_tokens": tokens, "finish_reason": reason, "served_version": 1}
+    return {"text_output": text, "output_tokens": tokens, "finish_reason": reason}
 
 
 WHOLE = (chunk("a"), chunk("b"), chunk("c", 1, "length"))

@@ -12,17 +12,21 @@ import pytest
 from aiohttp import web
 from scripted_answers import answering
 
-from llm_pipeline.adapters.existing_triton.model_control import open_model_control
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
-from llm_pipeline.serving.endpoint_access import active_requests, grpc_security, request_headers, tls_context
-from llm_pipeline.serving.identity import require_served, served_name
+from llm_pipeline.serving.endpoint_access import (
+    active_requests,
+    request_headers,
+    require_served,
+    served_name,
+    tls_context,
+)
 from llm_pipeline.serving.probing import Served, departures_free
 
 SECRET = "5esame-0pen"
-CHUNK = {"text_output": "a", "output_tokens": 1, "finish_reason": "length", "served_version": 1}
+CHUNK = {"text_output": "a", "output_tokens": 1, "finish_reason": "length"}
 
 
 @pytest.fixture(scope="module")
@@ -93,18 +97,15 @@ def test_a_certificate_that_nobody_vouches_for_is_an_error_of_the_request(certif
     assert SECRET not in answer.error
 
 
-def test_identity_and_model_control_are_let_in_the_same_way(certificate):
-    async def both() -> bool:
+def test_identity_is_let_in_the_same_way(certificate):
+    async def ask() -> None:
         async with gateway(certificate) as endpoint:
             await asyncio.to_thread(require_served, endpoint, "c" * 64)
-            control = open_model_control(endpoint, timeout_seconds=5)
-            ready = await asyncio.to_thread(control.is_ready, "llm", 1)
-            distrustful = open_model_control(endpoint.model_copy(update={"ca_file": None}), timeout_seconds=5)
+            distrustful = endpoint.model_copy(update={"ca_file": None})
             with pytest.raises(Transient, match="CERTIFICATE_VERIFY_FAILED"):
-                await asyncio.to_thread(distrustful.is_ready, "llm", 1)
-            return ready
+                await asyncio.to_thread(require_served, distrustful, "c" * 64)
 
-    assert asyncio.run(both())
+    asyncio.run(ask())
 
 
 @pytest.mark.parametrize("value", ["sec\nret", "sec\x00ret", "geheim\u00e4", " padded"])
@@ -121,11 +122,10 @@ def test_a_value_that_no_header_may_hold_is_refused_by_the_name_of_its_variable(
 
 def test_certificates_that_cannot_be_read_are_named_before_anything_is_asked(tmp_path):
     endpoint = Endpoint(url="https://127.0.0.1:9", ca_file=str(tmp_path / "no.pem"))
-    for open_it in (tls_context, grpc_security, GenerationClient.of):
+    for open_it in (tls_context, GenerationClient.of):
         with pytest.raises(ConfigError, match=r"no\.pem"):
             open_it(endpoint)
     assert tls_context(Endpoint(url="http://127.0.0.1:9")) is None
-    assert grpc_security(Endpoint(url="http://127.0.0.1:9")) == {}
 
 
 @pytest.mark.parametrize(
@@ -152,21 +152,14 @@ DIGEST = "c" * 64
     [
         ({"/v2": (503, "no healthy upstream")}, Transient),
         ({"/v2": (502, "<html>")}, Transient),
-        ({"/v2": (200, json.dumps({"name": served_name(DIGEST)})), "/v2/models/llm/config": (503, "")}, Transient),
         ({"/v2": (401, "{}")}, ConfigError),
         ({"/v2": (200, "<html>")}, IntegrityError),
         ({"/v2": (200, "[" * 100_000)}, IntegrityError),
-        ({"/v2": (200, '{"name": "x"}'), "/v2/models/llm/config": (200, "[1]")}, IntegrityError),
-        ({"/v2": (200, '{"name": "x"}'), "/v2/models/llm/config": (200, '{"parameters": null}')}, IntegrityError),
+        ({"/v2": (200, '{"name": "x"}')}, IntegrityError),
     ],
 )
 def test_a_gateway_whose_server_is_away_is_asked_again_and_what_is_no_triton_is_refused(answers, refusal):
     with answering(answers) as url, pytest.raises(refusal):
-        require_served(Endpoint(url=url), DIGEST)
-
-
-def test_a_server_tells_its_digest_by_its_name_where_it_has_no_such_model():
-    with answering({"/v2": (200, json.dumps({"name": served_name(DIGEST)}))}) as url:
         require_served(Endpoint(url=url), DIGEST)
 
 

@@ -36,7 +36,7 @@ def failed(judgement: Judgement) -> set[str]:
 def test_a_sound_server_passes_every_probe(slot):
     judgement = probed(slot.start())
     assert judgement.verdict is Verdict.GO, judgement.summary
-    assert len(judgement.evidence) == 10
+    assert len(judgement.evidence) == 9
 
 
 def test_other_words_than_the_golden_ones_fail_and_are_shown(slot):
@@ -72,17 +72,6 @@ def test_a_server_that_reads_over_stop_words_fails_and_shows_it(slot):
     judgement = probed(slot.start("no_stops"))
     assert failed(judgement) == {"generation stops at stop words"}
     assert "16 of 16 failed, the first: stop word 'b0' gave ' a0 b0 a0' (length) instead of 'a0'" in judgement.summary
-
-
-def test_answers_of_another_version_or_of_two_fail(slot):
-    server = slot.start("two_versions")
-    judgement = probed(server)
-    assert failed(judgement) == {"one version answers"}, judgement.summary
-    assert "Versions that answered: 1, 2." in judgement.summary
-    slot.stop()
-    server = slot.start()
-    assert probed(server, version=1).verdict is Verdict.GO
-    assert failed(probed(server, version=2)) == {"one version answers"}
 
 
 def test_a_server_that_goes_on_after_its_client_left_fails(slot):

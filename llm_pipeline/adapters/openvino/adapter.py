@@ -13,19 +13,19 @@ from llm_pipeline.config.target import EngineModel
 from llm_pipeline.engines.builder import EngineAdapter
 
 if TYPE_CHECKING:
-    from llm_pipeline.serving.repositories.packaged import PackagedEngine
+    from llm_pipeline.serving.model_repository import PackagedEngine
 
 _BUILDER = OnCall("llm_pipeline.adapters.openvino.builder:OpenVinoCpuBuilder")
 
 
 def _write_repository(engine: PackagedEngine, repository: Path) -> dict[str, ArtifactRef]:
     """Write the model with the runtime's files only: a store keeps its own beside them. Nothing is linked."""
-    from llm_pipeline.serving.repositories.packaged import write_served_model
+    from llm_pipeline.serving.model_repository import write_served_model
 
     version = write_served_model(engine, "openvino_model", repository)
-    for name in (*OPENVINO_FILES, TOKENIZER_FILE):
-        if (engine.directory / name).is_file():  # the lint tells of a missing one
-            shutil.copyfile(engine.directory / name, version / ENGINE_DIRECTORY / name)
+    fast_tokenizer = [TOKENIZER_FILE] if (engine.directory / TOKENIZER_FILE).is_file() else []
+    for name in (*OPENVINO_FILES, *fast_tokenizer):
+        shutil.copyfile(engine.directory / name, version / ENGINE_DIRECTORY / name)
     return {}
 
 
@@ -37,7 +37,6 @@ ADAPTER = EngineAdapter(
     write_repository=_write_repository,
     runtime="openvino-genai",
     beside_triton=True,
-    files=tuple(f"{ENGINE_DIRECTORY}/{name}" for name in OPENVINO_FILES),
     tools=("openvino", "openvino-genai", "openvino-tokenizers", "optimum-intel", "nncf", "torch", "transformers"),
     tuned=("limits.threads", "limits.kv_cache_blocks"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llm_pipeline.adapters.tensorrt_llm.engine_repository import write_engine_set
 from llm_pipeline.adapters.tensorrt_llm.llmapi_repository import write_llm_api
-from llm_pipeline.artifacts.repository_layout import ENGINE_MODEL, LLM_FILE, MODEL_NAME, TOKENIZER_DIRECTORY
+from llm_pipeline.artifacts.repository_layout import ENGINE_MODEL, MODEL_NAME
 from llm_pipeline.base.adapters import OnCall
 from llm_pipeline.config.target import EngineModel
 from llm_pipeline.engines.builder import EngineAdapter
@@ -32,7 +32,6 @@ LLM_API = EngineAdapter(
             {"gpu_device_ids", "cancellation_check_milliseconds", "add_special_tokens", "skip_special_tokens"}
         ),
     },
-    files=(LLM_FILE,),
     ranks="launcher",
     holds_weights=False,
     tuned=(_FRACTION, "runtime.scheduler"),
@@ -49,12 +48,6 @@ COMPILED = EngineAdapter(
             {"kv_cache.*", "chunked_context", "scheduler", "beam_width", "guided_decoding", "speculative"}
         ),
     },
-    files=(
-        "engine_call.py",
-        "own_server.py",
-        "engine_tokenizer.py",
-        f"{TOKENIZER_DIRECTORY}/tokenizer_config.json",
-    ),
     ranks="servers",
     models=("ensemble", MODEL_NAME, "postprocessing", "preprocessing", ENGINE_MODEL, "tensorrt_llm_bls"),
     compiles_export=True,

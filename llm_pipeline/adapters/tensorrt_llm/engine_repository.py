@@ -23,7 +23,7 @@ from llm_pipeline.artifacts.repository_layout import (
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.serving.repositories.packaged import PackagedEngine, copy_code, text_switches, write_served_model
+from llm_pipeline.serving.model_repository import PackagedEngine, copy_code, text_switches, write_served_model
 from llm_pipeline.serving.triton_config.inflight_batcher import (
     LogitsType,
     bls_config,

@@ -12,7 +12,7 @@ from llm_pipeline.base.errors import ConfigError, IntegrityError, unless_io
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.yaml_document import parse_yaml
 from llm_pipeline.config.target import Target
-from llm_pipeline.serving.repositories.packaged import PackagedEngine, text_switches, write_served_model
+from llm_pipeline.serving.model_repository import PackagedEngine, text_switches, write_served_model
 
 LLM_ARGUMENTS_FILE = "llm_args.yaml"
 """In the engine: the arguments of `LLM` as they were checked by the build."""

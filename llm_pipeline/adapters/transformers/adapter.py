@@ -8,7 +8,7 @@ from llm_pipeline.artifacts.repository_layout import BATCHER_FILE
 from llm_pipeline.base.adapters import OnCall
 from llm_pipeline.config.target import EngineModel
 from llm_pipeline.engines.builder import EngineAdapter
-from llm_pipeline.serving.repositories.packaged import write_batched
+from llm_pipeline.serving.model_repository import write_batched
 
 _BUILDER = OnCall("llm_pipeline.adapters.transformers.builder:TransformersTorchBuilder")
 
@@ -25,7 +25,6 @@ ADAPTER = EngineAdapter(
         "build": frozenset(),
         "serving": frozenset({"cancellation_check_milliseconds", "add_special_tokens", "skip_special_tokens"}),
     },
-    files=(BATCHER_FILE,),
     holds_weights=False,
     tuned=("limits.kv_cache_blocks",),
 )

@@ -8,7 +8,7 @@ from llm_pipeline.artifacts.repository_layout import BATCHER_FILE, VLLM_PROCESS_
 from llm_pipeline.base.adapters import OnCall
 from llm_pipeline.config.target import EngineModel
 from llm_pipeline.engines.builder import EngineAdapter
-from llm_pipeline.serving.repositories.packaged import write_batched
+from llm_pipeline.serving.model_repository import write_batched
 
 _START_SECONDS = 55.0
 """Most of it is compilation: on an H200 with vLLM 0.20, 0.1B in 46 and 67 s, 8B in 47 and 69 s."""
@@ -36,7 +36,6 @@ ADAPTER = EngineAdapter(
         "build": frozenset(),
         "serving": frozenset({"cancellation_check_milliseconds", "add_special_tokens", "skip_special_tokens"}),
     },
-    files=tuple(_CODE.values()),
     holds_weights=False,
     start_seconds=_START_SECONDS,
     shares_whole_memory=True,

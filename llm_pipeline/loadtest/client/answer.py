@@ -179,7 +179,7 @@ class Answer:
             return
         if piece is None:
             return
-        text, tokens, reason, input_tokens, _ = piece
+        text, tokens, reason, input_tokens = piece
         self.output_tokens = min(self.output_tokens + tokens, _MOST_TOKENS)
         self.input_tokens = max(self.input_tokens, input_tokens)
         if text:

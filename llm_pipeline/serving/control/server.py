@@ -71,14 +71,12 @@ class StagedServer:
         endpoint: Where it answers.
         digest: Digest of the repository that it was started for.
         ready_seconds: Time from the start to a loaded model; 0 if it is no longer known.
-        version: The candidate's version of the model.
         pids: The server's processes on this host; empty where it runs elsewhere.
     """
 
     endpoint: Endpoint
     digest: str
     ready_seconds: float = 0.0
-    version: int = 1
     pids: tuple[int, ...] = ()
 
 

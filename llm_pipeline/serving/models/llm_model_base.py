@@ -250,14 +250,13 @@ def utf8(data: bytes, name: str) -> str:
         raise invalid(f"{name} is not UTF-8: {error}") from error
 
 
-def answer(text: str, tokens: int, finish_reason: str, version: int, *, input_tokens: int = 0) -> Any:
+def answer(text: str, tokens: int, finish_reason: str, *, input_tokens: int = 0) -> Any:
     """One response of the served model; without `input_tokens` where that is 0."""
     thread = threading.get_ident()
     tensors = [
         _output("text_output", text),
         _shared_output("output_tokens", tokens, thread) if tokens <= FEW_TOKENS else _output("output_tokens", tokens),
         _shared_output("finish_reason", finish_reason, thread),
-        _shared_output("served_version", version, thread),
     ]
     if input_tokens:
         tensors.append(_output("input_tokens", input_tokens))
@@ -307,7 +306,6 @@ class Reply:
     """The answer to one request while it is generated and sent; `input_tokens` are those not yet reported."""
 
     sender: Any
-    version: int
     stream: bool
     text: Text
     input_tokens: int
@@ -344,6 +342,6 @@ class Reply:
         send(self.sender, error_answer(refusal))
 
     def _send(self, piece: str, finish_reason: str) -> None:
-        response = answer(piece, self.unsent_tokens, finish_reason, self.version, input_tokens=self.input_tokens)
+        response = answer(piece, self.unsent_tokens, finish_reason, input_tokens=self.input_tokens)
         send(self.sender, response, last=bool(finish_reason))
         self.unsent_tokens = self.input_tokens = 0

@@ -203,7 +203,6 @@ class ServedModel:
         self._limits = base.Limits.from_parameters(parameters)
         self._add_special = parameters.get("add_special_tokens") == "true"
         self._skip_special = parameters.get("skip_special_tokens") == "true"
-        self._version = int(args["model_version"])
         self._drill = base.Drill.from_environment()
         self._metrics = Metrics()
         self._places = Places(self._limits, self._metrics)
@@ -250,4 +249,4 @@ class ServedModel:
 
     def reply_to(self, asked: base.Inputs, sender: Any, input_tokens: int) -> base.Reply:
         """The reply to an accepted request, still empty."""
-        return base.Reply(sender, self._version, asked.stream, base.Text(asked.stop_words), input_tokens)
+        return base.Reply(sender, asked.stream, base.Text(asked.stop_words), input_tokens)

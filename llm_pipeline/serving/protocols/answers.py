@@ -34,14 +34,12 @@ class Piece(NamedTuple):
         tokens: New tokens, as the server counts them. Below 0 where a count corrects an earlier estimate.
         finish_reason: `length`, `stop`, `cancelled` or another word; empty until the answer ends.
         input_tokens: Tokens of the prompt; 0 where the chunk does not say.
-        served_version: Version of the model; 0 where the chunk does not say.
     """
 
     text: str
     tokens: int
     finish_reason: str
     input_tokens: int = 0
-    served_version: int = 0
 
 
 @dataclass(frozen=True)

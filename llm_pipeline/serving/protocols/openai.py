@@ -144,7 +144,7 @@ class OpenAiReader:
             tokens, input_tokens = self._count(chunk.get("usage"), text)
         except (ValueError, LookupError, TypeError, AttributeError):
             raise not_an_answer(data) from None
-        return Piece(text, tokens, self._reason, input_tokens, 1)
+        return Piece(text, tokens, self._reason, input_tokens)
 
     def lacks(self) -> str:
         """What an answer without errors still lacks once it has ended; empty when it is whole."""

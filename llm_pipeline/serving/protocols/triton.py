@@ -118,7 +118,6 @@ class TritonReader:
                 count(chunk["output_tokens"]),
                 str(chunk.get("finish_reason", "")),
                 count(chunk.get("input_tokens", 0)),
-                int(chunk.get("served_version", 0)),
             )
         except (ValueError, LookupError, TypeError, OverflowError):
             raise not_an_answer(data) from None

@@ -3,8 +3,7 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from llm_pipeline.adapters.kubernetes.adapter import KubernetesServer
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import ServerPorts
-from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.environment import ClaimMount
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
 from llm_pipeline.config.loading import load_yaml
@@ -23,7 +21,6 @@ from llm_pipeline.serving.control import Candidate, StagingSlot
 from llm_pipeline.serving.kubernetes_manifests import ServedRelease
 from llm_pipeline.serving.ports import loopback_endpoint
 from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home, prepare_runtime
-from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server
 from llm_pipeline.store import open_store
 
 sys.path.append(str(Path(__file__).parents[2] / "doubles"))
@@ -41,15 +38,6 @@ added = [f"--{{name}}-directory={{runtime}}/{{name}}s" for name in ("backend", "
 loopback = [f"--{{name}}-address=127.0.0.1" for name in ("http", "grpc", "metrics")]
 os.execv(f"{{home}}/pytriton/tritonserver/bin/tritonserver", ["tritonserver", *sys.argv[1:], *added, *loopback])
 """
-
-
-@dataclass(frozen=True)
-class Running:
-    """A server that runs already, and the repository that it reads."""
-
-    server: RunningServer
-    endpoint: Endpoint
-    repository: Path
 
 
 class Repositories:
@@ -110,11 +98,6 @@ def tritonserver(module_tritonserver: Path) -> Path:
     return module_tritonserver
 
 
-@pytest.fixture(scope="module")
-def module_ports() -> ServerPorts:
-    return free_ports()
-
-
 def free_ports() -> ServerPorts:
     """Ports that nobody listens on, from the system's own range: other tests have theirs from a fixed one."""
     with contextlib.ExitStack() as stack:
@@ -128,22 +111,6 @@ def free_ports() -> ServerPorts:
 @pytest.fixture
 def ports() -> ServerPorts:
     return free_ports()
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """One server for the tests of a file."""
-    if not TRITON_HOME.exists() or not PYTHON.exists():
-        pytest.skip("no tritonserver or no model interpreter here")
-    root = tmp_path_factory.mktemp("running")
-    repository = Repositories(root)("first")
-    ports = free_ports().model_copy(update={"readable": (str(root.parent),)})  # versions come from other directories
-    server = start_server(
-        repository, ports, triton_home=TRITON_HOME, python=PYTHON, state=root / "state", digest="1" * 64,
-        environment={"TOY_STEP_SECONDS": "0.02"},
-    )  # fmt: skip
-    yield Running(server, loopback_endpoint(server.ports), root / "state" / "repository")
-    stop_server(root / "state")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from llm_pipeline.artifacts.engine_description import EngineDescription, EngineF
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.target import Target
-from llm_pipeline.serving.repositories.packaged import PackagedEngine, write_served_model
+from llm_pipeline.serving.model_repository import PackagedEngine, write_served_model
 from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server
 
 ENVIRONMENTS = Path(__file__).parents[3] / ".envs"

@@ -113,7 +113,7 @@ class TritonPythonModel(served_model.ServedModel):
         asked = base.Inputs.read(request, self._limits)
         if asked.prompt.startswith(ORDER):
             self._fault, self._memory = Fault(**json.loads(asked.prompt.removeprefix(ORDER))), Memory()
-            base.send(sender, base.answer("ok", 1, "stop", self._version, input_tokens=1))
+            base.send(sender, base.answer("ok", 1, "stop", input_tokens=1))
             return
         input_tokens = len(asked.prompt.split())
         asked.require_room(input_tokens, self._limits)

@@ -77,7 +77,7 @@ def asking(prompt="which colour?", maximum_tokens=40, **options):
 
 def test_the_golden_prompts_and_every_other_probe_pass(server, repository):
     endpoint = server.endpoint
-    judgement = asyncio.run(probe(endpoint, read_golden(repository), StagingPolicy(), version=1))
+    judgement = asyncio.run(probe(endpoint, read_golden(repository), StagingPolicy()))
     assert judgement.verdict == "GO", judgement
 
 

@@ -19,7 +19,7 @@ pytest.importorskip("tritonclient")
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
-from llm_pipeline.serving.model_repository import lint_repository, write_repository
+from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.triton_server import start_server, stop_server
 
 pytestmark = pytest.mark.slow
@@ -78,10 +78,6 @@ def engines(server):
     return found
 
 
-def test_the_repository_is_sound(repository):
-    assert lint_repository(repository) == []
-
-
 def test_a_streamed_answer_is_the_whole_answer_in_pieces_in_any_company(server):
     requests = [asking(f"{PROMPT}{letter}", ignore_eos=True) for letter in "#$%&'"]
     whole, pieces = ask(server, *requests), ask(server, *requests, verb="stream")
@@ -100,7 +96,6 @@ def test_every_piece_has_all_outputs_and_every_token_is_counted(server):
     pieces = [json.loads(line[5:]) for line in answer.splitlines() if line.startswith("data:")]
     assert (status, sum(piece["output_tokens"] for piece in pieces)) == (200, 24)
     assert [piece["finish_reason"] for piece in pieces] == [""] * (len(pieces) - 1) + ["length"]
-    assert {piece["served_version"] for piece in pieces} == {1}
     assert eventually(lambda: metric(server, "llm_tokens_total") == before + 24)
 
 

@@ -17,7 +17,7 @@ from llm_pipeline.config.target import EngineModel, Target
 from llm_pipeline.engines.builder import BuildInputs, EngineAdapter
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.compatibility import Legal, Refused
-from llm_pipeline.serving.repositories.packaged import PackagedEngine, write_served_model
+from llm_pipeline.serving.model_repository import PackagedEngine, write_served_model
 
 CODE = Path(__file__).parent / "served_model.py"
 
@@ -67,7 +67,6 @@ ENGINE = EngineAdapter(
     open=CopyBuilder,
     write_repository=write_repository,
     runtime="acme-adapters",
-    files=("engine/config.json",),
     tools=("acme-adapters",),
     probe=lambda options: f"acme_copy repeats {options.repeats} times",
     judge_model=_judge_model,

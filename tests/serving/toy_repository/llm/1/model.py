@@ -3,7 +3,6 @@
 Words in the environment variable TOY_FAULTS change it: `crash` fails to load, `truncate` stops one token short,
 `stall` sleeps a second every 20th request while everybody waits, `deaf` ignores cancellation, `drift` says other
 words, `keep_going` ignores max_tokens by one, `gullible` checks no length, `no_stops` reads over stop words,
-`two_versions` has every other response come from version 2.
 """
 
 import ctypes
@@ -44,7 +43,7 @@ class TritonPythonModel:
         for one in (family, outcomes, tokens, self.active, self.cancelled, self.tokens):
             # Versions share metrics, and a collected one is freed under the others: the server crashes later (2.51).
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
-        self.served = self.responses = 0
+        self.served = 0
         self.step_lock, self.metric_lock = threading.Lock(), threading.Lock()
         self.live = 0
 
@@ -107,10 +106,6 @@ class TritonPythonModel:
             self.send(sender, "".join(said), count, "length")
         self.count(-1)
 
-    def version(self):
-        self.responses += 1
-        return 1 + ("two_versions" in FAULTS and self.responses % 2)
-
     def send(self, sender, text, tokens, reason):
         with self.metric_lock:
             self.tokens.increment(tokens)
@@ -118,6 +113,6 @@ class TritonPythonModel:
             pb_utils.Tensor("text_output", np.array([text.encode()], dtype=object)),
             pb_utils.Tensor("output_tokens", np.array([tokens], np.int32)),
             pb_utils.Tensor("finish_reason", np.array([reason.encode()], dtype=object)),
-            pb_utils.Tensor("served_version", np.array([self.version()], np.int32)),
+            pb_utils.Tensor("served_version", np.array([1], np.int32)),
         ]
         sender.send(pb_utils.InferenceResponse(outputs), flags=FINAL if reason else 0)

@@ -1,1 +1,0 @@
-"""A Triton that runs already: models are loaded into it, and unloaded."""
