@@ -2,7 +2,7 @@
 
 A verdict on right and wrong answers depends on two counts, so each look becomes a table: for every number of gained
 items, from how many lost ones on it no longer says GO, and from how many on it stops or says NO_GO. The tables are
-made by the package's own boundaries, statistics and bets; `cross_check` asks its judge about whole data sets.
+made by the package's own boundaries and statistics; `cross_check` asks its judge about whole data sets.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from llm_pipeline.accuracy.sequential import decision_rule, judge_look
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
-from llm_pipeline.statistics.evalue import log_mixture, wealth_needed
 from llm_pipeline.statistics.intervals import binomial_tail, score_upper, tango_statistic
 from llm_pipeline.statistics.spending import IMPROBABLE
 
 MARGIN, TASK_MARGIN, CONFIDENCE = 0.01, 0.03, 0.95
-POLICY = AccuracyPolicy(margin=MARGIN, task_margin=0.5, confidence=CONFIDENCE, minimum_items=30, anomalous_gain=1.0)
+POLICY = AccuracyPolicy(margin=MARGIN, task_margin=0.5, confidence=CONFIDENCE, minimum_items=30)
 _NORMAL = NormalDist()
 
 Counts = NDArray[np.int64]
@@ -65,21 +64,14 @@ class Decided:
 
 @dataclass(frozen=True)
 class Gate:
-    """A plan of looks with a margin; NO_GO may be tested at a share of the error, as Holm's first step does.
-
-    `alpha` is what passing may err in: less where several gates share the error.
-    """
+    """A plan of looks with a margin; NO_GO may be tested at a share of the error, as Holm's first step does."""
 
     plan: LookPlan
     margin: float = MARGIN
     harm_alpha: float = 1 - CONFIDENCE
-    alpha: float = 1 - CONFIDENCE
 
     def decide(self, look: int, lost: Counts, gained: Counts) -> Decided:
         """What the package's gate says at one look about these counts."""
-        size, last = self.plan.sizes[look - 1], look == len(self.plan.sizes)
-        if self.plan.method == "e_value":
-            return _bets(lost, gained, size, self.plan.items, last=last)
         return _scores(self, lost, gained, look)
 
     def simulate(self, truth: Truth, runs: int, random: np.random.Generator) -> Outcome:
@@ -102,8 +94,8 @@ class Gate:
 def _scores(gate: Gate, lost: Counts, gained: Counts, look: int) -> Decided:
     plan, margin = gate.plan, gate.margin
     rule = decision_rule(plan, look)
-    level, harm_level = rule.level(gate.alpha), rule.harm_level(gate.harm_alpha)
-    end = decision_rule(plan, len(plan.sizes)).level(gate.alpha)
+    level, harm_level = rule.level(1 - CONFIDENCE), rule.harm_level(gate.harm_alpha)
+    end = decision_rule(plan, len(plan.sizes)).level(1 - CONFIDENCE)
     size, last = plan.sizes[look - 1], look == len(plan.sizes)
     share = size / plan.items
 
@@ -144,26 +136,6 @@ def _spread(lost: float, gained: float, size: int, share: float) -> float:
     return math.sqrt(max(0.0, (lost + gained) / size - mean * mean) / size * (1 - share))
 
 
-def _bets(lost: Counts, gained: Counts, size: int, items: int, *, last: bool) -> Decided:
-    counts = np.stack([lost, gained, size - lost - gained], axis=1)
-    enough, share = wealth_needed(CONFIDENCE), size / items
-    losses = np.array([1.0, -1.0, 0.0])
-    go = log_mixture((1 - losses) / (1 - MARGIN) - 1, counts) > enough
-    no_go = log_mixture((1 + losses) / (1 + MARGIN) - 1, counts) > enough
-    return Decided(go, no_go, np.zeros_like(go) if last else _hopeless_bets(lost, gained, size, share))
-
-
-def _hopeless_bets(lost: Counts, gained: Counts, size: int, share: float) -> Mask:
-    enough, losses = wealth_needed(CONFIDENCE), np.array([1.0, -1.0, 0.0])
-
-    def hopeless(a: int, b: int) -> bool:
-        limit = MARGIN - _NORMAL.inv_cdf(IMPROBABLE) * _spread(a, b, size, share)
-        counts = np.array([a, b, size - a - b]) * (1 + 1 / size) / share
-        return limit < 1.0 and float(log_mixture((1 - losses) / (1 - limit) - 1, counts)) <= enough
-
-    return _from(hopeless, lost, gained)
-
-
 def simulate_tasks(plan: LookPlan, tasks: int, truth: Truth, runs: int, random: np.random.Generator) -> Outcome:
     """Equal tasks with the policy's usual margins: one point pooled, three for each task alone.
 
@@ -174,7 +146,7 @@ def simulate_tasks(plan: LookPlan, tasks: int, truth: Truth, runs: int, random: 
         runs: Evaluations.
         random: Where the chance comes from.
     """
-    together = Gate(LookPlan(plan.method, tuple(size * tasks for size in plan.sizes)))
+    together = Gate(LookPlan(tuple(size * tasks for size in plan.sizes)))
     alone = Gate(plan, TASK_MARGIN, (1 - CONFIDENCE) / tasks)
     lost, gained = (np.zeros((runs, tasks), dtype=np.int64) for _ in range(2))
     going, go, no_go, asked, before = np.ones(runs, dtype=bool), 0, 0, np.zeros(runs), 0

@@ -20,8 +20,7 @@ from llm_pipeline.accuracy.evaluation import (
     write_evaluation,
 )
 from llm_pipeline.accuracy.item_runner import ItemRunner, SavedItems
-from llm_pipeline.accuracy.looks import LookPlan, evaluation_order
-from llm_pipeline.accuracy.rehearsal import plan_looks
+from llm_pipeline.accuracy.looks import LookPlan, evaluation_order, plan_looks
 from llm_pipeline.artifacts.items import ScoredItem, read_items
 from llm_pipeline.base.collector import spare_tool, sparing
 from llm_pipeline.base.digest import sha256_json
@@ -209,8 +208,7 @@ def evaluate_candidate(
     before = read_summary(inputs["baseline"])
     refuse_other_harness(before.harness, lane.harness)
     baseline, scoring = read_items(inputs["baseline"]), Scoring.of(before)
-    available = {task: len(clusters) for task, clusters in lane.questions.clusters.items()}
-    plan = plan_looks(available, policy, scoring.groups, bounded=scoring.is_bounded(available))
+    plan = plan_looks(len(lane.order), policy)
     runner = lane.item_runner(plan.items)
     with lane.phase("scoring"):
         judgement, look = _decided(runner, baseline, plan, policy, scoring)

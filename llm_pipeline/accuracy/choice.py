@@ -37,7 +37,7 @@ class Choice:
     judgement: Judgement
 
 
-def choose_recipe(attempts: Sequence[RecipeAttempt], error: float = 0.0) -> Choice:
+def choose_recipe(attempts: Sequence[RecipeAttempt]) -> Choice:
     """Choose the first recipe whose gate said GO.
 
     When none passed the judgement is NO_GO, with every attempt in its evidence: nothing is released on a verdict
@@ -46,8 +46,6 @@ def choose_recipe(attempts: Sequence[RecipeAttempt], error: float = 0.0) -> Choi
 
     Args:
         attempts: In the order of the ladder, the cheapest first.
-        error: The chance, at most, that one that was judged passes if each loses exactly the margin; 0 where that is
-            not known. It is told where more than one was.
     """
     chosen = next((attempt for attempt in attempts if attempt.verdict is Verdict.GO), None)
     if chosen is None:
@@ -59,11 +57,7 @@ def choose_recipe(attempts: Sequence[RecipeAttempt], error: float = 0.0) -> Choi
     others = ", ".join(_in_words(attempt) for attempt in attempts if attempt is not chosen)
     size = f", {chosen.bytes / 1e6:.1f} MB," if chosen.bytes else ""
     summary = f"{chosen.recipe}{size} is the cheapest that passed its accuracy gate"
-    judged = sum(attempt.verdict is not None for attempt in attempts)
-    chance = f"one would still pass with a chance of up to {100 * error:.1f} %"
-    unlucky = f" If each of the {judged} recipes judged had lost exactly the margin, {chance}."
-    caveat = unlucky if error and judged > 1 else ""
-    sentence = f"{summary} (others: {others}).{caveat}" if others else f"{summary}."
+    sentence = f"{summary} (others: {others})." if others else f"{summary}."
     return Choice(chosen.recipe, judge(sentence, [_fact(chosen)]))
 
 

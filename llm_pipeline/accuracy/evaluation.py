@@ -11,7 +11,7 @@ margin of one point is one per cent of it. Either way more is better, and the ca
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -270,11 +270,6 @@ class Scoring:
     def of(cls, summary: EvaluationSummary) -> Scoring:
         """As an evaluation says of itself."""
         return cls(summary.groups, summary.metrics)
-
-    def is_bounded(self, tasks: Iterable[str]) -> bool:
-        """Whether the scores of all these tasks have bounds."""
-        metrics = [self.metrics.get(task, _SHARE) for task in tasks]
-        return all(one.minimum is not None and one.maximum is not None for one in metrics)
 
     def scale(self, task: str, baseline: Sequence[float]) -> ScoreScale:
         """The scale of a task's scores, by the baseline's where its metric has no bounds."""

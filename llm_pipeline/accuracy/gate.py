@@ -3,20 +3,19 @@
     judgement = judge_pairs(pair_items(read_items(baseline_dir), read_items(candidate_dir)), policy.accuracy)
 
 GO needs the upper bound of the loss below the margin, pooled and for every task: an intersection-union test, so no
-correction for several tasks is due (Berger 1982). A group of tasks is one task. By policy a task that is too small to
-prove its margin need only not be shown to be beyond it. NO_GO needs the lower bound above a margin; over tasks the
-claim "some task lost too much" is corrected by Holm's method. What is between is INCONCLUSIVE and says how many items
-would decide. Nothing is rounded before it is compared, and a bound that equals its limit passes nothing.
+correction for several tasks is due (Berger 1982). A group of tasks is one task. NO_GO needs the lower bound above a
+margin; over tasks the claim "some task lost too much" is corrected by Holm's method. What is between is INCONCLUSIVE
+and says how many items would decide. Nothing is rounded before it is compared, and a bound that equals its limit passes
+nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from llm_pipeline.accuracy.evaluation import PLAIN, Scoring
-from llm_pipeline.accuracy.looks import TYPICAL_FLIPS, items_needed
 from llm_pipeline.accuracy.paired import (
     Comparison,
     PairedAccuracy,
@@ -27,10 +26,12 @@ from llm_pipeline.accuracy.paired import (
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.policy import AccuracyPolicy
-from llm_pipeline.statistics.evalue import clusters_to_decide
 from llm_pipeline.statistics.intervals import Bounds, items_to_decide
 from llm_pipeline.statistics.losses import ENOUGH_CLUSTERS
-from llm_pipeline.statistics.score_test import SCORE_TEST, LossTest
+from llm_pipeline.statistics.score_test import SCORE_TEST
+
+ANOMALOUS_GAIN = 0.05
+"""A gain that is shown to be beyond it: quantization does not make models better."""
 
 _WORST_PARTS = 3
 
@@ -44,47 +45,35 @@ class DecisionRule:
     """How a look at the data decides.
 
     Attributes:
-        test: Bounds the losses.
         level: The error that this look may make in passing, of the error that all looks together may.
         harm_level: The same in failing.
     """
 
-    test: LossTest = SCORE_TEST
     level: Callable[[float], float] = _whole
     harm_level: Callable[[float], float] = _whole
 
-
-ERROR_FACT = "error that this gate may make"
-"""Name of the fact that says at which error a gate judged, where it is not all that the policy leaves."""
 
 AT_ONCE = DecisionRule()
 """One look at all items, with the whole error to spend."""
 
 
-def judge_pairs(
-    tasks: Sequence[TaskPairs],
-    policy: AccuracyPolicy,
-    rule: DecisionRule = AT_ONCE,
-    sizes: Mapping[str, int] | None = None,
-) -> Judgement:
+def judge_pairs(tasks: Sequence[TaskPairs], policy: AccuracyPolicy, rule: DecisionRule = AT_ONCE) -> Judgement:
     """Judge a candidate beside its baseline, at one look.
 
     Args:
         tasks: The scores of both, paired.
-        policy: Margins, confidence, smallest sample and required tasks.
+        policy: Margins, confidence and smallest sample.
         rule: How the look decides.
-        sizes: Pairs that each task will have when all is asked; None when all is.
 
     Returns:
         GO, NO_GO, INCONCLUSIVE or ANOMALOUS, with the pooled loss first in the evidence, then each task's.
     """
     alpha = 1.0 - policy.confidence
-    comparison = bound_losses(tasks, 1.0 - rule.level(alpha), 1.0 - rule.harm_level(alpha), rule.test)
+    comparison = bound_losses(tasks, 1.0 - rule.level(alpha), 1.0 - rule.harm_level(alpha))
     enough = comparison.pooled.pairs >= policy.minimum_items
     verdict = _pooled_verdict(comparison.pooled, policy) if enough else Verdict.INCONCLUSIVE
     pooled = _evidence(comparison.pooled, policy.margin, policy, verdict)
-    sizes = sizes or {task.name: len(task.scores) for task in tasks}
-    verdicts = _task_verdicts(tasks, comparison.tasks, policy, rule, sizes) if enough else {}
+    verdicts = _task_verdicts(tasks, comparison.tasks, policy, rule) if enough else {}
     facts = [
         _evidence(task, policy.task_margin, policy, verdicts.get(task.name, Verdict.INCONCLUSIVE))
         for task in comparison.tasks
@@ -98,7 +87,7 @@ def compare_as_judged(
     candidate: Sequence[ScoredItem],
     policy: AccuracyPolicy,
     judgement: Judgement | None,
-    tasks: Iterable[str] | None = None,
+    tasks: Collection[str] | None = None,
     *,
     scoring: Scoring = PLAIN,
 ) -> Comparison:
@@ -113,9 +102,7 @@ def compare_as_judged(
     """
     asked = {(item.task, item.item_id) for item in candidate}
     facts = {fact.name: fact for fact in judgement.evidence} if judgement else {}
-    error = facts[ERROR_FACT].measured if ERROR_FACT in facts else None
-    confidence = policy.confidence if error is None else 1.0 - error
-    comparison = compare(baseline, candidate, confidence, tasks, asked, scoring=scoring)
+    comparison = compare(baseline, candidate, policy.confidence, tasks, asked, scoring=scoring)
     return comparison.model_copy(
         update={
             "pooled": _between_bounds(comparison.pooled, facts),
@@ -135,7 +122,7 @@ def _between_bounds(part: PairedAccuracy, facts: Mapping[str, Evidence]) -> Pair
 def _pooled_verdict(pooled: PairedAccuracy, policy: AccuracyPolicy) -> Verdict:
     if pooled.loss is None:
         return Verdict.INCONCLUSIVE
-    if -pooled.loss.upper > policy.anomalous_gain:
+    if -pooled.loss.upper > ANOMALOUS_GAIN:
         return Verdict.ANOMALOUS
     if pooled.loss.lower > policy.margin:
         return Verdict.NO_GO
@@ -147,11 +134,10 @@ def _task_verdicts(
     compared: Sequence[PairedAccuracy],
     policy: AccuracyPolicy,
     rule: DecisionRule,
-    sizes: Mapping[str, int],
 ) -> dict[str, Verdict]:
     samples = [task.sample if task.scores else None for task in tasks]
-    harm = [rule.test.p_value(sample, policy.task_margin) if sample else 1.0 for sample in samples]
-    luck = [rule.test.p_value(sample.mirrored(), policy.anomalous_gain) if sample else 1.0 for sample in samples]
+    harm = [SCORE_TEST.p_value(sample, policy.task_margin) if sample else 1.0 for sample in samples]
+    luck = [SCORE_TEST.p_value(sample.mirrored(), ANOMALOUS_GAIN) if sample else 1.0 for sample in samples]
     alpha = 1.0 - policy.confidence
     harmed, lucky = _rejected(harm, alpha, rule.harm_level), _rejected(luck, alpha, rule.level)
     verdicts = {}
@@ -161,26 +147,8 @@ def _task_verdicts(
         elif number in harmed:
             verdicts[task.name] = Verdict.NO_GO
         else:
-            unharmed = is_only_for_harm(task.name, sizes, policy) and _seems_unharmed(task, sizes[task.name], policy)
-            passes = unharmed or _may_pass(task, policy.task_margin)
-            verdicts[task.name] = Verdict.GO if passes else Verdict.INCONCLUSIVE
+            verdicts[task.name] = Verdict.GO if _may_pass(task, policy.task_margin) else Verdict.INCONCLUSIVE
     return verdicts
-
-
-def is_only_for_harm(task: str, sizes: Mapping[str, int], policy: AccuracyPolicy) -> bool:
-    """Whether a task need not prove its margin: the policy excuses small ones, unless `required_tasks` names it.
-
-    A task is small if its items cannot show a lossless model to be lossless with a power of 0.9 at `TYPICAL_FLIPS`.
-    That depends only on the planned items, so it is known before the first answer.
-    """
-    if policy.small_tasks == "prove" or task in policy.required_tasks:
-        return False
-    return sizes.get(task, 0) < items_needed(policy.task_margin, TYPICAL_FLIPS, policy.confidence)
-
-
-def _seems_unharmed(task: PairedAccuracy, size: int, policy: AccuracyPolicy) -> bool:
-    """Whether a small task shows no harm so far; a loss that looks like harm is watched until all items are scored."""
-    return task.loss is not None and (task.pairs >= size or task.loss.estimate <= policy.task_margin)
 
 
 def _rejected(p_values: Sequence[float], alpha: float, level: Callable[[float], float]) -> set[int]:
@@ -235,10 +203,6 @@ def _detail(part: PairedAccuracy, margin: float, policy: AccuracyPolicy, verdict
         )
     if verdict is Verdict.INCONCLUSIVE and _is_too_weak(part, margin):
         return f"{flips} The baseline itself scores no more than the margin, so a loss could not show."
-    if verdict is Verdict.GO and not _may_pass(part, margin):
-        return (
-            f"{flips} Too few items to prove its margin: no harm is shown, and the policy asks no more of a small task."
-        )
     return f"{flips} {_more_items(part, margin, policy)}" if verdict is Verdict.INCONCLUSIVE else flips
 
 
@@ -252,11 +216,8 @@ def _worst_parts(part: PairedAccuracy) -> str:
 
 def _more_items(part: PairedAccuracy, margin: float, policy: AccuracyPolicy) -> str:
     estimate = part.loss.estimate if part.loss else 0.0
-    if part.clusters is not None and part.clusters < ENOUGH_CLUSTERS:
-        clusters = clusters_to_decide(margin, policy.confidence)
-        return (
-            f"With so few clusters, whole clusters are tested: {clusters} of them show this margin if nothing changes."
-        )
+    if part.clusters is not None and part.loss is not None and part.loss.upper >= 1.0:
+        return f"Fewer than {ENOUGH_CLUSTERS} independent clusters decide nothing."
     needed = items_to_decide(part.variance, margin - estimate, policy.confidence)
     if needed is None:
         return "The loss equals the limit: no number of items would decide."
@@ -276,12 +237,6 @@ def _completeness(comparison: Comparison, policy: AccuracyPolicy) -> list[Eviden
     if pooled.unpaired:
         gaps = ", ".join(f"{task.name}: {task.unpaired}" for task in comparison.tasks if task.unpaired)
         facts.append(_shortage("items without a partner or a score", pooled.unpaired, 0, f"By task: {gaps}."))
-    judged = {own.name for task in comparison.tasks for own in (task, *task.parts) if own.pairs}
-    if missing := [task for task in policy.required_tasks if task not in judged]:
-        required = len(policy.required_tasks)
-        facts.append(
-            _shortage("required tasks", required - len(missing), required, f"Not evaluated: {', '.join(missing)}.")
-        )
     if not comparison.tasks:
         facts.append(_shortage("tasks compared", 0, 1, "No task was evaluated."))
     return facts

@@ -1,7 +1,7 @@
 """The order in which items are scored, after how many of them the gate looks, and how many a margin needs.
 
     order = evaluation_order({"gsm8k": clusters_of_its_documents}, seed=20260101)
-    plan = plan_looks({"gsm8k": 1319}, policy)  # accuracy/rehearsal.py
+    plan = plan_looks(1319, policy)
     items_needed(margin=0.01, flips=0.05, confidence=0.95)  # 4,282: asked when no look decides earlier
     expected_items(0.01, 0.05, 0.95, plan)  # what the looks make of it
 
@@ -10,18 +10,15 @@ Flips are unknown beforehand. What earlier releases of a model flipped is the be
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
 
-import numpy as np
-
-from llm_pipeline.statistics.evalue import log_wealth, wealth_needed
+from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.statistics.intervals import items_to_decide
-from llm_pipeline.statistics.losses import LossSample
 from llm_pipeline.statistics.spending import boundaries, futility_boundaries, late, stopping_chances
 
 Place = tuple[str, int]
@@ -33,18 +30,14 @@ class LookPlan:
     """When the gate may decide; fixed before the first answer is seen.
 
     Attributes:
-        method: `fixed` looks once, `group_sequential` spends its error over planned looks, `e_value` may look anywhere.
         sizes: Items asked of all tasks together until each look; rising, the last one is all that will be asked.
     """
 
-    method: Literal["fixed", "group_sequential", "e_value"]
     sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
         if not self.sizes or any(low >= high for low, high in pairwise((-1, *self.sizes))):
             raise ValueError(f"looks after {self.sizes} items: the sizes must rise")
-        if self.method == "fixed" and len(self.sizes) > 1:
-            raise ValueError(f"a fixed sample has one look, not {len(self.sizes)}")
 
     @property
     def items(self) -> int:
@@ -90,8 +83,6 @@ def _blocks(clusters: Sequence[str]) -> list[list[int]]:
 TYPICAL_FLIPS = 0.05
 """Share of items that change either way, taken while nothing is measured: 1 to 2 % for FP8, 3 to 8 % for 4 bits."""
 
-_SMALL_SAMPLE = 2000
-
 
 def items_needed(margin: float, flips: float, confidence: float, power: float = 0.9) -> int:
     """Items with which a model that lost nothing passes with the given power.
@@ -115,7 +106,7 @@ def items_needed(margin: float, flips: float, confidence: float, power: float = 
 
 
 def expected_items(margin: float, flips: float, confidence: float, plan: LookPlan, loss: float = 0.0) -> int:
-    """Items that a plan's looks are expected to ask; for bets an upper limit, without what hopeless ones spare.
+    """Items that a plan's looks are expected to ask.
 
     Args:
         margin: Largest acceptable loss.
@@ -124,8 +115,6 @@ def expected_items(margin: float, flips: float, confidence: float, plan: LookPla
         plan: The looks.
         loss: What the model truly loses.
     """
-    if plan.method == "e_value":
-        return _until_the_bet_is_won(margin, flips, confidence, plan, loss)
     if len(plan.sizes) == 1:
         return plan.items
     alpha, shares = 1.0 - confidence, plan.shares
@@ -136,13 +125,10 @@ def expected_items(margin: float, flips: float, confidence: float, plan: LookPla
     return round(asked + (1.0 - sum(stopping)) * plan.items)
 
 
-def _until_the_bet_is_won(margin: float, flips: float, confidence: float, plan: LookPlan, loss: float) -> int:
-    """The first look at which a sample with exactly the expected flips decides."""
-    changed = [round(_SMALL_SAMPLE * (flips + sign * loss) / 2) for sign in (1, -1)]
-    sample = LossSample(np.repeat([1.0, -1.0, 0.0], [*changed, _SMALL_SAMPLE - sum(changed)]))
-    if loss > margin:
-        sample, margin = sample.mirrored(), -margin
-    for size in plan.sizes:
-        if log_wealth(sample.grown(size / _SMALL_SAMPLE), margin) >= wealth_needed(confidence):
-            return size
-    return plan.items
+def plan_looks(items: int, policy: AccuracyPolicy) -> LookPlan:
+    """Even looks at so many items of all tasks together, none before the policy's smallest sample."""
+    first = max(policy.minimum_items, math.ceil(items / policy.looks))
+    if policy.looks == 1 or first >= items:
+        return LookPlan((items,))
+    step = (items - first) / (policy.looks - 1)
+    return LookPlan(tuple(sorted({first + round(step * look) for look in range(policy.looks)})))

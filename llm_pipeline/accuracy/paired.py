@@ -21,7 +21,7 @@ from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.statistics.intervals import Bounds, mean_bounds
 from llm_pipeline.statistics.losses import LossSample, group_numbers
-from llm_pipeline.statistics.score_test import SCORE_TEST, LossTest
+from llm_pipeline.statistics.score_test import SCORE_TEST
 
 POOLED = "all tasks"
 
@@ -218,9 +218,7 @@ def _joined(name: str, tasks: Sequence[TaskPairs]) -> TaskPairs:
     )
 
 
-def bound_losses(
-    tasks: Sequence[TaskPairs], confidence: float, lower_confidence: float, test: LossTest = SCORE_TEST
-) -> Comparison:
+def bound_losses(tasks: Sequence[TaskPairs], confidence: float, lower_confidence: float) -> Comparison:
     """Bound the loss of each task and of all together.
 
     `confidence` is that of each upper bound, one-sided, and `lower_confidence` that of each lower one.
@@ -228,8 +226,8 @@ def bound_losses(
     levels = confidence, lower_confidence
     return Comparison(
         confidence=confidence,
-        pooled=_bounded(pool(tasks), levels, test),
-        tasks=tuple(_bounded(task, levels, test) for task in tasks),
+        pooled=_bounded(pool(tasks), levels),
+        tasks=tuple(_bounded(task, levels) for task in tasks),
     )
 
 
@@ -289,8 +287,8 @@ def _pair(
     )
 
 
-def _bounded(pairs: TaskPairs, levels: tuple[float, float], test: LossTest) -> PairedAccuracy:
-    parts = tuple(_bounded(part, levels, test) for part in pairs.parts)
+def _bounded(pairs: TaskPairs, levels: tuple[float, float]) -> PairedAccuracy:
+    parts = tuple(_bounded(part, levels) for part in pairs.parts)
     if not pairs.scores:
         return PairedAccuracy(name=pairs.name, pairs=0, unpaired=pairs.unpaired, parts=parts)
     sample = pairs.sample
@@ -301,7 +299,7 @@ def _bounded(pairs: TaskPairs, levels: tuple[float, float], test: LossTest) -> P
         baseline=_side(pairs, 0, levels[0]),
         candidate=_side(pairs, 1, levels[0]),
         bounded=pairs.scale.bounded,
-        loss=test.bounds(sample, *levels),
+        loss=SCORE_TEST.bounds(sample, *levels),
         variance=sample.variance,
         lost=int(np.count_nonzero(sample.losses > 0)),
         gained=int(np.count_nonzero(sample.losses < 0)),

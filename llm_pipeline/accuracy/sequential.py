@@ -1,14 +1,14 @@
 """The accuracy gate, look by look: stop as soon as the answer is known, or cannot become known any more.
 
-    plan = plan_looks(available, policy)
+    plan = plan_looks(1319, policy)
     for look, size in enumerate(plan.sizes, start=1):
         items = ask(order[:size])
         if judgement := judge_look(baseline, items, plan, look, policy):
             break
 
 Nothing is remembered between looks: whoever resumes with the items asked so far gets the same answer. Passing and
-failing each spend the policy's error over the looks (`spending`), or bet (`evalue`). Pooled and task by task a look
-tests at the level spent there; GO needs all of them at one look, so no correction for several tasks is due.
+failing each spend the policy's error over the looks (`spending`). Pooled and task by task a look tests at the level
+spent there; GO needs all of them at one look, so no correction for several tasks is due.
 
 A look also stops when GO has become improbable. That never makes a pass likelier (it is not binding: one may go on),
 and it is no proof of harm: NO_GO is said only where the loss is shown to be beyond the margin, else INCONCLUSIVE.
@@ -17,20 +17,19 @@ and it is no proof of harm: NO_GO is said only where the loss is shown to be bey
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from statistics import NormalDist
 
 from llm_pipeline.accuracy.evaluation import PLAIN, Scoring
-from llm_pipeline.accuracy.gate import AT_ONCE, DecisionRule, is_only_for_harm, judge_pairs
+from llm_pipeline.accuracy.gate import AT_ONCE, DecisionRule, judge_pairs
 from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.paired import TaskPairs, pair_items, pool
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
-from llm_pipeline.statistics.evalue import BETTING_TEST
 from llm_pipeline.statistics.losses import LossSample
+from llm_pipeline.statistics.score_test import SCORE_TEST
 from llm_pipeline.statistics.spending import IMPROBABLE, early, late, nominal_level
 
 
@@ -51,7 +50,7 @@ def judge_look(
         candidate: Items asked so far, in the order asked; what was asked beyond the look's size is left out.
         plan: The looks, as planned before the first item was asked.
         look: Which look this is; the first is 1.
-        policy: Margins, confidence, smallest sample and required tasks.
+        policy: Margins, confidence and smallest sample.
         tasks: Tasks that must be judged; None for every task that either side has.
         scoring: Scales of the scores, and groups of tasks that are judged as one.
 
@@ -67,32 +66,20 @@ def judge_look(
     size = plan.sizes[look - 1]
     seen = candidate[:size]
     pairs = pair_items(baseline, seen, tasks, {(item.task, item.item_id) for item in seen}, scoring)
-    sizes = _sizes(pairs, baseline, plan)
-    judgement = judge_pairs(pairs, policy, decision_rule(plan, look), sizes)
+    judgement = judge_pairs(pairs, policy, decision_rule(plan, look))
     if len(seen) < size:
         judgement = _with(judgement, _shortfall(len(seen), size))
     if look == len(plan.sizes) or judgement.verdict is not Verdict.INCONCLUSIVE:
         return _told(judgement, plan, look)
-    to_prove = [task for task in pairs if not is_only_for_harm(task.name, sizes, policy)]
-    reason = _futility(pool(pairs), to_prove, plan, look, policy)
+    reason = _futility(pool(pairs), pairs, plan, look, policy)
     if reason is None:
         return None
     stopped = _with(_told(judgement, plan, look), reason)
     return stopped.model_copy(update={"summary": f"{stopped.summary} GO had become improbable."})
 
 
-def _sizes(pairs: Sequence[TaskPairs], baseline: Sequence[ScoredItem], plan: LookPlan) -> dict[str, int]:
-    """Items of each judged task that will be asked until the last look: the baseline was asked all of them."""
-    by_task = Counter(item.task for item in baseline)
-    own = {task.name: sum(by_task[part.name] for part in task.parts or (task,)) for task in pairs}
-    share = min(1.0, plan.items / max(1, sum(own.values())))
-    return {task: round(items * share) for task, items in own.items()}
-
-
 def decision_rule(plan: LookPlan, look: int) -> DecisionRule:
     """What a look of a plan decides by."""
-    if plan.method == "e_value":
-        return DecisionRule(test=BETTING_TEST)
     if len(plan.sizes) == 1:
         return AT_ONCE
     seen = plan.shares[:look]
@@ -108,7 +95,7 @@ def chance_of_go(sample: LossSample, margin: float, plan: LookPlan, look: int, c
     share = plan.shares[look - 1]
     rule = decision_rule(plan, len(plan.sizes))
     at_the_end = sample.grown((1.0 + 1.0 / sample.pairs) / share)  # a task's share may be one item off the plan's
-    final = rule.test.bounds(at_the_end, 1.0 - rule.level(1.0 - confidence))
+    final = SCORE_TEST.bounds(at_the_end, 1.0 - rule.level(1.0 - confidence))
     spread = math.sqrt(sample.variance / sample.pairs * (1.0 - share))
     if spread == 0.0:
         return float(final.upper < margin)
@@ -140,7 +127,7 @@ def _told(judgement: Judgement, plan: LookPlan, look: int) -> Judgement:
     if len(plan.sizes) == 1:
         return judgement
     size, items = plan.sizes[look - 1], plan.items
-    where = f"stopped at look {look} of {len(plan.sizes)}, {size:,} of {items:,} items"
+    where = f"Stopped at look {look} of {len(plan.sizes)}, {size:,} of {items:,} items"
     fact = Evidence(
         name="items asked",
         verdict=Verdict.GO,
@@ -148,10 +135,10 @@ def _told(judgement: Judgement, plan: LookPlan, look: int) -> Judgement:
         limit=float(items),
         unit="items",
         samples=size,
-        detail=f"{plan.method.replace('_', '-')}: {where}.",
+        detail=f"{where}.",
     )
     told = _with(judgement, fact)
-    return told.model_copy(update={"summary": f"{judgement.summary} {where[0].upper()}{where[1:]}."})
+    return told.model_copy(update={"summary": f"{judgement.summary} {where}."})
 
 
 def _with(judgement: Judgement, fact: Evidence) -> Judgement:

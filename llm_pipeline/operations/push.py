@@ -4,8 +4,8 @@
     pushed = send(deployment, push, private=True)
 
 Only what passed every gate before production is pushed, and nothing that production took back: a hub's readers see a
-model and its figures, not why it was stopped. What the gates excused (small tasks that cannot prove their margin) is in
-the card. Whether the licence permits it is the pusher's to judge; the card and the command's output show it.
+model and its figures, not why it was stopped. Whether the licence permits it is the pusher's to judge; the card and the
+command's output show it.
 """
 
 from __future__ import annotations

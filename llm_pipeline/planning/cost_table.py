@@ -34,25 +34,23 @@ def gate_lines(tasks: Sequence[TaskItems], gates: Sequence[GatePower]) -> list[s
     """What each accuracy gate needs, by share of flips, beside what it has."""
     pool = ", ".join(f"{task.name} {task.items if task.items is not None else '?'}" for task in tasks)
     flips = "/".join(f"{100 * needed.flips:g}" for needed in gates[0].needed)
-    header = ("gate", "margin", "items", "looks", "needed", "of each task", "expected", "GO")
+    header = ("gate", "margin", "items", "looks", "needed", "of each task", "expected")
     rows = [
         (
             gate.gate,
             f"{100 * gate.margin:g} / {100 * gate.task_margin:g} pt",
             _or_unknown(gate.available),
-            f"{gate.looks} {gate.method}" if gate.method else "?",
+            _or_unknown(gate.looks),
             _joined(needed.pooled for needed in gate.needed),
             _joined(needed.task for needed in gate.needed),
             _joined(needed.expected for needed in gate.needed),
-            "/".join("?" if needed.go is None else f"{100 * needed.go:.0f} %" for needed in gate.needed),
         )
         for gate in gates
     ]
     return [
-        f"evidence (items for a power of 0.9 when {flips} % flip and nothing is lost; GO: how often that passes)",
+        f"evidence (items for a power of 0.9 when {flips} % flip and nothing is lost)",
         f"  {pool}",
         *aligned([header, *rows], 2),
-        f"  if each recipe lost exactly the margin, one would pass in at most {100 * gates[0].ladder_error:.1f} %",
     ]
 
 

@@ -227,7 +227,7 @@ def plan_release(
         _refuse_obstacles(loaded, full, "free disk space, or name other places in the deployment file")
     ladders, steps = _ladders(release, targets, facts), tuple(planned_steps(release, facts))
     asked = BackgroundCall(partial(ask_store, loaded, opened, steps, ladders), store_seconds) if store_seconds else None
-    gates = _gates(release, tasks, max(map(len, ladders.values()), default=1))
+    gates = _gates(release, tasks)
     requests = sample_size(release.workload, release.policy.load_test)
     gpus = _gpu_cost(loaded, targets, facts, (tasks, gates[0]))
     predicted = predicted_seconds(loaded, facts, gpus, tasks, ladders)
@@ -314,10 +314,10 @@ def _check_task_placement(loaded: LoadedRelease, tasks: tuple[TaskItems, ...]) -
     return warnings
 
 
-def _gates(release: ResolvedRelease, tasks: tuple[TaskItems, ...], rungs: int) -> tuple[GatePower, GatePower]:
+def _gates(release: ResolvedRelease, tasks: tuple[TaskItems, ...]) -> tuple[GatePower, GatePower]:
     served = [task for task in tasks if task.name in release.evaluation.served_tasks]
     return (
-        gate_power("accuracy", tasks, release.policy.accuracy, rungs),
+        gate_power("accuracy", tasks, release.policy.accuracy),
         gate_power("served_accuracy", served, release.policy.served_accuracy),
     )
 

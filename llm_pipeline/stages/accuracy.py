@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Literal
 from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.config.model import ConfigModel, Small
+from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
-from llm_pipeline.stages.request_parts import scored_data, sharing_rungs
+from llm_pipeline.stages.request_parts import scored_data
 
 if TYPE_CHECKING:
     from llm_pipeline.flow import ReleaseProgress
@@ -27,32 +27,25 @@ class AccuracyConfig(ConfigModel):
         evaluation: Tasks and limits, the same as the baseline's.
         policy: When a loss is too much.
         dtype: Precision of everything that is not quantized.
-        rungs: Recipes that share the error, see `AccuracyPolicy.error_budget`.
     """
 
     evaluation: Evaluation
     policy: AccuracyPolicy
     dtype: Literal["float16", "bfloat16"]
-    rungs: Small = 1
 
 
 def run(context: StageContext[AccuracyConfig]) -> StageOutput:
     """Ask the candidate until it can be judged."""
     # here: numpy loads slowly, and a result that is reused does not need it
     from llm_pipeline.accuracy.checkpoint_lane import evaluate_candidate
-    from llm_pipeline.accuracy.error_budget import GateLedger, policy_at, share_of_error, with_error
     from llm_pipeline.accuracy.evaluation import Scoring, read_summary
     from llm_pipeline.accuracy.gate import compare_as_judged
     from llm_pipeline.accuracy.table import format_comparison, format_evaluation
     from llm_pipeline.artifacts.items import read_items
 
     config = context.config
-    ledger = GateLedger(context.store, "accuracy", context.request.inputs["checkpoint"].digest)
-    number = ledger.enter(context.key)
-    share = share_of_error(config.policy, number, config.rungs)
-    policy = policy_at(config.policy, share)
+    policy = config.policy
     evaluated, judgement = evaluate_candidate(context.inputs, config.evaluation, policy, config.dtype, context.workdir)
-    judgement = with_error(judgement, config.policy, number, share)
     baseline, scoring = read_items(context.inputs["baseline"]), Scoring.of(read_summary(context.inputs["baseline"]))
     comparison = compare_as_judged(baseline, evaluated.items, policy, judgement, scoring=scoring)
     log.info(Lines(f"scores:{format_evaluation(evaluated.summary)}"))
@@ -61,7 +54,6 @@ def run(context: StageContext[AccuracyConfig]) -> StageOutput:
         log.info("distance from the baseline", **divergence.model_dump())
     say = log.info if judgement.verdict is Verdict.GO else log.warning
     say(f"accuracy verdict: {judgement.verdict}: {judgement.summary}")
-    ledger.close(context.key, judgement.verdict)
     return StageOutput(
         artifacts={"evaluation": Produced("evaluation", evaluated.directory)},
         metrics=evaluated.metrics(),
@@ -76,7 +68,6 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[AccuracyConfig, Mappin
         evaluation=flow.release.evaluation.asked,
         policy=flow.release.policy.accuracy,
         dtype=flow.release.baseline.dtype,
-        rungs=sharing_rungs(flow),
     )
     inputs = {
         "checkpoint": flow.artifact("quantize", subject, "checkpoint"),
@@ -88,7 +79,7 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[AccuracyConfig, Mappin
 
 STAGE = Stage(
     name="accuracy",
-    version=5,
+    version=6,
     config=AccuracyConfig,
     request=request,
     run=run,

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from llm_pipeline.accuracy.choice import RecipeAttempt, choose_recipe
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.model import ConfigModel, Fraction
+from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
-from llm_pipeline.stages.request_parts import sharing_rungs
 
 if TYPE_CHECKING:
     from llm_pipeline.flow import ReleaseProgress
@@ -23,16 +22,14 @@ class ChooseConfig(ConfigModel):
 
     Attributes:
         attempts: The recipes that were tried and are legal on the target, the cheapest first.
-        error: The chance, at most, that one of those that were judged passes if each loses exactly the margin.
     """
 
     attempts: tuple[RecipeAttempt, ...]
-    error: Fraction = 0.0
 
 
 def run(context: StageContext[ChooseConfig]) -> StageOutput:
     """Choose; the metric `recipe` is the chosen name, or None."""
-    choice = choose_recipe(context.config.attempts, context.config.error)
+    choice = choose_recipe(context.config.attempts)
     for attempt in context.config.attempts:
         verdict = attempt.verdict.value if attempt.verdict else "failed"
         tell = log.info if attempt.verdict else log.warning
@@ -44,17 +41,7 @@ def run(context: StageContext[ChooseConfig]) -> StageOutput:
 def request(flow: ReleaseProgress, subject: str) -> tuple[ChooseConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
     attempts = (_attempt(flow, recipe) for recipe in flow.record.ladders.get(subject, ()))
-    tried = tuple(attempt for attempt in attempts if attempt)
-    judged = sum(attempt.verdict is not None for attempt in tried)
-    return ChooseConfig(attempts=tried, error=_ladder_error(flow, judged)), {}
-
-
-def _ladder_error(flow: ReleaseProgress, judged: int) -> float:
-    from llm_pipeline.accuracy.error_budget import policy_at, share_of_error
-
-    policy = flow.release.policy.accuracy
-    own = policy_at(policy, share_of_error(policy, 1, sharing_rungs(flow)))
-    return round(1.0 - own.confidence**judged, 6)
+    return ChooseConfig(attempts=tuple(attempt for attempt in attempts if attempt)), {}
 
 
 def _attempt(flow: ReleaseProgress, recipe: str) -> RecipeAttempt | None:
@@ -74,5 +61,5 @@ def _attempt(flow: ReleaseProgress, recipe: str) -> RecipeAttempt | None:
 
 
 STAGE = Stage(
-    name="choose", version=4, config=ChooseConfig, request=request, run=run, environment="control", publishes=False
+    name="choose", version=5, config=ChooseConfig, request=request, run=run, environment="control", publishes=False
 )

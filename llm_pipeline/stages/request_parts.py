@@ -71,10 +71,3 @@ def staging_endpoint(flow: ReleaseProgress, target: str) -> Endpoint:
 
     place = flow.place(target).staging
     return endpoint_of(place, release_name=flow.release.name, target_name=target)
-
-
-def sharing_rungs(flow: ReleaseProgress) -> int:
-    """Recipes among which the error is divided: those of the longest ladder, if the policy says so."""
-    if flow.release.policy.accuracy.error_budget != "ladder":
-        return 1
-    return max(map(len, flow.record.ladders.values()), default=1)

@@ -52,7 +52,6 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     """
     # imported here: a result that is reused needs no numpy, which loads slowly
     from llm_pipeline.accuracy.chat_template import ChatTemplate
-    from llm_pipeline.accuracy.error_budget import GateLedger, policy_at, share_of_error, with_error
     from llm_pipeline.accuracy.evaluation import (
         Scoring,
         read_summary,
@@ -62,8 +61,7 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     )
     from llm_pipeline.accuracy.gate import compare_as_judged
     from llm_pipeline.accuracy.item_runner import ItemRunner, SavedItems
-    from llm_pipeline.accuracy.looks import evaluation_order
-    from llm_pipeline.accuracy.rehearsal import plan_looks
+    from llm_pipeline.accuracy.looks import evaluation_order, plan_looks
     from llm_pipeline.accuracy.table import format_comparison
     from llm_pipeline.artifacts.items import read_items
     from llm_pipeline.base.progress import Progress
@@ -83,23 +81,17 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     refuse_other_harness(before.harness, questions.identity)
     order = evaluation_order(questions.clusters, config.evaluation.seed)
     tasks = sorted(questions.clusters)
-    ledger = GateLedger(context.store, "served_accuracy", config.repository_digest)
-    number = ledger.enter(context.key)
-    share = share_of_error(config.policy, number)
-    policy = policy_at(config.policy, share)
     baseline, scoring = read_items(context.inputs["baseline"]), Scoring.of(before)
-    available = {task: len(clusters) for task, clusters in questions.clusters.items()}
-    plan = plan_looks(available, policy, scoring.groups, bounded=scoring.is_bounded(available))
+    plan = plan_looks(len(order), config.policy)
     model.progress = Progress("evaluating", len(questions.instances(order[: plan.items])), "requests")
     saved = SavedItems(context.workdir / "items", sha256_json([questions.identity, order]))
     built = time.monotonic()
     runner = ItemRunner(questions, model, order, saved, model.progress)
-    judgement, look = runner.ask_until_decided(baseline, plan, policy, tasks, scoring)
-    judgement = with_error(judgement, config.policy, number, share)
+    judgement, look = runner.ask_until_decided(baseline, plan, config.policy, tasks, scoring)
     scored = time.monotonic()
     require_served(config.endpoint, config.repository_digest)
-    comparison = compare_as_judged(baseline, runner.items, policy, judgement, tasks, scoring=scoring)
-    log.info(Lines(f"the server's answers, compared with the baseline:{format_comparison(comparison, policy)}"))
+    comparison = compare_as_judged(baseline, runner.items, config.policy, judgement, tasks, scoring=scoring)
+    log.info(Lines(f"the server's answers, compared with the baseline:{format_comparison(comparison, config.policy)}"))
     summary = summarise(runner.items, {"scoring": round(scored - built, 3)}, served_versions()).model_copy(
         update={
             "planned": plan.items,
@@ -111,7 +103,6 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     )
     directory = context.workdir / "evaluation"
     write_evaluation(directory, runner.items, summary)
-    ledger.close(context.key, judgement.verdict)
     scores = [item.score for item in runner.items if item.score is not None]
     return StageOutput(
         artifacts={"evaluation": Produced("evaluation", directory)},
@@ -139,7 +130,7 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[ServedAccuracyConfig, 
 
 STAGE = Stage(
     name="served_accuracy",
-    version=5,
+    version=6,
     config=ServedAccuracyConfig,
     request=request,
     run=run,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import numpy as np
 
-from llm_pipeline.statistics.evalue import BETTING_TEST
 from llm_pipeline.statistics.intervals import (
     FEW_CHANGES,
     Bounds,
@@ -24,16 +22,6 @@ from llm_pipeline.statistics.losses import LossSample
 _WIDEST_QUANTILE, _BISECTIONS = 7.0, 30
 
 
-class LossTest(Protocol):
-    """A way to bound a mean loss, and to test it against a limit."""
-
-    def bounds(self, sample: LossSample, confidence: float, lower_confidence: float | None = None) -> Bounds:
-        """The mean loss with its one-sided bounds; the lower one may have a confidence of its own."""
-
-    def p_value(self, sample: LossSample, limit: float) -> float:
-        """P-value of "the loss is at most `limit`": small when the loss is surely beyond."""
-
-
 class ScoreTest:
     """Tango's score test for right and wrong answers, Student's t for graded ones; both know clusters.
 
@@ -41,25 +29,20 @@ class ScoreTest:
     replace the normal quantile by Student's with one degree of freedom less than there are clusters. A t statistic of
     losses that are rare and large passes too often, so its bounds are moved by the skewness term of the Edgeworth
     expansion (N. J. Johnson, Journal of the American Statistical Association 73 (1978) 536-544; P. Hall, Journal of
-    the Royal Statistical Society B 54 (1992) 221-228). No expansion helps where clusters are few: there whole clusters
-    are bet on (`evalue`), which is right for any number of them.
+    the Royal Statistical Society B 54 (1992) 221-228). No expansion helps where clusters are few: they bound nothing.
     """
 
     def bounds(self, sample: LossSample, confidence: float, lower_confidence: float | None = None) -> Bounds:
         """The mean loss with its one-sided bounds; the lower one may have a confidence of its own."""
         below = lower_confidence or confidence
-        if _degrees(sample) <= 0.0:
+        if _degrees(sample) <= 0.0 or sample.has_few_clusters:
             return Bounds(sample.mean, -sample.largest, sample.largest)
-        if _is_bet_on(sample):
-            return BETTING_TEST.bounds(sample, confidence, below)
         return Bounds(sample.mean, _lower(sample, below), _upper(sample, confidence))
 
     def p_value(self, sample: LossSample, limit: float) -> float:
         """P-value of "the loss is at most `limit`": the level at which the lower bound meets it."""
-        if limit >= sample.largest or _degrees(sample) <= 0.0:
+        if limit >= sample.largest or _degrees(sample) <= 0.0 or sample.has_few_clusters:
             return 1.0
-        if _is_bet_on(sample):
-            return BETTING_TEST.p_value(sample, limit)
         if not sample.graded and sample.groups is None:
             lost, gained, pairs = _counts(sample)
             return max(tail_of(tango_statistic(lost, gained, pairs, limit)), binomial_tail(lost - gained, pairs, limit))
@@ -73,10 +56,6 @@ class ScoreTest:
 
 
 SCORE_TEST = ScoreTest()
-
-
-def _is_bet_on(sample: LossSample) -> bool:
-    return sample.has_few_clusters and sample.largest <= 1.0
 
 
 def _counts(sample: LossSample) -> tuple[float, float, float]:

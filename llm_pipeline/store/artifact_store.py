@@ -62,7 +62,7 @@ class ArtifactStore(Protocol):
     """The port of artifact stores: artifacts by their content, documents by compare-and-swap.
 
     Layout, the same everywhere: `artifacts/<kind>/<digest>/`, `stages/<key>.json`, `calibrations/<key>.json`,
-    `accuracy-gates/<lane>.<candidate>.json`, `releases/<release id>/`, `pointers/<model>/<target>.json`,
+    `releases/<release id>/`, `pointers/<model>/<target>.json`,
     `leases/<name>.json`; `model_documents.py` says how a model's id is written.
     """
 

@@ -14,7 +14,7 @@ from llm_pipeline.config.policy import AccuracyPolicy
 
 POLICY = AccuracyPolicy(margin=0.02, task_margin=0.02, minimum_items=100)
 ORDER = [("a", number) for number in range(1000)]
-PLAN = LookPlan("group_sequential", (250, 500, 750, 1000))
+PLAN = LookPlan((250, 500, 750, 1000))
 
 
 def scored(place, right):
@@ -64,7 +64,7 @@ def test_a_broken_candidate_stops_at_the_first_look(start):
 
 def test_one_fixed_look_asks_everything(start):
     asking = start(Questions())
-    judgement, look = asking.ask_until_decided(BASELINE, LookPlan("fixed", (1000,)), POLICY)
+    judgement, look = asking.ask_until_decided(BASELINE, LookPlan((1000,)), POLICY)
     assert (judgement.verdict, look, len(asking.items)) == (Verdict.GO, 1, 1000)
 
 

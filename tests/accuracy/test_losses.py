@@ -43,26 +43,20 @@ def test_graded_scores_in_clusters_have_students_interval_over_clusters() -> Non
     assert bounds.upper == pytest.approx(means.mean() + reach, rel=1e-3)
 
 
-def test_few_clusters_prove_nothing_that_one_unseen_cluster_could_undo() -> None:
+def test_few_clusters_bound_nothing_either_way() -> None:
     """Each tenth cluster may be lost as a whole, and not one of twenty in eight evaluations."""
-    random = np.random.default_rng(2)
-    losses = random.choice([1.0, -1.0, 0.0], p=(0.01, 0.01, 0.98), size=1000)
-    sample = LossSample(losses, np.repeat(np.arange(20), 50))
-    assert sample.has_few_clusters
-    assert SCORE_TEST.bounds(sample, 0.95).upper > 0.1
+    groups = np.repeat(np.arange(20), 50)
+    for losses in (np.zeros(1000), np.tile([1.0, 1.0, 0.0, 0.0], 250)):
+        sample = LossSample(losses, groups)
+        assert sample.has_few_clusters
+        bounds = SCORE_TEST.bounds(sample, 0.95)
+        assert (bounds.lower, bounds.upper, SCORE_TEST.p_value(sample, 0.03)) == (-1.0, 1.0, 1.0)
     assert not LossSample(losses, np.repeat(np.arange(100), 10)).has_few_clusters
 
 
 def test_one_large_cluster_among_single_items_counts_for_what_it_weighs() -> None:
     groups = np.concatenate([np.zeros(500, dtype=int), np.arange(1, 501)])
     assert LossSample(np.zeros(1000), groups).has_few_clusters
-
-
-def test_few_clusters_that_all_lost_much_are_shown_to_be_harmed() -> None:
-    losses = np.tile([1.0, 1.0, 0.0, 0.0], 250)
-    sample = LossSample(losses, np.repeat(np.arange(20), 50))
-    assert SCORE_TEST.p_value(sample, 0.03) < 0.05
-    assert SCORE_TEST.bounds(sample, 0.95).lower > 0.03
 
 
 def test_harm_to_heavy_items_is_shown_no_sooner_than_the_lower_bound_says() -> None:
@@ -74,11 +68,10 @@ def test_harm_to_heavy_items_is_shown_no_sooner_than_the_lower_bound_says() -> N
     assert SCORE_TEST.bounds(sample, 1.0 - level).lower == pytest.approx(0.03, abs=1e-4)
 
 
-@pytest.mark.parametrize("clusters", [20, 80])
-def test_the_level_at_which_harm_is_shown_is_where_the_lower_bound_meets_the_limit(clusters: int) -> None:
+def test_the_level_at_which_harm_is_shown_is_where_the_lower_bound_meets_the_limit() -> None:
     random = np.random.default_rng(3)
     losses = random.choice([1.0, -1.0, 0.0], p=(0.2, 0.05, 0.75), size=1600)
-    sample = LossSample(losses, np.repeat(np.arange(clusters), 1600 // clusters))
+    sample = LossSample(losses, np.repeat(np.arange(80), 20))
     level = SCORE_TEST.p_value(sample, 0.1)
     assert SCORE_TEST.bounds(sample, 1.0 - level).lower == pytest.approx(0.1, abs=1e-4)
 

@@ -34,31 +34,16 @@ def test_items_needed_rise_with_flips_and_fall_with_the_margin():
     assert [item.pooled for item in wide.needed] == pytest.approx([number / 4 for number in needed], rel=0.01)
 
 
-def test_looks_are_expected_to_spare_a_third_of_a_tight_pool():
-    """Ten looks at 4,300 items with flips of 5 % asked 2,922 on average in a simulation."""
-    policy = AccuracyPolicy(method="group_sequential", looks=10, minimum_items=30)
-    expected = gate_power("accuracy", pool(a=4300), policy).needed[1].expected
-    assert expected == pytest.approx(2922, rel=0.06)
+def test_looks_are_expected_to_spare_a_quarter_of_a_tight_pool():
+    expected = gate_power("accuracy", pool(a=4300), AccuracyPolicy(minimum_items=30)).needed[1].expected
+    assert expected == pytest.approx(3080, rel=0.03)  # simulated
 
 
 def test_a_task_too_small_for_its_own_margin_is_told():
     power = gate_power("accuracy", pool(large=5000, small=100), AccuracyPolicy())
-    assert power.warnings[0].startswith("accuracy: small has 100 items and a margin of 3 points needs 255")
-    assert (
-        "when 5 % flip: small has 100 items for its margin of 3; 511 items or a margin of 6.8 points"
-        in power.warnings[1]
-    )
-    lenient = gate_power("accuracy", pool(large=6000, small=100), AccuracyPolicy(small_tasks="harm_only"))
-    assert lenient.warnings == ()
-    assert (lenient.needed[1].go or 0.0) > 0.8
-
-
-def test_the_error_of_a_ladder_is_told():
-    alone = gate_power("accuracy", pool(a=9000), AccuracyPolicy(error_budget="gate"), rungs=6)
-    shared = gate_power("accuracy", pool(a=9000), AccuracyPolicy(error_budget="ladder"), rungs=6)
-    assert alone.ladder_error == pytest.approx(0.265, abs=0.001)
-    assert shared.ladder_error < 0.05
-    assert shared.needed[0].pooled > alone.needed[0].pooled
+    (warning,) = power.warnings
+    assert warning.startswith("accuracy: small: 100 items are too few for a margin of 3 points")
+    assert warning.endswith("344 items or a margin of 5.6 points would do")
 
 
 def test_a_pool_that_is_not_known_is_not_judged():
@@ -66,10 +51,6 @@ def test_a_pool_that_is_not_known_is_not_judged():
     assert power.available is None
     assert all(item.expected is None for item in power.needed)
     assert "how many items other have is not known here" in power.warnings[0]
-
-
-def test_the_policy_caps_what_is_available():
-    assert gate_power("accuracy", pool(a=14042), AccuracyPolicy(maximum_items=3000)).available == 3000
 
 
 def target(version: str) -> Target:

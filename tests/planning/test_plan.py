@@ -377,7 +377,9 @@ def test_a_pool_that_can_never_decide_is_a_warning_with_what_it_lacks(configs: P
     assert "accuracy: 1600 items are fewer than minimum_items 2000: it can only be INCONCLUSIVE" in warnings
     edit("policies/production.yaml", "minimum_items: 2000", "minimum_items: 500")
     warnings = plan_release(real(configs), store_seconds=0).warnings
-    assert any(line.startswith("accuracy: 1600 items are too few: a margin of 1 points needs 18") for line in warnings)
+    assert any(
+        line.startswith("accuracy: all tasks together: 1600 items are too few for a margin") for line in warnings
+    )
 
 
 def test_a_load_test_that_can_never_show_its_claim_is_refused(configs: Path, edit):
@@ -401,7 +403,7 @@ def test_the_table_says_what_evidence_and_gpus_will_cost():
     assert plan.gpus is not None
     assert [task.items for task in plan.tasks] == [1319, 1172, 10042, 1267]
     needed = plan.gates[0].needed
-    assert [item.pooled for item in needed] == pytest.approx([1840, 4600, 7360], rel=0.03)
+    assert [item.pooled for item in needed] == pytest.approx([1713, 4282, 6852], rel=0.01)
     text = format_plan(plan)
     assert "gsm8k 1319, arc_challenge 1172, hellaswag 10042, winogrande 1267" in text
     assert f"{needed[0].pooled}/{needed[1].pooled}/{needed[2].pooled}" in text

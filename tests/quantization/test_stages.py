@@ -7,7 +7,6 @@ import pytest
 pytest.importorskip("modelopt")
 
 from llm_pipeline.accuracy.evaluation import read_summary
-from llm_pipeline.accuracy.gate import ERROR_FACT
 from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
@@ -117,16 +116,3 @@ def test_a_gpu_only_recipe_fails_the_stage_at_once(release, recipe):
     failure = quantize(release, recipe, "nvfp4")
     assert failure.outcome == "failure"
     assert failure.error.type == "Unsupported"
-
-
-def test_a_gate_after_an_undecided_one_of_the_same_candidate_may_err_less(release, recipe, baseline):
-    quantized = quantize(release, recipe, "none")
-    refs = {"checkpoint": quantized.artifacts["checkpoint"], "baseline": baseline.artifacts["evaluation"]}
-    policies = [POLICY.model_copy(update={"minimum_items": 250 + extra, "confidence": 0.9}) for extra in (0, 1)]
-    told = []
-    for policy in (*policies, policies[0]):
-        config = AccuracyConfig(evaluation=EVALUATION, policy=policy, dtype="float16")
-        result = release("accuracy", config, "none", use=("tasks",), **refs)
-        assert result.judgement.verdict is Verdict.INCONCLUSIVE
-        told.append(next(fact.measured for fact in result.judgement.evidence if fact.name == ERROR_FACT))
-    assert told == pytest.approx([0.08, 0.016, 0.08])

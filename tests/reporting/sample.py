@@ -192,7 +192,7 @@ class SampleRelease:
             checkpoint = self.publish("checkpoint", weights)
             self.add("quantize", recipe, 14.0, artifacts={"checkpoint": checkpoint}, metrics={"effective_bits": 4.5})
             items = self.scored(loss if recipe != "fp8" else 0.0008)
-            plan = LookPlan("group_sequential", tuple(int(len(items) * (1 + look / 4)) for look in range(5)))
+            plan = LookPlan(tuple(int(len(items) * (1 + look / 4)) for look in range(5)))
             judgement = judge_pairs(pair_items(self.baseline, items), policy, decision_rule(plan, 1))
             far = Divergence(tokens=900, kl_at_least=2 * loss, top_token_agreement=1 - loss, perplexity=11.3 + 9 * loss)
             evaluation = self.publish_items(items, look=1, looks=5, planned=plan.items, divergence=far)
