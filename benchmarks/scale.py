@@ -4,9 +4,8 @@
 
 Real: Airflow's services, PostgreSQL, Redis, three Celery workers, our DAGs, operators, claims, store, runner and stage
 processes. Light: what the stages do (`scale_stages.py`), so that two cores are enough. Each model has two releases that
-are triggered at the same moment. Half of the models let them wait for each other, the other half let the newer one
-supersede the older. One model's accuracy gate says NO_GO, and one build fails once. All stages that take GPUs share a
-pool of two slots. Workers are ended with SIGKILL, whole, and come back some seconds later.
+are triggered at the same moment. One model's accuracy gate says NO_GO, and one build fails once. All stages that take
+GPUs share a pool of two slots. Workers are ended with SIGKILL, whole, and come back some seconds later.
 
 Shown, one line a goal (exit code 1 when one is missed): every release ended as it should, by the store's records; no
 release overtook another of its model; nothing starved; never more than two stages held a GPU, by what the stages
@@ -75,7 +74,6 @@ deployment: here
 evaluation: {{ tasks: [a_task], served_tasks: [a_task] }}
 workload: {{ prompts: prompts.jsonl, rate_per_second: 20, duration_seconds: 30 }}
 approval: {{ required: false, on_license_change: false }}
-concurrency: {concurrency}
 """
 POLICY = """
 load_test: { service_level: { first_token_milliseconds: 100, end_to_end_milliseconds: 200 } }
@@ -277,24 +275,16 @@ def _endings(outcome: Outcome) -> tuple[int, str]:
     store = open_store(f"file://{outcome.cluster.place}/store")
     rows = {one.row.release_id.rpartition("-")[0].rpartition("-")[0]: one for one in read_releases(store).whole}
     wrong = []
-    for number, model in enumerate(outcome.models):
+    for model in outcome.models:
         ended = [outcome.states[f"release__{model}-{which}"] for which in "ab"]
         verdicts = [rows[name].row.verdict if (name := f"{model}-{which}") in rows else "none" for which in "ab"]
-        told = [_superseded(outcome, model, which) for which in "ab"]
         wanted = "failed" if model == REFUSED_MODEL else "success"
         verdict = "NO_GO" if model == REFUSED_MODEL else "GO"
         for which in (0, 1):
             fine = ended[which] == wanted and verdicts[which] == verdict
-            older = number % 2 and told[which] and not told[1 - which]
-            if not fine and not (ended[which] == "failed" and older):
+            if not fine:
                 wrong.append(f"{model}-{'ab'[which]}: {ended[which]}, {verdicts[which]}")
     return len(outcome.states) - len(wrong), "; ".join(wrong)
-
-
-def _superseded(outcome: Outcome, model: str, which: str) -> bool:
-    """Whether a log of the release says that a newer one took its place."""
-    logs = outcome.cluster.home.glob(f"logs/dag_id=release__{model}-{which}/**/*.log")
-    return any("superseded by" in log.read_text(errors="replace") for log in logs)
 
 
 def _spans(record: Path) -> list[tuple[float, float, str]]:
@@ -345,10 +335,9 @@ def write_project(root: Path, models: Sequence[str], *, counted: bool = True) ->
         "prompts.jsonl": '{"prompt": "a"}',
         **{f"targets/{model}.yaml": TARGET for model in models},
     }
-    for number, model in enumerate(models):
-        concurrency = "supersede" if number % 2 else "wait"
+    for model in models:
         for which in "ab":
-            files[f"releases/{model}-{which}.yaml"] = RELEASE.format(model=model, concurrency=concurrency)
+            files[f"releases/{model}-{which}.yaml"] = RELEASE.format(model=model)
     for name, text in files.items():
         path = root / "configs" / name
         path.parent.mkdir(parents=True, exist_ok=True)

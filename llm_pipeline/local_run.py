@@ -22,8 +22,7 @@ from llm_pipeline.operations.replacement import replace
 from llm_pipeline.planning.directories import require_directories
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.questions import question_of, replaces_nothing
-from llm_pipeline.release.claim import ReleaseClaim
-from llm_pipeline.release.claim_state import Claimant, LocalProcess
+from llm_pipeline.release.claim import Claimant, LocalProcess, ReleaseClaim
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.loading import load_release
@@ -84,7 +83,7 @@ class LocalRun:
         self._claim = ReleaseClaim(
             open_store(self._deployment.store),
             self._model_id,
-            Claimant.of(loaded.config, LocalProcess.here(), asked_at=datetime.now(UTC)),
+            Claimant.of(loaded.config, LocalProcess.here()),
         )
         self._job: Job | None = None
         self._began: datetime | None = None
@@ -101,7 +100,6 @@ class LocalRun:
         A target whose gate fails stops itself only: the others go on, and the verdict is that of the one that failed.
 
         Raises:
-            Superseded: A newer release of the model took this one's place; what this one staged is taken down.
             PipelineError: A stage failed for a reason that is no verdict.
         """
         try:
@@ -160,7 +158,6 @@ class LocalRun:
         """What keeps an instance from starting besides the rules.
 
         Raises:
-            Superseded: A newer release takes this one's place: nothing that decides is started any more.
             ClaimLost: This run does not hold the claim on its model.
         """
         step = instance.task.step

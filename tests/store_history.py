@@ -19,8 +19,7 @@ from llm_pipeline.config.release import Approval, Baseline, Evaluation, ModelSou
 from llm_pipeline.config.store import StoreModel
 from llm_pipeline.config.target import Target
 from llm_pipeline.config.workload import Workload
-from llm_pipeline.release.claim import claim_name
-from llm_pipeline.release.claim_state import Claimant, ClaimState, LocalProcess
+from llm_pipeline.release.claim import Claimant, ClaimState, LocalProcess, claim_name
 from llm_pipeline.release.contract import StageResult, Timings
 from llm_pipeline.release.execute import KeyContent, concluded, record_name, results_name
 from llm_pipeline.release.newest import note_release
@@ -175,11 +174,9 @@ class History:
         """Let a release hold the model's claim: None gives it back, an empty id has not been resolved yet."""
         heard = self.now - timedelta(hours=silent_hours)
         holder = Claimant(
-            party=LocalProcess(host="elsewhere", pid=1, start_ticks=1, run="r"),
+            party=LocalProcess(host="elsewhere", pid=1, start_ticks=1, pids="", run="r"),
             release=config,
             release_id=release_id or "",
-            concurrency="wait",
-            asked_at=heard,
             since=heard,
             renewed_at=heard,
             stale_after_hours=48.0,

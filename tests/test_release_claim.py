@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import itertools
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -21,17 +19,19 @@ from llm_pipeline.base.detached import process_start_ticks
 from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.cli import store as store_commands
 from llm_pipeline.release.claim import (
+    AirflowRun,
+    Claimant,
     ClaimLost,
+    ClaimState,
+    LocalProcess,
     ReleaseClaim,
-    Superseded,
     claim_name,
     free_claim,
     read_claim,
     read_claims,
 )
-from llm_pipeline.release.claim_state import AirflowRun, Claimant, ClaimState, LocalProcess
 from llm_pipeline.store import open_store
-from llm_pipeline.store.artifact_store import Conflict, Document
+from llm_pipeline.store.artifact_store import Document
 
 MODEL = "organisation/model"
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -39,12 +39,10 @@ UNSHARED = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 ASK_ELSEWHERE = """
 import sys
 from datetime import UTC, datetime
-from llm_pipeline.release.claim_state import Claimant, LocalProcess
-from llm_pipeline.release.claim import ReleaseClaim
+from llm_pipeline.release.claim import Claimant, LocalProcess, ReleaseClaim
 from llm_pipeline.store import open_store
 now = datetime.now(UTC)
-claimant = Claimant(party=LocalProcess.here(), release="tiny", concurrency="wait", asked_at=now, since=now,
-                    renewed_at=now, stale_after_hours=48.0)
+claimant = Claimant(party=LocalProcess.here(), release="tiny", since=now, renewed_at=now, stale_after_hours=48.0)
 claim = ReleaseClaim(open_store(sys.argv[1]), sys.argv[2], claimant)
 print("waits" if claim.ask() else "holds", flush=True)
 sys.stdin.readline()
@@ -58,14 +56,12 @@ def store(tmp_path):
     return open_store(f"file://{tmp_path}/store")
 
 
-def claimant(number: int, concurrency: str = "wait", *, airflow: str = "a", **known) -> Claimant:
-    """A DAG run's claimant; the higher its number, the newer."""
+def claimant(number: int, *, airflow: str = "a", **known) -> Claimant:
+    """A DAG run's claimant."""
     now = datetime.now(UTC)
     values = {
         "party": AirflowRun(airflow=airflow, dag_id="release__tiny", run_id=f"run-{number}"),
         "release": "tiny",
-        "concurrency": concurrency,
-        "asked_at": NOON + timedelta(seconds=number),
         "since": now,
         "renewed_at": now,
         "stale_after_hours": 48.0,
@@ -73,13 +69,13 @@ def claimant(number: int, concurrency: str = "wait", *, airflow: str = "a", **kn
     return Claimant.model_validate(values | known)
 
 
-def claim(store, number: int, concurrency: str = "wait", over: frozenset[str] = frozenset(), **known) -> ReleaseClaim:
+def claim(store, number: int, over: frozenset[str] = frozenset(), **known) -> ReleaseClaim:
     """The claim as a DAG run sees it, in an Airflow where the runs named in `over` have ended."""
     airflow = known.get("airflow", "a")
     return ReleaseClaim(
         store,
         MODEL,
-        claimant(number, concurrency, **known),
+        claimant(number, **known),
         run_is_over=lambda run: run.run_id in over if run.airflow == airflow else None,
     )
 
@@ -129,70 +125,14 @@ class TestWaiting:
         assert [*during, holder(store)] == ["run-1", ""]
 
 
-class TestSuperseding:
-    def test_the_older_one_ends_at_its_next_check_and_the_newer_one_begins_when_it_has_cleaned_up(self, store):
-        older, newer = claim(store, 1), claim(store, 2, "supersede")
-        older.ask()
-        older.check()
-        assert newer.ask() is not None
-        with pytest.raises(Superseded, match=r"superseded by release tiny \(DAG release__tiny, run run-2\)") as ended:
-            older.check()
-        assert ended.value.exit_code is ExitCode.INCONCLUSIVE
-        assert newer.ask() is not None  # its servers may still be up
-        older.give_back()
-        assert newer.ask() is None
-
-    def test_the_newest_wins_in_whatever_order_they_ask(self, tmp_path):
-        for order in itertools.permutations((1, 2, 3)):
-            store = open_store(f"file://{tmp_path}/{''.join(map(str, order))}")
-            claim(store, 0).ask()
-            for number in order:
-                ask_as_a_run_does(claim(store, number, "supersede"))
-            claim(store, 0).give_back()
-            assert [ask_as_a_run_does(claim(store, number, "supersede")) for number in order] == [
-                number == 3 for number in order
-            ]
-
-    def test_an_older_run_that_comes_late_does_not_stop_a_newer_one(self, store):
-        claim(store, 2, "supersede").ask()
-        with pytest.raises(Superseded):
-            claim(store, 1, "supersede").ask()
-        claim(store, 2, "supersede").check()
-        assert read_claim(store, MODEL).waiting == ()
-
-    def test_only_older_ones_are_superseded(self, store):
-        holding = claim(store, 0)
-        holding.ask()
-        assert claim(store, 3).ask() is not None
-        assert claim(store, 2, "supersede").ask() is not None
-        holding.give_back()
-        assert claim(store, 3).ask() is None  # it came first, and is newer
-        assert claim(store, 2, "supersede").ask() is not None
-
-    def test_a_run_that_waits_for_a_human_is_not_waited_for_and_its_late_answer_starts_nothing(self, store):
-        older, newer = claim(store, 1), claim(store, 2, "supersede")
-        older.ask()
-        older.park()
-        assert newer.ask() is None
-        with pytest.raises(Superseded):
-            older.check()
-        assert not older.give_back()
-        assert holder(store) == "run-2"
-
-    def test_a_run_that_waits_for_a_human_keeps_the_claim_from_those_who_wait(self, store):
-        older = claim(store, 1)
-        older.ask()
-        older.park()
-        assert claim(store, 2).ask() is not None
-        older.check()
-        assert not read_claim(store, MODEL).holder.parked
-
-
-def ask_as_a_run_does(asking: ReleaseClaim) -> bool:
-    try:
-        return asking.ask() is None
-    except Superseded:
-        return False
+def test_a_run_that_waits_for_a_human_keeps_the_claim(store):
+    older = claim(store, 1)
+    older.ask()
+    older.park()
+    assert read_claim(store, MODEL).holder.parked
+    assert claim(store, 2).ask() is not None
+    older.check()
+    assert not read_claim(store, MODEL).holder.parked
 
 
 class TestTheDead:
@@ -282,13 +222,6 @@ class TestTheDead:
                 time.sleep(0.01)
         assert read_claim(store, MODEL).holder is None
 
-    def test_a_claim_of_a_version_before_is_understood(self, store):
-        ReleaseClaim(store, MODEL, claimant(1, party=LocalProcess.here())).ask()
-        document = store.read_document(claim_name(MODEL))
-        del document.value["holder"]["party"]["pids"]
-        store.write_document(claim_name(MODEL), document.value, document.revision)
-        assert claim(store, 2).ask() is not None
-
     def test_two_runs_of_one_process_are_two(self, store):
         claim(store, 1, party=LocalProcess.here()).ask()
         assert claim(store, 2, party=LocalProcess.here()).ask() is not None
@@ -297,7 +230,7 @@ class TestTheDead:
         older = claim(store, 1)
         older.ask()
         claim(store, 2, over=frozenset({"run-1"})).ask()
-        with pytest.raises(Superseded):
+        with pytest.raises(ClaimLost, match="run-2"):
             older.check()
         assert str(older.taken_by_another().party) == "DAG release__tiny, run run-2"
 
@@ -351,124 +284,6 @@ def backdate(store, when: datetime) -> None:
     store.write_document(claim_name(MODEL), ClaimState(holder=held).model_dump(mode="json"), document.revision)
 
 
-class Documents:
-    """Documents in memory, which an exploration can put back."""
-
-    def __init__(self) -> None:
-        self.value: dict | None = None
-        self.revision = 0
-
-    def read_document(self, _name: str) -> Document | None:
-        return None if self.value is None else Document(self.value, str(self.revision))
-
-    def write_document(self, _name: str, value: dict, expect: str | None) -> str:
-        if expect != (None if self.value is None else str(self.revision)):
-            raise Conflict("changed")
-        self.value, self.revision = value, self.revision + 1
-        return str(self.revision)
-
-
-@dataclass(frozen=True)
-class World:
-    """The stored claim and where each of the runs is in its life."""
-
-    claim: str
-    phases: tuple[str, ...]
-
-    def moved(self, number: int, phase: str) -> World:
-        return replace(self, phases=(*self.phases[:number], phase, *self.phases[number + 1 :]))
-
-
-ACTIVE = ("holds", "started", "cleans")
-ENDED = ("ended", "dead")
-
-
-class Exploration:
-    """Every order in which runs can ask, start stages, wait for a human, end and die."""
-
-    def __init__(self, policies: tuple[str, ...], deaths: int) -> None:
-        self.policies = policies
-        self.deaths = deaths
-        self.runs = [claimant(number, policy) for number, policy in enumerate(policies)]
-        self.seen: set[World] = set()
-        self.granted: set[int] = set()
-
-    def explore(self) -> int:
-        """Visit every state; returns how many there are."""
-        start = World(ClaimState().model_dump_json(), ("asks",) * len(self.runs))
-        pending = [start]
-        while pending:
-            world = pending.pop()
-            if world in self.seen:
-                continue
-            self.seen.add(world)
-            self.check(world)
-            following = list(self.following(world))
-            stuck = all(one == world for one in following)
-            assert not stuck or all(phase in ENDED for phase in world.phases), f"nobody can go on: {world}"
-            pending += following
-        return len(self.seen)
-
-    def check(self, world: World) -> None:
-        active = [number for number, phase in enumerate(world.phases) if phase in ACTIVE]
-        assert len(active) <= 1, f"two on their way: {world}"
-
-    def following(self, world: World) -> Iterator[World]:
-        for number, phase in enumerate(world.phases):
-            if phase in ENDED:
-                continue
-            yield self.step(world, number, phase)
-            if phase == "started":
-                yield self.step(world, number, "asks for a human")
-            if world.phases.count("dead") < self.deaths:
-                yield world.moved(number, "dead")
-
-    def step(self, world: World, number: int, phase: str) -> World:
-        over = {f"run-{other}" for other, now in enumerate(world.phases) if now == "dead"}
-        documents = Documents()
-        documents.value = ClaimState.model_validate_json(world.claim).model_dump(mode="json")
-        acting = ReleaseClaim(documents, MODEL, self.runs[number], run_is_over=lambda run: run.run_id in over)
-        try:
-            following = self.act(acting, phase)
-        except (Superseded, ClaimLost):
-            following = "cleans" if read_claim(documents, MODEL).holds(self.runs[number].party) else "ended"
-        if following == "holds":
-            self.granted.add(number)
-        return World(ClaimState.model_validate(documents.value).model_dump_json(), world.phases).moved(
-            number, following
-        )
-
-    def act(self, acting: ReleaseClaim, phase: str) -> str:
-        actions: dict[str, Callable[[], str]] = {
-            "asks": lambda: "holds" if acting.ask() is None else "asks",
-            "holds": lambda: acting.check() or "started",
-            "started": lambda: acting.give_back() and "ended",
-            "cleans": lambda: acting.give_back() and "ended",
-            "asks for a human": lambda: acting.park() or "parked",
-            "parked": lambda: acting.check() or "started",
-        }
-        return actions[phase]()
-
-
-@pytest.mark.parametrize("policies", list(itertools.product(("wait", "supersede"), repeat=3)), ids="-".join)
-def test_in_every_order_of_events_there_is_one_at_most_and_somebody_can_go_on(policies, monkeypatch):
-    monkeypatch.setattr("llm_pipeline.release.claim.datetime", StoppedClock)
-    exploration = Exploration(policies, deaths=1)
-    assert exploration.explore() > 100
-    assert exploration.granted == {0, 1, 2}
-
-
-class StoppedClock(datetime):
-    """Time stands still, so that states differ only in what matters."""
-
-    @classmethod
-    def now(cls, _timezone=None) -> datetime:
-        return NOW
-
-
-NOW = datetime.now(UTC)
-
-
 class Interrupted:
     """A real store in which something happens right after the first read."""
 
@@ -490,14 +305,6 @@ class Interrupted:
 def test_of_two_that_ask_at_the_same_moment_one_waits(store):
     late = claim(Interrupted(store, lambda: claim(store, 1).ask()), 2)
     assert late.ask().party.run_id == "run-1"
-    assert holder(store) == "run-1"
-
-
-def test_one_that_is_superseded_at_the_moment_of_its_check_does_not_go_on(store):
-    claim(store, 1).ask()
-    checking = claim(Interrupted(store, lambda: claim(store, 2, "supersede").ask()), 1)
-    with pytest.raises(Superseded):
-        checking.check("tiny-0123")
     assert holder(store) == "run-1"
 
 

@@ -12,7 +12,7 @@ from llm_pipeline.cli.options import Commands, add_command, deployment_of, opene
 
 if TYPE_CHECKING:
     from llm_pipeline.config.deployment import Deployment
-    from llm_pipeline.release.claim_state import Claimant
+    from llm_pipeline.release.claim import Claimant
     from llm_pipeline.store.artifact_store import ArtifactStore
 
 
@@ -188,8 +188,7 @@ def _claims(options: argparse.Namespace) -> int:
 
 
 def _line(claimant: Claimant) -> str:
-    superseded = f", superseded by {claimant.superseded_by}" if claimant.superseded_by else ""
-    return f"{claimant}, since {claimant.since:%Y-%m-%d %H:%M} UTC{superseded}"
+    return f"{claimant}, since {claimant.since:%Y-%m-%d %H:%M} UTC"
 
 
 def _add_retaining(commands: Commands) -> None:

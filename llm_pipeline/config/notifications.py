@@ -12,7 +12,7 @@ from llm_pipeline.config.model import ConfigModel, ConnectionId, Name, VariableN
 
 NotificationKind = Literal[
     "start", "step", "pause", "verdict", "rollback", "promotion",
-    "approval", "failure", "retry", "deadline", "supersession", "stage", "verification",
+    "approval", "failure", "retry", "deadline", "stage", "verification",
 ]  # fmt: skip
 """What an event is about."""
 

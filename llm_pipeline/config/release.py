@@ -258,8 +258,6 @@ class ReleaseSettings(ConfigModel):
         name: The release's name; the DAG is `release__<name>`.
         description: One line for the UI and the report.
         ladder: In which order recipes are tried, and whether all of them are.
-        concurrency: What a release does when another one of its model is on its way in the same deployment:
-            `wait` for its end, or `supersede` it: the older one stops at its next stage, and rolls its canary back.
     """
 
     name: Name
@@ -271,7 +269,6 @@ class ReleaseSettings(ConfigModel):
     workload: Workload
     approval: Approval = Approval()
     drill: Drill | None = None
-    concurrency: Literal["wait", "supersede"] = "wait"
 
 
 class ReleaseConfig(ReleaseSettings):

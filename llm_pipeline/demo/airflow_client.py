@@ -92,6 +92,12 @@ class AirflowClient:
         answer = self._call("POST", f"/api/v2/dags/{_part(dag_id)}/dagRuns", json=body)
         return str(answer["dag_run_id"])
 
+    def end_releases(self) -> None:
+        """End the releases that are queued or under way, which a new one would wait for; what clears up still runs."""
+        for run in self._call("GET", "/api/v2/dags/~/dagRuns", params={"state": ["queued", "running"]})["dag_runs"]:
+            if run["dag_id"].startswith("release__"):
+                self._call("PATCH", _run_path(run["dag_id"], run["dag_run_id"]), json={"state": "failed"})
+
     def make_pool(self, name: str, slots: int) -> None:
         """Make a pool."""
         self._call("POST", "/api/v2/pools", json={"name": name, "slots": slots})

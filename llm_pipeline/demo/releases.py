@@ -232,6 +232,7 @@ class Demo:
         self._console.title(f"Release: the Airflow DAG {dag_id}")
         with AirflowClient(access) as client:
             run = FollowedRun(client, self._deployment, self._console)
+            client.end_releases()  # one that was interrupted, or waits for an approval, would be waited for
             run_id = run.trigger(dag_id)
             self._console.step(f"triggered by the REST API: {access.url}/dags/{dag_id}/runs/{run_id}")
             state, flow = run.follow(dag_id, run_id)

@@ -14,7 +14,6 @@ from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.events import CanaryEvent, EventKind
 from llm_pipeline.config.notifications import NotificationKind, Severity
 from llm_pipeline.notifications.event import Event, Origin
-from llm_pipeline.release.claim import Superseded
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.step import Effect
@@ -23,7 +22,6 @@ _LONGEST_TEXT = 1000
 _RUNBOOK = "Runbook"
 
 _ENDED: Mapping[NotificationKind, str] = {
-    "supersession": "superseded",
     "retry": "failed",
     "deadline": "ran out of time",
     "failure": "failed",
@@ -197,15 +195,13 @@ def _of_a_person(event: CanaryEvent, release_id: str, target: str) -> str:
 
 
 def _kind_of_error(error: BaseException, *, tried_again: bool) -> NotificationKind:
-    if isinstance(error, Superseded):
-        return "supersession"
     if isinstance(error, PipelineError) and error.kind == StageOutOfTime.__name__:
         return "deadline"
     return "retry" if tried_again else "failure"
 
 
 def _severity(stage: str, kind: NotificationKind, *, tried_again: bool) -> Severity:
-    if kind in ("retry", "supersession"):
+    if kind == "retry":
         return "info"
     if tried_again:
         return "warning"

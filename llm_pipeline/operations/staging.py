@@ -10,8 +10,7 @@ from llm_pipeline.base.errors import ConfigError, PipelineError, from_document
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.flow import ReleaseProgress
-from llm_pipeline.release.claim import readable_claims
-from llm_pipeline.release.claim_state import Claimant, LocalProcess
+from llm_pipeline.release.claim import Claimant, LocalProcess, readable_claims
 from llm_pipeline.release.contract import StageFailure, StageResult
 from llm_pipeline.release.execute import execute
 from llm_pipeline.release.record import ReleaseRecord, read_record

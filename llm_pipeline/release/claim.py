@@ -2,51 +2,198 @@
 
     claim = ReleaseClaim(store, model_id, claimant)
     with claim.held():              # waits for its turn
-        claim.check(release_id)     # before each stage: still ours, and nobody newer supersedes us
+        claim.check(release_id)     # before each stage: still ours
 
-Who asks is put in line, first come first served. Where a release's `concurrency` is `supersede`, it marks every older
-one, holder or in line: those end at their next check. The holder gives the claim back itself, after it has taken down
-what it started, so two never overlap. Only a dead holder loses the claim, or a superseded one that waits for a human.
+Who asks is put in line, first come first served. The holder gives the claim back itself, after it has taken down what
+it started, so two never overlap. Only a dead holder loses it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import random
+import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from os import getpid
 from pathlib import PurePosixPath
+from typing import Literal
 
-from llm_pipeline.base.errors import ExitCode, PipelineError, Terminal, Transient
+from pydantic import Field
+
+from llm_pipeline.base.detached import process_start_ticks, visible_processes
+from llm_pipeline.base.errors import PipelineError, Terminal, Transient
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.release.claim_state import RENEWED_EVERY, AirflowRun, Claimant, ClaimState, LocalProcess, Party
+from llm_pipeline.base.records import Frozen
+from llm_pipeline.config.release import ReleaseConfig
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import DamagedDocument, understood
-from llm_pipeline.store.model_documents import ModelDocument, is_shared, model_of_release, models_of_part
+from llm_pipeline.store.model_documents import model_part, models_of_part
 
 LOCAL_POLL_SECONDS = 2.0
+RENEWED_EVERY = timedelta(minutes=5)
 
-_WAITER_STALE_AFTER = timedelta(hours=1)
 _CLAIMS = "claims"
+_WAITER_STALE_AFTER = timedelta(hours=1)
+_LONGEST_STAGE = timedelta(hours=24)
+_LOCAL_STALE_AFTER = timedelta(hours=1)
+"""A local process renews its claim in the background, however long a stage or an approval takes."""
 
 log = get_logger(__name__)
-
-
-class Superseded(Terminal):
-    """A newer release of the model takes this one's place."""
-
-    exit_code = ExitCode.INCONCLUSIVE
 
 
 class ClaimLost(Terminal):
     """This run does not hold the claim on its model."""
 
 
+class AirflowRun(Frozen):
+    """A DAG run that releases.
+
+    Attributes:
+        airflow: Which Airflow it is in; only that one can tell whether the run is over.
+    """
+
+    kind: Literal["airflow"] = "airflow"
+    airflow: str
+    dag_id: str
+    run_id: str
+
+    def __str__(self) -> str:
+        return f"DAG {self.dag_id}, run {self.run_id}"
+
+
+class LocalProcess(Frozen):
+    """A release run by `llm-pipeline run`.
+
+    Attributes:
+        start_ticks: When the process started, so that a reused pid is not taken for it.
+        pids: Where that pid means something: the host's boot and its namespace of processes, as in a lease.
+        run: Tells apart the runs of one process.
+    """
+
+    kind: Literal["local"] = "local"
+    host: str
+    pid: int
+    start_ticks: int
+    pids: str
+    run: str
+
+    @classmethod
+    def here(cls) -> LocalProcess:
+        """A new run of this process."""
+        return cls(
+            host=socket.gethostname(),
+            pid=getpid(),
+            start_ticks=process_start_ticks(getpid()) or 0,
+            pids=visible_processes(),
+            run=uuid.uuid4().hex[:8],
+        )
+
+    @property
+    def alive(self) -> bool | None:
+        """Whether the process still runs; None when it cannot be seen from here, and only its silence tells."""
+        return process_start_ticks(self.pid) == self.start_ticks if self.pids == visible_processes() else None
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+Party = AirflowRun | LocalProcess
+
 RunIsOver = Callable[[AirflowRun], bool | None]
 """Whether a DAG run ended or was deleted; None when it is of another Airflow than the one that was asked."""
+
+
+class Claimant(Frozen):
+    """A release that holds a claim or waits for it.
+
+    Attributes:
+        party: Who runs it.
+        release: Name of the release config.
+        release_id: The release, once its first stage has named it.
+        since: When it asked for the claim first.
+        renewed_at: When it was heard of last.
+        stale_after_hours: Silent for so long, a holder is taken for dead by those who cannot ask for it.
+        parked: It waits for a human, and computes and serves nothing meanwhile.
+    """
+
+    party: Party = Field(discriminator="kind")
+    release: str
+    release_id: str = ""
+    since: datetime
+    renewed_at: datetime
+    stale_after_hours: float
+    parked: bool = False
+
+    @classmethod
+    def of(cls, config: ReleaseConfig, party: Party) -> Claimant:
+        """The claimant of a release config's run."""
+        now = datetime.now(UTC)
+        patience = _LONGEST_STAGE + timedelta(hours=config.approval.timeout_hours)
+        if isinstance(party, LocalProcess):
+            patience = _LOCAL_STALE_AFTER
+        hours = patience.total_seconds() / 3600
+        return cls(party=party, release=config.name, since=now, renewed_at=now, stale_after_hours=hours)
+
+    def __str__(self) -> str:
+        return f"release {self.release_id or self.release} ({self.party})"
+
+    def silent_for(self, limit: timedelta) -> bool:
+        """Whether it was not heard of for so long."""
+        return datetime.now(UTC) - self.renewed_at > limit
+
+    def renewed(self) -> Claimant:
+        """The same, heard of just now."""
+        return self.model_copy(update={"renewed_at": datetime.now(UTC)})
+
+
+class ClaimState(Frozen):
+    """The claim on a model as stored.
+
+    Attributes:
+        holder: The release on its way; None when there is none.
+        waiting: Who is in line, first come first.
+    """
+
+    holder: Claimant | None = None
+    waiting: tuple[Claimant, ...] = ()
+
+    @property
+    def everyone(self) -> tuple[Claimant, ...]:
+        """Holder and line."""
+        return ((self.holder,) if self.holder else ()) + self.waiting
+
+    def holds(self, party: Party) -> bool:
+        """Whether the party is the holder."""
+        return self.holder is not None and self.holder.party == party
+
+    def without(self, party: Party) -> ClaimState:
+        """This state, without that party as holder or in line."""
+        waiting = tuple(one for one in self.waiting if one.party != party)
+        return ClaimState(holder=None if self.holds(party) else self.holder, waiting=waiting)
+
+    def heard_of(self, party: Party) -> ClaimState:
+        """This state, with that party renewed just now."""
+        holder, *waiting = (
+            one.renewed() if one and one.party == party else one for one in (self.holder, *self.waiting)
+        )
+        return ClaimState(holder=holder, waiting=tuple(one for one in waiting if one))
+
+    def asked(self, claimant: Claimant) -> ClaimState:
+        """The state after that claimant asked, for the first time or again; it may hold the claim then."""
+        known = next((one for one in self.everyone if one.party == claimant.party), None)
+        state = self
+        if known is None:
+            state = ClaimState(holder=self.holder, waiting=(*self.waiting, claimant))
+        elif known.silent_for(RENEWED_EVERY):
+            state = self.heard_of(claimant.party)
+        if state.holder is None and state.waiting[0].party == claimant.party:
+            return ClaimState(holder=state.waiting[0], waiting=state.waiting[1:])
+        return state
 
 
 class ReleaseClaim:
@@ -69,11 +216,7 @@ class ReleaseClaim:
         self._party = claimant.party
 
     def ask(self) -> Claimant | None:
-        """Ask for the claim once; returns None if this run holds it now, else the holder.
-
-        Raises:
-            Superseded: A newer release takes our place; we are not in line any more.
-        """
+        """Ask for the claim once; returns None if this run holds it now, else whom it waits for."""
         buried: dict[str, str] = {}
 
         def asked(state: ClaimState) -> ClaimState:
@@ -82,13 +225,12 @@ class ReleaseClaim:
                 if why := "" if other.party == self._party else self._why_gone(other, holds=other == state.holder):
                     buried[str(other)] = why
                     state = state.without(other.party)
-            renewed = self._claimant.model_copy(update={"renewed_at": datetime.now(UTC)})
-            return state.asked(renewed)
+            return state.asked(self._claimant.renewed())
 
         state = _change(self._store, self._model_id, asked)
         for other, why in buried.items():
             log.warning(f"{other} no longer counts: {why}", model=self._model_id)
-        return self._answer(state)
+        return None if state.holds(self._party) else state.holder or state.waiting[0]
 
     def check(self, release_id: str = "") -> None:
         """Make sure, before something is started, that this release may go on; the holder is heard of by that.
@@ -97,16 +239,14 @@ class ReleaseClaim:
             release_id: The release, once it is known.
 
         Raises:
-            Superseded: A newer release takes our place.
             ClaimLost: We do not hold the claim.
         """
         self._renew(parked=False, release_id=release_id)
 
     def park(self) -> None:
-        """Record that this run waits for a person: a release that supersedes it need not wait for the answer.
+        """Record that this run waits for a person: what it staged may be looked at, or stopped, meanwhile.
 
         Raises:
-            Superseded: A newer release takes our place.
             ClaimLost: We do not hold the claim.
         """
         self._renew(parked=True)
@@ -124,15 +264,22 @@ class ReleaseClaim:
 
     @contextmanager
     def held(self, poll_seconds: float = LOCAL_POLL_SECONDS) -> Iterator[None]:
-        """Wait for the claim, hold it in the `with` block, and give it back.
-
-        Raises:
-            Superseded: A newer release took our place while we waited.
-        """
+        """Wait for the claim, hold it in the `with` block, and give it back."""
+        ended = threading.Event()
+        renewing = threading.Thread(target=self._renew_until, args=(ended,), name="claim", daemon=True)
+        told: Party | None = None
         try:
-            self._wait(poll_seconds)
-            with self._renewed_in_the_background():
+            while (other := self.ask()) is not None:
+                if other.party != told:
+                    log.info(self.waiting_for(other))
+                    told = other.party
+                time.sleep(poll_seconds)
+            renewing.start()
+            try:
                 yield
+            finally:
+                ended.set()
+                renewing.join()
         finally:
             try:
                 self.give_back()
@@ -148,27 +295,8 @@ class ReleaseClaim:
             f"llm-pipeline claims --free {self._model_id}"
         )
 
-    def _wait(self, poll_seconds: float) -> None:
-        told: Party | None = None
-        while (other := self.ask()) is not None:
-            if other.party != told:
-                log.info(self.waiting_for(other))
-                told = other.party
-            time.sleep(poll_seconds)
-
-    @contextmanager
-    def _renewed_in_the_background(self) -> Iterator[None]:
-        """Renew the claim while a stage runs, for observers that cannot see this process."""
-        ended = threading.Event()
-        renewing = threading.Thread(target=self._renew_until, args=(ended,), name="claim", daemon=True)
-        renewing.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            renewing.join()
-
     def _renew_until(self, ended: threading.Event) -> None:
+        """Renew the claim while a stage runs, for observers that cannot see this process."""
         while not ended.wait(RENEWED_EVERY.total_seconds()):
             try:
                 _change(self._store, self._model_id, lambda state: state.heard_of(self._party))
@@ -177,45 +305,22 @@ class ReleaseClaim:
             except Exception:  # the thread must go on: a claim that nobody renews is taken over
                 log.exception("could not renew the claim on the model", model=self._model_id)
 
-    def _answer(self, state: ClaimState) -> Claimant | None:
-        mine = state.find(self._party) or self._claimant
-        if mine.superseded_by:
-            if not state.holds(self._party):
-                self.give_back()
-            raise self._superseded(mine.superseded_by)
-        if state.holds(self._party):
-            return None
-        return state.holder or next(one for one in state.waiting if not one.superseded_by)
-
     def _renew(self, *, parked: bool, release_id: str = "") -> None:
         def renewed(state: ClaimState) -> ClaimState:
-            mine = self._mine(state)
-            waits = parked and not mine.superseded_by  # one that ends now takes down what it started: no waiting
-            wanted = mine.model_copy(update={"parked": waits, "release_id": release_id or mine.release_id})
-            if wanted == mine and not parked and not mine.silent_for(RENEWED_EVERY):
+            mine = state.holder
+            if mine is None or mine.party != self._party:
+                why = f"{mine} does" if mine else "it gave it back, or somebody freed it"
+                raise ClaimLost(
+                    f"this run does not hold the claim on {self._model_id} any more: {why}",
+                    where=claim_name(self._model_id),
+                    hint="start the release again (in Airflow: clear the run's task `claim`, and all that follows)",
+                )
+            wanted = mine.model_copy(update={"parked": parked, "release_id": release_id or mine.release_id})
+            if wanted == mine and not mine.silent_for(RENEWED_EVERY):
                 return state
-            return state.updated(wanted.model_copy(update={"renewed_at": datetime.now(UTC)}))
+            return ClaimState(holder=wanted.renewed(), waiting=state.waiting)
 
-        if newer := self._mine(_change(self._store, self._model_id, renewed)).superseded_by:
-            raise self._superseded(newer)
-
-    def _mine(self, state: ClaimState) -> Claimant:
-        if state.holder is None:
-            raise ClaimLost(
-                f"this run does not hold the claim on {self._model_id} any more: it gave it back, a newer release took "
-                "its place and ended, or somebody freed it",
-                where=claim_name(self._model_id),
-                hint="start the release again (in Airflow: clear the run's task `claim`, and all that follows)",
-            )
-        if state.holder.party != self._party:
-            raise self._superseded(str(state.holder))
-        return state.holder
-
-    def _superseded(self, newer: str) -> Superseded:
-        return Superseded(
-            f"superseded by {newer}: this release of {self._model_id} ends here",
-            hint="what it computed is kept; follow the newer one",
-        )
+        _change(self._store, self._model_id, renewed)
 
     def _why_gone(self, other: Claimant, *, holds: bool) -> str:
         """Why a claimant does not count any more; empty as long as it does."""
@@ -233,7 +338,7 @@ class ReleaseClaim:
 
 def claim_name(model_id: str) -> str:
     """Name of the claim's document."""
-    return _document(model_id).name
+    return f"{_CLAIMS}/{model_part(model_id)}.json"
 
 
 def read_claim(store: ArtifactStore, model_id: str) -> ClaimState:
@@ -268,12 +373,10 @@ def readable_claims(store: ArtifactStore) -> tuple[dict[str, ClaimState], list[D
     damaged = []
     for name in store.list_documents(_CLAIMS):
         try:
-            models = models_of_part(PurePosixPath(name).stem)
-            claims = {model: read_claim(store, model) for model in models}
+            model_id = models_of_part(PurePosixPath(name).stem)[0]
+            found[model_id] = read_claim(store, model_id)
         except PipelineError as error:
             damaged.append(DamagedDocument(name, error))
-            continue
-        found.update({model: state for model, state in claims.items() if len(models) == 1 or state.everyone})
     return found, damaged
 
 
@@ -300,29 +403,16 @@ def _change(store: ArtifactStore, model_id: str, transition: Callable[[ClaimStat
         if wanted == state:
             return state
         with contextlib.suppress(Conflict):
-            _document(model_id).write(store, wanted.model_dump(mode="json"), revision)
+            store.write_document(claim_name(model_id), wanted.model_dump(mode="json"), revision)
             return wanted
         time.sleep(random.uniform(0.0, 0.05))  # noqa: S311 - spreads writers, protects nothing
 
 
-def _document(model_id: str) -> ModelDocument:
-    return ModelDocument.of(f"{_CLAIMS}/{{model}}.json", model_id)
-
-
 def _read(store: ArtifactStore, model_id: str) -> tuple[ClaimState, str | None]:
     """The claim, and the revision it was read at."""
-    place = _document(model_id)
-    document = place.read(store)
+    name = claim_name(model_id)
+    document = store.read_document(name)
     if document is None:
         return ClaimState(), None
     hint = "when no release of the model is on its way, remove this document"
-    state = understood(ClaimState, document.value, place.name, hint=hint)
-    return _of_model(store, state, model_id) if is_shared(document) else state, document.revision
-
-
-def _of_model(store: ArtifactStore, state: ClaimState, model_id: str) -> ClaimState:
-    """Without those who release another model, as far as the store knows what they release."""
-    for one in state.everyone:
-        if model_of_release(store, one.release_id) not in (None, model_id):
-            state = state.without(one.party)
-    return state
+    return understood(ClaimState, document.value, name, hint=hint), document.revision

@@ -68,7 +68,7 @@ FLOW: tuple[Step, ...] = (
     Step(
         name="claim",
         title="Wait for the turn",
-        words=("Waits, without a worker, until no other release of the model is running, or supersedes an older one."),
+        words="Waits, without a worker, until no other release of the model is running.",
         kind=Kind.CLAIM,
     ),
     Step(

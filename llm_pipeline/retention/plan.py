@@ -13,7 +13,7 @@ from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import Retention
 from llm_pipeline.hub.kept_data_sets import KeptDataSet
-from llm_pipeline.release.claim_state import Claimant
+from llm_pipeline.release.claim import Claimant
 from llm_pipeline.retention.state import (
     LeaseDocument,
     RecordState,

@@ -18,8 +18,7 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.record import CanaryRecord
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.hub.kept_data_sets import KeptDataSet, kept_data_sets
-from llm_pipeline.release.claim import read_claims
-from llm_pipeline.release.claim_state import ClaimState
+from llm_pipeline.release.claim import ClaimState, read_claims
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import StageRecord
 from llm_pipeline.release.record import parse_record

@@ -43,8 +43,7 @@ _FOR_THE_TRIGGER = timedelta(minutes=10)
 class DecisionOperator(ApprovalOperator):
     """Asks a human and waits without a worker; no answer in time is a rejection, which skips what follows.
 
-    The answer may come from Airflow's form, from the command line or from a terminal. While it waits, a newer release
-    that supersedes this one need not: a late answer then starts nothing.
+    The answer may come from Airflow's form, from the command line or from a terminal.
 
     Args:
         config_path: The release config.
@@ -54,7 +53,7 @@ class DecisionOperator(ApprovalOperator):
 
     template_fields: Collection[str] = ("subject", "body", "release_id")
     parks = True
-    """Whether a newer release may take this one's place meanwhile: not where traffic was moved."""
+    """Whether it computes and serves nothing meanwhile: not where traffic was moved."""
 
     def __init__(
         self, *, config_path: str, timeout_hours: float, release_id: str = RELEASE_ID_TEMPLATE, **kwargs: Any

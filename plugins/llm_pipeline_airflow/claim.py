@@ -15,8 +15,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.logging import Lines
-from llm_pipeline.release.claim import ReleaseClaim
-from llm_pipeline.release.claim_state import AirflowRun, Claimant
+from llm_pipeline.release.claim import AirflowRun, Claimant, ReleaseClaim
 from llm_pipeline.release.loading import ConfiguredRelease, load_release
 from llm_pipeline.store import open_store
 from llm_pipeline_airflow.commit_of_run import revision_of_run
@@ -78,10 +77,7 @@ class ClaimSensor(BaseSensorOperator):
                 raise AirflowFailException(str(error)) from error
             revision_of_run(load_release(Path(self.config_path)), context)
         claim = claim_of(loaded, context)
-        try:
-            other = claim.ask()
-        except Terminal as error:
-            raise AirflowFailException(error.told) from error
+        other = claim.ask()
         log.info("%s", "it is this run's turn" if other is None else claim.waiting_for(other))
         return other is None
 
@@ -126,7 +122,7 @@ def claim_of(loaded: ConfiguredRelease, context: Context) -> ReleaseClaim:
     """The claim on a release config's model, as this DAG run sees it."""
     run = context["dag_run"]
     party = AirflowRun(airflow=_this_airflow(), dag_id=run.dag_id, run_id=run.run_id)
-    claimant = Claimant.of(loaded.config, party, asked_at=run.run_after)
+    claimant = Claimant.of(loaded.config, party)
     ti = context["ti"]
 
     def is_over(other: AirflowRun) -> bool | None:

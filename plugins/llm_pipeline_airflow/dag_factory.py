@@ -40,11 +40,6 @@ from llm_pipeline_airflow.step_approval import StepApprovalOperator
 from llm_pipeline_airflow.tags import dag_tags
 from llm_pipeline_airflow.watch import release_schedule
 
-_TURNS = {
-    "wait": "this one waits until earlier ones have ended",
-    "supersede": "an older one stops at its next stage and takes down what it started; then this one begins",
-}
-
 _LADDERS = {
     "climb": "Recipes are tried from the top; one is skipped if a cheaper one has passed.",
     "every": "All recipes are tried; of those that pass, the one nearest to the top is taken.",
@@ -52,9 +47,6 @@ _LADDERS = {
 
 _PREPARATION = "Wait for the turn, pin, plan and fetch; score the unquantized model"
 """What comes before the first recipe: a box of the graph."""
-
-_RUNS_AT_ONCE = {"wait": 1, "supersede": 16}
-"""A run that is queued supersedes nobody; between those that run, the claim decides."""
 
 TRIGGER_RULES = {
     Start.ALL_GOOD: TriggerRule.ALL_SUCCESS,
@@ -79,7 +71,7 @@ def release_dag(config_path: Path) -> DAG:
         schedule=release_schedule(loaded),
         catchup=False,
         auto_register=False,  # a DAG file names its own: the check of all of them must add none
-        max_active_runs=_RUNS_AT_ONCE[loaded.config.concurrency],
+        max_active_runs=1,
         tags=dag_tags(
             "release",
             loaded.deployment.name,
@@ -232,7 +224,6 @@ def dag_doc(loaded: LoadedRelease, ladder: Sequence[str]) -> str:
     rungs = map(release.recipe, ladder)
     recipes = "\n".join(f"| `{recipe.name}` | {recipe.weights} | {recipe.description} |" for recipe in rungs)
     targets = "\n".join(f"| `{target.name}` | {target.accelerator} | {target.engine} |" for target in release.targets)
-    turn = _TURNS[config.concurrency]
     steps = ", ".join(f"{percent:g} %" for percent in release.policy.canary.steps_percent)
     return f"""### Release {config.name}
 
@@ -252,7 +243,7 @@ Model **{config.model.id}** at `{config.model.revision}`, policy `{config.policy
 
 {_starts(config)}
 Canary steps: {steps}. Every gate ends in GO, NO_GO, INCONCLUSIVE or ANOMALOUS; only GO continues.
-One release of the model at a time: {turn}.
+One release of the model at a time: this one waits until earlier ones have ended.
 Finished work is kept: run the DAG again and stages whose inputs did not change say `reused`.
 """
 

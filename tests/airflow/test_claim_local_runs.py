@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import time
@@ -16,9 +15,7 @@ from llm_pipeline.base.errors import ExitCode, Terminal
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.local_run import LocalRun, ask_on_terminal
-from llm_pipeline.release.claim import ClaimState, read_claim
 from llm_pipeline.release.loading import load_release
-from llm_pipeline.store import open_store
 
 pytestmark = pytest.mark.slow
 
@@ -49,12 +46,12 @@ def run(project) -> Iterator[Callable[..., Run]]:
     started = []
     written = project.config.read_text()
 
-    def start(name: str, concurrency: str = "wait") -> Run:
+    def start(name: str) -> Run:
         text = written
         for before, after in SMALL.items():
             text = text.replace(before, after)
         config = project.config.with_name(f"{name}.yaml")
-        config.write_text(f"{text}concurrency: {concurrency}\n")
+        config.write_text(text)
         started.append(Run(config, project.root / f"{name}.log"))
         return started[-1]
 
@@ -83,26 +80,6 @@ def test_the_second_waits_for_the_first_and_says_so(project, run):
     until(lambda: second.said("resolve"))
     assert first.said("report")
     assert first.end() == ExitCode.BAD_INPUT
-
-
-def test_the_newer_one_ends_the_older_ones_canary_which_is_rolled_back_first(project, run):
-    asked = project.root / "asked"
-    project.script(**{"canary/cpu-a:5": {"until": str(asked), "file": str(project.root / "started")}})
-    older = run("older")
-    until((project.root / "started").exists)
-    newer = run("newer", "supersede")
-    until(lambda: newer.said("waiting for release older"))
-    asked.touch()
-    until(lambda: newer.said("resolve"))
-    assert older.said("rollback cpu-a")
-    assert older.said("report")
-    assert not older.said("canary cpu-a:100")
-    assert older.end() == ExitCode.INCONCLUSIVE
-    assert older.said(f"superseded by release newer (process {newer.process.pid} on ")
-
-    newer.process.send_signal(signal.SIGTERM)
-    newer.end()
-    assert read_claim(open_store(f"file://{project.root}/store"), "demo/tiny") == ClaimState()
 
 
 def test_a_release_whose_process_was_killed_is_taken_over_at_once(project, run):

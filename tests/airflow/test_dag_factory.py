@@ -204,12 +204,8 @@ def test_whatever_is_cleared_the_turn_is_taken_again(dag, cleared):
     assert {"claim", "give_back"} <= set(subset.task_dict)
 
 
-def test_runs_of_one_dag_queue_unless_the_newer_ones_supersede(project):
-    assert release_dag(project.config).max_active_runs == 1
-    project.config.write_text(project.config.read_text() + "concurrency: supersede\n")
-    dag = release_dag(project.config)
-    assert dag.max_active_runs > 1
-    assert "an older one stops at its next stage" in dag.doc_md
+def test_runs_of_one_dag_queue(dag):
+    assert dag.max_active_runs == 1
 
 
 def test_the_plan_is_shown_before_anything_is_fetched(dag):

@@ -19,7 +19,6 @@ from llm_pipeline.notifications.event import Event, Origin
 from llm_pipeline.notifications.happened import asked, failed, judged
 from llm_pipeline.notifications.outbox import tell
 from llm_pipeline.notifications.stream import append, read
-from llm_pipeline.release.claim import Superseded
 from llm_pipeline.release.contract import StageResult, Timings
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import Conflict
@@ -121,7 +120,6 @@ def test_an_error_says_what_it_is_and_what_to_do(store):
     assert failed(HERE, "build", "h100", Transient("?"), key="1", tried_again=True).kind == "retry"
     assert failed(HERE, "rollback", "h100", wrong_error := ConfigError("?"), key="1").severity == "critical"
     assert failed(HERE, "", "", wrong_error, key="1").title == "Release tiny-1: failed"
-    assert failed(HERE, "", "", Superseded("newer"), key="1").kind == "supersession"
     assert "secret" not in failed(HERE, "build", "h100", ValueError("secret"), key="1").why
 
 

@@ -11,7 +11,7 @@ from deployment_here import write_deployment
 from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.cli import main
 from llm_pipeline.operations import staging
-from llm_pipeline.release.claim_state import ClaimState
+from llm_pipeline.release.claim import ClaimState
 
 
 @pytest.fixture(autouse=True)

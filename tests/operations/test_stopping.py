@@ -16,7 +16,7 @@ from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.cli import main
 from llm_pipeline.operations import staging, switching
-from llm_pipeline.release.claim_state import ClaimState
+from llm_pipeline.release.claim import ClaimState
 
 
 @pytest.fixture(autouse=True)

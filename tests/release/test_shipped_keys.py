@@ -47,5 +47,5 @@ def test_the_shipped_targets_keep_their_keys() -> None:
 def test_a_release_is_named_by_the_same_fields_as_ever() -> None:
     assert set(ResolvedRelease.model_fields) == {
         "name", "description", "model", "baseline", "recipes", "targets", "policy", "evaluation", "workload",
-        "approval", "drill", "concurrency", "ladder",
+        "approval", "drill", "ladder",
     }  # fmt: skip

@@ -16,8 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.release.claim import ReleaseClaim, claim_name, read_claim, read_claims
-from llm_pipeline.release.claim_state import AirflowRun, Claimant, ClaimState
+from llm_pipeline.release.claim import AirflowRun, Claimant, ReleaseClaim, claim_name, read_claims
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.model_documents import model_part, models_of_part
@@ -193,8 +192,6 @@ class TestClaims:
             party=AirflowRun(airflow="a", dag_id="release__tiny", run_id=run),
             release="tiny",
             release_id=release_id,
-            concurrency="wait",
-            asked_at=now,
             since=now,
             renewed_at=now,
             stale_after_hours=1.0,
@@ -205,19 +202,6 @@ class TestClaims:
             assert ReleaseClaim(store, model_id, self.claimant(f"of {model_id}")).ask() is None
         holders = {model: state.holder.party.run_id for model, state in read_claims(store).items()}
         assert holders == {ONE: f"of {ONE}", OTHER: f"of {OTHER}"}
-
-    def test_a_release_that_is_on_its_way_keeps_its_claim(self, store):
-        release(store, "r1", ONE)
-        held = ClaimState(holder=self.claimant("one", "r1"))
-        store.write_document(SHARED_CLAIM, held.model_dump(mode="json"), None)
-        assert list(read_claims(store)) == [ONE]
-        assert ReleaseClaim(store, OTHER, self.claimant("other")).ask() is None
-        ReleaseClaim(store, ONE, self.claimant("one")).check("r1")
-        waiting_for = ReleaseClaim(store, ONE, self.claimant("two")).ask()
-        assert waiting_for is not None
-        assert waiting_for.party.run_id == "one"
-        assert ReleaseClaim(store, ONE, self.claimant("one")).give_back()
-        assert read_claim(store, ONE).holder is None
 
     def test_names_are_shown_as_they_are_stored(self):
         assert claim_name("organisation/model") == "claims/organisation--model.json"
