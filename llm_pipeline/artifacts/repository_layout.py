@@ -14,11 +14,7 @@ ENGINE_DIRECTORY = "engine"
 
 LLM_FILE = "model.yaml"
 CHECKPOINT_DIRECTORY = "checkpoint"
-"""Beside `model.py`, for the LLM API; the checkpoint also for Transformers and vLLM."""
-
-BATCHER_FILE = "batcher.py"
-VLLM_PROCESS_FILE = "vllm_process.py"
-"""Beside `model.py`, for Transformers and vLLM; the latter's engine is a process of its own."""
+"""Beside `model.py`, for the LLM API; the checkpoint also for vLLM."""
 
 COMPILED_DIRECTORY = "compiled"
 """In the engine: what its runtime compiled for the model and the GPU."""

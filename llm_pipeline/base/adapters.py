@@ -83,7 +83,6 @@ _OURS: Mapping[Group, Mapping[str, str]] = {
         "openvino_cpu": "llm_pipeline.adapters.openvino.adapter:ADAPTER",
         "tensorrt_llm_llmapi": "llm_pipeline.adapters.tensorrt_llm.adapter:LLM_API",
         "tensorrt_llm_engine": "llm_pipeline.adapters.tensorrt_llm.adapter:COMPILED",
-        "transformers_torch": "llm_pipeline.adapters.transformers.adapter:ADAPTER",
         "vllm": "llm_pipeline.adapters.vllm.adapter:ADAPTER",
     },
     "routers": {

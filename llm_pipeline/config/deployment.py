@@ -46,7 +46,7 @@ class TargetPlace(ConfigModel):
         comparison: A second server of this host, for the version in production while a candidate is compared with it;
             None where candidates are compared with nothing.
         environment: The environment, an interpreter of this host, that the models' code in these servers runs in. An
-            engine that is a Python package, vLLM or Transformers, must be installed there.
+            engine that is a Python package, such as vLLM, must be installed there.
         blue: One production slot: ports of this host for a Triton, or a server with OpenAI's API that runs already.
         green: The other production slot, of the same kind; the roles of the two flip at each promotion.
         router: What splits the users' traffic between both slots: by its ports alone an Envoy of this host, else by its

@@ -78,7 +78,7 @@ class RuntimeOptions(ConfigModel):
     """Options of TensorRT-LLM's executor.
 
     Attributes:
-        cuda_graphs: None for no graphs. The LLM API, vLLM and Transformers only.
+        cuda_graphs: None for no graphs. The LLM API and vLLM only.
         chunked_context: Split long prompts over several steps, between which others go on decoding.
         scheduler: `guaranteed_no_evict` starts a request when its whole answer fits; `max_utilization` starts more,
             and may pause some.

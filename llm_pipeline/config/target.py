@@ -97,7 +97,7 @@ class Target(ConfigModel):
         accelerator_count: GPUs of one engine instance; 0 on a CPU.
         gpus_per_node: GPUs of one host; an instance of more GPUs is spread over several.
         engine: The engine builder: `openvino_cpu`, `tensorrt_llm_llmapi`, `tensorrt_llm_engine`,
-            `transformers_torch`, `vllm`, or one that an installed package brings.
+            `vllm`, or one that an installed package brings.
         engine_options: Options of an engine that an installed package brings, in the shape of its own model.
         weight_format: `native` keeps the artifact's own quantized weights; the others let the engine
             compiler quantize again, which only the served-accuracy gate can see.

@@ -12,16 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from llm_pipeline.artifacts.engine_description import EngineFacts
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.artifacts.repository_layout import MODEL_NAME
 from llm_pipeline.base.adapters import Adapter, adapter
-from llm_pipeline.base.errors import Unsupported
+from llm_pipeline.base.errors import IntegrityError, Unsupported
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.offline import refuse_telemetry
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import EngineModel, Target
+
+log = get_logger(__name__)
 
 BaselinePrecision = Literal["float16", "bfloat16"]
 
@@ -117,6 +120,39 @@ class EngineAdapter(Adapter):
     shares_whole_memory: bool = False
     runtime_bytes: int = 2 * 2**30
     tuned: tuple[str, ...] = ()
+
+
+LEAST_GOLDEN_MATCH = 0.5
+"""Runtimes differ in kernels and batch sizes, so greedy texts part at near ties; a broken load matches nothing."""
+
+
+class Rates(NamedTuple):
+    """Output tokens a second of one request alone, and of `sequences` together."""
+
+    single: float
+    batched: float
+    sequences: int
+
+
+def golden_match(golden: Sequence[GoldenPrompt], completions: Sequence[str]) -> float:
+    """Share of the golden prompts that were answered alike, compared as the probes do.
+
+    Raises:
+        IntegrityError: It is below the floor.
+    """
+    pairs = list(zip(golden, completions, strict=True))
+    different = [(prompt, text) for prompt, text in pairs if len(set(prompt.compared(text))) > 1]
+    fraction = 1 - len(different) / len(pairs)
+    log.info("compared with the golden prompts", prompts=len(pairs), golden_match_fraction=fraction)
+    if fraction < LEAST_GOLDEN_MATCH:
+        prompt, text = different[0]
+        raise IntegrityError(
+            f"the loaded model answers {fraction:.0%} of {len(pairs)} golden prompts as the checkpoint that was judged "
+            f"({LEAST_GOLDEN_MATCH:.0%} are needed): to {prompt.prompt!r} it wrote {text!r} "
+            f"instead of {prompt.completion!r}",
+            hint="the runtime reads the checkpoint in another way: look at its quantization, tokenizer and options",
+        )
+    return fraction
 
 
 def engine_adapter(name: str) -> EngineAdapter:

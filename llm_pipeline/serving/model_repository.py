@@ -19,8 +19,6 @@ from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.artifacts.repository_layout import (
     BASE_FILES,
-    CHECKPOINT_DIRECTORY,
-    COMPILED_DIRECTORY,
     ENGINE_DIRECTORY,
     FACT_PREFIX,
     FACTS_FILE,
@@ -31,7 +29,6 @@ from llm_pipeline.artifacts.repository_layout import (
     OUTPUTS,
     Tensor,
 )
-from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.serving_options import ServingOptions
 from llm_pipeline.config.target import EngineLimits, Target
@@ -158,33 +155,6 @@ def write_served_model(
         copy_code(file.removesuffix(".py"), version / file)
     write_config(served_config(engine, parameters or {}, instances), repository / MODEL_NAME)
     return version
-
-
-def write_batched(engine: PackagedEngine, repository: Path, *, code: Mapping[str, str]) -> dict[str, ArtifactRef]:
-    """Write the model; returns what it links to.
-
-    Args:
-        engine: The engine.
-        repository: The model repository.
-        code: Names of files of `serving/models`, and what they are called beside `model.py`.
-
-    Raises:
-        IntegrityError: The engine names no checkpoint.
-    """
-    checkpoint = engine.description.checkpoint
-    if checkpoint is None:
-        raise IntegrityError("the engine names no checkpoint", where=str(engine.directory))
-    serving = engine.target.serving
-    parameters = {
-        **text_switches(serving),
-        "cancellation_check_milliseconds": str(serving.cancellation_check_milliseconds),
-    }
-    version = write_served_model(engine, "batched_model", repository, parameters=parameters)
-    for name, file in code.items():
-        copy_code(name, version / file)
-    if (engine.directory / COMPILED_DIRECTORY).is_dir():
-        shutil.copytree(engine.directory / COMPILED_DIRECTORY, version / ENGINE_DIRECTORY / COMPILED_DIRECTORY)
-    return {f"{MODEL_NAME}/{MODEL_VERSION}/{CHECKPOINT_DIRECTORY}": checkpoint}
 
 
 def served_config(engine: PackagedEngine, parameters: Mapping[str, str], instances: int = 1) -> ModelConfig:

@@ -15,7 +15,7 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.policy import StagingPolicy
-from llm_pipeline.engines.batcher_smoke import LEAST_GOLDEN_MATCH
+from llm_pipeline.engines.builder import LEAST_GOLDEN_MATCH
 from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.ports import LOOPBACK
 from llm_pipeline.serving.probes import probe

@@ -22,10 +22,8 @@ from llm_pipeline.quantization.device_memory import Placement, load_plain_model
 from llm_pipeline.quantization.modelopt_quantizer import Quantizer
 from llm_pipeline.quantization.readback import load_model
 from llm_pipeline.release.execute import execute
-from llm_pipeline.serving.models.transformers_batcher import Batcher, Settings
 
 NORM = "model.layers.1.post_attention_layernorm.weight"
-LIMITS = {"maximum_sequences": 2, "maximum_tokens_per_request": 64, "maximum_batched_tokens": 64}
 REF = ArtifactRef(kind="checkpoint", digest="c" * 64)
 GOLDEN = [GoldenPrompt(prompt="the cat", completion=" sees", max_tokens=2)]
 
@@ -50,7 +48,6 @@ def damaged(checkpoint, exported, tmp_path_factory):
     [
         ("openvino_cpu", None),
         ("openvino_cpu", "fp8"),
-        ("transformers_torch", None),
         ("tensorrt_llm_llmapi", None),
         ("tensorrt_llm_llmapi", "fp8"),
     ],
@@ -106,5 +103,3 @@ def test_a_loader_that_is_given_less_than_the_model_fails_instead_of_making_it_u
     """The second line: whoever forgets to look at the headers first."""
     with pytest.raises(IntegrityError, match=f"1 tensor is missing: {NORM}"):
         load_plain_model(damaged(), torch.float16, Placement(), tmp_path)
-    with pytest.raises(RuntimeError, match=f"lacks 1 tensors of the model: .*{NORM}"):
-        Batcher(damaged(), Settings("cpu", "float32", "paged|sdpa", False, cache_blocks=6, **LIMITS))

@@ -219,17 +219,6 @@ def test_a_gpu_engine_takes_the_artifacts_own_weights():
     assert refusal(gpu_target(weight_format="int8")).nearest == "weight_format: native"
 
 
-def test_transformers_serves_unquantized_weights_on_one_gpu_in_versions_it_was_run_with():
-    served = {"engine": "transformers_torch", "runtime_version": "5.17.0"}
-    assert judge(gpu_target(**served), "none") == Legal()
-    assert "drops their scales" in refusal(gpu_target(**served)).reason
-    two = {"accelerator_count": 2, "parallelism": {"tensor": 2}}
-    assert refusal(gpu_target(**served, **two), "none").reason.endswith("serves on one GPU")
-    for version in ("4.57.0", "5.18.0", "1.2.1"):
-        old = gpu_target(engine="transformers_torch", runtime_version=version)
-        assert refusal(old, "none").nearest == "runtime_version: 5.17"
-
-
 VLLM = {"engine": "vllm", "runtime_version": "0.20.2"}
 
 

@@ -288,7 +288,6 @@ def test_the_refusal_says_what_vllms_fraction_is_of():
         ({}, "H100-SXM5-80GB", "weights: fp8"),
         ({"engine": "vllm", "runtime_version": "0.20.2"}, "H100-SXM5-80GB", "weights: fp8"),
         ({"engine": "vllm", "runtime_version": "0.20.2"}, "L40S", "no format"),  # TensorRT-LLM reads INT4 there
-        ({"engine": "transformers_torch", "runtime_version": "5.5.4"}, "H100-SXM5-80GB", "no format"),
     ],
 )
 def test_a_smaller_format_is_advised_only_where_the_targets_own_engine_reads_it(

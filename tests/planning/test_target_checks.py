@@ -132,7 +132,6 @@ def test_options_of_an_option_that_an_engine_does_not_read_are_named():
     read = {**recipe["kv_cache"], "tokens_per_block": 32, "host_gib": 0}
     assert target_warnings(gpu_target(engine="vllm", runtime={"kv_cache": read, "cuda_graphs": None})) == ()
     assert target_warnings(engine(runtime={"kv_cache": recipe["kv_cache"], "speculative": recipe["speculative"]})) == ()
-    assert target_warnings(gpu_target(engine="transformers_torch", runtime={"kv_cache": read})) != ()
 
 
 def test_doubtful_llm_args_are_told():

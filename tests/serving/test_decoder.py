@@ -31,13 +31,13 @@ def decoder_of(monkeypatch):
     triton = ModuleType("triton_python_backend_utils")
     triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1  # all that is needed to import the model
     monkeypatch.setitem(sys.modules, triton.__name__, triton)
-    monkeypatch.setitem(sys.modules, "batcher", vllm_batcher)
-    for name in ("batched_model", "llm_model_base", "served_model"):
+    monkeypatch.setitem(sys.modules, "vllm_batcher", vllm_batcher)
+    for name in ("vllm_model", "llm_model_base", "served_model"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(MODELS)
-    import batched_model
+    import vllm_model
 
-    return batched_model.decoder_of
+    return vllm_model.decoder_of
 
 
 def tokenizer(kind):

@@ -13,7 +13,7 @@ import openvino_genai as genai
 from llm_pipeline.artifacts.checkpoint_loading import load_confined
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.config.target import EngineLimits
-from llm_pipeline.engines.batcher_smoke import Rates
+from llm_pipeline.engines.builder import Rates
 
 _OUTPUT_TOKENS = 32
 _PROMPT_TOKENS = 16

@@ -29,8 +29,7 @@ from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.offline import OFFLINE
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.batcher_smoke import golden_match
-from llm_pipeline.engines.builder import BuildInputs
+from llm_pipeline.engines.builder import BuildInputs, golden_match
 from llm_pipeline.engines.llm_args.checking import check_llm_args
 from llm_pipeline.engines.llm_args.rendering import LlmArgs, render_llm_args
 from llm_pipeline.engines.tool_process import run_tool

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from functools import partial
+import shutil
+from pathlib import Path
 
-from llm_pipeline.artifacts.repository_layout import BATCHER_FILE, VLLM_PROCESS_FILE
+from llm_pipeline.artifacts.repository_layout import (
+    CHECKPOINT_DIRECTORY,
+    COMPILED_DIRECTORY,
+    ENGINE_DIRECTORY,
+    MODEL_NAME,
+    MODEL_VERSION,
+)
 from llm_pipeline.base.adapters import OnCall
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import EngineModel
 from llm_pipeline.engines.builder import EngineAdapter
-from llm_pipeline.serving.model_repository import write_batched
+from llm_pipeline.serving.model_repository import PackagedEngine, copy_code, text_switches, write_served_model
 
 _START_SECONDS = 55.0
 """Most of it is compilation: on an H200 with vLLM 0.20, 0.1B in 46 and 67 s, 8B in 47 and 69 s."""
@@ -16,16 +25,32 @@ _START_SECONDS = 55.0
 _RUNTIME_BYTES = 3 * 2**28
 """CUDA graphs and workspaces; on an H200 with vLLM 0.20, 8B took 1.0 and 1.1 GiB and 0.1B 0.3 GiB."""
 
-_CODE = {"vllm_batcher": BATCHER_FILE, "vllm_process": VLLM_PROCESS_FILE}
-
-
 _BUILDER = OnCall("llm_pipeline.adapters.vllm.builder:VllmBuilder")
+
+
+def _write_repository(engine: PackagedEngine, repository: Path) -> dict[str, ArtifactRef]:
+    """Write the model with what vLLM compiled; the checkpoint is linked."""
+    checkpoint = engine.description.checkpoint
+    if checkpoint is None:
+        raise IntegrityError("the engine names no checkpoint", where=str(engine.directory))
+    serving = engine.target.serving
+    parameters = {
+        **text_switches(serving),
+        "cancellation_check_milliseconds": str(serving.cancellation_check_milliseconds),
+    }
+    version = write_served_model(engine, "vllm_model", repository, parameters=parameters)
+    for name in ("vllm_batcher", "vllm_process"):
+        copy_code(name, version / f"{name}.py")
+    if (engine.directory / COMPILED_DIRECTORY).is_dir():
+        shutil.copytree(engine.directory / COMPILED_DIRECTORY, version / ENGINE_DIRECTORY / COMPILED_DIRECTORY)
+    return {f"{MODEL_NAME}/{MODEL_VERSION}/{CHECKPOINT_DIRECTORY}": checkpoint}
+
 
 ADAPTER = EngineAdapter(
     config=EngineModel,
     open=lambda _: _BUILDER(),
     judge=OnCall("llm_pipeline.adapters.vllm.plan:judge"),
-    write_repository=partial(write_batched, code=_CODE),
+    write_repository=_write_repository,
     runtime="vllm",
     beside_triton=True,
     words="vLLM",

@@ -11,25 +11,28 @@ Which of modelopt's formats vLLM reads is in `QUANT_ALGOS` of its `model_executo
 from __future__ import annotations
 
 import json
+import platform
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from llm_pipeline.artifacts.checkpoint_directory import check_directory
 from llm_pipeline.artifacts.checkpoint_files import QuantizationMetadata, read_json, read_quantization
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
+from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.artifacts.host_match import require_target_host
 from llm_pipeline.artifacts.repository_layout import CHECKPOINT_DIRECTORY
 from llm_pipeline.base.confinement import confined
-from llm_pipeline.base.errors import ConfigError, Unsupported
+from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.batcher_smoke import measured_build, served_limits
-from llm_pipeline.engines.builder import BuildInputs
+from llm_pipeline.engines.builder import BuildInputs, Rates, golden_match
 from llm_pipeline.model_facts.reader import context_length
 from llm_pipeline.model_facts.words import ConfigWords
 from llm_pipeline.serving.models.vllm_batcher import COMPILED_DIRECTORY, Batcher, Settings
@@ -39,6 +42,9 @@ log = get_logger(__name__)
 _READ = frozenset({"FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "MXFP8", "MIXED_PRECISION"})
 _READ_KV_CACHES = frozenset({"FP8"})
 _VERSIONED = ("torch", "transformers", "tokenizers")
+_MEASURED_TOKENS = 128
+_MOST_SEQUENCES = 64
+_POLL_SECONDS = 1.0
 _GRAPH_TOKENS = 1024
 """Steps of up to so many tokens run as CUDA graphs: most steps with a prompt in them. vLLM's own default, twice the
 sequences and at most 512, leaves those out: with 45 prompts of 256 tokens a second on an H200, 8B's first token came
@@ -59,30 +65,53 @@ class VllmBuilder:
 
     def build(self, inputs: BuildInputs, destination: Path) -> EngineFacts:
         quantization = _require_inputs(inputs)
-        host = None if inputs.target.accelerator == "cpu" else require_target_host(inputs.target)
-        config = read_json(inputs.checkpoint / "config.json")
-        context = context_length(ConfigWords(config))
-        properties = runtime_properties(inputs.target, inputs.dtype, quantization)
+        target = inputs.target
+        host = None if target.accelerator == "cpu" else require_target_host(target)
+        context = context_length(ConfigWords(read_json(inputs.checkpoint / "config.json")))
+        properties = runtime_properties(target, inputs.dtype, quantization)
         workspace = destination.parent / f"{destination.name}-workspace"
         log.info("vLLM loads the checkpoint", arguments=properties["arguments"])
-
-        def facts_of(batcher: Batcher) -> dict[str, Any]:
-            said = batcher.facts
-            return {
-                "kv_cache": str(said["kv_cache_dtype"]).replace("auto", inputs.dtype),
-                "context_length": context,
-                "versions": {"vllm": str(said["vllm"]), **{name: metadata.version(name) for name in _VERSIONED}},
-                "details": {"block_tokens": int(said["block_tokens"]), "read_as": str(said["quantization"])},
-            }
-
-        facts = measured_build(inputs, lambda: _load(inputs, properties, context, workspace), facts_of, host)
+        started = time.monotonic()
+        batcher = _load(inputs, properties, context, workspace)
+        loaded = time.monotonic()
+        try:
+            match = _golden_match(batcher, inputs.golden, target)
+            answered = time.monotonic()
+            _rate(batcher, 1)
+            sequences = min(target.limits.maximum_sequences, _MOST_SEQUENCES)
+            rates = Rates(_rate(batcher, 1), _rate(batcher, sequences), sequences)
+        finally:
+            batcher.stop()  # its thread would keep this process alive
+        seconds = {"load": loaded - started, "golden": answered - loaded, "measure": time.monotonic() - answered}
         destination.mkdir()
         _keep_compiled(workspace, destination)
-        kept = sum(path.stat().st_size for path in destination.rglob("*") if path.is_file())
-        facts = facts.model_copy(update={"bytes": kept})
+        said = batcher.facts
+        facts = EngineFacts(
+            builder=target.engine,
+            bytes=sum(path.stat().st_size for path in destination.rglob("*") if path.is_file()),
+            weight_format=target.weight_format,
+            quantization=quantization.algorithm,
+            kv_cache=str(said["kv_cache_dtype"]).replace("auto", inputs.dtype),
+            context_length=context,
+            device=host.gpus[0].name if host else platform.processor() or platform.machine(),
+            versions={"vllm": str(said["vllm"]), **{name: metadata.version(name) for name in _VERSIONED}},
+            seconds={phase: round(spent, 3) for phase, spent in seconds.items()},
+            single_stream_tokens_per_second=rates.single,
+            batched_tokens_per_second=rates.batched,
+            batched_sequences=rates.sequences,
+            details={
+                "load_seconds": round(seconds["load"], 3),
+                "checkpoint_bytes": sum(path.stat().st_size for path in inputs.checkpoint.glob("*.safetensors")),
+                "kv_cache_blocks": batcher.blocks,
+                "golden_match_fraction": match,
+                "golden_prompts": len(inputs.golden),
+                "block_tokens": int(said["block_tokens"]),
+                "read_as": str(said["quantization"]),
+            },
+        )
         EngineDescription(
             facts=facts,
-            target=inputs.target,
+            target=target,
             runtime_properties=properties,
             host=host,
             checkpoint=inputs.checkpoint_ref,
@@ -144,7 +173,10 @@ def _require_inputs(inputs: BuildInputs) -> QuantizationMetadata:
 
 
 def _load(inputs: BuildInputs, properties: Mapping[str, str], context: int, workspace: Path) -> Batcher:
-    settings = Settings.of(properties, served_limits(inputs.target.limits, context))
+    limits = inputs.target.limits
+    longest = min(limits.maximum_tokens_per_request, context)
+    served = {"maximum_tokens_per_request": longest, "kv_cache_blocks": limits.kv_cache_blocks or 0}
+    settings = Settings.of(properties, {**limits.model_dump(), **served})
     settings = Settings(settings.arguments, settings.maximum_tokens_per_request, workspace=workspace)
     check_directory(inputs.checkpoint)
     workspace.mkdir()
@@ -173,3 +205,43 @@ def _keep_compiled(workspace: Path, destination: Path) -> None:
     if (workspace / "vllm" / compiled).is_dir():
         shutil.copytree(workspace / "vllm" / compiled, destination / COMPILED_DIRECTORY / compiled)
     shutil.rmtree(workspace)
+
+
+def _golden_match(batcher: Batcher, golden: Sequence[GoldenPrompt], target: Target) -> float | None:
+    """Share of the golden prompts that are answered alike; None without any."""
+    if not golden:
+        return None
+    tokenizer, special = batcher.tokenizer, target.serving.add_special_tokens
+    prompts = [tokenizer.encode(one.prompt, add_special_tokens=special) for one in golden]
+    answers = _generate(batcher, prompts, [one.maximum_tokens for one in golden], ignore_eos=False)
+    texts = tokenizer.batch_decode(answers, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return golden_match(golden, texts)
+
+
+def _rate(batcher: Batcher, sequences: int) -> float:
+    """Output tokens a second of requests that start together, each with its own prompt, prompts included."""
+    tokens, draw = min(_MEASURED_TOKENS, batcher.longest // 2), Random(time.monotonic_ns())  # noqa: S311 - no secret
+    prompts = [[draw.randrange(len(batcher.tokenizer)) for _ in range(tokens)] for _ in range(sequences)]
+    started = time.monotonic()
+    produced = sum(map(len, _generate(batcher, prompts, [tokens] * sequences, ignore_eos=True)))
+    if produced != sequences * tokens:
+        raise IntegrityError(f"the model wrote {produced} tokens where {sequences * tokens} were requested")
+    return round(produced / (time.monotonic() - started), 1)
+
+
+def _generate(
+    batcher: Batcher, prompts: Sequence[list[int]], most: Sequence[int], *, ignore_eos: bool
+) -> list[list[int]]:
+    answers: list[list[int]] = [[] for _ in prompts]
+    for number, prompt in enumerate(prompts):
+        batcher.submit(str(number), prompt, most[number], ignore_eos=ignore_eos)
+    running = len(prompts)
+    while running:
+        for output in batcher.outputs(_POLL_SECONDS):
+            answers[int(output.name)] += output.tokens
+            if output.error:
+                raise IntegrityError(f"the model failed: {output.error}")
+            running -= bool(output.finish_reason)
+        if not batcher.is_running:
+            raise IntegrityError("the model's thread ended", hint="look at its log")
+    return answers

@@ -1,6 +1,6 @@
 """A checkpoint that generates in flight, by vLLM in a process of its own.
 
-This file is copied into a model repository as `batcher.py`, beside `llm/1/model.py` and `vllm_process.py`, and the
+This file is copied into a model repository beside `llm/1/model.py` and `vllm_process.py`, and the
 engine builder measures with it: what was measured is what serves. It stands alone: standard library and Transformers'
 tokenizers.
 
@@ -40,10 +40,6 @@ STOP_SECONDS = 3.0
 POLL_SECONDS = 0.02
 NO_CONFIGURATION = "/nonexistent"
 DEFAULT_CUDA_HOME = "/usr/local/cuda"
-QUEUES = True
-"""Whether the engine itself queues what its cache has no room for, so that any thread may submit at any time."""
-SAMPLES = True
-"""Whether requests may have a temperature."""
 
 
 @dataclass(frozen=True)
@@ -188,10 +184,6 @@ class Batcher:
     def fits(self, tokens: int) -> bool:
         """Whether an empty cache could hold a prompt and its answer."""
         return tokens <= self.blocks * int(self.facts["block_tokens"])
-
-    def has_room(self, tokens: int) -> bool:  # noqa: ARG002 - the other batcher must know
-        """Whether one more prompt with its answer may be submitted now."""
-        return True
 
     def submit(
         self,

@@ -1,12 +1,11 @@
-"""The model `llm` of engines that batch tokens: tokenize, generate in flight, detokenize, in one decoupled model.
+"""The model `llm` of vLLM: tokenize, generate in flight, detokenize, in one decoupled model.
 
-This file is copied into a model repository as `llm/1/model.py`, beside `batcher.py` (Transformers' or vLLM's),
+This file is copied into a model repository as `llm/1/model.py`, beside `vllm_batcher.py`, `vllm_process.py`,
 `llm_model_base.py`, `served_model.py` and a link to the checkpoint. It runs in Triton's stub process and therefore
 stands alone: standard library, what the batcher needs, and triton_python_backend_utils.
 
 Two threads work beside Triton's: the batcher's own, and this one, which turns tokens into text and sends it. Triton's
-thread checks requests, and starts them at once where the engine queues by itself (vLLM); else this one starts them
-when the cache has room.
+thread checks requests and starts them at once: vLLM queues by itself.
 """
 
 from __future__ import annotations
@@ -26,12 +25,11 @@ import triton_python_backend_utils as pb_utils
 
 if TYPE_CHECKING:
     from llm_pipeline.serving.models import llm_model_base as base
-    from llm_pipeline.serving.models import served_model
-    from llm_pipeline.serving.models import transformers_batcher as batching
+    from llm_pipeline.serving.models import served_model, vllm_batcher
 else:
-    import batcher as batching
     import llm_model_base as base
     import served_model
+    import vllm_batcher
 
 IDLE_POLL_SECONDS = 0.5
 ANSWERS_AT_ONCE = 4
@@ -58,16 +56,11 @@ class Live:
     is_due: bool = False
 
     @property
-    def tokens(self) -> int:
-        """Of the prompt and the longest answer."""
-        return len(self.prompt) + self.asked.maximum_tokens
-
-    @property
     def shown_early(self) -> bool:
         """Whether its text is needed before it is complete."""
         return self.asked.stream or bool(self.asked.stop_words)
 
-    def take(self, output: batching.Output) -> None:
+    def take(self, output: vllm_batcher.Output) -> None:
         """Add generated tokens, whose text is decoded later."""
         self.window.tokens += output.tokens
         self.unread_tokens += len(output.tokens)
@@ -100,7 +93,7 @@ class TritonPythonModel(served_model.ServedModel):
         self._cancellation_seconds = int(parameters["cancellation_check_milliseconds"]) / 1e3
         self._metrics.show_engine(args["model_instance_name"])
         self._inbox: queue.SimpleQueue[Live] = queue.SimpleQueue()
-        self._waiting: deque[Live] = deque()
+        self._waiting: list[Live] = []
         self._running: dict[str, Live] = {}
         self._first: deque[Live] = deque()  # have something to send, and have sent nothing yet
         self._later: deque[Live] = deque()  # have something to send
@@ -129,8 +122,8 @@ class TritonPythonModel(served_model.ServedModel):
     # Triton's thread
 
     def _begin(self, live: Live) -> None:
-        """Start a request, unless it has to wait: for room, for a drill, or for the engine's next start."""
-        if batching.QUEUES and live.not_before <= time.monotonic() and self._engine.acquire(blocking=False):
+        """Start a request, unless it has to wait: for a drill, or for the engine's next start."""
+        if live.not_before <= time.monotonic() and self._engine.acquire(blocking=False):
             try:
                 self._submit(live)
             finally:
@@ -152,16 +145,14 @@ class TritonPythonModel(served_model.ServedModel):
     def _load(self, version: Path) -> None:
         engine = version / "engine"
         description = json.loads((engine / "engine.json").read_text(encoding="utf-8"))
-        settings = batching.Settings.of(description["runtime_properties"], asdict(self._limits), engine)
-        self._batcher = batching.Batcher(version / "checkpoint", settings)
+        settings = vllm_batcher.Settings.of(description["runtime_properties"], asdict(self._limits), engine)
+        self._batcher = vllm_batcher.Batcher(version / "checkpoint", settings)
         self._tokenizer = self._batcher.tokenizer
         self._decode = decoder_of(self._tokenizer, skip_special_tokens=self._skip_special)
 
     def _accept(self, request: Any, sender: Any) -> Live:
         self._drill.fail_if_due()
         asked = base.Inputs.read(request, self._limits)
-        if asked.temperature > 0 and not batching.SAMPLES:
-            raise base.invalid(f"temperature {asked.temperature}: this engine decodes greedily, send 0 or none")
         prompt = self._tokenizer.encode(asked.prompt, add_special_tokens=self._add_special)
         asked.require_room(len(prompt), self._limits)
         if self._broken:
@@ -210,22 +201,15 @@ class TritonPythonModel(served_model.ServedModel):
         return base.CANCELLATION_POLL_SECONDS
 
     def _admit(self) -> None:
-        """Start what is due and fits, in the order of arrival."""
+        """Start what is due, in the order of arrival."""
         while not self._inbox.empty():
             self._waiting.append(self._inbox.get())
-        now, held = time.monotonic(), deque[Live]()
-        while self._waiting:
-            live = self._waiting.popleft()
-            if live.not_before > now:
-                held.append(live)  # by a drill
-            elif self._batcher.has_room(live.tokens):
-                self._submit(live)
-            else:
-                self._waiting.appendleft(live)
-                break
-        self._waiting.extendleft(reversed(held))
+        now = time.monotonic()
+        for live in [live for live in self._waiting if live.not_before <= now]:
+            self._waiting.remove(live)
+            self._submit(live)
 
-    def _take(self, output: batching.Output) -> None:
+    def _take(self, output: vllm_batcher.Output) -> None:
         """Take what was generated; what is to be sent waits in a queue, first tokens before all others."""
         live = self._running[output.name]
         live.take(output)

@@ -1,1 +1,0 @@
-"""Transformers: continuous batching by PyTorch, the reference without further dependencies."""
