@@ -1,8 +1,7 @@
-"""What comes rarely: spells of late requests, servers that stop, failed requests. Cells of `load_gate.py`.
+"""What comes rarely: spells of late requests, failed requests. Cells of `load_gate.py`.
 
-A GO of these is false when the server is late, or stops, or fails as often as the policy just does not allow, and the
-policy named a period that covers it. Without a period a GO is held to its own words: it must name the stalls that it
-does not exclude, and be wrong about those that it does in no more runs than the confidence leaves.
+A GO is held to its own words: it must name the stalls that it does not exclude, and be wrong about those that it does
+in no more runs than the confidence leaves.
 """
 
 from __future__ import annotations
@@ -16,17 +15,15 @@ from itertools import repeat
 
 import numpy as np
 from goals import at_least, at_most
-from load_gate_servers import Spells, Stops, by_chance, records_of
+from load_gate_servers import Spells, by_chance, records_of
 
 from llm_pipeline.base.verdict import Judgement, Verdict
-from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel, Soak
+from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
 from llm_pipeline.loadtest.gate import judge_windows, probe_verdict
-from llm_pipeline.loadtest.outcome import ServerUse
 from llm_pipeline.loadtest.records import Records
-from llm_pipeline.loadtest.sample_size import looks_at_most, shown_above
+from llm_pipeline.loadtest.sample_size import shown_above
 
 _WINDOWS = 5
-_RATE = 4.0
 _CAVEAT = re.compile(r"Stalls rarer than one in (.+?) are not excluded")
 _PART = re.compile(r"([0-9.]+) (s|min|h)")
 _MINUTE = 60.0
@@ -35,42 +32,15 @@ _SECONDS = {"s": 1.0, "min": _MINUTE, "h": 3600.0}
 
 @dataclass(frozen=True)
 class SpellCase:
-    """Spells at exactly the limit, and a test of so many requests, one a second.
-
-    Attributes:
-        named: The policy names the period of the spells.
-    """
+    """Spells at exactly the limit, and a test of so many requests, one a second."""
 
     attainment: float
     requests: int
-    named: bool = True
 
     @property
     def name(self) -> str:
         """For the table and the goals."""
-        period = "period named" if self.named else "no period"
-        return f"spells of 50 late, p{100 * self.attainment:g} at 95 %, {self.requests:,} requests, {period}"
-
-
-@dataclass(frozen=True)
-class StopCase:
-    """A server that stops, under the shipped policy for production: p99, 10 minutes of confirmation, a soak or none.
-
-    Attributes:
-        period_seconds: What the policy names; None for nothing.
-    """
-
-    server: Stops
-    soak_seconds: float
-    period_seconds: float | None
-
-    @property
-    def name(self) -> str:
-        """For the table and the goals."""
-        stops = self.server
-        what = f"stops {stops.seconds:g} s in {stops.period / _MINUTE:g} min" if stops.period else "never stops"
-        named = "no period" if self.period_seconds is None else f"period {self.period_seconds / _MINUTE:g} min"
-        return f"{what}, soak {self.soak_seconds / _MINUTE:.0f} min, {named}"
+        return f"spells of 50 late, p{100 * self.attainment:g} at 95 %, {self.requests:,} requests"
 
 
 @dataclass(frozen=True)
@@ -86,22 +56,7 @@ class FailureCase:
         return f"{100 * self.true:g} % fail, {100 * self.tolerated:g} % tolerated"
 
 
-_SPELLS = (
-    SpellCase(0.95, 600),
-    SpellCase(0.95, 3700),
-    SpellCase(0.95, 6000),
-    SpellCase(0.99, 18_500),
-    SpellCase(0.95, 600, named=False),
-    SpellCase(0.95, 2000, named=False),
-    SpellCase(0.95, 6000, named=False),
-)
-_STOPS = (
-    StopCase(Stops(24.5, 1200.0), 3900.0, 1200.0),
-    StopCase(Stops(72.5, 3600.0), 12_700.0, 3600.0),
-    StopCase(Stops(24.5, 1200.0), 600.0, 300.0),
-)
-_SOUND = StopCase(Stops(0.0, 0.0), 3900.0, 1200.0)
-_SHORT = StopCase(Stops(24.5, 1200.0), 0.0, None)
+_SPELLS = (SpellCase(0.95, 600), SpellCase(0.95, 2000), SpellCase(0.95, 6000))
 _FAILING = (FailureCase(0.001, 0.001), FailureCase(0.002, 0.001), FailureCase(0.005, 0.005))
 _SELDOM = FailureCase(0.0005, 0.005)
 
@@ -109,7 +64,6 @@ _SELDOM = FailureCase(0.0005, 0.005)
 def rare_cells(runs: int, seeds: np.random.SeedSequence, workers: Executor) -> Iterator[bool]:
     """All goals, in order."""
     yield from _spells(runs, seeds, workers)
-    yield from _stops(max(100, runs // 4), seeds, workers)
     yield from _failures(runs, seeds, workers)
 
 
@@ -118,8 +72,7 @@ def _spells(runs: int, seeds: np.random.SeedSequence, workers: Executor) -> Iter
     for case, seen in zip(_SPELLS, jobs, strict=True):
         _print(case.name, seen, runs)
         yield at_most(f"GO without the stalls that it leaves open, {case.name}", seen["unsaid"], 0)
-        kind, name = ("GO", "false GO") if case.named else ("wrong", "GO that excludes what is there")
-        yield at_most(f"{name}, {case.name}", seen[kind] / runs, by_chance(0.05, runs))
+        yield at_most(f"GO that excludes what is there, {case.name}", seen["wrong"] / runs, by_chance(0.05, runs))
 
 
 def _spell_runs(case: SpellCase, runs: int, seed: np.random.SeedSequence) -> Counter[str]:
@@ -127,7 +80,6 @@ def _spell_runs(case: SpellCase, runs: int, seed: np.random.SeedSequence) -> Cou
     policy = LoadTestPolicy(
         service_level=ServiceLevel(first_token_milliseconds=1000.0),
         attainment=case.attainment,
-        stall_period_seconds=server.period if case.named else None,
     )
     each = case.requests // _WINDOWS
     seen = Counter[str]()
@@ -135,58 +87,6 @@ def _spell_runs(case: SpellCase, runs: int, seed: np.random.SeedSequence) -> Cou
         windows = [records_of(server.window(each, random)) for _ in range(_WINDOWS)]
         _count(judge_windows(windows, policy), server.period, seen)
     return seen
-
-
-def _stops(runs: int, seeds: np.random.SeedSequence, workers: Executor) -> Iterator[bool]:
-    cases = (*_STOPS, _SOUND, _SHORT)
-    found = dict(zip(cases, workers.map(_stop_runs, cases, repeat(runs), seeds.spawn(len(cases))), strict=True))
-    for case, seen in found.items():
-        _print(case.name, seen, runs)
-        yield at_most(f"GO without the stalls that it leaves open, {case.name}", seen["unsaid"], 0)
-    for case in _STOPS[:2]:
-        yield at_most(f"false GO, {case.name}", found[case]["GO"] / runs, by_chance(0.05, runs))
-    for case in (_STOPS[2], _SHORT):
-        name = f"GO that excludes what is there, {case.name}"
-        yield at_most(name, found[case]["wrong"] / runs, by_chance(0.05, runs))
-    yield at_least(f"GO, {_SOUND.name}", found[_SOUND]["GO"] / runs, 0.9)
-
-
-def _stop_runs(case: StopCase, runs: int, seed: np.random.SeedSequence) -> Counter[str]:
-    random = np.random.default_rng(seed)
-    policy = LoadTestPolicy(
-        service_level=ServiceLevel(first_token_milliseconds=500.0),
-        attainment=0.99,
-        soak=Soak(duration_seconds=case.soak_seconds) if case.soak_seconds else None,
-        stall_period_seconds=case.period_seconds,
-    )
-    seen = Counter[str]()
-    for _ in range(runs):
-        judgement = _stop_run(case, policy, random)
-        _count(judgement, case.server.period, seen)
-    return seen
-
-
-def _stop_run(case: StopCase, policy: LoadTestPolicy, random: np.random.Generator) -> Judgement:
-    """The confirmation with its looks, and the soak after it, of one server's time."""
-    looks, each = 3, 600.0 / _WINDOWS
-    seconds = 600.0 * looks + case.soak_seconds
-    arrivals = np.sort(random.uniform(0.0, seconds, random.poisson(_RATE * seconds)))
-    times = case.server.times(arrivals, random)
-
-    def window(start: float, length: float) -> Records:
-        inside = (arrivals >= start) & (arrivals < start + length)
-        return records_of(times[inside], arrivals[inside])
-
-    for look in range(1, looks + 1):
-        held = [window(each * number, each) for number in range(_WINDOWS * look)]
-        judgement = judge_windows(held, policy, look=look, looks=looks_at_most(policy))
-        if judgement.verdict is not Verdict.INCONCLUSIVE:
-            break
-    if judgement.verdict is not Verdict.GO or policy.soak is None:
-        return judgement
-    alone = policy.model_copy(update={"stall_period_seconds": None})
-    soaked = judge_windows([window(600.0 * look, case.soak_seconds)], alone, servers=[ServerUse()])
-    return judgement if soaked.verdict is Verdict.GO else soaked
 
 
 def _failures(runs: int, seeds: np.random.SeedSequence, workers: Executor) -> Iterator[bool]:

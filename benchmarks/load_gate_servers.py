@@ -220,22 +220,6 @@ class Spells:
         return np.where(late, 2.0, random.lognormal(-2.0, 0.3, requests))
 
 
-@dataclass(frozen=True)
-class Stops:
-    """Nothing is answered for some seconds once in a period, and then what waited; a period of 0 never stops."""
-
-    seconds: float
-    period: float
-
-    def times(self, arrivals: Seconds, random: np.random.Generator) -> Seconds:
-        """Times to the first token of requests that arrive at these times."""
-        quick = random.lognormal(np.log(0.1), 0.3, len(arrivals))
-        if not self.period:
-            return quick
-        since = (arrivals + random.uniform(0.0, self.period)) % self.period
-        return quick + np.maximum(0.0, self.seconds - since)
-
-
 _NOISE = 0.99
 _ANSWER = Answered(
     number=0,

@@ -84,8 +84,6 @@ def measured_window(
         queue_milliseconds=1e3 * float(waits.mean()),
         active_requests=int(40 * load),
         kv_cache_fraction=0.9 * load,
-        resident_bytes=812_000_000,
-        resident_bytes_per_second=1200.0,
         output_tokens=int(tokens.sum()),
         samples=int(seconds),
     )

@@ -24,8 +24,6 @@ def session_seconds(workload: Workload, policy: LoadTestPolicy) -> float:
     seconds += window * policy.confirmation_multiple
     if policy.search is not None:
         seconds += _PROBES * max(policy.search.window_seconds, policy.search.minimum_requests / rate)
-    if policy.soak is not None:
-        seconds += policy.soak.duration_seconds
     if policy.regression is not None:
         seconds += 2 * (policy.regression.rounds + _DISCARDED_ROUNDS) * policy.regression.window_seconds
     return seconds

@@ -183,8 +183,7 @@ def _names(windows: Sequence[WindowSummary]) -> str:
 
 def _server(windows: Sequence[WindowSummary]) -> Table | None:
     head = (
-        "window", "queue ms", "active", "KV cache", "GPU", "GPU memory", "memory", "growth", "input tokens",
-        "output tokens",
+        "window", "queue ms", "active", "KV cache", "GPU", "GPU memory", "input tokens", "output tokens",
     )  # fmt: skip
     rows = [row for window in windows if any((row := _server_row(window))[1:])]
     return _table("The server, by its own metrics", head, rows)
@@ -199,8 +198,6 @@ def _server_row(window: WindowSummary) -> Row:
         text_or_blank(use.kv_cache_fraction, percent),
         text_or_blank(use.gpu_utilization_fraction, percent),
         text_or_blank(use.gpu_memory_bytes, byte_size),
-        text_or_blank(use.resident_bytes, byte_size),
-        text_or_blank(use.resident_bytes_per_second, lambda slope: f"{60e-6 * slope:+.1f} MB/min"),
         text_or_blank(use.input_tokens, "{:,}".format),
         text_or_blank(use.output_tokens, "{:,}".format),
     )

@@ -41,7 +41,6 @@ from llm_pipeline.loadtest.sample_size import (
     confidence_of_a_look,
     needed_requests,
     not_excluded,
-    rare_stalls,
     share_bounds,
     shown_above,
     worth_of,
@@ -93,7 +92,7 @@ def judge_windows(
     usable = not void and enough.verdict is Verdict.GO
     aside = [window.judged for window in before]
     attained = _attainments(judged, aside, policy, confidence, usable=usable, same_rate=same_rate)
-    facts = [_errors(judged, policy, confidence, void=void), *attained, *rare_stalls(judged, policy)]
+    facts = [_errors(judged, policy, confidence, void=void), *attained]
     judgement = judge("", _most_telling_first([*impossible, *client, enough, *facts], attained))
     return judgement.model_copy(update={"summary": _summary(judgement, judged, policy, look, looks)})
 

@@ -1,6 +1,6 @@
 """The load client: sends traffic from its own processes and returns a record of every request.
 
-    with LoadClient(endpoint, server_pids=[server.pid]) as client:
+    with LoadClient(endpoint) as client:
         measured = client.send(source.open_loop(rate_per_second=50, duration_seconds=60, seed=1))
         measured.records.answered.mean(), client_lag_seconds(measured.records)
 
@@ -72,7 +72,6 @@ class LoadClient:
         endpoint: The server, or a router in front of several.
         processes: Client processes that share each window; `auto` for as many as its rate needs, up to one per core.
         timeout_seconds: A request without a whole answer by then has failed.
-        server_pids: Processes of the server on this machine, whose memory is watched with that of their children.
     """
 
     def __init__(
@@ -81,11 +80,9 @@ class LoadClient:
         *,
         processes: int | Literal["auto"] = "auto",
         timeout_seconds: float = 60.0,
-        server_pids: Sequence[int] = (),
     ) -> None:
         self._endpoint = endpoint
         self._count: int | None = None if processes == "auto" else processes
-        self._server_pids = tuple(server_pids)
         self._children = Children(_target(endpoint, timeout_seconds))
 
     def __enter__(self) -> Self:
@@ -112,7 +109,7 @@ class LoadClient:
         """
         processes = self._count or processes_for(traffic)
         self._children.start(processes)
-        with ServerSampler(self._endpoint, self._server_pids) as sampler:
+        with ServerSampler(self._endpoint) as sampler:
             rows = self._children.send(shares(traffic, processes))
         if traffic.arrivals is not None and rows.missing:
             raise Transient(f"{rows.missing} requests of the window have no record", where=self._endpoint.url)

@@ -17,7 +17,7 @@ from llm_pipeline.base.verdict import Judgement, Verdict
 
 OUTCOME_FILE = "load_test.json"
 
-Phase = Literal["floor", "ceiling", "target", "search", "confirmation", "soak"]
+Phase = Literal["floor", "ceiling", "target", "search", "confirmation"]
 
 
 class Quantile(Frozen):
@@ -72,8 +72,6 @@ class ServerUse(Frozen):
         kv_cache_fraction: Largest share of the KV cache in use.
         gpu_utilization_fraction: Mean over the window and the server's GPUs.
         gpu_memory_bytes: Most, all of the server's GPUs together.
-        resident_bytes: Most memory of the server's processes.
-        resident_bytes_per_second: Slope of that memory, by least squares.
         input_tokens: As counted by the server's metrics over the window.
         output_tokens: The same of generated tokens.
         samples: How often the metrics were read.
@@ -84,8 +82,6 @@ class ServerUse(Frozen):
     kv_cache_fraction: float | None = None
     gpu_utilization_fraction: float | None = None
     gpu_memory_bytes: int | None = None
-    resident_bytes: int | None = None
-    resident_bytes_per_second: float | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
     samples: int = 0
@@ -171,19 +167,19 @@ class RegressionOutcome(Frozen):
 
     Attributes:
         production: What it was compared with, as artifact name; empty when nothing is in production yet.
-        ratios: First token, time per output token, end to end, and the length of answers.
+        ratios: First token, time per output token, end to end, and throughput.
     """
 
     production: str
     ratios: tuple[Ratio, ...] = ()
 
 
-class LoadTestOutcome(Frozen, extra="ignore"):
-    """A load test. What one of a former version says beyond it is left out.
+class LoadTestOutcome(Frozen):
+    """A load test.
 
     Attributes:
         target_rate_per_second: The workload's rate.
-        warmup_requests: Requests before the steady state.
+        warmup_requests: Requests before the first window.
         warmup_seconds: How long they took.
         windows: In order.
         rates: The search's probes, by rising rate.

@@ -256,21 +256,11 @@ def read_records(path: Path) -> Records:
     return Records(columns)
 
 
-def same_requests(
-    first: Records, second: Records, usable: tuple[NDArray[np.bool_], NDArray[np.bool_]] | None = None
-) -> tuple[Records, Records]:
-    """The requests of two windows of the same traffic that both can use, in the order of their numbers.
-
-    Args:
-        first: One window.
-        second: The other.
-        usable: Which requests of each to take; None for those with a whole, plausible answer.
-    """
-    of_first, of_second = usable or (first.answered, second.answered)
-    first, second = first.where(of_first), second.where(of_second)
+def same_requests(first: Records, second: Records) -> tuple[Records, Records]:
+    """The requests of two windows of the same traffic that both answered, in the order of their numbers."""
+    first, second = first.where(first.answered), second.where(second.answered)
     _, at_first, at_second = np.intersect1d(first["number"], second["number"], return_indices=True)
-    return _taken(first, at_first), _taken(second, at_second)
-
-
-def _taken(records: Records, places: NDArray[np.intp]) -> Records:
-    return Records({name: column[places] for name, column in records.columns.items()})
+    return tuple(  # type: ignore[return-value]
+        Records({name: column[places] for name, column in records.columns.items()})
+        for records, places in ((first, at_first), (second, at_second))
+    )

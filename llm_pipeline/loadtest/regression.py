@@ -6,17 +6,13 @@ A round is two windows of the same traffic, one per server, in alternating order
 neighbour, heat, a lower clock) cancel in their ratio, and a slow drift cancels in the mean over rounds; a figure stored
 last month would contain both. Requests of one window share a queue, rounds are independent: the interval of a ratio is
 Student's t of the rounds' log ratios.
-
-All windows force a number of tokens, so they cannot show a model that rambles or stops early: a quantized model that
-misses its end token costs users time and owners tokens, at any latency. So the lengths of answers that may end by
-themselves are compared, too.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,22 +25,19 @@ from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, Regression
 from llm_pipeline.loadtest.gate import void_reason
 from llm_pipeline.loadtest.outcome import Ratio, RegressionOutcome
-from llm_pipeline.loadtest.records import Fault, Records, same_requests
+from llm_pipeline.loadtest.records import Records, same_requests
 from llm_pipeline.loadtest.sample_size import share_bounds, shown_above
-from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 from llm_pipeline.statistics.intervals import critical_value
-from llm_pipeline.statistics.spending import early, nominal_level
 
 if TYPE_CHECKING:
     from llm_pipeline.loadtest.measure import LoadClient, MeasuredWindow
     from llm_pipeline.loadtest.workload import TrafficSource
 
 ALPHA = 0.025
-"""Error of each bound of a ratio, all looks together: two-sided 95 %."""
+"""Error of each bound of a ratio: two-sided 95 %."""
 
 _MOST_VOID_ROUNDS = 3
 _FEWEST_REQUESTS = 10
-_COMPARISON_NAME = "comparison with production"
 _log = get_logger(__name__)
 
 Numbers = NDArray[np.float64]
@@ -112,7 +105,7 @@ def compare(
     production_name: str,
     seed: int,
 ) -> tuple[RegressionOutcome, tuple[Evidence, ...]]:
-    """Compare the speed and the length of answers of the candidate with those of production.
+    """Compare the speed of the candidate with that of production.
 
     Args:
         candidate: Sends to the candidate.
@@ -134,50 +127,30 @@ def compare(
     regression = policy.regression
     if regression is None:
         raise ConfigError("the policy asks for no comparison with production", where="load_test.regression")
-    traffic = (source.open_loop(rate_per_second, regression.window_seconds, seed + n) for n in itertools.count())
-    rounds, void = _measure(_Servers(candidate, production, policy), traffic, regression)
-    if len(rounds) < regression.rounds:
-        return RegressionOutcome(production=production_name), (_too_few(len(rounds), void, regression),)
-    speed = judge_rounds(rounds, regression)
-    prompts = source.natural(policy.minimum_requests, seed)
-    length, drift = compare_lengths(candidate, production, prompts, regression)
-    ratios = (*(ratio for ratio, _ in speed), *length)
-    facts = (*(fact for _, fact in speed), _failures(rounds, policy), drift)
-    return RegressionOutcome(production=production_name, ratios=ratios), facts
-
-
-def _measure(servers: _Servers, traffic: Iterator[Traffic], regression: Regression) -> tuple[list[Round], list[str]]:
-    """Rounds until they decide or reach the maximum, and why others did not count.
-
-    The first round only warms up: production's version was just started, the candidate was not.
-    """
-    servers.round(next(traffic), production_first=True)
     rounds, void = list[Round](), list[str]()
-    while len(rounds) < regression.maximum_rounds and len(void) <= _MOST_VOID_ROUNDS:
-        found = servers.round(next(traffic), production_first=len(rounds) % 2 == 1)
-        if isinstance(found, str):
-            _log.warning("a round is not counted", reason=found)
-            void.append(found)
-            continue
-        rounds.append(found)
-        if len(rounds) >= regression.rounds and _decided(judge_rounds(rounds, regression)):
-            break
-    return rounds, void
-
-
-@dataclass(frozen=True)
-class _Servers:
-    candidate: LoadClient
-    production: LoadClient
-    policy: LoadTestPolicy
-
-    def round(self, traffic: Traffic, *, production_first: bool) -> Round | str:
-        """Send the same traffic to one server and then to the other; returns why, if the round does not count."""
-        if production_first:
-            production, candidate = self.production.send(traffic), self.candidate.send(traffic)
+    for number in itertools.count():  # the first round only warms up: production's version was just started
+        traffic = source.open_loop(rate_per_second, regression.window_seconds, seed + number)
+        if len(rounds) % 2 or not number:
+            theirs, ours = production.send(traffic), candidate.send(traffic)
         else:
-            candidate, production = self.candidate.send(traffic), self.production.send(traffic)
-        return _void(candidate, production, self.policy) or _round(candidate, production)
+            ours, theirs = candidate.send(traffic), production.send(traffic)
+        if not number:
+            continue
+        if reason := _void(ours, theirs, policy):
+            _log.warning("a round is not counted", reason=reason)
+            void.append(reason)
+        else:
+            rounds.append(_round(ours, theirs))
+        if len(rounds) == regression.rounds:
+            break
+        if len(void) > _MOST_VOID_ROUNDS:
+            return RegressionOutcome(production=production_name), (_too_few(len(rounds), void, regression),)
+    speed = judge_rounds(rounds, regression)
+    ratios = tuple(ratio for ratio, _ in speed)
+    return RegressionOutcome(production=production_name, ratios=ratios), (
+        *(fact for _, fact in speed),
+        _failures(rounds, policy),
+    )
 
 
 def _void(candidate: MeasuredWindow, production: MeasuredWindow, policy: LoadTestPolicy) -> str:
@@ -216,14 +189,8 @@ def _figures(records: Records, seconds: float) -> Numbers:
 
 
 def judge_rounds(rounds: Sequence[Round], regression: Regression) -> list[tuple[Ratio, Evidence]]:
-    """The ratio of each measure in the rounds, and its evidence.
-
-    The bounds hold at all looks together: each look tests at a level of its own (Pocock's, by Lan and DeMets'
-    spending), with Student's quantile at that level, and the interval is as wide as that asks for (C. Jennison and
-    B. W. Turnbull, Group Sequential Methods (2000): group sequential t-tests and repeated confidence intervals).
-    """
-    shares = tuple(look / regression.maximum_rounds for look in range(regression.rounds, len(rounds) + 1))
-    reach = critical_value(1.0 - nominal_level(shares, early, ALPHA), len(rounds) - 1)
+    """The ratio of each measure in the rounds, and its evidence."""
+    reach = critical_value(1.0 - ALPHA, len(rounds) - 1)
     candidate = np.array([figures.candidate for figures in rounds])
     production = np.array([figures.production for figures in rounds])
     found = []
@@ -265,11 +232,6 @@ def _evidence(ratio: Ratio, measure: Measure, regression: Regression) -> Evidenc
     )
 
 
-def _decided(found: Sequence[tuple[Ratio, Evidence]]) -> bool:
-    verdicts = [fact.verdict for _, fact in found]
-    return Verdict.NO_GO in verdicts or Verdict.INCONCLUSIVE not in verdicts
-
-
 def _failures(rounds: Sequence[Round], policy: LoadTestPolicy) -> Evidence:
     """NO_GO for significantly too many failures; the confirmation has shown that they are few enough."""
     requests, failed = sum(r.requests for r in rounds), sum(r.failed for r in rounds)
@@ -289,97 +251,11 @@ def _failures(rounds: Sequence[Round], policy: LoadTestPolicy) -> Evidence:
 
 def _too_few(counted: int, void: Sequence[str], regression: Regression) -> Evidence:
     return Evidence(
-        name=_COMPARISON_NAME,
+        name="comparison with production",
         verdict=Verdict.INCONCLUSIVE,
         measured=float(counted),
         limit=float(regression.rounds),
         unit="rounds",
         samples=counted,
         detail=f"{len(void)} rounds were not counted. The last one: {void[-1]}",
-    )
-
-
-_USERS = 8
-_LONGEST_SECONDS = 600.0
-_FEWEST_ANSWERS = 10
-_LENGTH_NAME = "length of answers, relative to production"
-
-
-def compare_lengths(
-    candidate: LoadClient, production: LoadClient, prompts: Sequence[LoadRequest], regression: Regression
-) -> tuple[tuple[Ratio, ...], Evidence]:
-    """Send prompts whose answers may end by themselves to both versions, and compare the mean lengths.
-
-    Returns:
-        The ratio, none with too few answers, and what it says: NO_GO when it is shown to be off by more than
-        `maximum_length_drift` either way, GO when it is shown not to be.
-
-    Raises:
-        Transient: Nobody answers.
-    """
-    traffic = Traffic.closed_loop(prompts, min(_USERS, len(prompts)), _LONGEST_SECONDS)
-    return judge_lengths(candidate.send(traffic).records, production.send(traffic).records, regression)
-
-
-def judge_lengths(
-    candidate: Records, production: Records, regression: Regression
-) -> tuple[tuple[Ratio, ...], Evidence]:
-    """The ratio of the mean lengths over the prompts that both answered, empty answers included.
-
-    The interval is that of a ratio of paired means, linearised (W. G. Cochran, Sampling Techniques (1977), chapter 6).
-    """
-    drift = regression.maximum_length_drift
-    ours, theirs = same_requests(candidate, production, (_ended(candidate), _ended(production)))
-    lengths, reference = (records["output_tokens"].astype(float) for records in (ours, theirs))
-    count = len(lengths)
-    if count < _FEWEST_ANSWERS or not reference.any():
-        return (), _too_few_answers(count, drift)
-    ratio = float(lengths.sum() / reference.sum())
-    error = float((lengths - ratio * reference).std(ddof=1)) / math.sqrt(count) / float(reference.mean())
-    reach = critical_value(1.0 - ALPHA, count - 1) * error
-    found = Ratio(
-        measure="length of answers",
-        ratio=ratio,
-        lower=max(0.0, ratio - reach),
-        upper=ratio + reach,
-        candidate=float(lengths.mean()),
-        production=float(reference.mean()),
-        unit="tokens",
-        rounds=1,
-    )
-    return (found,), _length_evidence(found, drift, count)
-
-
-def _ended(records: Records) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    return np.isin(records["fault"], (Fault.NONE, Fault.EMPTY))
-
-
-def _length_evidence(found: Ratio, drift: float, count: int) -> Evidence:
-    lower, upper = found.lower or 0.0, found.upper or 0.0
-    verdict = Verdict.INCONCLUSIVE
-    if lower > 1.0 + drift or upper < 1.0 - drift:
-        verdict = Verdict.NO_GO
-    elif lower >= 1.0 - drift and upper <= 1.0 + drift:
-        verdict = Verdict.GO
-    return Evidence(
-        name=_LENGTH_NAME,
-        verdict=verdict,
-        measured=found.ratio,
-        lower=found.lower,
-        upper=found.upper,
-        limit=1.0 + drift if found.ratio >= 1.0 else 1.0 - drift,
-        unit="ratio",
-        samples=count,
-        detail=f"{found.candidate:.4g} tokens on the same prompts, and {found.production:.4g} of production's version.",
-    )
-
-
-def _too_few_answers(count: int, drift: float) -> Evidence:
-    return Evidence(
-        name=_LENGTH_NAME,
-        verdict=Verdict.INCONCLUSIVE,
-        limit=1.0 + drift,
-        unit="ratio",
-        samples=count,
-        detail=f"Both versions answered only {count} prompts, or production answered all of them without a token.",
     )

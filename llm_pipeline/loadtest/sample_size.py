@@ -10,8 +10,8 @@ Correlated requests count for fewer (`design_effect.py`); how many, only a measu
 A test cannot see a stall that does not come while it runs. Stalls that come at random, once per period on average, all
 stay away for a time T with probability exp(-T / period) (the "rule of three" of J. A. Hanley and A.
 Lippman-Hand, JAMA 249, 1983; exact for a Poisson process, F. Garwood, Biometrika 28, 1936). So a GO names the period
-that its time excludes, and becomes INCONCLUSIVE if the policy requires a longer one. This gets half of the policy's
-error; the other half covers stalls that were seen but given too little weight.
+that its time excludes. This gets half of the policy's error; the other half covers stalls that were seen but given too
+little weight.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ import numpy as np
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.statistics.intervals import clopper_pearson_upper, critical_value
 
 if TYPE_CHECKING:
     from llm_pipeline.loadtest.records import Records
+
+EXTENSIONS = 3
+"""An undecided confirmation is extended up to this multiple of its length."""
 
 MOST_RATES = 3
 """Rates that a confirmation tries: from the one that the search found down to the workload's."""
@@ -132,8 +134,7 @@ class SampleSize(Frozen):
         first_look: Requests of the confirmation.
         last_look: The same with all its extensions.
         looks: Looks that share the error.
-        excluded_period_seconds: Stalls that are rarer than one in this time are not excluded by the first look and the
-            soak.
+        excluded_period_seconds: Stalls that are rarer than one in this time are not excluded by the first look.
     """
 
     needed: int
@@ -152,36 +153,21 @@ def sample_size(workload: Workload, policy: LoadTestPolicy) -> SampleSize:
     least = max(policy.minimum_requests, needed_requests(policy.attainment, policy.confidence, looks=looks))
     if policy.maximum_error_fraction:
         least = max(least, needed_requests(1.0 - policy.maximum_error_fraction, policy.confidence, looks=looks))
-    watched = workload.duration_seconds * policy.confirmation_multiple + soak_seconds(policy)
     return SampleSize(
         needed=least,
         needed_with_misses=max(least, _with_misses(policy, looks)),
         first_look=math.floor(first),
-        last_look=math.floor(first * math.floor(policy.maximum_extension)),
+        last_look=math.floor(first * EXTENSIONS),
         looks=looks,
-        excluded_period_seconds=excluded_period(watched, policy.confidence),
+        excluded_period_seconds=excluded_period(
+            workload.duration_seconds * policy.confirmation_multiple, policy.confidence
+        ),
     )
 
 
 def looks_at_most(policy: LoadTestPolicy) -> int:
     """Looks that a confirmation may take, at all the rates that it may try."""
-    return math.floor(policy.maximum_extension) * (1 if policy.search is None else MOST_RATES)
-
-
-def _require_long_enough(workload: Workload, policy: LoadTestPolicy) -> None:
-    """Refuse a period of stalls that even the last look and the soak do not exclude."""
-    period = policy.stall_period_seconds
-    if period is None:
-        return
-    longest = workload.duration_seconds * policy.confirmation_multiple * math.floor(policy.maximum_extension)
-    has, needed = longest + soak_seconds(policy), seconds_to_exclude(period, policy.confidence)
-    if has < needed:
-        raise ConfigError(
-            f"{has:.0f} s of confirmation and soak cannot exclude stalls that come once in {duration(period)}: "
-            f"{needed:.0f} s are needed",
-            where="workload and policy.load_test.stall_period_seconds",
-            hint=f"a soak of {math.ceil(needed - longest)} s or more, or a shorter period",
-        )
+    return EXTENSIONS * (1 if policy.search is None else MOST_RATES)
 
 
 def _with_misses(policy: LoadTestPolicy, looks: int) -> int:
@@ -198,8 +184,7 @@ def require_enough(workload: Workload, policy: LoadTestPolicy) -> None:
     """Refuse a load test that can never say GO, whatever the server does.
 
     Raises:
-        ConfigError: Even its last look has too few requests, or is too short for the period of stalls that must be
-            excluded, or some requests have no limit that is measured on them.
+        ConfigError: Even its last look has too few requests, or some requests have no limit that is measured on them.
     """
     size = sample_size(workload, policy)
     claim = f"{100 * policy.attainment:g} % at {100 * policy.confidence:g} % confidence"
@@ -214,7 +199,6 @@ def require_enough(workload: Workload, policy: LoadTestPolicy) -> None:
             hint=f"duration_seconds of {math.ceil(needed_seconds)} or more, a higher rate, a lower attainment or "
             "confidence, or a larger maximum_error_fraction; double that leaves room for misses",
         )
-    _require_long_enough(workload, policy)
     if workload.streaming_share < 1.0 and policy.service_level.end_to_end_milliseconds is None:
         raise ConfigError(
             f"{100 * (1 - workload.streaming_share):g} % of the requests are not streamed, so that no limit of the "
@@ -226,17 +210,7 @@ def require_enough(workload: Workload, policy: LoadTestPolicy) -> None:
 
 def excluded_period(seconds: float, confidence: float) -> float:
     """The longest period, in seconds, of stalls that would have shown within this many seconds."""
-    return seconds / _periods(confidence)
-
-
-def seconds_to_exclude(period: float, confidence: float) -> float:
-    """How long traffic must run until stalls that come once per `period` seconds would have shown."""
-    return period * _periods(confidence)
-
-
-def soak_seconds(policy: LoadTestPolicy) -> float:
-    """Length of the soak; 0 without one."""
-    return 0.0 if policy.soak is None else policy.soak.duration_seconds
+    return seconds / math.log(2.0 / (1.0 - confidence))
 
 
 def watched_seconds(windows: Sequence[Records]) -> float:
@@ -245,33 +219,7 @@ def watched_seconds(windows: Sequence[Records]) -> float:
     return sum(span * count / (count - 1) for count, span in spans)
 
 
-def _periods(confidence: float) -> float:
-    return math.log(2.0 / (1.0 - confidence))
-
-
-def rare_stalls(windows: Sequence[Records], policy: LoadTestPolicy) -> list[Evidence]:
-    """Whether the windows, and the soak that follows them, are long enough for the policy's period; none without it."""
-    wanted = policy.stall_period_seconds
-    if wanted is None:
-        return []
-    seconds = watched_seconds(windows) + soak_seconds(policy)
-    period = excluded_period(seconds, policy.confidence)
-    enough = period >= wanted
-    needed = seconds_to_exclude(wanted, policy.confidence)
-    return [
-        Evidence(
-            name="period of stalls that would have been seen",
-            verdict=Verdict.GO if enough and seconds else Verdict.INCONCLUSIVE,
-            measured=period,
-            limit=wanted,
-            unit="s",
-            samples=sum(map(len, windows)),
-            detail=f"{seconds:.0f} s of traffic, the soak included; {needed:.0f} s are needed.",
-        )
-    ]
-
-
 def not_excluded(windows: Sequence[Records], policy: LoadTestPolicy) -> str:
     """Which stalls a GO does not exclude, in a sentence."""
-    period = excluded_period(watched_seconds(windows) + soak_seconds(policy), policy.confidence)
+    period = excluded_period(watched_seconds(windows), policy.confidence)
     return f"Stalls rarer than one in {duration(period)} are not excluded."

@@ -1,4 +1,4 @@
-"""The server's own figures during a window: its Prometheus metrics, once a second, and its processes' memory.
+"""The server's own figures during a window: its Prometheus metrics, once a second.
 
 A thread of the parent reads them, so that the client processes are not disturbed.
 """
@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import ssl
 import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Self
 from urllib.parse import urlsplit
-
-import numpy as np
-import psutil
 
 from llm_pipeline.artifacts.repository_layout import MODEL_NAME
 from llm_pipeline.base.bounded_http import call
@@ -54,7 +50,6 @@ class Increases:
 
 _INTERVAL_SECONDS = 1.0
 _READ_SECONDS = 2.0
-_FEWEST_FOR_A_SLOPE = 3
 _MEBIBYTE = 1 << 20
 _PROTOCOLS = (TritonProtocol, OpenAiProtocol)
 
@@ -75,7 +70,6 @@ class Samples:
     gpu_memory: list[float] = field(default_factory=list)
     dcgm_utilization: list[float] = field(default_factory=list)
     dcgm_memory: list[float] = field(default_factory=list)
-    resident: list[tuple[float, float]] = field(default_factory=list)
 
     def add_page(self, page: dict[Series, float]) -> None:
         """Take one reading of the metrics of our models, of TensorRT-LLM's own in Triton, or of vLLM."""
@@ -105,7 +99,6 @@ class Samples:
 
     def use(self) -> ServerUse:
         """The readings as figures."""
-        resident = [size for _, size in self.resident]
         utilization = self.gpu_utilization or self.dcgm_utilization
         counters = self.counters if self.read_last else Increases()
         return ServerUse(
@@ -114,8 +107,6 @@ class Samples:
             kv_cache_fraction=max(self.kv_cache, default=None),
             gpu_utilization_fraction=_mean(utilization) if utilization else None,
             gpu_memory_bytes=_whole(max(self.gpu_memory or self.dcgm_memory, default=None)),
-            resident_bytes=_whole(max(resident, default=None)),
-            resident_bytes_per_second=_slope(self.resident),
             input_tokens=_first_total(
                 counters,
                 *("llm_input_tokens_total", "vllm:prompt_tokens_total"),
@@ -143,11 +134,10 @@ class ServerSampler:
 
     Args:
         endpoint: The server; its headers go to metrics on the same host only.
-        server_pids: Its processes on this machine; none when it is elsewhere.
     """
 
-    def __init__(self, endpoint: Endpoint, server_pids: Sequence[int] = ()) -> None:
-        self._endpoint, self._pids = endpoint, tuple(server_pids)
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
         self._samples, self._stop = Samples(), threading.Event()
         self._tls = ssl.create_default_context(cafile=endpoint.ca_file) if _encrypted(endpoint) else None
         self._unreadable: set[str] = set()
@@ -182,8 +172,6 @@ class ServerSampler:
             self._samples.add_page(page)
         if (page := self._read(self._endpoint.dcgm_url)) is not None:
             self._samples.add_dcgm_page(page)
-        if resident := resident_bytes(self._pids):
-            self._samples.resident.append((time.monotonic(), float(resident)))
 
     def _read(self, url: str | None) -> dict[Series, float] | None:
         if url is None:
@@ -201,23 +189,6 @@ class ServerSampler:
             self._unreadable.add(url)
             _log.warning("metrics cannot be read", url=url, error=problem)
         return None
-
-
-def resident_bytes(pids: Iterable[int]) -> int:
-    """Memory of processes and their descendants; shared pages count more than once."""
-    seen: dict[int, int] = {}
-    for pid in pids:
-        try:
-            process = psutil.Process(pid)
-            family = [process, *process.children(recursive=True)]
-        except psutil.Error:
-            continue
-        for member in family:
-            try:
-                seen[member.pid] = int(member.memory_info().rss)
-            except psutil.Error:
-                continue
-    return sum(seen.values())
 
 
 def _encrypted(endpoint: Endpoint) -> bool:
@@ -241,13 +212,3 @@ def _mean(values: Sequence[float]) -> float:
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
-
-
-def _slope(points: Sequence[tuple[float, float]]) -> float | None:
-    """Of a line through points, by least squares; None for too few of them."""
-    if len(points) < _FEWEST_FOR_A_SLOPE:
-        return None
-    moments, values = np.array(points).T
-    moments -= moments.mean()
-    spread = float(np.sum(moments**2))
-    return float(np.sum(moments * values)) / spread if spread else None

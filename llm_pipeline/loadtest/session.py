@@ -2,17 +2,16 @@
 
     outcome = run_session(windows, users=32)
 
-    warm-up         until the times are steady
+    warm-up         not judged
     floor           one user: how fast the server is when it is alone
     ceiling         as many users as the engine holds: how much it can do
     target          the workload's rate
     search          the highest rate that meets the service level, by short probes
     confirmation    a share of that rate, never below the target; longer, on fresh seeds, extended while undecided
-    soak            long, if the policy asks for it, and judged like any other window
 
-The verdict comes from the confirmation, unless the comparison or the soak vetoes it. If the target window alone shows a
-missed service level or impossible results, that is the verdict; otherwise it only shows how requests wait for one
-another, and how windows differ. Short probes are unreliable: they find the rate to confirm, never a verdict.
+The verdict comes from the confirmation, unless the comparison with production vetoes it. If the target window alone
+shows a missed service level or impossible results, that is the verdict; otherwise it only shows how requests wait for
+one another, and how windows differ. Short probes are unreliable: they find the rate to confirm, never a verdict.
 """
 
 from __future__ import annotations
@@ -24,40 +23,30 @@ from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
-from llm_pipeline.config.policy import LoadTestPolicy, RateSearch, Soak
+from llm_pipeline.base.verdict import Judgement, Verdict
+from llm_pipeline.config.policy import RateSearch
 from llm_pipeline.loadtest.duration import alone_seconds
 from llm_pipeline.loadtest.gate import judge_windows, probe_verdict
-from llm_pipeline.loadtest.outcome import LoadTestOutcome, RatePoint, ServerUse, WindowSummary
+from llm_pipeline.loadtest.outcome import LoadTestOutcome, RatePoint, ServerUse
 from llm_pipeline.loadtest.physics import FloorTimes, PhysicalLimits
 from llm_pipeline.loadtest.records import Records
-from llm_pipeline.loadtest.sample_size import MOST_RATES, looks_at_most
+from llm_pipeline.loadtest.sample_size import EXTENSIONS, MOST_RATES, looks_at_most
 from llm_pipeline.loadtest.windows import Windows
 
 _log = get_logger(__name__)
 
-_WARMUP_SLICES = 5
 _WARMUP_SECONDS = 60.0
 _ALONE_REQUESTS = 60
 _REQUESTS_A_USER = 200
 _BEYOND_CEILING = 1.2
 """Rates far above the closed loop's throughput are not probed."""
 
-_FEWEST_STEADY, _STEADY_BATCH = 100, 5
-_FEWEST_MEMORY_SAMPLES = 20
-
-
-@dataclass(frozen=True)
-class WarmUp:
-    """The warm-up; `steady` is False if the cap came before the steady state."""
-
-    requests: int
-    seconds: float
-    steady: bool
+_WARMUP_REQUESTS = 100
+_CONFIRMED_SHARE = 0.9
+"""Of the highest rate that the search found, what is confirmed."""
 
 
 def run_session(windows: Windows, *, users: int, physics: PhysicalLimits | None = None) -> LoadTestOutcome:
@@ -87,37 +76,22 @@ def run_session(windows: Windows, *, users: int, physics: PhysicalLimits | None 
     rates = search(windows, target)
     if judgement.verdict is Verdict.NO_GO:
         return _outcome(windows, warm, Decision(judgement), rates)
-    return _outcome(windows, warm, confirm(windows, highest_passed(rates), limits, before), rates, before)
+    return _outcome(windows, warm, confirm(windows, highest_passed(rates), limits, before), rates)
 
 
-def warm_up(windows: Windows, users: int) -> WarmUp:
-    """Send requests until their times are steady, or until the cap.
+def warm_up(windows: Windows, users: int) -> tuple[int, float]:
+    """Send requests that nothing is made of; returns their number and the seconds that they took.
 
     Raises:
         Transient: Not one request was answered.
     """
-    started, times, requests, steady = time.monotonic(), np.empty(0), 0, False
-    least = max(_FEWEST_STEADY, windows.workload.warmup_requests)
-    for _ in range(_WARMUP_SLICES):
-        left = _WARMUP_SECONDS - (time.monotonic() - started)
-        if steady or left <= 0:
-            break
-        records = windows.warm_up(max(1, users // 2), left, most=least)
-        requests += len(records)
-        times = np.concatenate([times, _times(records)])
-        steady = steady_from(times) is not None
-    if not len(times):
+    started, most = time.monotonic(), max(_WARMUP_REQUESTS, windows.workload.warmup_requests)
+    records = windows.warm_up(max(1, users // 2), _WARMUP_SECONDS, most=most)
+    if not records.answered.any():
         raise Transient("no warm-up request was answered", where="load test", hint="look at the server's log")
     seconds = time.monotonic() - started
-    _log.info("warmed up", requests=requests, seconds=round(seconds, 2), steady=steady)
-    return WarmUp(requests, seconds, steady)
-
-
-def _times(records: Records) -> NDArray[np.float64]:
-    """Of each answer: to its first token, or to its end if it was not streamed."""
-    first, total = records["first_token_seconds"], records["total_seconds"]
-    times: NDArray[np.float64] = np.where(np.isnan(first), total, first)[records.answered]
-    return times
+    _log.info("warmed up", requests=len(records), seconds=round(seconds, 2))
+    return len(records), seconds
 
 
 def search(windows: Windows, first: Records) -> tuple[RatePoint, ...]:
@@ -153,32 +127,17 @@ def _point(windows: Windows, rate: float, records: Records) -> RatePoint:
 
 
 def _outcome(
-    windows: Windows,
-    warm: WarmUp,
-    decision: Decision,
-    rates: tuple[RatePoint, ...],
-    before: Sequence[Records] = (),
+    windows: Windows, warm: tuple[int, float], decision: Decision, rates: tuple[RatePoint, ...]
 ) -> LoadTestOutcome:
-    judgement, soak = decision.judgement, windows.policy.soak
-    if soak is not None and judgement.verdict is Verdict.GO:
-        records = windows.open("soak", "soak", windows.workload.rate_per_second, soak.duration_seconds, keep=True)
-        facts = judge_soak(records, windows.summaries[-1], soak, windows.policy, before)
-        decided = judge(judgement.summary, (*judgement.evidence, *facts))
-        worse = next(
-            (fact for fact in facts if decided.verdict is not Verdict.GO and fact.verdict is decided.verdict), None
-        )
-        judgement = decided.model_copy(update={"summary": f"{worse.name}: {worse.detail}"}) if worse else decided
-    unsteady = f"Latencies were not steady after {warm.requests} warm-up requests in {warm.seconds:.0f} s."
     return LoadTestOutcome(
         target_rate_per_second=windows.workload.rate_per_second,
-        warmup_requests=warm.requests,
-        warmup_seconds=warm.seconds,
+        warmup_requests=warm[0],
+        warmup_seconds=warm[1],
         windows=tuple(windows.summaries),
         rates=rates,
         highest_rate_per_second=highest_passed(rates),
         confirmed_rate_per_second=decision.rate_per_second,
-        notes=() if warm.steady else (unsteady,),
-        judgement=judgement,
+        judgement=decision.judgement,
     )
 
 
@@ -210,7 +169,7 @@ def confirm(windows: Windows, highest: float | None, limits: Limits, before: Seq
         limits: Limits that no answer can beat.
         before: Windows of the target rate that show how requests wait for one another.
     """
-    rates = rates_to_confirm(windows.workload.rate_per_second, highest, windows.policy.confirmed_share)
+    rates = rates_to_confirm(windows.workload.rate_per_second, highest)
     for place, rate in enumerate(rates):
         judgement = _hold(windows, place, rate, limits, before)
         if judgement.verdict in (Verdict.GO, Verdict.ANOMALOUS) or place == len(rates) - 1:
@@ -219,18 +178,17 @@ def confirm(windows: Windows, highest: float | None, limits: Limits, before: Seq
     return Decision(judgement, rate if judgement.verdict is Verdict.GO else None)
 
 
-def rates_to_confirm(target: float, highest: float | None, share: float) -> tuple[float, ...]:
+def rates_to_confirm(target: float, highest: float | None) -> tuple[float, ...]:
     """Rates from the share of the highest one down to the target, equal factors apart; the target is the last."""
-    first = share * (highest or 0.0)
+    first = _CONFIRMED_SHARE * (highest or 0.0)
     return tuple(np.geomspace(first, target, MOST_RATES).tolist()) if first > target else (target,)
 
 
 def _hold(windows: Windows, place: int, rate: float, limits: Limits, before: Sequence[Records]) -> Judgement:
     policy, held, servers = windows.policy, list[Records](), list[ServerUse]()
-    looks, extensions = looks_at_most(policy), math.floor(policy.maximum_extension)
-    numbers = count(1)
+    looks, numbers = looks_at_most(policy), count(1)
     seconds = windows.workload.duration_seconds * policy.confirmation_multiple / policy.seeds
-    for look in range(1, extensions + 1):
+    for look in range(1, EXTENSIONS + 1):
         for _ in range(policy.seeds):
             name = f"confirmation-{place + 1}-{next(numbers)}"  # `outcome.deciding_windows` reads the rate from it
             records = windows.open(name, "confirmation", rate, seconds, keep=True)
@@ -252,64 +210,6 @@ def _hold(windows: Windows, place: int, rate: float, limits: Limits, before: Seq
             break
         _log.info("undecided", per_second=round(rate, 3), windows=len(held), because=judgement.summary)
     return judgement
-
-
-def judge_soak(
-    records: Records, window: WindowSummary, soak: Soak, policy: LoadTestPolicy, before: Sequence[Records] = ()
-) -> tuple[Evidence, ...]:
-    """Judge a soak by itself: the service level as for any window, and the growth of memory.
-
-    Args:
-        records: Of its window.
-        window: The same in figures.
-        soak: What the policy asks of it.
-        policy: When the server is fast enough.
-        before: Windows of the target rate that show how requests wait for one another.
-    """
-    alone = policy.model_copy(update={"stall_period_seconds": None})  # all windows together are judged for that
-    judgement = judge_windows([records], alone, before=before, servers=[window.server])
-    held = (fact.model_copy(update={"name": f"in the soak: {fact.name}"}) for fact in judgement.evidence)
-    return (*held, memory_growth(window, soak))
-
-
-def memory_growth(window: WindowSummary, soak: Soak) -> Evidence:
-    """Growth of the server's memory over a soak, as a share of its size; without readings INCONCLUSIVE."""
-    use, name, limit = window.server, "memory growth in the soak", soak.maximum_growth_fraction
-    slope, size = use.resident_bytes_per_second, use.resident_bytes
-    if slope is None or not size or use.samples < _FEWEST_MEMORY_SAMPLES:
-        detail = f"The server's memory was read {use.samples} times, {_FEWEST_MEMORY_SAMPLES} are needed."
-        return Evidence(name=name, verdict=Verdict.INCONCLUSIVE, limit=limit, unit="fraction", detail=detail)
-    growth = slope * window.window_seconds / size
-    return Evidence(
-        name=name,
-        verdict=Verdict.GO if growth <= limit else Verdict.NO_GO,
-        measured=growth,
-        limit=limit,
-        unit="fraction",
-        samples=use.samples,
-        detail=f"{slope * 3600 / 1e6:+.1f} MB an hour, of {size / 1e6:.0f} MB.",
-    )
-
-
-def steady_from(values: NDArray[np.float64]) -> int | None:
-    """The place of the first value of the steady part; None when there is none yet, or too few values to tell.
-
-    The first part is cut so that the rest varies least around its mean: MSER-5, with White's (1997) batches of five
-    (K. Hoad, S. Robinson, R. Davies, "Automating warm-up length estimation", Journal of the Operational Research
-    Society 61, 2010). With fewer than a hundred values it cuts far too much.
-
-    Args:
-        values: A measure of each request, in the order in which they were sent.
-    """
-    if len(values) < _FEWEST_STEADY:
-        return None
-    batches = values[: len(values) // _STEADY_BATCH * _STEADY_BATCH].reshape(-1, _STEADY_BATCH).mean(axis=1)
-    left = np.arange(len(batches), 0, -1)
-    sums, squares = np.cumsum(batches[::-1])[::-1], np.cumsum((batches**2)[::-1])[::-1]
-    errors = (squares - sums**2 / left) / left**2
-    most = len(batches) // 2  # in the second half too few values are left: a minimum there is chance
-    cut = int(np.argmin(errors[: most + 1]))
-    return cut * _STEADY_BATCH if cut < most else None
 
 
 _STEP = 2.0

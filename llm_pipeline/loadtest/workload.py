@@ -91,18 +91,6 @@ class TrafficSource:
         """
         return Traffic.closed_loop(self._requests(maximum_requests, seed), concurrency, duration_seconds)
 
-    def natural(self, count: int, seed: int) -> tuple[LoadRequest, ...]:
-        """Prompts of the file as they are, whose answers may end by themselves: for their lengths.
-
-        More than the file has are made up.
-
-        Raises:
-            ConfigError: The file has too few words for so many different prompts.
-        """
-        texts = self._texts_as_they_are(self._file_rows(count, seed), seed)
-        most = longest(self._workload.output_tokens)
-        return tuple(LoadRequest(text, most, ignore_eos=False) for text in texts)
-
     def _arrivals(self, rate_per_second: float, duration_seconds: float, seed: int) -> Floats:
         if self._trace is None or not _replays(self._workload):
             return arrival_times(self._workload.arrivals, rate_per_second, duration_seconds, seed)

@@ -27,11 +27,11 @@ _MOST_INTERVALS = 240
 
 
 def plot_over_time(load: LoadStudy) -> Plot:
-    """Requests, tokens and the longest stall by second, of the windows that decided and of the soak, one after another.
+    """Requests, tokens and the longest stall by second, of the windows that decided, one after another.
 
     A stall stands at the arrival of the request that had it.
     """
-    windows = windows_over_time(load)
+    windows = deciding_windows(load.outcome)
     starts = [0.0, *accumulate(float(len(window.seconds)) for window in windows)]
     moments = [second for window in windows for second in window.seconds]
     step = max(1, math.ceil(len(moments) / _MOST_INTERVALS))
@@ -69,12 +69,6 @@ def plot_over_time(load: LoadStudy) -> Plot:
         size=(11.4, 5.6),
         narrow_size=(6.4, 5.6),
     )
-
-
-def windows_over_time(load: LoadStudy) -> tuple[WindowSummary, ...]:
-    """The windows that decided, and the soak."""
-    soaks = tuple(window for window in load.outcome.windows if window.phase == "soak" and not window.void)
-    return (*deciding_windows(load.outcome), *soaks)
 
 
 def _traffic_panel(axes: Any, groups: Sequence[Sequence[SecondOfTraffic]], edges: Any) -> None:
@@ -271,7 +265,7 @@ def draw_load(load: LoadStudy) -> Iterator[Plot]:
     if len(load.outcome.rates) > 1:
         yield plot_latency_by_rate(load)
         yield plot_goodput(load)
-    if any(window.seconds for window in windows_over_time(load)):
+    if any(window.seconds for window in deciding_windows(load.outcome)):
         yield plot_over_time(load)
 
 

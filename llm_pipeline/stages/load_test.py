@@ -67,7 +67,6 @@ class LoadTestConfig(ConfigModel):
 
     Attributes:
         endpoint: The staged server; says where, not what.
-        server_state: The staged server's directory, when it is a process of this host; for its memory.
         comparison: Where production is compared with; None where it is not.
         repository_digest: What the endpoint must serve.
         users: Requests that the engine holds at a time.
@@ -80,7 +79,6 @@ class LoadTestConfig(ConfigModel):
     """
 
     endpoint: Endpoint
-    server_state: str | None = None
     comparison: ComparisonPlace | None = None
     repository_digest: str
     users: int = Field(ge=1)
@@ -120,9 +118,7 @@ def run(context: StageContext[LoadTestConfig]) -> StageOutput:
     directory.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     require_served(config.endpoint, config.repository_digest)
-    with LoadClient(
-        config.endpoint, processes=config.policy.client_processes, server_pids=_server_pids(config)
-    ) as client:
+    with LoadClient(config.endpoint) as client:
         windows = Windows(client, source, config.workload, config.policy, directory)
         outcome = _priced(run_session(windows, users=config.users, physics=config.physics), config)
         outcome = _compared(context, client, source, outcome)
@@ -150,13 +146,6 @@ def _drawn_anew(context: StageContext[LoadTestConfig]) -> StageContext[LoadTestC
     return replace(context, config=context.config.model_copy(update={"workload": again}))
 
 
-def _server_pids(config: LoadTestConfig) -> tuple[int, ...]:
-    from llm_pipeline.serving.triton_server import find_server
-
-    server = find_server(Path(config.server_state)) if config.server_state else None
-    return (server.pid,) if server else ()
-
-
 def _priced(outcome: LoadTestOutcome, config: LoadTestConfig) -> LoadTestOutcome:
     """With the cost of a million output tokens, at the rate that was confirmed."""
     paces = [window.output_tokens_per_second for window in deciding_windows(outcome)]
@@ -176,7 +165,8 @@ def _compared(
     if production is None:
         return outcome.model_copy(update={"regression": RegressionOutcome(production="")})
     if config.comparison is None:
-        return _with_note(outcome, "No comparison with production: its place has no ports for it (`comparison`).")
+        note = "No comparison with production: its place has no ports for it (`comparison`)."
+        return outcome.model_copy(update={"notes": (*outcome.notes, note)})
     from llm_pipeline.loadtest.measure import LoadClient
     from llm_pipeline.loadtest.regression import compare
     from llm_pipeline.serving.comparison_server import comparison_server
@@ -194,7 +184,7 @@ def _compared(
                 wait_seconds=config.staging.ready_timeout_seconds,
             )
         )
-        other = stack.enter_context(LoadClient(endpoint, processes=config.policy.client_processes))
+        other = stack.enter_context(LoadClient(endpoint))
         regression, facts = compare(
             client,
             other,
@@ -204,12 +194,7 @@ def _compared(
             production_name=str(production),
             seed=config.workload.seed,
         )
-    outcome = outcome.model_copy(update={"regression": regression})
-    undecided = [fact for fact in facts if fact.verdict is Verdict.INCONCLUSIVE]
-    if config.policy.regression.undecided == "stop" or not undecided:
-        return _with_facts(outcome, facts)
-    note = f"Against production, undecided: {', '.join(fact.name for fact in undecided)}."
-    return _with_note(_with_facts(outcome, [fact for fact in facts if fact not in undecided]), note)
+    return _with_facts(outcome.model_copy(update={"regression": regression}), facts)
 
 
 def _probed_again(context: StageContext[LoadTestConfig], outcome: LoadTestOutcome) -> LoadTestOutcome:
@@ -235,10 +220,6 @@ def _with_facts(outcome: LoadTestOutcome, facts: list[Evidence] | tuple[Evidence
         deciding = next(fact for fact in facts if fact.verdict is judgement.verdict)
         judgement = judgement.model_copy(update={"summary": f"{deciding.name}: {deciding.detail}"})
     return outcome.model_copy(update={"judgement": judgement})
-
-
-def _with_note(outcome: LoadTestOutcome, note: str) -> LoadTestOutcome:
-    return outcome.model_copy(update={"notes": (*outcome.notes, note)})
 
 
 def _metrics(outcome: LoadTestOutcome) -> dict[str, Metric]:
@@ -277,10 +258,8 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[LoadTestConfig, Mappin
     repository, target = flow.artifact("package", subject, "repository"), flow.release.target(subject)
     recipe, workload = flow.release.recipe(flow.chosen_recipe(subject)), flow.release.workload
     price = flow.deployment.gpu_hour_prices.get(target.accelerator)
-    staging = flow.place(subject).staging
     config = LoadTestConfig(
         endpoint=staging_endpoint(flow, subject),
-        server_state=flow.state_directory(subject, "staging") if staging.is_process_here else None,
         comparison=_comparison(flow, subject),
         repository_digest=repository.digest,
         users=target.limits.maximum_sequences,
@@ -325,12 +304,12 @@ def _production(flow: ReleaseProgress, target: str, candidate: ArtifactRef) -> A
 
 STAGE = Stage(
     name="load_test",
-    version=4,
+    version=5,
     config=LoadTestConfig,
     request=request,
     run=run,
     environment="control",
     tools=("httptools", "uvloop"),
-    places=frozenset({"endpoint", "server_state", "comparison"}),
+    places=frozenset({"endpoint", "comparison"}),
     measures=True,
 )

@@ -157,7 +157,7 @@ class TrialBench:
         source = TrafficSource(
             workload, prompts, count_tokens=open_counter(repository, fetch_links(repository, self._flow.store))
         )
-        with LoadClient(server.endpoint, processes=policy.client_processes, server_pids=server.pids) as client:
+        with LoadClient(server.endpoint) as client:
             windows = Windows(client, source, workload, policy)
             users = target.limits.maximum_sequences
             warm_up(windows, users)
@@ -168,8 +168,7 @@ class TrialBench:
                 trouble, detail = found
                 return Trial(settings, good_per_second=at_target.good_per_second, trouble=trouble, detail=detail)
             highest = highest_passed(search(windows, first))
-        memory = [window.server.resident_bytes for window in windows.summaries if window.server.resident_bytes]
-        return Trial(settings, highest or 0.0, at_target.good_per_second, memory_bytes=max(memory, default=None))
+        return Trial(settings, highest or 0.0, at_target.good_per_second)
 
     def forget(self) -> None:
         """Remove the documents of the trials; what they built stays in the store until the retention takes it."""

@@ -46,12 +46,15 @@ POLICY = LoadTestPolicy(
     confidence=0.9,
     maximum_client_lag_milliseconds=400,  # the hosts of tests are busy
     seeds=1,
-    maximum_extension=1.0,
     confirmation_multiple=1.0,
     search=None,
-    client_processes=1,
 )
 USERS, TIMEOUT_SECONDS = 16, 3.0
+
+
+@pytest.fixture(autouse=True)
+def _no_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llm_pipeline.loadtest.session.EXTENSIONS", 1)
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +79,7 @@ def load_tested(
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> LoadTestOutcome:
     """A whole load test; `beside` runs in a thread at the same time."""
-    with LoadClient(
-        server.endpoint, processes=1, timeout_seconds=timeout_seconds, server_pids=[server.server.pid]
-    ) as client:
+    with LoadClient(server.endpoint, processes=1, timeout_seconds=timeout_seconds) as client:
         windows = Windows(client, source, WORKLOAD, POLICY)
         thread = threading.Thread(target=beside, args=(windows,), daemon=True)
         thread.start()

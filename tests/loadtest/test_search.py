@@ -56,4 +56,4 @@ def test_a_void_probe_is_no_pass():
     [(None, (20,)), (20.0, (20,)), (22.0, (20,)), (40.0, (36, 26.83, 20)), (80.0, (72, 37.95, 20))],
 )
 def test_what_is_confirmed_is_a_share_of_the_highest_rate_and_at_last_the_target(highest, rates):
-    assert rates_to_confirm(20.0, highest, 0.9) == pytest.approx(rates, rel=1e-3)
+    assert rates_to_confirm(20.0, highest) == pytest.approx(rates, rel=1e-3)

@@ -1,17 +1,13 @@
 import http.server
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 
-import psutil
 import pytest
 
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.loadtest import server_metrics
-from llm_pipeline.loadtest.server_metrics import Increases, Samples, ServerSampler, resident_bytes
+from llm_pipeline.loadtest.server_metrics import Increases, Samples, ServerSampler
 from llm_pipeline.serving.metrics_page import parse_metrics
 
 
@@ -93,13 +89,6 @@ def test_tensorrt_llm_has_names_of_its_own():
     assert (use.active_requests, use.kv_cache_fraction) == (7, 0.4875)
 
 
-def test_the_slope_of_memory_is_that_of_its_line():
-    taken = Samples(resident=[(10.0 + second, 1e9 + 500.0 * second) for second in range(5)])
-    assert taken.use().resident_bytes_per_second == pytest.approx(500.0)
-    assert taken.use().resident_bytes == 1_000_002_000
-    assert Samples(resident=[(1.0, 2.0), (2.0, 3.0)]).use().resident_bytes_per_second is None
-
-
 def test_labels_may_hold_anything_and_lines_that_are_no_samples_are_left_out():
     found = parse_metrics('# x{} 1\na{b="}, \\"c\\" {",d="e"} 1.5 1700000000\nf 2e3\nno number\n\n')
     assert list(found.values()) == [1.5, 2000.0]
@@ -160,15 +149,13 @@ def metrics_url() -> Iterator[str]:
 
 def test_a_sampler_reads_at_both_ends_and_in_between(metrics_url: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(server_metrics, "_INTERVAL_SECONDS", 0.02)
-    with ServerSampler(Endpoint(url="http://127.0.0.1:1", metrics_url=metrics_url), [os.getpid()]) as sampler:
+    with ServerSampler(Endpoint(url="http://127.0.0.1:1", metrics_url=metrics_url)) as sampler:
         deadline = time.monotonic() + 30.0  # readings come late on a busy machine
         while len(Handler.seen) < 3 and time.monotonic() < deadline:
             time.sleep(0.02)
     use = sampler.use()
     assert use.samples == len(Handler.seen) >= 4
     assert use.output_tokens == use.samples - 1
-    assert use.resident_bytes > 10_000_000
-    assert use.resident_bytes_per_second is not None
 
 
 def test_a_sampler_reads_the_gpus_page_beside_the_servers(metrics_url: str):
@@ -193,11 +180,3 @@ def test_metrics_that_cannot_be_read_say_nothing_and_break_nothing():
         pass
     assert sampler.use().samples == 0
     assert sampler.use().output_tokens is None
-
-
-def test_memory_is_that_of_the_processes_and_of_all_that_they_started():
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    both = resident_bytes([os.getpid(), child.pid])
-    assert both > psutil.Process().memory_info().rss
-    child.communicate(b"\n")
-    assert resident_bytes([child.pid]) == 0

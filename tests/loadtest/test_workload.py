@@ -97,8 +97,6 @@ def test_prompts_as_they_are_come_once_each_and_then_new_ones_of_such_lengths(di
 
 
 def test_answers_have_the_recorded_lengths_of_their_prompts(directory):
-    requests = source(directory, prompts="p.jsonl", output_tokens=RecordedLengths(maximum=30)).natural(60, 1)
-    assert {request.maximum_tokens for request in requests} == {30}, "natural answers get the longest"
     window = source(directory, prompts="p.jsonl", output_tokens=RecordedLengths(maximum=30)).open_loop(5.0, 10.0, 1)
     assert all(r.maximum_tokens == min(30, int(r.prompt.split()[0])) for r in window.requests)
 
@@ -149,14 +147,6 @@ def test_users_of_a_closed_loop_send_the_same_kind_of_requests():
     assert (closed.concurrency, closed.duration_seconds, closed.arrivals, len(closed.requests)) == (4, 5.0, None, 300)
     assert len({request.prompt for request in closed.requests}) == 300
     assert {request.maximum_tokens for request in closed.requests} == set(range(4, 10))
-
-
-def test_natural_answers_may_end_by_themselves_and_their_prompts_are_real():
-    real = {json.loads(line)["prompt"] for line in (CONFIGS / "workloads/chat-example.jsonl").open()}
-    requests = source(prompt_tokens=UniformLengths(minimum=20, maximum=60), output_tokens=(4, 9)).natural(50, 1)
-    assert {request.prompt for request in requests} <= real
-    assert len({request.prompt for request in requests}) == 50
-    assert {(request.ignore_eos, request.maximum_tokens) for request in requests} == {(False, 9)}
 
 
 def test_a_replay_has_the_times_lengths_and_shared_blocks_of_its_trace():
