@@ -18,11 +18,6 @@ from llm_pipeline.base import entry
 from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.cli import _parser
 from llm_pipeline.cli.options import sentence
-from llm_pipeline.config.reference import fields_table
-from llm_pipeline.release.flow import release_flow
-from llm_pipeline.release.reference import facts
-from llm_pipeline.release.registry import load_stage
-from llm_pipeline.release.step import Step
 
 ROOT = Path(__file__).parents[1]
 BESIDE = {
@@ -50,13 +45,6 @@ _METRICS = re.compile(r'family\(\s*name="(\w+)", description="([^"]+)", kind=fam
 
 
 # What MkDocs calls ----------------------------------------------------------------------------------------------------
-
-
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put a page for each step into the navigation."""
-    pages = ["stages.md", *({step.title: _stage_uri(step)} for step in release_flow())]
-    config.nav = [{"Stages": pages} if "Stages" in entry else entry for entry in config.nav or []]
-    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -115,33 +103,11 @@ def four_spaces(markdown: str) -> str:
 
 def generated_pages() -> dict[str, str]:
     """Text by path on the site."""
-    notes = _notes()
     return {
-        **{_stage_uri(step): stage_page(step, notes.get(step.name, "")) for step in release_flow()},
         "reference/commands.md": commands_page(),
         "reference/exit-codes.md": exit_codes_page(),
         "reference/metrics.md": metrics_page(),
     }
-
-
-def stage_page(step: Step, notes: str) -> str:
-    """One step: what the flow states, what is written about it, and what its stage declares."""
-    parts = [f"# {step.title}", "", f"Step `{step.name}`. {step.words}", "", *facts(step), "", notes]
-    if step.is_stage:
-        stage = load_stage(step.name)
-        tools = ", ".join(stage.tools) if isinstance(stage.tools, tuple) else "those that its engine names"
-        places = f" Left out, because they say where and not what: {_names(stage.places)}." if stage.places else ""
-        parts += [
-            "## What its result depends on",
-            "",
-            (
-                f"Version {stage.version} of the stage, the digests of its inputs, the versions of its tools "
-                f"({tools or 'none'}), and this configuration, which is made of the release's.{places}"
-            ),
-            "",
-            *fields_table(stage.config),
-        ]
-    return "\n".join(parts) + "\n"
 
 
 def commands_page() -> str:
@@ -202,18 +168,3 @@ def metrics_page() -> str:
         "[alert rules and dashboards](../notifications.md#metrics).",
         "",
     ])  # fmt: skip
-
-
-def _stage_uri(step: Step) -> str:
-    return f"stages/{step.name}.md"
-
-
-def _notes() -> dict[str, str]:
-    """What docs/steps.md says of each step, with links as from `stages/`."""
-    page = (ROOT / "docs/steps.md").read_text()
-    sections = re.findall(r"^## `(\w+)`\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
-    return {name: _LINK.sub(r"\1../\2\3", text).strip() + "\n" for name, text in sections}
-
-
-def _names(names: frozenset[str]) -> str:
-    return ", ".join(f"`{name}`" for name in sorted(names))

@@ -13,12 +13,10 @@ import pytest
 
 from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.cli import _parser
-from llm_pipeline.release.flow import FLOW
-from llm_pipeline.release.registry import load_stage
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ROOT / ".envs" / "docs"
-PAGES = sorted(path.name for path in (ROOT / "docs").glob("*.md") if path.name not in ("README.md", "steps.md"))
+PAGES = sorted(path.name for path in (ROOT / "docs").glob("*.md") if path.name != "README.md")
 
 pytestmark = pytest.mark.slow
 
@@ -57,20 +55,6 @@ def test_a_page_of_the_site_has_the_lists_tables_and_blocks_of_its_markdown(site
     text = (ROOT / "docs" / page).read_text()
     expected = counted(MarkdownIt("commonmark").enable("table").render(text))
     assert counted(article(site, page)) == expected
-
-
-def test_every_step_has_a_page_with_its_words_its_notes_and_what_its_key_is_made_of(site: Path) -> None:
-    for step in FLOW:
-        page = article(site, f"stages/{step.name}")
-        assert step.words.partition(".")[0].partition("'")[0] in page.replace("&rsquo;", "'"), step.name
-        if step.is_stage:
-            fields = load_stage(step.name).config.model_fields
-            assert not [name for name in fields if f"<code>{name}</code>" not in page]
-
-
-def test_every_step_has_notes() -> None:
-    noted = re.findall(r"^## `(\w+)`$", (ROOT / "docs/steps.md").read_text(), re.MULTILINE)
-    assert noted == [step.name for step in FLOW]
 
 
 def test_the_reference_has_every_command_option_exit_code_and_metric(site: Path) -> None:
