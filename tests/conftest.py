@@ -151,9 +151,7 @@ def quantized(source, recipe, tmp_path_factory):
     def make(name):
         if name not in made:
             destination = tmp_path_factory.mktemp(name) / "checkpoint"
-            work = destination.parent
-            quantizer = Quantizer(source, recipe(name), None, dtype=torch.float16, device="cpu", work=work)
-            quantizer.export(destination, None)
+            Quantizer(source, recipe(name), None, dtype=torch.float16, device="cpu").export(destination)
             made[name] = destination
         return made[name]
 

@@ -21,7 +21,6 @@ from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.canary.record import Phase, lease_name
 from llm_pipeline.config.store import store_settings
 from llm_pipeline.hub.kept_data_sets import kept_data_sets, remove_kept, using
-from llm_pipeline.quantization.calibration_store import calibration_document
 from llm_pipeline.release.execute import read_stage_record, record_name
 from llm_pipeline.retention.collection import collect_garbage
 from llm_pipeline.retention.report import RetentionReport
@@ -330,23 +329,6 @@ def test_leftovers_and_runs_of_removed_releases_go(history: History, tmp_path: P
     assert not leftover.exists()
     assert history.store.list_documents("runs") == ["runs/dag/1.json"]
     assert [one.bytes for one in report.going if one.what == "leftover"] == [5]
-
-
-def test_the_document_of_a_calibration_goes_when_its_artifact_is_gone_and_nobody_holds_it(history: History):
-    documents = {name: calibration_document(name) for name in ("there", "gone", "held", "unfinished")}
-    refs = {name: history.publish("calibration", name) for name in ("there", "gone", "held")}
-    for name, document in documents.items():
-        with Lease(history.store, document) as lease:
-            if name in refs:
-                lease.conclude({"artifact": refs[name].model_dump(mode="json")})
-    for name in ("gone", "held"):
-        history.store.remove(refs[name])
-    with Lease(history.store, documents["held"]):
-        report = collect(history)
-        assert set(history.store.list_documents("calibrations")) == {documents["there"], documents["held"]}
-    assert {one.name for one in report.going if one.what == "calibration"} == {"gone", "unfinished"}
-    collect(history)
-    assert history.store.list_documents("calibrations") == [documents["there"]]
 
 
 EVENTS = st.one_of(

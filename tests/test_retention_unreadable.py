@@ -51,8 +51,6 @@ def history() -> Iterator[History]:
         history.claim(history.release(3), silent_hours=72)
         with Lease(history.store, "leases/canary-cpu.json"):
             pass
-        with Lease(history.store, "calibrations/one.json") as lease:
-            lease.conclude({"artifact": history.publish("calibration", "one").model_dump(mode="json")})
         collect_garbage(history.deployment, delete=True, now=_in_days(history, 1))
         (root / "work" / "jobs" / "tiny" / "download" / "1").mkdir(parents=True)
         assert history.store.list_documents("condemned")
@@ -81,7 +79,6 @@ DIRECTORIES = [
     "store/claims",
     "store/leases",
     "store/stages",
-    "store/calibrations",
     "store/condemned",
     "store/condemned/checkpoint",
     "store/artifacts",
@@ -158,7 +155,6 @@ def test_a_link_to_a_file_system_that_is_not_mounted_is_no_empty_directory(histo
         "releases/tiny-00000002-00000064/results/package.cpu.json",
         "claims/demo--tiny.json",
         "leases/canary-cpu.json",
-        "calibrations/one.json",
         "a condemnation",
         "a stage",
     ],

@@ -96,6 +96,6 @@ def run_stage(bench: Bench, asked: Mapping[str, Any], log: Path) -> tuple[StageR
 
 
 def _forget(place: Path) -> None:
-    """Remove what the store knows of earlier results and calibrations."""
-    for name in ("stages", "calibrations"):
+    """Remove what the store knows of earlier results."""
+    for name in ("stages",):
         shutil.rmtree(place / "store" / name, ignore_errors=True)

@@ -42,7 +42,6 @@ def main() -> int:
     used = [left.most_used / 1e9 for left in (first, second)]
     print(f"{weights / 1e9:.2f} GB of weights; used {used[0]:.2f} and {used[1]:.2f} GB of the GPUs, {seconds:.1f} s")
     print(json.dumps(dict(outcome.metrics), indent=1))
-    print(f"calibration {outcome.artifacts['calibration'].digest[:12]}")
     print(*(line for line in log.read_text(encoding="utf-8").splitlines() if "model loaded" in line), sep="\n")
     if options.figures:
         rows = {"weights": weights, "used": used, "seconds": seconds, "metrics": dict(outcome.metrics)}

@@ -1,7 +1,7 @@
 """How this package's processes load checkpoints; no library opens one in any other way.
 
     tokenizer = load_tokenizer(checkpoint)
-    model, report = load_causal_model(checkpoint, dtype=torch.bfloat16)
+    model = load_causal_model(checkpoint, dtype=torch.bfloat16)
 
 Before that, the directory is checked (`check_directory`), nothing is fetched, no code of the checkpoint runs, only
 safetensors are read, and the kernel keeps the loader to the checkpoint's directory (`confined`). Code that Triton runs
@@ -75,26 +75,33 @@ def load_tokenizer(directory: Path) -> Any:
     return load_confined(directory, lambda: AutoTokenizer.from_pretrained(directory, **_LOCAL))
 
 
-def load_causal_model(directory: Path, *, offload: Path | None = None, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """A plain checkpoint as a causal language model, and Transformers' report of it; see `load_confined` for errors.
+def load_causal_model(directory: Path, **options: Any) -> Any:
+    """A plain checkpoint as a causal language model in evaluation mode; see `load_confined` for further errors.
 
     Args:
         directory: The checkpoint.
-        offload: Directory for weights that find no place in memory.
         options: More for `from_pretrained`: precision and devices.
+
+    Raises:
+        IntegrityError: It lacks tensors of the model, which Transformers would fill with random numbers.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
 
-    if offload is not None:
-        options["offload_folder"] = str(offload)
-
-    def load() -> tuple[Any, dict[str, Any]]:
-        loaded: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
+    transformers_logging.disable_progress_bar()
+    model, report = load_confined(
+        directory,
+        lambda: AutoModelForCausalLM.from_pretrained(
             directory, use_safetensors=True, output_loading_info=True, **_LOCAL, **options
+        ),
+    )
+    if missing := sorted(map(str, report["missing_keys"])):
+        raise IntegrityError(
+            f"{len(missing)} tensors of {type(model).__name__} are missing: {', '.join(missing[:5])}",
+            where=str(directory),
+            hint="fetch or export it again; if the publisher's own files are so, choose another revision",
         )
-        return loaded
-
-    return load_confined(directory, load, scratch=offload)
+    return model.eval()
 
 
 def empty_model(directory: Path) -> Any:

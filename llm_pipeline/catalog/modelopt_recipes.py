@@ -136,13 +136,10 @@ def _nearest(name: str) -> str:
     return f"the nearest are {', '.join(close)}" if close else f"there are {', '.join(usable[:3])} and others"
 
 
-SHARE_USED = 0.7
-"""What a calibration batch may take of the memory that the weights leave free: the allocator's fragments and the tools'
-own buffers take the rest."""
+INT4_BLOCK = 128
+"""Input columns that share a scale of INT4, in modelopt's own configurations."""
 
-LARGEST_BATCH_TOKENS = 32_768
-"""Tokens a forward pass. An H200 is as fast at a quarter of it: more gain nothing."""
-
+BLOCKWISE: frozenset[WeightFormat] = frozenset({"int4_blockwise", "int4_awq", "w4a8_awq"})
 
 MIXED = "MIXED_PRECISION"
 """Each layer has a format of its own."""

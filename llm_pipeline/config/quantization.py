@@ -95,7 +95,7 @@ class Calibration(ConfigModel):
         sources: Where the texts are from; a plain string is a source of weight 1.
         samples: How many texts of all sources together, drawn by `seed` without replacement.
         maximum_tokens: Texts are cut at this many tokens.
-        batch_size: Texts a forward pass; `auto` takes what fits into the free memory of the device.
+        batch_size: Texts a forward pass.
         seed: Seed of the draw.
         chat_template: Lines have `messages`, rendered with the model's own chat template.
         packing: Join texts (with an end token between them) and cut them into sequences of exactly `maximum_tokens`.
@@ -104,24 +104,16 @@ class Calibration(ConfigModel):
     sources: tuple[Source, ...] = Field(min_length=1, max_length=64)
     samples: Annotated[int, Field(ge=1, le=1_000_000)]
     maximum_tokens: Tokens
-    batch_size: BatchSize | Literal["auto"] = "auto"
+    batch_size: BatchSize = 16
     seed: Seed = 0
     chat_template: bool = False
     packing: bool = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_data_set_is_a_source(cls, given: Any) -> Any:
-        """Records of earlier releases name one `dataset`."""
-        if isinstance(given, dict) and "dataset" in given and "sources" not in given:
-            return {**{key: value for key, value in given.items() if key != "dataset"}, "sources": [given["dataset"]]}
-        return given
 
 
 class Search(ConfigModel):
     """AutoQuantize: each layer takes the cheapest of some formats, so that the mean bits of a weight meet a target.
 
-    The search is calibrated and scored once; each number of bits is a rung of the ladder that is solved from it.
+    Each number of bits is a rung of the ladder, with a search of its own.
 
     Attributes:
         formats: What a layer may become; unquantized is always possible, too.

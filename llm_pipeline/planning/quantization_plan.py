@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.catalog.modelopt_recipes import LARGEST_BATCH_TOKENS, SHARE_USED
 from llm_pipeline.catalog.tables import Gpu, find_gpu
 from llm_pipeline.config.deployment import QuantizationHost
 from llm_pipeline.config.quantization import QuantizationRecipe, Search, WeightFormat
@@ -32,6 +31,10 @@ from llm_pipeline.planning.gate_power import FLIPS, GatePower
 from llm_pipeline.planning.memory import rank_weight_bytes, weight_bytes
 from llm_pipeline.planning.task_pool import TaskItems
 from llm_pipeline.planning.weight_storage import HALF_PRECISION, head_parameters
+
+_SHARE_USED = 0.7
+"""What a calibration batch may take of the memory that the weights leave free: the allocator's fragments and the tools'
+own buffers take the rest."""
 
 _TOKENS_A_SECOND = 34_000.0
 _PARAMETERS = 8.03e9
@@ -164,7 +167,7 @@ def fitting_batch(
     """Sequences a forward pass that fit into devices of some capacity (in bytes); 0 when not even one does."""
     empty = predict_peak(facts, recipe, dtype, 0, tokens, devices=devices).total
     one = predict_peak(facts, recipe, dtype, 1, tokens, devices=devices).total - empty
-    room = int((capacity - CONTEXT_BYTES - empty) * SHARE_USED)
+    room = int((capacity - CONTEXT_BYTES - empty) * _SHARE_USED)
     return max(0, room // one) if one else int(room >= 0)
 
 
@@ -301,10 +304,7 @@ def _recipe_cost(
     asked = recipe.calibration
     samples, tokens = (asked.samples, asked.maximum_tokens) if asked else (0, 0)
     fits = fitting_batch(facts, recipe, dtype, max(1, tokens), gpu.usable_bytes, devices=count)
-    batch = 0
-    if asked:
-        automatic = max(1, min(fits, LARGEST_BATCH_TOKENS // tokens, samples))
-        batch = automatic if asked.batch_size == "auto" else min(asked.batch_size, samples)
+    batch = min(asked.batch_size, samples) if asked else 0
     needed = devices_needed(facts, recipe, dtype, max(1, tokens), gpu.usable_bytes)
     seconds = quantization_seconds(facts, recipe, gpu)
     return RecipeCost(
@@ -326,8 +326,7 @@ def _shortage(
     (count, needed), (batch, fits) = gpus, batches
     if not fits:
         more = f"{needed} hold it" if needed else "no number of them can hold one layer"
-        what = f"{recipe.name} does not fit {count} x {gpu.name}"
-        return [f"{what}: layers will wait in the host's memory, which is slow; {more}"]
+        return [f"{recipe.name} does not fit {count} x {gpu.name}: {more}"]
     if batch > fits:
         asked = f"calibration.batch_size of {recipe.name} is {batch}"
         return [f"{asked}, predicted to fit {count} x {gpu.name} is {fits}"]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import ceil
 
 from llm_pipeline.base.errors import ConfigError, Unsupported
-from llm_pipeline.catalog.modelopt_recipes import formats_of, known_modelopt_recipe
+from llm_pipeline.catalog.modelopt_recipes import BLOCKWISE, INT4_BLOCK, formats_of, known_modelopt_recipe
 from llm_pipeline.catalog.tables import modelopt_algorithms
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.policy import CanaryPolicy
@@ -23,9 +23,7 @@ from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host
 from llm_pipeline.planning.formats import asked_by
 from llm_pipeline.planning.weight_storage import HALF_PRECISION, is_excluded, least_effective_bits
-from llm_pipeline.quantization.calibration import choose_samples
-from llm_pipeline.quantization.calibration_samples import read_source
-from llm_pipeline.quantization.divisibility import BLOCKWISE, refuse_partial_widths, refuse_uneven_ranks
+from llm_pipeline.quantization.calibration import choose_samples, read_source
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import refuse_unsupported_tensorrt_llm_checkpoint
 from llm_pipeline.release.loading import LoadedRelease
 
@@ -34,31 +32,33 @@ def check_recipes(loaded: LoadedRelease, facts: ModelFacts | None) -> None:
     """Refuse what cannot be exported of the model, and searches for fewer bits than their formats can reach on it.
 
     Raises:
-        Unsupported: A TensorRT-LLM checkpoint cannot hold the format, or the model does not divide into its ranks;
-            layers are no multiple of a format's blocks wide; or the head and what the recipe excludes stay at 16 bits,
-            and leave too few for the rest.
+        Unsupported: A TensorRT-LLM checkpoint cannot hold the format; layers are no multiple of a format's blocks wide;
+            or the head and what the recipe excludes stay at 16 bits, and leave too few for the rest.
     """
     for recipe in loaded.release.recipes:
         refuse_unsupported_tensorrt_llm_checkpoint(recipe)
         if facts is not None:
-            _check_sizes(recipe, facts)
+            _check_blocks(recipe, facts)
             _check_search(loaded, recipe, facts)
 
 
-def _check_sizes(recipe: QuantizationRecipe, facts: ModelFacts) -> None:
-    if _is_blockwise(recipe):
-        widths = {name: group.columns for name, group in facts.linears() if not is_excluded(name, recipe.exclude)}
-        refuse_partial_widths(widths, recipe)
-    if recipe.tensorrt_llm_checkpoint:
-        refuse_uneven_ranks(recipe, facts)
-
-
-def _is_blockwise(recipe: QuantizationRecipe) -> bool:
-    """Whether any layer may get a format with blocks of INT4; which layers modelopt's own recipes mix is not known."""
+def _check_blocks(recipe: QuantizationRecipe, facts: ModelFacts) -> None:
+    """Refuse INT4 of layers that its blocks do not divide: modelopt calibrates them, and then cannot export them."""
     formats = formats_of(recipe)
-    if recipe.modelopt_recipe and not known_modelopt_recipe(recipe.modelopt_recipe).whole_model:
-        return False
-    return formats <= BLOCKWISE if recipe.modelopt_recipe else bool(formats & BLOCKWISE)
+    if recipe.modelopt_recipe:  # which layers modelopt's own recipes mix is not known
+        whole = known_modelopt_recipe(recipe.modelopt_recipe).whole_model
+        formats = formats if whole and formats <= BLOCKWISE else frozenset()
+    if not formats & BLOCKWISE:
+        return
+    layers = {name: group.columns for name, group in facts.linears() if not is_excluded(name, recipe.exclude)}
+    if partial := {name: columns for name, columns in layers.items() if columns % INT4_BLOCK}:
+        name = min(partial)
+        raise Unsupported(
+            f"{len(partial)} of {len(layers)} layers are no multiple of {INT4_BLOCK} columns wide, as INT4 needs: "
+            f"{name} has {partial[name]}",
+            where=f"recipe {recipe.name}",
+            hint="exclude these layers, or take another format, e.g. fp8 or int8_weight_only",
+        )
 
 
 def _check_search(loaded: LoadedRelease, recipe: QuantizationRecipe, facts: ModelFacts) -> None:

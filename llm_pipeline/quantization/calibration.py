@@ -1,99 +1,166 @@
 """Calibration sets: which texts modelopt sees, as exactly reproducible sequences of tokens.
 
-A chat template is a program, so it runs in a child process with limits of time and memory: Jinja's sandbox
-keeps it from files and from Python's insides, but not from loops and strings without an end.
+    data = read_calibration(checkpoint, recipe, texts)
+
+Which texts they are follows from the files and the seed alone; tokens need Transformers.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import resource
-import signal
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from llm_pipeline.artifacts.checkpoint_loading import load_tokenizer
-from llm_pipeline.base.digest import sha256_bytes, sha256_json
-from llm_pipeline.base.errors import ConfigError, Terminal
+from llm_pipeline.base.digest import canonical_json, sha256_bytes, sha256_json
+from llm_pipeline.base.errors import ConfigError, unless_io
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.config.quantization import Calibration, QuantizationRecipe, apportion
-from llm_pipeline.quantization.calibration_samples import Sample, read_sources
-
-T = TypeVar("T")
-
-
-class TookTooMuch(Terminal):
-    """The function used more time or memory than it was given."""
-
-
-class RaisedInChild(Terminal):
-    """The function raised an exception; the message has its type and its text."""
-
-
-def run_in_child(function: Callable[[], T], *, seconds: float, memory_bytes: int) -> T:
-    """The result of a function that runs in a fork of this process, whose state it cannot change.
-
-    Args:
-        function: What it returns must be picklable.
-        seconds: Longest time.
-        memory_bytes: Most address space beyond what this process has now.
-
-    Raises:
-        TookTooMuch: It ran longer, or needed more.
-        RaisedInChild: It raised an exception.
-    """
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_run, args=(function, theirs, _limits(seconds, memory_bytes)), daemon=True)
-    child.start()
-    theirs.close()
-    try:
-        if not ours.poll(seconds):
-            raise TookTooMuch(f"not done after {seconds:g} s")
-        kind, value = ours.recv()
-    except EOFError as error:
-        raise TookTooMuch("its process was killed for its time or memory") from error
-    finally:
-        child.kill()
-        child.join()
-        ours.close()
-    if kind == "memory":
-        raise TookTooMuch(f"it needs more than {memory_bytes / 2**20:.0f} MiB")
-    if kind == "raised":
-        raise RaisedInChild(str(value))
-    result: T = value
-    return result
-
-
-def _limits(seconds: float, memory_bytes: int) -> dict[int, int]:
-    address_space = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    return {resource.RLIMIT_AS: address_space + memory_bytes, resource.RLIMIT_CPU: int(seconds) + 1}
-
-
-def _run(function: Callable[[], Any], answer: Connection, limits: dict[int, int]) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the stage's own handler ends leases that are the parent's
-    for what, most in limits.items():
-        _, hard = resource.getrlimit(what)
-        resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-    try:
-        outcome: tuple[str, Any] = ("result", function())
-    except MemoryError:
-        outcome = ("memory", None)
-    except Exception as error:  # noqa: BLE001 - it crosses the process: the parent raises it as one of ours
-        outcome = ("raised", f"{type(error).__name__}: {error}"[:2000])
-    answer.send(outcome)
-
+from llm_pipeline.catalog.named_sets import named_set
+from llm_pipeline.config.quantization import NAMED_SET, Calibration, CalibrationSource, QuantizationRecipe, apportion
 
 log = get_logger(__name__)
 
 Tokens = tuple[int, ...]
+_SUFFIXES = (".jsonl", ".parquet")
 
-_SECONDS_TO_RENDER, _SECONDS_A_CHAT = 60.0, 0.1
-_RENDERING_BYTES = 2**31
+
+@dataclass(frozen=True)
+class Sample:
+    """One text, or one chat.
+
+    Attributes:
+        content: The text, or the chat's messages as canonical JSON.
+        where: File and line that it stands in.
+    """
+
+    content: str
+    where: str
+
+
+def read_sources(path: Path, calibration: Calibration) -> tuple[tuple[Sample, ...], ...]:
+    """The samples of every source, in the order of the sources.
+
+    Args:
+        path: Directory of a calibration set as the resolve stage publishes it; or a file, for a single source.
+        calibration: What was asked for.
+
+    Raises:
+        ConfigError: A file is missing or unreadable, or a line of it is no sample.
+    """
+    files = [path] if path.is_file() else _in_order(path)
+    if len(files) != len(calibration.sources):
+        found = f"{len(files)} jsonl or parquet files for {len(calibration.sources)} sources"
+        raise ConfigError(found, where=str(path), hint="resolve the release again")
+    return tuple(
+        read_source(file, source, chat=calibration.chat_template)
+        for file, source in zip(files, calibration.sources, strict=True)
+    )
+
+
+def _in_order(directory: Path) -> list[Path]:
+    """Several files are numbered: `0-first.jsonl`, `1-second.jsonl`."""
+    found = [path for path in directory.glob("*") if path.suffix in _SUFFIXES]
+    return found if len(found) == 1 else sorted(found, key=_number)
+
+
+def _number(path: Path) -> int:
+    number = path.name.partition("-")[0]
+    return int(number) if number.isdecimal() else 0
+
+
+def read_source(path: Path, source: CalibrationSource, *, chat: bool) -> tuple[Sample, ...]:
+    """All samples of one source.
+
+    A line that is no sample is an error in a file of one's own; in a named set, which nobody can correct, rows without
+    text are passed over.
+
+    Raises:
+        ConfigError: The file is unreadable, or a line of it is no sample.
+    """
+    if not source.dataset.startswith(NAMED_SET):
+        return tuple(_sample(row, "messages" if chat else "text", where) for row, where in _rows(path))
+    published = named_set(source.dataset, chat=chat)
+    return tuple(
+        _sample(row, published.field, where)
+        for row, where in _rows(path, columns=[published.field])
+        if not _is_blank(row.get(published.field))
+    )
+
+
+def _rows(path: Path, columns: Sequence[str] = ()) -> Iterator[tuple[dict[str, Any], str]]:
+    return _parquet_rows(path, columns) if path.suffix == ".parquet" else _json_rows(path)
+
+
+def _json_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _row(line, f"{path}:{number}"), f"{path}:{number}"
+    except OSError as error:
+        raise unless_io(error, ConfigError(f"cannot be read: {error}", where=str(path))) from error
+
+
+def _row(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"not UTF-8: {error.reason}", where=where) from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"not a JSON object: {error}", where=where) from error
+    if not isinstance(row, dict):
+        raise ConfigError("not a JSON object", where=where)
+    return row
+
+
+def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[dict[str, Any], str]]:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        number = 0
+        for batch in ParquetFile(path).iter_batches(columns=list(columns) or None):
+            for row in batch.to_pylist():
+                number += 1
+                yield row, f"{path} row {number}"
+    except (OSError, ArrowException) as error:
+        raise unless_io(error, ConfigError(f"cannot be read as parquet: {error}", where=str(path))) from error
+
+
+def _is_blank(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip()) or value == []
+
+
+def _sample(row: dict[str, Any], field: str, where: str) -> Sample:
+    value = row.get(field)
+    if isinstance(value, list):
+        return _chat(value, where)
+    if isinstance(value, str) and value.strip() and field != "messages":
+        return Sample(value, where)
+    wrong = "is empty" if _is_blank(value) and field in row else "is not text" if field in row else "is missing"
+    raise ConfigError(f"{field!r} {wrong}", where=where, hint=_hint(row, field))
+
+
+def _hint(row: dict[str, Any], field: str) -> str:
+    if field == "text" and "messages" in row:
+        return "set calibration.chat_template: true for chats"
+    if field == "messages":
+        return 'write {"messages": [{"role": "user", "content": "..."}]}, or set calibration.chat_template: false'
+    return f'write {{"{field}": "..."}}'
+
+
+def _chat(messages: list[Any], where: str) -> Sample:
+    for message in messages:
+        if not (isinstance(message, dict) and isinstance(message.get("role"), str)):
+            raise ConfigError("a message without a role", where=where)
+        if not isinstance(message.get("content"), str):
+            raise ConfigError("a message without content", where=where)
+    if all(_is_blank(message["content"]) for message in messages):
+        raise ConfigError("'messages' is empty", where=where)
+    return Sample(canonical_json(messages).decode(), where)
 
 
 @dataclass(frozen=True)
@@ -202,44 +269,18 @@ def _encode(samples: Sequence[Sample], calibration: Calibration, tokenizer: Any)
                 where="calibration",
                 hint="calibrate on texts, or give the model's repository a template",
             )
-        texts = _rendered(samples, tokenizer)
+        texts = [_rendered(sample, tokenizer) for sample in samples]
     # A chat template writes the special tokens itself.
     encoded = tokenizer(texts, add_special_tokens=not calibration.chat_template, verbose=False)
     return [tuple(ids) for ids in encoded["input_ids"]]
 
 
-def _rendered(samples: Sequence[Sample], tokenizer: Any) -> list[str]:
-    """The chats as texts. The template is a program of the model's repository, so it runs with limits."""
-    seconds = _SECONDS_TO_RENDER + _SECONDS_A_CHAT * len(samples)
+def _rendered(sample: Sample, tokenizer: Any) -> str:
     try:
-        rendered = run_in_child(
-            lambda: [_render(sample, tokenizer) for sample in samples], seconds=seconds, memory_bytes=_RENDERING_BYTES
-        )
-    except TookTooMuch as error:
-        raise ConfigError(
-            f"the model's chat template does not render {len(samples)} chats within its limits: {error.message}",
-            where="calibration",
-            hint="calibrate on texts, or look at the template: it may loop without an end",
-        ) from error
-    for sample, chat in zip(samples, rendered, strict=True):
-        if chat.problem:
-            raise ConfigError(f"the model's chat template refuses the chat: {chat.problem}", where=sample.where)
-    return [chat.text for chat in rendered]
-
-
-@dataclass(frozen=True)
-class _RenderedChat:
-    text: str
-    problem: str = ""
-
-
-def _render(sample: Sample, tokenizer: Any) -> _RenderedChat:
-    try:
-        return _RenderedChat(str(tokenizer.apply_chat_template(sample.messages, tokenize=False)))
-    except MemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001 - of a program of the repository: whatever it raises is its refusal
-        return _RenderedChat("", str(error)[:500] or type(error).__name__)
+        return str(tokenizer.apply_chat_template(json.loads(sample.content), tokenize=False))
+    except Exception as error:  # of a program of the repository: whatever it raises is its refusal
+        problem = str(error)[:500] or type(error).__name__
+        raise ConfigError(f"the model's chat template refuses the chat: {problem}", where=sample.where) from error
 
 
 def _cut(encoded: Iterable[Tokens], calibration: Calibration) -> list[Tokens]:

@@ -1,70 +1,46 @@
-"""modelopt: from a plain checkpoint and a recipe to an exported, quantized checkpoint, in steps that can be resumed.
+"""modelopt: from a plain checkpoint and a recipe to an exported, quantized checkpoint.
 
-    quantizer = Quantizer(source, recipe, calibration, dtype=torch.bfloat16, device="cuda", work=scratch)
-    quantizer.calibrate(state)                  # writes the calibration's state
-    quantizer.export(checkpoint, state)         # this process's model, or one made again from the state
+    quantizer = Quantizer(source, recipe, calibration, dtype=torch.bfloat16, device="cuda")
+    logits = quantizer.export(checkpoint)               # what the model in memory answers, to check the export by
+    quantizer.export_tensorrt_llm(other_checkpoint)
 
-An export needs the source and the state only, so it can be done by another process, on another machine.
+An export spoils the model, so each loads and calibrates one of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import io
+import random
 import shutil
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import modelopt.torch.quantization as mtq
 import torch
 from modelopt.torch.export import export_hf_checkpoint
+from modelopt.torch.export.unified_export_hf import requantize_resmooth_fused_llm_layers
 
 from llm_pipeline.artifacts.checkpoint_files import copy_companions
-from llm_pipeline.artifacts.checkpoint_loading import empty_model
+from llm_pipeline.artifacts.checkpoint_loading import empty_model, load_causal_model
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.catalog.modelopt_recipes import ALGORITHMS
+from llm_pipeline.base.progress import Progress
 from llm_pipeline.catalog.output_head import with_head_kept
-from llm_pipeline.config.quantization import QuantizationRecipe
-from llm_pipeline.quantization import autoquantize
-from llm_pipeline.quantization.calibration import CalibrationSet
-from llm_pipeline.quantization.calibration_passes import CalibrationPasses, forward
-from llm_pipeline.quantization.calibration_state import (
-    CalibrationState,
-    capture,
-    quantized_weights,
-    recorded_rescaling,
-    to_json,
-)
-from llm_pipeline.quantization.device_memory import (
-    Placement,
-    Shortage,
-    choose_batch,
-    devices,
-    free_bytes,
-    is_offloaded,
-    is_out_of_memory,
-    load_plain_model,
-    out_of_memory_in,
-    place_here,
-    release_cached,
-    sequence_bytes,
-    shortage,
-)
-from llm_pipeline.quantization.divisibility import read_decoder_sizes, refuse_partial_blocks, refuse_uneven_ranks
-from llm_pipeline.quantization.model_tensors import require_model_tensors
+from llm_pipeline.config.quantization import QuantizationRecipe, Search
+from llm_pipeline.quantization.calibration import CalibrationSet, Tokens
+from llm_pipeline.quantization.device_memory import out_of_memory_in, placement_here, release_cached
 from llm_pipeline.quantization.modelopt_configs import (
+    disabled_layers,
     kv_cache_config,
-    memory_growth,
     modelopt_config,
-    only_rescales,
     refuse_unsupported,
     search_formats,
 )
-from llm_pipeline.quantization.parallel_shards import shards_written_in_parallel
+from llm_pipeline.quantization.readback import probe
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import (
     export_tensorrt_llm,
     refuse_unsupported_tensorrt_llm_checkpoint,
@@ -85,7 +61,6 @@ class Quantizer:
         calibration: Its calibration data; None for a recipe without.
         dtype: Precision that the checkpoint is loaded in, and that what is not quantized is exported in.
         device: `cpu`, or `cuda` for all visible GPUs.
-        work: Directory for what does not fit into memory.
 
     Attributes:
         seconds: Wall time by step.
@@ -100,195 +75,111 @@ class Quantizer:
         *,
         dtype: torch.dtype,
         device: str,
-        work: Path,
     ) -> None:
         """Refuse what cannot be done, before any work.
 
         Raises:
             Unsupported: The device cannot quantize this format, or it cannot be exported.
-            IntegrityError: The checkpoint's tensors are not those of its model.
         """
         refuse_unsupported(recipe, device)
-        require_model_tensors(source)
-        refuse_partial_blocks(source, recipe)
         refuse_unsupported_tensorrt_llm_checkpoint(recipe)
-        if recipe.tensorrt_llm_checkpoint:
-            refuse_uneven_ranks(recipe, read_decoder_sizes(source))
-        recipe = with_head_kept(recipe, empty_model(source))
-        self._source, self._recipe, self._calibration = source, recipe, calibration
-        self._dtype, self._device, self._work = dtype, device, work
-        self._config = None if recipe.search else modelopt_config(recipe)
-        self._model: Any = None
+        self._source, self._recipe = source, with_head_kept(recipe, empty_model(source))
+        self._calibration, self._dtype, self._device = calibration, dtype, device
         self.seconds: dict[str, float] = {}
         self.facts: dict[str, float | int | str | None] = {}
 
-    @property
-    def settings(self) -> Any:
-        """The settings that modelopt gets, as JSON."""
-        return to_json(search_formats(self._recipe) if self._config is None else self._config)
-
-    def calibrate(self, directory: Path) -> None:
-        """Calibrate, and write the state to a new directory.
-
-        Out of memory, it is tried once more at half the batch.
-
-        Raises:
-            OutOfMemory: It did not fit then either.
-        """
-        data, asked = self._data(), self._recipe.calibration
-        batch = None if asked is None or asked.batch_size == "auto" else asked.batch_size
-        outcome = self._try_to_calibrate(data, batch)
-        if isinstance(outcome, Shortage) and outcome.batch > 1:
-            log.warning(
-                "out of memory: trying again at half the batch", batch=outcome.batch // 2, tokens=outcome.tokens
-            )
-            outcome = self._try_to_calibrate(data, outcome.batch // 2)
-        if isinstance(outcome, Shortage):
-            raise outcome.error("calibration")
-        with self._timed("save"):
-            outcome.save(directory)
-
-    def _data(self) -> CalibrationSet:
-        if self._calibration is None:
-            raise ConfigError("the recipe is calibrated, but no calibration data were given", where=self._recipe.name)
-        return self._calibration
-
-    def _try_to_calibrate(self, data: CalibrationSet, batch: int | None) -> CalibrationState | Shortage:
-        self._release()
-        with self._timed("load"):
-            self._model = self._loaded(self._placement())
-        device = devices(self._model)[0]
-        allocated = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-        free, passes, needed = free_bytes(device), CalibrationPasses(data, 1), 0.0
-        try:
-            growth, longest = memory_growth(self._config), data.sequences[-1]
-            one = sequence_bytes(lambda: forward(self._model, [longest]), devices(self._model))
-            needed = growth * max(one.values(), default=0)
-            fitting = choose_batch(one, growth, len(longest), len(data.sequences)) if batch is None else batch
-            passes = CalibrationPasses(data, fitting)
-            with self._timed("calibrate"), _quiet():
-                state = self._calibrate_model(passes)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            failed = shortage(error, *passes.running, free, allocated, sequence=needed)
-        else:
-            self.facts["calibration_batch"] = len(passes.batches[0])
-            return state
-        self._release()
-        return failed
-
-    def _calibrate_model(self, passes: CalibrationPasses) -> CalibrationState:
-        if self._config is None:
-            return self._search(passes)
-        with recorded_rescaling(self._model) as rescaled:
-            mtq.quantize(self._model, self._config, passes)
-        changed = {} if only_rescales(self._config) else quantized_weights(self._model)
-        state = CalibrationState({self._recipe.weights: capture(self._model)}, rescaled, changed)
-        if is_offloaded(self._model):  # it cannot be exported as it is; see `_ready`
-            self._release()
-        return state
-
-    def _search(self, passes: CalibrationPasses) -> CalibrationState:
-        seed = self._recipe.calibration.seed if self._recipe.calibration else 0
-        scores, quantizers = autoquantize.search(self._model, self._recipe, passes, seed)
-        self._release()
-        if (cache := kv_cache_config(self._recipe)) is not None:
-            self._model = self._loaded(self._placement())
-            quantizers[autoquantize.KV_CACHE] = autoquantize.calibrate_kv_cache(self._model, cache, passes)
-            self._release()
-        return CalibrationState(quantizers, search=scores.model_dump(mode="json"))
-
-    def export(self, destination: Path, state: Path | None) -> None:
+    def export(self, destination: Path) -> torch.Tensor:
         """Write the quantized checkpoint with all that belongs to it; `destination` is there only when it is whole.
 
-        Args:
-            destination: A new directory.
-            state: The calibration's state; None for a recipe without calibration.
+        Returns:
+            What the model in memory answers to `probe`.
 
         Raises:
-            OutOfMemory: The weights do not fit.
+            OutOfMemory: The weights, or a batch of the calibration, do not fit.
+            IntegrityError: The checkpoint lacks tensors of the model.
         """
-        partial = _emptied(destination)
-        model = self._ready(state)
-        with (
-            self._timed("export"),
-            out_of_memory_in("export"),
-            torch.inference_mode(),
-            _quiet(),
-            shards_written_in_parallel(),
-        ):
+        partial, model = _emptied(destination), self._quantized()
+        with torch.inference_mode(), _quiet():
+            # The export gives layers that engines fuse one scale; done before, the model answers as the export will.
+            requantize_resmooth_fused_llm_layers(model)
+        logits = probe(model)
+        with self._timed("export"), out_of_memory_in("export"), torch.inference_mode(), _quiet():
             # modelopt misreads the dtype of a config that was saved before; it is always given here.
             export_hf_checkpoint(model, dtype=self._dtype, export_dir=partial, max_shard_size=_SHARD)
-        self._release()
         copy_companions(self._source, partial)
         partial.rename(destination)
+        return logits
 
-    def export_tensorrt_llm(self, destination: Path, state: Path | None) -> None:
+    def export_tensorrt_llm(self, destination: Path) -> None:
         """Write the TensorRT-LLM checkpoint of the same model; `destination` is there only when it is whole.
 
         Raises:
-            OutOfMemory: The weights do not fit.
+            OutOfMemory: The weights, or a batch of the calibration, do not fit.
             Unsupported: The model's architecture has none.
         """
-        partial = _emptied(destination)
-        model = self._ready(state)
+        partial, model = _emptied(destination), self._quantized()
         with self._timed("export_tensorrt_llm"), out_of_memory_in("export"), torch.inference_mode(), _quiet():
             export_tensorrt_llm(model, self._dtype, partial, self._recipe.tensorrt_llm_ranks)
-        self._release()
         partial.rename(destination)
 
-    def _ready(self, state: Path | None) -> Any:
-        """The model that this process calibrated; or one that is made so again; exports spoil it."""
-        if self._model is not None:
-            return self._model
-        held = None if state is None else CalibrationState.load(state)
-        solution = self._solved(held) if held is not None else None
-        with self._timed("load"):
-            placement = self._placement()
-            # modelopt's export does not rescale weights that are elsewhere: all of them go to the host's memory then
-            model = self._loaded(Placement() if placement.offloads else placement)
-        with self._timed("restore"), torch.no_grad(), _quiet():
-            if held is None:
-                mtq.quantize(model, self._config)
-            elif solution is not None:
-                autoquantize.apply(model, held.quantizers, solution)
+    def _quantized(self) -> Any:
+        """A freshly loaded model with calibrated quantizers."""
+        release_cached()
+        with self._timed("load"), out_of_memory_in("loading"):
+            options = placement_here(self._source, self._dtype, self._device)
+            model = load_causal_model(self._source, dtype=self._dtype, **options)
+        passes = None
+        if self._calibration is not None and self._recipe.calibration is not None:
+            passes = CalibrationPasses(self._calibration, self._recipe.calibration.batch_size)
+        smaller = "set a smaller calibration.batch_size or maximum_tokens, use a larger GPU, or more GPUs"
+        with self._timed("quantize"), out_of_memory_in("calibration", smaller), _quiet():
+            if self._recipe.search is not None and passes is not None:
+                self._search(model, self._recipe.search, passes)
             else:
-                held.restore(model)
+                mtq.quantize(model, modelopt_config(self._recipe), passes)
         return model
 
-    def solved_algorithms(self, state: Path | None) -> dict[str, str | None] | None:
-        """What a search chose for each layer, in modelopt's names, None for unquantized; None without a search."""
-        if self._recipe.search is None or state is None:
-            return None
-        solution = self._solved(CalibrationState.load(state))
-        names = dict[str, str](ALGORITHMS.items())
-        return None if solution is None else {layer: names.get(kind) for layer, kind in solution.formats.items()}
+    def _search(self, model: Any, search: Search, passes: CalibrationPasses) -> None:
+        """AutoQuantize: calibrate every format, score every layer, and give each the format that hurts least."""
+        batches, gradient = list(passes.batches), search.method == "gradient"
+        random.Random(0).shuffle(batches)  # noqa: S311 - what is scored has to be like the rest, no secret
+        steps = next(
+            (number for number in range(len(batches)) if sum(map(len, batches[:number])) >= search.score_samples),
+            len(batches),
+        )
 
-    def _solved(self, state: CalibrationState) -> autoquantize.Solution | None:
-        if self._recipe.search is None or state.search is None:
-            return None
-        with _quiet():
-            solution = autoquantize.SearchScores.model_validate(state.search).solve(
-                self._recipe.search.effective_bits[0]
+        def forward_step(searched: Any, batch: Sequence[Tokens]) -> Any:
+            ids = _input_ids(searched, batch)
+            output = searched(input_ids=ids, labels=ids if gradient else None, use_cache=False)
+            return output if gradient else output.logits
+
+        wanted, hint = search.effective_bits[0], "ask for more bits, or add a smaller format"
+        try:
+            _, state = mtq.auto_quantize(
+                model,
+                constraints={"effective_bits": wanted},
+                quantization_formats=search_formats(self._recipe),
+                data_loader=batches,
+                forward_step=forward_step,
+                loss_func=(lambda output, _batch: output.loss) if gradient else None,
+                disabled_layers=disabled_layers(self._recipe),
+                num_calib_steps=len(batches),
+                num_score_steps=steps,
+                method=search.method,
             )
-        self.facts["effective_bits"] = round(solution.effective_bits, 4)
-        self.facts |= {f"layers_{name}": count for name, count in solution.layers_by_format.items()}
-        layers = ", ".join(f"{count} {name}" for name, count in solution.layers_by_format.items())
-        log.info("formats solved", effective_bits=self.facts["effective_bits"], layers=layers)
-        return solution
-
-    def _placement(self) -> Placement:
-        return place_here(self._source, self._dtype) if self._device.startswith("cuda") else Placement()
-
-    def _loaded(self, placement: Placement) -> Any:
-        with out_of_memory_in("loading"):
-            return load_plain_model(self._source, self._dtype, placement, self._work / "offload")
-
-    def _release(self) -> None:
-        self._model = None
-        gc.collect()
-        release_cached()
+        except ValueError as error:  # the bits cannot be reached, and it names the fewest that can
+            raise ConfigError(str(error), where="search", hint=hint) from error
+        best = state["best"]
+        if not best["is_satisfied"]:
+            raise ConfigError(f"no choice of formats found within {wanted:g} bits", where="search", hint=hint)
+        self.facts["effective_bits"] = round(float(best["constraints"]["effective_bits"]), 4)
+        chosen = Counter(str(choice).partition("(")[0] for choice in best["recipe"].values())
+        log.info("formats chosen", effective_bits=self.facts["effective_bits"], groups=str(dict(chosen)))
+        if (cache := kv_cache_config(self._recipe)) is not None:  # AutoQuantize leaves the cache out
+            mtq.set_quantizer_by_cfg(model, cache["quant_cfg"])
+            only_cache = [{"quantizer_name": "*", "enable": False}, *cache["quant_cfg"]]
+            with mtq.set_quantizer_by_cfg_context(model, only_cache):
+                mtq.calibrate(model, algorithm="max", forward_loop=passes)
 
     @contextlib.contextmanager
     def _timed(self, step: str) -> Iterator[None]:
@@ -299,10 +190,41 @@ class Quantizer:
         log.info("step done", step=step, seconds=spent)
 
 
+class CalibrationPasses:
+    """What modelopt calls to send the calibration data through the model, once or several times.
+
+    The largest batches come first: memory that is too small shows at once. The language model head is left out
+    when it is not quantized: nothing that is calibrated depends on it.
+    """
+
+    def __init__(self, data: CalibrationSet, batch: int) -> None:
+        self.batches = sorted(data.batches(batch), key=lambda batch: len(batch) * len(batch[0]), reverse=True)
+        self._passes = 0
+
+    def __call__(self, model: Any) -> None:
+        """One pass over all batches."""
+        self._passes += 1
+        progress = Progress(f"calibration pass {self._passes}", len(self.batches), "batches")
+        head = model.get_output_embeddings()
+        quantizers = (getattr(head, name, None) for name in ("input_quantizer", "weight_quantizer", "output_quantizer"))
+        whole = head is None or any(quantizer is not None and quantizer.is_enabled for quantizer in quantizers)
+        calibrated = model if whole else model.base_model
+        for batch in self.batches:
+            with torch.no_grad():
+                calibrated(input_ids=_input_ids(model, batch), use_cache=False)
+            progress.advance()
+
+
+def _input_ids(model: Any, batch: Sequence[Tokens]) -> torch.Tensor:
+    """Token ids [sequences, tokens] where the model expects them."""
+    return torch.tensor(batch, device=model.get_input_embeddings().weight.device)
+
+
 def _emptied(destination: Path) -> Path:
-    """A directory to write in, without what an earlier attempt left."""
+    """A directory to write in, without what an earlier attempt left there or at the destination."""
     partial = destination.with_name(f"{destination.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    for directory in (partial, destination):
+        shutil.rmtree(directory, ignore_errors=True)
     return partial
 
 

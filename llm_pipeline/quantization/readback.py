@@ -7,7 +7,7 @@ a second time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,8 +33,8 @@ from llm_pipeline.artifacts.tensor_formats import (
     quantize_nvfp4,
 )
 from llm_pipeline.base.errors import IntegrityError, Unsupported
-from llm_pipeline.quantization.model_tensors import refuse_initialised, require_model_tensors
 
+_PROBE_TOKENS = 64
 _ATTENTION = "sdpa_with_quantized_kv_cache"
 _Quantizer = Callable[[torch.Tensor], torch.Tensor]
 
@@ -75,23 +75,27 @@ class _PackedWeight:
         return self.checkpoint.weight(self.name).to(self.dtype)
 
 
-def load_model(source: Path, dtype: torch.dtype, device: str = "cpu") -> Any:
+def load_model(source: Path, dtype: torch.dtype, device: str = "cpu", place: Mapping[str, Any] | None = None) -> Any:
     """A plain or quantized checkpoint as a Transformers causal language model, in evaluation mode.
 
     No code of the checkpoint is run, and only safetensors are read. Each tensor goes straight to the device; beside
     the finished model, only a few layers are ever in memory.
+
+    Args:
+        source: The checkpoint's directory.
+        dtype: Precision of its arithmetic.
+        device: Where it goes, and where weights are dequantized.
+        place: For a model that is spread over several devices: options of `from_pretrained`.
 
     Raises:
         IntegrityError: Its tensors are not those of the model, or are damaged, or its files lead out of the directory.
         Unsupported: The checkpoint's format cannot be read.
     """
     transformers_logging.disable_progress_bar()
-    require_model_tensors(source)
-    place: dict[str, Any] = {} if device == "cpu" else {"device_map": {"": device}}
+    if place is None:
+        place = {} if device == "cpu" else {"device_map": {"": device}}
     if read_quantization(source).algorithm is None:
-        model, report = load_causal_model(source, dtype=dtype, **place)
-        refuse_initialised(report, source)
-        return model.eval()
+        return load_causal_model(source, dtype=dtype, **place)
     checkpoint = Checkpoint(source, device)
     quantizers = {name: _input_quantizer(*checkpoint.activation(name)) for name in checkpoint.layers}
     model = _model_with(source, dtype, checkpoint, place)
@@ -104,7 +108,16 @@ def load_model(source: Path, dtype: torch.dtype, device: str = "cpu") -> Any:
     return model.eval()
 
 
-def _model_with(source: Path, dtype: torch.dtype, checkpoint: Checkpoint, place: dict[str, Any]) -> Any:
+def probe(model: Any) -> torch.Tensor:
+    """What a model answers to one sequence that is always the same: logits in fp32 on the CPU, [tokens, vocabulary]."""
+    embedding = model.get_input_embeddings().weight
+    ids = torch.arange(_PROBE_TOKENS, device=embedding.device)[None] % embedding.shape[0]
+    with torch.no_grad():
+        logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0].float().cpu()
+    return logits
+
+
+def _model_with(source: Path, dtype: torch.dtype, checkpoint: Checkpoint, place: Mapping[str, Any]) -> Any:
     config = load_config(source)
     del config.quantization_config
     weights: dict[str, Any] = {key: checkpoint.tensors.unread(key) for key in checkpoint.plain}

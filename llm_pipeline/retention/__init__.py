@@ -12,7 +12,7 @@ does a plan that takes more than `max_deleted_share` of the artifacts or of thei
 1. The documents of releases that go, the record first: without it, what is left is no release, and the next run goes
    on. A record that was written again since the state was read stays.
 2. Stage records that go, each under its own lease, so nobody computes under it: from here on nobody can reuse what
-   they name. So do those of calibrations that an earlier run has removed.
+   they name.
 3. The state is read again. Artifacts that no root reaches are *condemned*; those of use again are pardoned.
 4. Artifacts condemned for longer than the grace period, and still unreachable, are removed, marker first.
 

@@ -14,7 +14,6 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.hub.kept_data_sets import KeptDataSet, remove_kept
 from llm_pipeline.inspection.release_index import index_release
-from llm_pipeline.quantization.calibration_store import calibration_document
 from llm_pipeline.release.changes import changed_releases, changing
 from llm_pipeline.release.execute import record_name
 from llm_pipeline.retention.plan import FORCE, RetentionPlan, TooMuchToRemove, plan_retention, refusal, taken
@@ -88,17 +87,12 @@ class _Collector:
         for record in first.records:
             self._lease.check()
             self._remove_leased(record_name(record.key), record.document, f"stage key {record.key[:12]}")
-        for calibration in first.calibrations:
-            self._lease.check()
-            name = calibration_document(calibration.key)
-            self._remove_leased(name, calibration.document, f"calibration {calibration.key[:12]}")
         second = self._plan()  # what was read before is no longer true of who reused something meanwhile
         sizes = self._check_share(second)
         done = replace(
             second,
             releases=first.releases,
             records=first.records,
-            calibrations=first.calibrations,
             runs=first.runs,
         )
         report = _report(self._deployment, self._store, done, sizes, self._now)

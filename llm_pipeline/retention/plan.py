@@ -42,7 +42,6 @@ class RetentionPlan:
         reachable: Artifacts that stay, with one reason.
         releases: Releases whose documents go.
         records: Stage records that go.
-        calibrations: Documents of calibrations that are gone, or were never finished.
         condemned: Artifacts that nobody needs, found now.
         waiting: Artifacts that nobody needed before, and when they may be removed.
         removed: Artifacts that go now.
@@ -55,7 +54,6 @@ class RetentionPlan:
     reachable: Mapping[ArtifactRef, str]
     releases: tuple[ReleaseState, ...]
     records: tuple[RecordState, ...]
-    calibrations: tuple[RecordState, ...]
     condemned: tuple[ArtifactRef, ...]
     waiting: Mapping[ArtifactRef, datetime]
     removed: Mapping[ArtifactRef, Condemned]
@@ -110,7 +108,6 @@ class _Planner:
             reachable=reachable,
             releases=tuple(release for release in state.releases if release.release_id in gone),
             records=tuple(record for record in state.records if record.key not in useful_keys),
-            calibrations=tuple(one for one in state.calibrations if not (one.held or one.artifacts & stored)),
             condemned=_sorted(useless - condemned.keys()),
             waiting={ref: when for ref, when in waiting.items() if ref not in due},
             removed=due,

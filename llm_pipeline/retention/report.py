@@ -19,7 +19,6 @@ from llm_pipeline.retention.state import ReleaseState
 What = Literal[
     "release",
     "stage record",
-    "calibration",
     "artifact",
     "lease",
     "leftover",
@@ -116,9 +115,6 @@ def going(plan: RetentionPlan, sizes: Sizes, now: datetime, rules: Retention) ->
     for record in plan.records:
         why = "no kept release uses it" if record.artifacts or record.ended_at else "it has no result"
         yield Going(what="stage record", name=record.key, fate="removed", why=why)
-    for calibration in plan.calibrations:
-        why = "its artifact is gone" if calibration.artifacts else "it was never finished"
-        yield Going(what="calibration", name=calibration.key, fate="removed", why=why)
     yield from _artifacts(plan, sizes, now, rules)
     for leftover in plan.leftovers:
         why = f"left by an interrupted publication at {readable_time(leftover.changed_at)} UTC"

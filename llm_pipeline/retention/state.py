@@ -114,7 +114,6 @@ class StoreState:
     releases: tuple[ReleaseState, ...] = ()
     pointers: tuple[PointerReference, ...] = ()
     records: tuple[RecordState, ...] = ()
-    calibrations: tuple[RecordState, ...] = ()
     artifacts: tuple[StoredArtifact, ...] = ()
     condemned: Mapping[ArtifactRef, Condemned] = field(default_factory=dict)
     claims: tuple[ClaimState, ...] = ()
@@ -130,22 +129,19 @@ def read_state(store: ArtifactStore, deployment: Deployment) -> StoreState:
     """Read all that a retention run decides by.
 
     Condemnations are read before whatever makes an artifact reachable: one that is spared or named meanwhile is then
-    seen either here or by the compare-and-swap of its removal. Calibrations are read before artifacts: what one names
-    and is not there then is gone, not still to come.
+    seen either here or by the compare-and-swap of its removal.
 
     Raises:
         IntegrityError: A document that says what is in use is damaged: nothing may be removed then.
         Transient: Something cannot be read or listed: likewise.
     """
     condemned = read_condemned(store)
-    calibrations = tuple(_calibrations(store))
     artifacts = tuple(store.artifacts())
     leftovers = tuple(store.leftovers(timedelta(hours=deployment.retention.grace_hours)))
     return StoreState(
         condemned=condemned,
         artifacts=artifacts,
         leftovers=leftovers,
-        calibrations=calibrations,
         records=tuple(_records(store)),
         releases=tuple(_releases(store)),
         pointers=tuple(reference for placed in placed_pointers(store) for reference in placed.references()),
@@ -178,13 +174,6 @@ def _records(store: ArtifactStore) -> Iterator[RecordState]:
             artifacts=frozenset(result.artifacts.values()) if result else frozenset(),
             ended_at=_ended_at(result) if result else None,
         )
-
-
-def _calibrations(store: ArtifactStore) -> Iterator[RecordState]:
-    for name, document in _documents(store, "calibrations"):
-        lease = lease_of(document, name)
-        artifacts = frozenset(named_artifacts(document.value))
-        yield RecordState(PurePosixPath(name).stem, document, held=not lease.free, artifacts=artifacts)
 
 
 def _releases(store: ArtifactStore) -> Iterator[ReleaseState]:

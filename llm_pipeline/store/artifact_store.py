@@ -61,9 +61,8 @@ class Leftover(Frozen):
 class ArtifactStore(Protocol):
     """The port of artifact stores: artifacts by their content, documents by compare-and-swap.
 
-    Layout, the same everywhere: `artifacts/<kind>/<digest>/`, `stages/<key>.json`, `calibrations/<key>.json`,
-    `releases/<release id>/`, `pointers/<model>/<target>.json`,
-    `leases/<name>.json`; `model_documents.py` says how a model's id is written.
+    Layout, the same everywhere: `artifacts/<kind>/<digest>/`, `stages/<key>.json`, `releases/<release id>/`,
+    `pointers/<model>/<target>.json`, `leases/<name>.json`; `model_documents.py` says how a model's id is written.
     """
 
     uri: str

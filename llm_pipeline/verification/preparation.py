@@ -130,21 +130,17 @@ def _export(output: Path, recipe: QuantizationRecipe, directory: Path, dtype: Ba
     import torch
 
     from llm_pipeline.quantization.calibration import read_calibration
+    from llm_pipeline.quantization.export_check import check_export
     from llm_pipeline.quantization.modelopt_quantizer import Quantizer
-    from llm_pipeline.quantization.validation import validate_export
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     data = read_calibration(source, recipe, output / _CALIBRATION_FILE)
-    work, state = directory / "work", directory / "state"
-    work.mkdir()
-    quantizer = Quantizer(source, recipe, data, dtype=getattr(torch, dtype), device=device, work=work)
-    quantizer.calibrate(state)
+    precision = getattr(torch, dtype)
+    quantizer = Quantizer(source, recipe, data, dtype=precision, device=device)
     if recipe.tensorrt_llm_checkpoint:
-        quantizer.export_tensorrt_llm(directory / TENSORRT_LLM_DIRECTORY, state)
-    quantizer.export(checkpoint, state)
-    validate_export(source, checkpoint, recipe, device=device, solved=quantizer.solved_algorithms(state))
-    for scratch in (work, state):
-        shutil.rmtree(scratch)
+        quantizer.export_tensorrt_llm(directory / TENSORRT_LLM_DIRECTORY)
+    logits = quantizer.export(checkpoint)
+    check_export(source, checkpoint, recipe, logits, dtype=precision, device=device)
 
 
 def _answers(checkpoint: Path, prompts: Sequence[str], dtype: BaselinePrecision) -> list[GoldenPrompt]:

@@ -25,9 +25,9 @@ from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BuildInputs, engine_builder
 from llm_pipeline.quantization.calibration import read_calibration
+from llm_pipeline.quantization.export_check import check_export
 from llm_pipeline.quantization.modelopt_quantizer import Quantizer
 from llm_pipeline.quantization.readback import load_model
-from llm_pipeline.quantization.validation import validate_export
 
 TOKENS = 12
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -53,19 +53,14 @@ def _filling(tokenizer: Any, words: list[str], tokens: int) -> str:
 
 
 def quantize(source: Path, recipe: QuantizationRecipe, work: Path, dtype: torch.dtype) -> Path:
-    """The recipe's export, validated."""
+    """The recipe's export, checked."""
     if recipe.weights == "none":
         return source
     texts = CONFIGS / recipe.calibration.sources[0].dataset if recipe.calibration else None
     data = read_calibration(source, recipe, texts)
-    quantizer = Quantizer(source, recipe, data, dtype=dtype, device="cpu", work=work)
-    state = None
-    if data is not None:
-        state = work / "state"
-        quantizer.calibrate(state)
     export = work / "checkpoint"
-    quantizer.export(export, state)
-    validate_export(source, export, recipe, solved=quantizer.solved_algorithms(state))
+    logits = Quantizer(source, recipe, data, dtype=dtype, device="cpu").export(export)
+    check_export(source, export, recipe, logits, dtype=dtype, device="cpu")
     return export
 
 

@@ -64,8 +64,6 @@ def gpu_host(monkeypatch, tmp_path):
     for name in ("CUDA_VISIBLE_DEVICES", "LLM_PIPELINE_CONTAINER", "TRTLLM_DOUBLE_FAILURE",
                  "TRTLLM_DOUBLE_VERSION", "TRTLLM_DOUBLE_WITHOUT_FIELD"):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
-    # the weights here are no files that torch reads: tests/engines/test_engine_inputs.py has real ones
-    monkeypatch.setattr("llm_pipeline.adapters.tensorrt_llm.llmapi_builder.require_model_tensors", lambda _: None)
     return programs
 
 

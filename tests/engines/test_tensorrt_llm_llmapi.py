@@ -42,7 +42,6 @@ def gpu_host(monkeypatch, tmp_path):
     for name in ("CUDA_VISIBLE_DEVICES", "LLM_PIPELINE_CONTAINER", "TRTLLM_DOUBLE_FAILURE"):
         monkeypatch.delenv(name, raising=False)
     # the weights here are no files that torch reads: tests/engines/test_engine_inputs.py has real ones
-    monkeypatch.setattr(tensorrt_llm_llmapi, "require_model_tensors", lambda _: None)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from llm_pipeline.demo.hub_repository import publish_revision
 from llm_pipeline.hub.access import Hub, HubRefused, HubUnavailable, NotOnTheHub, RepositoryGated, connect
 from llm_pipeline.hub.data_set_files import fetch_dataset_file
 from llm_pipeline.hub.transfer import Transfer
-from llm_pipeline.quantization.calibration_samples import read_sources
+from llm_pipeline.quantization.calibration import read_sources
 from llm_pipeline.release.datasets import calibration_dataset
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.record import read_record

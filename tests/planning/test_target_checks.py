@@ -192,7 +192,6 @@ def facts_with(**changes: int) -> ModelFacts:
 
 
 INT4 = "weights: int4_blockwise\n"
-SPREAD = "weights: int8_weight_only\ntensorrt_llm_checkpoint: true\ntensorrt_llm_ranks: { tensor: 3 }\n"
 
 
 def test_layers_that_blocks_of_int4_do_not_divide_are_refused_before_the_download(configs):
@@ -205,9 +204,3 @@ def test_layers_that_blocks_of_int4_do_not_divide_are_refused_before_the_downloa
     excluding = released(configs, INT4 + 'exclude: ["*lm_head*", "*.down_proj"]\n')
     check_recipes(excluding, facts_with(intermediate_size=14400))
     check_recipes(released(configs, "weights: int8_weight_only\n"), facts_with(intermediate_size=14400))
-
-
-def test_ranks_that_the_model_does_not_divide_into_are_refused_before_the_download(configs):
-    with pytest.raises(Unsupported, match="32 attention heads are not divisible by tensor 3"):
-        check_recipes(released(configs, SPREAD), facts_with())
-    check_recipes(released(configs, SPREAD.replace("3", "4")), facts_with())

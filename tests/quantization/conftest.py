@@ -44,17 +44,6 @@ def mixed(llama, tmp_path_factory):
     return exports.write(model, llama, tmp_path_factory.mktemp("mixed") / "checkpoint")
 
 
-@pytest.fixture(scope="session")
-def searched(llama, tmp_path_factory):
-    """The export of a search at 9 effective bits: directory, recipe, and what modelopt says of it."""
-    import exports
-
-    model, state = exports.search(llama)
-    search = {"formats": ("int4_awq", "fp8"), "effective_bits": (9.0,)}
-    directory = exports.write(model, llama, tmp_path_factory.mktemp("searched") / "checkpoint")
-    return directory, exports.recipe("auto", search=search), state["best"]
-
-
 @pytest.fixture
 def damaged(tmp_path):
     """A copy of an export whose tensors a function has changed."""

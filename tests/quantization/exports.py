@@ -45,19 +45,26 @@ def load(checkpoint):
     return LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float16).eval()
 
 
+@contextlib.contextmanager
+def quiet():
+    """Without modelopt's prints, and with its block quantizers on the CPU."""
+    with contextlib.redirect_stdout(io.StringIO()), mock.patch.object(
+        tensor_quant, "dynamic_block_quantize_op", _block_quantizer
+    ):  # fmt: skip
+        yield
+
+
 def quantize(model, config):
     def calibrate(calibrated):
         with torch.no_grad():
             calibrated(TOKENS)
 
-    with contextlib.redirect_stdout(io.StringIO()), mock.patch.object(
-        tensor_quant, "dynamic_block_quantize_op", _block_quantizer
-    ):  # fmt: skip
+    with quiet():
         return mtq.quantize(model, config, calibrate)
 
 
 def write(model, source, directory):
-    with contextlib.redirect_stdout(io.StringIO()), torch.inference_mode():
+    with quiet(), torch.inference_mode():
         export_hf_checkpoint(model, dtype=torch.float16, export_dir=directory)
     copy_companions(source, directory)
     return directory
@@ -65,18 +72,6 @@ def write(model, source, directory):
 
 def export(source, asked, directory):
     return write(quantize(load(source), modelopt_config(asked)), source, directory)
-
-
-def search(source):
-    """AutoQuantize with INT4 and FP8: the model, and its own account of the solution."""
-    batches = [{"input_ids": TOKENS, "labels": TOKENS.roll(1, 1)}]
-    model = load(source)
-    with contextlib.redirect_stdout(io.StringIO()):
-        return mtq.auto_quantize(
-            model, constraints={"effective_bits": 9.0}, disabled_layers=["*lm_head*"], data_loader=batches,
-            quantization_formats=[mtq.INT4_AWQ_CFG, mtq.FP8_DEFAULT_CFG], num_calib_steps=1, num_score_steps=1,
-            forward_step=lambda model, batch: model(**batch), loss_func=lambda output, _: output.loss,
-        )  # fmt: skip
 
 
 def checkpoint(directory):

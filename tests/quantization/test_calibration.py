@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.quantization import Calibration, apportion
-from llm_pipeline.quantization.calibration import choose_samples, draw_calibration
-from llm_pipeline.quantization.calibration_samples import Sample, read_sources
+from llm_pipeline.quantization.calibration import Sample, choose_samples, draw_calibration, read_sources
 
 START, END = 1, 2
 

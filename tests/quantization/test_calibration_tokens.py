@@ -15,8 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.catalog import named_sets
 from llm_pipeline.config.quantization import Calibration
-from llm_pipeline.quantization.calibration import draw_calibration
-from llm_pipeline.quantization.calibration_samples import Sample, read_sources
+from llm_pipeline.quantization.calibration import Sample, draw_calibration, read_sources
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
@@ -79,18 +78,3 @@ def test_the_texts_of_a_named_set_are_read_from_parquet(tmp_path, monkeypatch):
     (tmp_path / "n.parquet").write_bytes(b"no parquet")
     with pytest.raises(ConfigError, match="cannot be read as parquet"):
         read_sources(tmp_path, settings(sources=["set:news"]))
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}" + 3 * "{% endfor %}",
-        "{{ 'x' * 10000000000 }}",
-    ],
-    ids=["a loop", "a string"],
-)
-def test_a_chat_template_without_an_end_is_refused(tokenizer, monkeypatch, template):
-    monkeypatch.setattr("llm_pipeline.quantization.calibration._SECONDS_TO_RENDER", 1.0)
-    monkeypatch.setattr(tokenizer, "chat_template", template)
-    with pytest.raises(ConfigError, match="does not render 1 chats within its limits"):
-        draw_calibration([[chat(("user", "a"))]], settings(chat_template=True), tokenizer)

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("modelopt")
 
 import exports
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from llm_pipeline.adapters.openvino.builder import write_dequantized
 from llm_pipeline.artifacts.checkpoint_files import LayerScheme, read_quantization
@@ -132,3 +132,14 @@ def test_missing_tensors_are_refused(exported, damaged, key):
     export = damaged(exported("fp8")[0], lambda tensors: tensors.pop(key))
     with pytest.raises(IntegrityError, match=r"model\.norm\.weight|up_proj"):
         load_model(export, torch.float16)
+
+
+@pytest.mark.parametrize("key", ["model.norm.weight", "model.embed_tokens.weight"])
+def test_a_plain_checkpoint_without_a_tensor_is_refused_not_filled_with_random_numbers(llama, tmp_path, key):
+    lacking = tmp_path / "lacking"
+    shutil.copytree(llama, lacking)
+    tensors = load_file(lacking / "model.safetensors")
+    del tensors[key]
+    save_file(tensors, lacking / "model.safetensors", {"format": "pt"})
+    with pytest.raises(IntegrityError, match=f"1 tensors of LlamaForCausalLM are missing: {key}"):
+        load_model(lacking, torch.float16)

@@ -24,7 +24,6 @@ from llm_pipeline.artifacts.checkpoint_loading import load_causal_model, load_co
 from llm_pipeline.base.confinement import landlock_version
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.quantization.device_memory import Placement, load_plain_model
 from llm_pipeline.quantization.readback import load_model
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -67,13 +66,13 @@ def weights_of(good, noise, way):
 
 
 @pytest.mark.parametrize("way", ["absolute", "parent", "same directory"])
-def test_weights_that_the_configuration_names_are_not_loaded(good, noise, way, tmp_path):
+def test_weights_that_the_configuration_names_are_not_loaded(good, noise, way):
     change(noise / "config.json", transformers_weights=weights_of(good, noise, way))
     followed = AutoModelForCausalLM.from_pretrained(noise, **LOCAL)  # the fault that the door is for
     assert torch.equal(followed.lm_head.weight, load_file(good / "model.safetensors")["lm_head.weight"])
     loads = {
         "baseline": lambda: load_model(noise, torch.float32),
-        "quantize": lambda: load_plain_model(noise, torch.float32, Placement(), tmp_path),
+        "quantize": lambda: load_causal_model(noise, dtype=torch.float32),
         "accuracy": lambda: load_harness_model(noise, EVALUATION, "float32"),
         "validation": lambda: load_config(noise),
     }
@@ -126,7 +125,7 @@ def test_what_is_published_and_harmless_still_loads(good, file, document):
         key: value for key, value in document.items() if key not in ("model_type", "architectures", "vision_config")
     }
     change(good / file, **kept)
-    assert load_causal_model(good, dtype=torch.float32)[0].num_parameters()
+    assert load_causal_model(good, dtype=torch.float32).num_parameters()
     assert load_tokenizer(good)("a").input_ids
 
 

@@ -165,7 +165,7 @@ def test_a_search_has_its_formats_and_keeps_exclusions_and_the_cache_apart():
 
 def test_the_quantizer_refuses_a_gpu_only_format_before_it_reads_anything(recipe, tmp_path):
     with pytest.raises(Unsupported):
-        Quantizer(tmp_path / "absent", recipe("nvfp4"), None, dtype=torch.float16, device="cpu", work=tmp_path)
+        Quantizer(tmp_path / "absent", recipe("nvfp4"), None, dtype=torch.float16, device="cpu")
 
 
 def test_a_calibrated_recipe_without_data_is_refused(recipe, tmp_path):

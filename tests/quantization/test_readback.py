@@ -184,7 +184,7 @@ def test_a_kv_cache_format_without_a_reader_is_refused(exported, tmp_path, edite
 
 def test_a_scale_that_the_format_needs_is_not_left_out(exported, damaged):
     directory = damaged(exported("fp8")[0], lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.input_scale"))
-    with pytest.raises(IntegrityError, match=r"up_proj: missing or surplus tensors for FP8: \['.input_scale'\]"):
+    with pytest.raises(IntegrityError, match="up_proj: FP8 has no input_scale"):
         load_model(directory, torch.float32)
 
 
@@ -195,13 +195,6 @@ def test_transformers_alone_would_silently_drop_the_scales(llama, exported):
     ours, original = logits(load_model(directory, torch.float32)), logits(load_model(llama, torch.float32))
     assert (careless - original).norm() > 0.5 * original.norm()
     assert (ours - original).norm() < 0.2 * original.norm()
-
-
-def test_the_export_is_not_the_model_in_memory_for_awq(llama, exported):
-    # Trap D. Exporting smooths fused layers again: the artifact is what is validated and evaluated.
-    directory, recipe = exported("int4_awq")
-    memory = logits(exports.quantize(exports.load(llama).float(), exports.modelopt_config(recipe)))
-    assert (logits(load_model(directory, torch.float32)) - memory).abs().max() > 0.01 * memory.abs().max()
 
 
 @pytest.mark.parametrize("name", ["int4_awq", "mxfp4", "fp8_block"])

@@ -6,7 +6,7 @@ import pytest
 
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.catalog.modelopt_recipes import check_kv_cache, check_modelopt_recipe
-from llm_pipeline.config.quantization import Calibration, KvCacheFormat, WeightFormat
+from llm_pipeline.config.quantization import KvCacheFormat, WeightFormat
 from llm_pipeline.quantization.modelopt_configs import refuse_unsupported
 
 EVERY = sorted(path.stem for path in (Path(__file__).parents[2] / "configs" / "quantization").glob("*.yaml"))
@@ -41,8 +41,3 @@ def test_a_gpu_only_format_in_a_search_or_in_a_recipe_of_modelopts_is_refused_on
             refuse_unsupported(asked, "cpu")
     refuse_unsupported(search, "cpu")
     refuse_unsupported(recipe("modelopt_fp8"), "cpu")
-
-
-def test_the_record_of_an_earlier_release_is_still_read():
-    written = {"dataset": "calibration/demo.jsonl", "samples": 4, "maximum_tokens": 8, "batch_size": 32, "seed": 0}
-    assert [source.dataset for source in Calibration.model_validate(written).sources] == ["calibration/demo.jsonl"]

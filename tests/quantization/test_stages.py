@@ -93,7 +93,6 @@ def test_the_recipe_none_passes_the_same_checkpoint_on(release, recipe):
     downloaded = release.store.publish("checkpoint", release.store.fetch(result.artifacts["checkpoint"]))
     assert result.artifacts["checkpoint"] == downloaded
     assert result.metrics["size_ratio"] == 1.0
-    assert result.timings.tool_seconds > 0  # Transformers' own model of it was looked at
 
 
 def test_a_quantized_checkpoint_is_smaller_counted_and_judged_against_its_baseline(release, recipe, baseline):

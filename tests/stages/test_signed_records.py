@@ -19,12 +19,10 @@ from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.store import Signing, StoreModel, store_settings
-from llm_pipeline.quantization.calibration_store import calibration_document, shared_calibration
 from llm_pipeline.release import execute as execution
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput, StageRequest, StageResult
 from llm_pipeline.release.execute import record_name, results_name, trusted_stage_record
 from llm_pipeline.store import open_store
-from llm_pipeline.store.provenance import Provenance
 from llm_pipeline.store.signed_documents import require_signed
 
 Document = dict[str, Any]
@@ -222,27 +220,6 @@ class TestResults:
         assert document is not None
         with pytest.raises(IntegrityError):
             require_signed(site.store, name, document)
-
-
-def test_a_calibration_that_is_not_the_signed_one_is_made_again(site: Site, tmp_path: Path) -> None:
-    made: list[str] = []
-
-    def calibration(key: str, text: str) -> str:
-        def compute(directory: Path) -> None:
-            made.append(text)
-            directory.mkdir()
-            (directory / "state").write_text(text)
-
-        directory, _ = shared_calibration(site.store, key, tmp_path / f"{key}-{len(made)}", compute, Provenance())
-        return (directory / "state").read_text()
-
-    for key in ("theirs", "ours"):
-        assert calibration(key, key) == key
-    theirs = site.content(calibration_document("theirs"))["value"]["conclusion"]
-    site.edit(calibration_document("ours"), lambda document: document["value"].update(conclusion=theirs))
-    assert calibration("ours", "ours") == "ours"
-    assert made == ["theirs", "ours", "ours"]
-    assert calibration("ours", "again") == "ours"
 
 
 def test_whoever_trusts_the_key_verifies_without_the_private_half(site: Site, signing: Signing) -> None:

@@ -42,7 +42,6 @@ from llm_pipeline.catalog.tables import newest_transformers
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BaselinePrecision, BuildInputs
 from llm_pipeline.model_facts.reader import stated_context
-from llm_pipeline.quantization.model_tensors import require_model_tensors
 
 log = get_logger(__name__)
 
@@ -80,7 +79,6 @@ class OpenVinoCpuBuilder:
         checkpoint, target, dtype = inputs.checkpoint, inputs.target, inputs.dtype
         quantization = read_quantization(checkpoint)
         _require_cpu(target, quantization)
-        require_model_tensors(checkpoint)
         clock = PhaseClock()
         with tempfile.TemporaryDirectory(prefix="build-", dir=destination.parent) as scratch:
             precision = _trace_precision(quantization, target, dtype)
@@ -126,7 +124,6 @@ def _plain_checkpoint(checkpoint: Path, quantization: QuantizationMetadata, scra
         return checkpoint
     plain = scratch / "dequantized"
     layers = write_dequantized(checkpoint, plain)
-    require_model_tensors(plain)
     log.info("dequantized the artifact as the trace's template", algorithm=quantization.algorithm,
              linears=len(layers), megabytes=_size(plain) / 1e6)  # fmt: skip
     return plain

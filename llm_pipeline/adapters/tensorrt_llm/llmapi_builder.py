@@ -33,7 +33,6 @@ from llm_pipeline.engines.builder import BuildInputs, golden_match
 from llm_pipeline.engines.llm_args.checking import check_llm_args
 from llm_pipeline.engines.llm_args.rendering import LlmArgs, render_llm_args
 from llm_pipeline.engines.tool_process import run_tool
-from llm_pipeline.quantization.model_tensors import require_model_tensors
 
 _INTERVAL_SECONDS = 1.0
 _TIMEOUT_SECONDS = 30.0
@@ -112,7 +111,6 @@ class TensorRtLlmLlmApiBuilder:
         _require_inputs(inputs)
         checkpoint = check_checkpoint(inputs.checkpoint, inputs.target)
         arguments = _checked_arguments(inputs, checkpoint)
-        require_model_tensors(inputs.checkpoint)
         host = require_target_host(inputs.target)
         _warn_of_driver(inputs.target, host)
         with tempfile.TemporaryDirectory(prefix="build-", dir=destination.parent) as scratch:

@@ -19,7 +19,6 @@ from llm_pipeline.artifacts.safetensors_header import read_header
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.json_document import read_object
 from llm_pipeline.config.target import Target
-from llm_pipeline.quantization.tensorrt_llm_checkpoint import tensor_problems
 
 QuantAlgorithm = Literal[
     "W8A16", "W4A16", "W4A16_AWQ", "W4A8_AWQ", "W8A16_GPTQ", "W4A16_GPTQ", "W8A8_SQ_PER_CHANNEL",
@@ -123,15 +122,17 @@ def read_build_checkpoint(directory: Path, target: Target) -> BuildCheckpoint:
     refuse_other_ranks(target, mapping.tp_size, mapping.pp_size)
     problems = [*_mapping_problems(config), *_quantization_problems(config, directory)]
     problems += _rank_problems(directory, mapping.world_size)
-    files = [directory / f"rank{rank}.safetensors" for rank in range(mapping.world_size)]
-    problems = problems or [*tensor_problems(config.model_dump(), [read_header(path) for path in files])]
     if problems:
         raise IntegrityError(
             f"the TensorRT-LLM checkpoint cannot be built: {'; '.join(problems)}",
             where=str(directory),
             hint="run the quantize stage again: nothing was built",
         )
-    return BuildCheckpoint(directory, config, tuple(path.stat().st_size for path in files))
+    return BuildCheckpoint(
+        directory,
+        config,
+        tuple((directory / f"rank{rank}.safetensors").stat().st_size for rank in range(mapping.world_size)),
+    )
 
 
 def refuse_other_ranks(target: Target, tensor: int, pipeline: int) -> None:

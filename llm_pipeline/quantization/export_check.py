@@ -1,0 +1,102 @@
+"""The check of an exported checkpoint before it is published.
+
+An export that loads is not yet right: layers may have been skipped or exported in another format, scales may be broken,
+weights may be packed wrongly. So it is read back from its files, as scoring will read it, and has to be what the recipe
+says, hold finite numbers only, and answer as the model did that it was exported from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+
+from llm_pipeline.artifacts.checkpoint_files import QUANTIZATION_FILE, TOKENIZERS, read_json
+from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.catalog.modelopt_recipes import ALGORITHMS
+from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.quantization.device_memory import placement_here, release_cached
+from llm_pipeline.quantization.readback import load_model, probe
+
+LARGEST_DIFFERENCE = 0.15
+"""Of the logits, by their norm: what the order of sums explains. Trained models show up to 0.01, random ones 0.11."""
+
+
+@dataclass(frozen=True)
+class ExportFacts:
+    """What was seen of an export that is sound.
+
+    Attributes:
+        layers: Quantized layers.
+        difference: Between its logits and those of the model that it was exported from, by their norm.
+    """
+
+    layers: int
+    difference: float
+
+
+def check_export(
+    source: Path, export: Path, recipe: QuantizationRecipe, logits: torch.Tensor, *, dtype: torch.dtype, device: str
+) -> ExportFacts:
+    """Load an export and check what it says of itself, its numbers and its answers.
+
+    Args:
+        source: The plain checkpoint that it was made from.
+        export: The quantized checkpoint.
+        recipe: What was asked for.
+        logits: What the model in memory answered to `probe`.
+        dtype: Precision of the arithmetic.
+        device: `cpu`, or `cuda` for all visible GPUs.
+
+    Raises:
+        IntegrityError: It is not what the recipe says, or not the model.
+        Unsupported: It has a format that this package cannot read.
+        OutOfMemory: The model does not fit.
+    """
+    where = str(export)
+    if not any((export / name).is_file() for name in TOKENIZERS):
+        raise IntegrityError("there is no tokenizer", where=where)
+    checkpoint = Checkpoint(export)
+    _check_formats(checkpoint, recipe, export)
+    release_cached()
+    place = placement_here(source, dtype, device)
+    model = load_model(export, dtype, device, place)  # each tensor has the type and shape of its format, or it raises
+    for name, parameter in model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise IntegrityError(f"{name} is not finite", where=where)
+    answered = probe(model)
+    difference = float((answered - logits).norm() / logits.norm())
+    if not difference <= LARGEST_DIFFERENCE:  # also where it is no number
+        raise IntegrityError(
+            f"read back, the export answers otherwise than the model that it was made from: its logits differ by "
+            f"{difference:.1%}, and no more than {LARGEST_DIFFERENCE:.0%} are explained by rounding",
+            where=where,
+            hint="quantize again; if it happens again, report it with the recipe and the model",
+        )
+    return ExportFacts(len(checkpoint.layers), difference)
+
+
+def _check_formats(checkpoint: Checkpoint, recipe: QuantizationRecipe, export: Path) -> None:
+    """What the export says of itself is what the recipe asks for, and what its tensors are."""
+    metadata, where = checkpoint.metadata, str(export)
+    inline = read_json(export / "config.json").get("quantization_config") or {}
+    if inline.get("quant_algo") != metadata.algorithm:
+        raise IntegrityError(
+            f"{QUANTIZATION_FILE} says {metadata.algorithm}, config.json {inline.get('quant_algo')}", where=where
+        )
+    if not checkpoint.layers:
+        raise IntegrityError("no layer is quantized", where=where)
+    found = {metadata.scheme(name).algorithm for name in checkpoint.layers}
+    if recipe.modelopt_recipe is None:
+        allowed = {ALGORITHMS[kind] for kind in (recipe.search.formats if recipe.search else (recipe.weights,))}
+        if not found <= allowed:
+            raise IntegrityError(f"layers are {', '.join(found)}, not {', '.join(allowed)}", where=where)
+        wanted = None if recipe.kv_cache == "none" else recipe.kv_cache.upper()
+        if metadata.kv_cache != wanted:
+            raise IntegrityError(f"the KV cache is {metadata.kv_cache}, the recipe says {wanted}", where=where)
+    for name in checkpoint.layers:
+        if any(fnmatchcase(name, pattern) for pattern in (*recipe.exclude, *metadata.excluded)):
+            raise IntegrityError(f"{name} is quantized, and excluded", where=where)
