@@ -3,7 +3,6 @@
 | | |
 |---|---|
 | `init`, `plan`, `run`, `report`, `push`, `stage` | a release (`releases`) |
-| `tune` | settings of a target that hold more traffic (`tune`) |
 | `formats` | what runs on which GPU, without a release (`formats`) |
 | `ls`, `show`, `verify`, `diff`, `claims`, `gc` | what a deployment's store holds (`store`) |
 | `status`, `start`, `stop`, `rollback`, `guard` | what serves users (`production`) |
@@ -69,10 +68,10 @@ def _refuse_empty(parser: ArgumentParser, arguments: Sequence[str]) -> None:
 
 
 def _parser() -> ArgumentParser:
-    from llm_pipeline.cli import doctor, editing, events, formats, production, serving, store, tune
+    from llm_pipeline.cli import doctor, editing, events, formats, production, serving, store
 
     tasks = {
-        "Releases": (releases, tune, formats),
+        "Releases": (releases, formats),
         "The store": (store,),
         "Production": (production, events, doctor),
         "Servers": (serving,),

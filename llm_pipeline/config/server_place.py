@@ -27,12 +27,10 @@ class ServerModel(ConfigModel):
             place; where `start_server` does that, the load test measures the server's memory.
         fetches_release: It fetches the artifacts of a release from the store itself, so it is told their names
             (`Candidate.release`) and given no copies.
-        takes_settings: What is staged there is served with the settings of its target.
     """
 
     is_process_here: ClassVar[bool] = False
     fetches_release: ClassVar[bool] = False
-    takes_settings: ClassVar[bool] = True
 
     if TYPE_CHECKING:
         kind: str

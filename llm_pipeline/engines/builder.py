@@ -98,7 +98,6 @@ class EngineAdapter(Adapter):
         shares_whole_memory: `free_memory_fraction` is a share of the GPU for weights, runtime and KV cache together;
             where False, the cache's share of what weights and runtime leave.
         runtime_bytes: CUDA context, communication buffers, CUDA graphs and workspaces of one rank; an estimate.
-        tuned: Settings beside the limits of a batch that `llm-pipeline tune` tries, by their path in the target.
     """
 
     config: type[EngineModel]
@@ -119,7 +118,6 @@ class EngineAdapter(Adapter):
     start_seconds: float | None = None
     shares_whole_memory: bool = False
     runtime_bytes: int = 2 * 2**30
-    tuned: tuple[str, ...] = ()
 
 
 LEAST_GOLDEN_MATCH = 0.5

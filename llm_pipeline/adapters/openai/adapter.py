@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from llm_pipeline.base.adapters import Adapter, OnCall
 from llm_pipeline.config.endpoint import OpenAiEndpoint
@@ -17,8 +17,6 @@ class OpenAiServer(ServerModel):
     Attributes:
         endpoint: Where it answers, its model, and the variable with its API key.
     """
-
-    takes_settings: ClassVar[bool] = False
 
     kind: Literal["openai"]
     endpoint: OpenAiEndpoint

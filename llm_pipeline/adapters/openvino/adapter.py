@@ -38,5 +38,4 @@ ADAPTER = EngineAdapter(
     runtime="openvino-genai",
     beside_triton=True,
     tools=("openvino", "openvino-genai", "openvino-tokenizers", "optimum-intel", "nncf", "torch", "transformers"),
-    tuned=("limits.threads", "limits.kv_cache_blocks"),
 )

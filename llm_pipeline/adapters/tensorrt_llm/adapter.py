@@ -11,7 +11,6 @@ from llm_pipeline.engines.builder import EngineAdapter
 
 _DISTRIBUTION = "tensorrt_llm"
 _PLAN = "llm_pipeline.adapters.tensorrt_llm.plan"
-_FRACTION = "runtime.kv_cache.free_memory_fraction"
 
 
 _LLM_API_BUILDER = OnCall("llm_pipeline.adapters.tensorrt_llm.llmapi_builder:TensorRtLlmLlmApiBuilder")
@@ -34,7 +33,6 @@ LLM_API = EngineAdapter(
     },
     ranks="launcher",
     holds_weights=False,
-    tuned=(_FRACTION, "runtime.scheduler"),
 )
 COMPILED = EngineAdapter(
     config=EngineModel,
@@ -51,5 +49,4 @@ COMPILED = EngineAdapter(
     ranks="servers",
     models=("ensemble", MODEL_NAME, "postprocessing", "preprocessing", ENGINE_MODEL, "tensorrt_llm_bls"),
     compiles_export=True,
-    tuned=(_FRACTION, "runtime.scheduler", "serving.bls_instances"),
 )

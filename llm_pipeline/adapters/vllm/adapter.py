@@ -65,5 +65,4 @@ ADAPTER = EngineAdapter(
     start_seconds=_START_SECONDS,
     shares_whole_memory=True,
     runtime_bytes=_RUNTIME_BYTES,
-    tuned=("runtime.kv_cache.free_memory_fraction",),
 )

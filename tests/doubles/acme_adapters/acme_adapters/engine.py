@@ -73,5 +73,4 @@ ENGINE = EngineAdapter(
     warnings=lambda target: (f"acme_copy says nothing new on {target.name}",),
     holds_weights=False,
     start_seconds=7.0,
-    tuned=("limits.threads",),
 )

@@ -91,7 +91,6 @@ class AcmeCloud(ServerModel):
     """Fetches a release by itself, and speaks OpenAI's API at an address that follows from names."""
 
     fetches_release: ClassVar[bool] = True
-    takes_settings: ClassVar[bool] = False
 
     kind: Literal["acme_cloud"]
 

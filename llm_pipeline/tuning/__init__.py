@@ -1,1 +1,0 @@
-"""The configuration sweep: which settings of a target serve the workload best, by the load gate's own measure."""
