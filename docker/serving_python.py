@@ -1,4 +1,4 @@
-"""Finds the interpreter that has TensorRT-LLM, and links its prefix to where the serving image looks for `python3`.
+"""Finds the interpreter that has TensorRT-LLM or vLLM, and links its prefix to where the image looks for `python3`.
 
     python3 docker/serving_python.py /opt/llm-pipeline/python
 
@@ -20,11 +20,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-PACKAGE = "tensorrt_llm"
+PACKAGES = ("tensorrt_llm", "vllm")
 ENVIRONMENTS = Path("/opt")
 _PREFIX_IF_IT_HAS = """
 import importlib.util, sys
-print(sys.prefix if importlib.util.find_spec(sys.argv[1]) else "")
+print(sys.prefix if any(map(importlib.util.find_spec, sys.argv[1:])) else "")
 """
 
 
@@ -36,15 +36,15 @@ def interpreters(environments: Path) -> Iterator[Path]:
 
 
 def prefix_of(interpreter: Path) -> Path | None:
-    """Where an interpreter's packages are, if it has TensorRT-LLM; nothing is imported, as that needs a driver."""
-    command = [str(interpreter), "-c", _PREFIX_IF_IT_HAS, PACKAGE]
+    """Where an interpreter's packages are, if it has an engine; nothing is imported, as that needs a driver."""
+    command = [str(interpreter), "-c", _PREFIX_IF_IT_HAS, *PACKAGES]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     prefix = answer.stdout.strip()
     return Path(prefix) if answer.returncode == 0 and prefix else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Link the prefix; 1 with one line of error where no interpreter has TensorRT-LLM."""
+    """Link the prefix; 1 with one line of error where no interpreter has an engine."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("link", type=Path, help="what to make a link of")
     parser.add_argument("--environments", type=Path, default=ENVIRONMENTS, help="a directory of virtual environments")
@@ -56,7 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.link.symlink_to(prefix)
             sys.stdout.write(f"{options.link}/bin/python3 is that of {prefix}\n")
             return 0
-    sys.stderr.write(f"error: no interpreter has {PACKAGE}; tried {', '.join(map(str, tried)) or 'none'}\n")
+    sys.stderr.write(
+        f"error: no interpreter has {' or '.join(PACKAGES)}; tried {', '.join(map(str, tried)) or 'none'}\n"
+    )
     return 1
 
 

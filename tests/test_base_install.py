@@ -123,8 +123,6 @@ MINIMAL: dict[str, Case] = {
 PROGRAMS: dict[str, Case] = {
     "llm_pipeline.loadtest.client.__main__": (None, 4, "pip install 'llm-pipeline[control]'"),
     "llm_pipeline.demo.__main__": (["down"], 4, "pip install 'llm-pipeline[control]'"),
-    "llm_pipeline.verification.__main__": (["prepare", "--output", "DIR/o"], 4, "pip install 'llm-pipeline[model]'"),
-    "llm_pipeline.verification.installed": (["--output", "DIR/o"], 4, "pip install 'llm-pipeline[tensorrt-llm]'"),
 }
 
 

@@ -1,7 +1,7 @@
 """What is known of modelopt without it being installed: its recipe files, its names of formats, limits of a batch.
 
 The table of recipes is package data (`data/modelopt_recipes.json`), written by
-`llm_pipeline.verification.modelopt_catalog` from an installed modelopt.
+`tests/quantization/modelopt_catalog.py` from an installed modelopt.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def test_an_image_that_installs_the_package_has_all_that_its_wheel_is_made_of(pa
     before, *after = re.split(r"--no-build-isolation \.|-m hatchling build", path.read_text())
     copied = {word for line in before.splitlines() if line.startswith("COPY ") for word in line.split()[1:-1]}
     assert not after or not [path for path in needed if not copied & {str(path), *map(str, path.parents)}]
-    assert bool(after) == (path.suffix != ".worker")
+    assert bool(after) == (path.suffix not in (".worker", ".verify"))
 
 
 def test_the_control_image_is_airflows_own_and_leaves_its_entry_point_and_user_alone():
@@ -100,4 +100,4 @@ def test_every_secret_comes_from_the_environment_and_is_in_the_example():
 def test_images_of_our_own_have_a_dockerfile():
     ours = {service["image"] for service in SERVICES.values() if service["image"].startswith("llm-pipeline-")}
     assert {image.removeprefix("llm-pipeline-").partition(":")[0] for image in ours} == {"control", "worker"}
-    assert {path.suffix for path in DOCKERFILES} == {".control", ".model", ".serving", ".worker"}
+    assert {path.suffix for path in DOCKERFILES} == {".control", ".model", ".serving", ".verify", ".worker"}

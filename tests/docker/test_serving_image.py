@@ -21,8 +21,6 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.store import Signing, StoreModel, store_settings
 from llm_pipeline.serving.repository_links import write_links
 from llm_pipeline.store import open_store
-from llm_pipeline.verification.bench import Prepared, PreparedCheckpoint
-from llm_pipeline.verification.preparation import recipes
 
 TESTS = Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS))
@@ -31,12 +29,8 @@ from signing_keys import signing_with_new_keys
 
 ROOT = TESTS.parent
 DOUBLES = TESTS / "doubles"
-IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
 BROUGHT = ("numpy==1.26.4", "protobuf==6.33.5", "pydantic", "psutil", "PyYAML", "jsonschema", "setuptools")
 """What stands in for the packages that NVIDIA's environment has besides TensorRT-LLM."""
-
-H200 = {"name": "NVIDIA H200", "compute_cap": "9.0", "memory.total": 143771, "memory.used": 500,
-        "driver_version": "590.44.01"}  # fmt: skip
 
 pytestmark = pytest.mark.thorough
 
@@ -164,26 +158,3 @@ def test_a_pod_lays_out_what_it_verifies_by_its_signature(image, signed, tmp_pat
     assert refused.returncode != 0
     assert "model_signing is not installed" not in refused.stderr
     assert "_SIGNATURE.json" in refused.stderr
-
-
-def test_verification_sees_the_environments_versions_and_takes_the_steps_without_a_gpu(image, tmp_path):
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    for name in ("nvidia-smi", "trtllm-build"):
-        (programs / name).symlink_to(DOUBLES / name)
-    prepared = tmp_path / "prepared"
-    prepared.mkdir()
-    refused = tuple(PreparedCheckpoint(recipe=recipe, refused="not made here") for recipe in recipes(64))
-    Prepared(model="none", dtype="float16", checkpoints=refused).write(prepared)
-    done = image.run(
-        f"python3 -m llm_pipeline.verification check --prepared {prepared} --output {tmp_path / 'out'} --image {IMAGE}"
-        " --only build_flags llm_args_schema container",
-        PATH=f"{programs}:{image.path}",
-        PYTHONPATH=f"{ROOT}:{ROOT / 'plugins'}", TRTLLM_DOUBLE_GPUS=json.dumps([H200]),
-        LLM_PIPELINE_CONTAINER=f"sha256:0 of {IMAGE}",
-    )  # fmt: skip
-    report = json.loads((tmp_path / "out" / "verification.json").read_text())
-    rows = {row["step"]: row for row in report["rows"]}
-    assert (rows["build_flags"]["outcome"], rows["llm_args_schema"]["outcome"]) == ("PASS", "PASS"), done.stdout
-    assert rows["container"]["seen"].startswith("tensorrt_llm 1.2.1, python 3.")
-    assert report["facts"]["numpy"] == "1.26.4"

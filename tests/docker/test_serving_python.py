@@ -56,7 +56,7 @@ def test_an_older_image_keeps_its_systems_interpreter(tmp_path):
 def test_an_image_without_tensorrt_llm_is_one_error(tmp_path):
     answer = link(tmp_path, environment(tmp_path / "usr", has_tensorrt_llm=False))
     assert answer.returncode == 1
-    assert answer.stderr.startswith("error: no interpreter has tensorrt_llm")
+    assert answer.stderr.startswith("error: no interpreter has tensorrt_llm or vllm")
     assert len(answer.stderr.splitlines()) == 1
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +22,10 @@ from llm_pipeline.quantization.modelopt_configs import (
     search_formats,
 )
 from llm_pipeline.quantization.modelopt_quantizer import Quantizer
-from llm_pipeline.verification.modelopt_catalog import TABLE, catalog
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from modelopt_catalog import TABLE, catalog
 
 CALIBRATION = {"sources": ["c.jsonl"], "samples": 1, "maximum_tokens": 8}
 CALIBRATED = ("fp8", "int8_smoothquant", "int4_awq", "w4a8_awq", "nvfp4", "nvfp4_awq")

@@ -1,6 +1,6 @@
 """Writes the table of modelopt's recipe files from the modelopt that is installed.
 
-    python -m llm_pipeline.verification.modelopt_catalog
+    .envs/model/bin/python tests/quantization/modelopt_catalog.py
 
 A test compares the table with the installed modelopt; run this again with another version of it.
 """
@@ -16,12 +16,11 @@ from typing import Any
 
 import yaml
 
-from llm_pipeline.base.entry import entry_point
 from llm_pipeline.catalog.modelopt_recipes import ModeloptRecipe
 from llm_pipeline.config.quantization import WEIGHT_BITS, KvCacheFormat, WeightFormat
 from llm_pipeline.quantization.modelopt_configs import load_modelopt_recipe
 
-TABLE = Path(__file__).parents[1] / "catalog" / "data" / "modelopt_recipes.json"
+TABLE = Path(__file__).parents[2] / "llm_pipeline" / "catalog" / "data" / "modelopt_recipes.json"
 
 _TRAINING = "it is a part of training, not of quantization after training"
 _REFUSED_TYPES = {
@@ -44,7 +43,6 @@ def catalog() -> dict[str, ModeloptRecipe]:
     return {name: _describe(name, content) for name, content in _recipe_files()}
 
 
-@entry_point
 def main() -> None:
     """Write the table of the installed modelopt's recipe files."""
     rows = {name: recipe.model_dump(mode="json", exclude_defaults=True) for name, recipe in catalog().items()}
@@ -127,4 +125,4 @@ def _is_calibrated(cfg: Mapping[str, Any]) -> bool:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -1,1 +1,0 @@
-"""The part of `tensorrt_llm.llmapi` that is asked for the LLM args."""
