@@ -38,7 +38,7 @@ from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import LoadTestPolicy, RateSearch, ServiceLevel
-from llm_pipeline.config.workload import UniformLengths, Workload
+from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.attainment import good
 from llm_pipeline.loadtest.gate import void_reason
 from llm_pipeline.loadtest.measure import LoadClient
@@ -72,7 +72,7 @@ WORKLOAD = Workload(
     prompts="workloads/demo.jsonl",
     rate_per_second=10,
     duration_seconds=10,
-    prompt_tokens=UniformLengths(minimum=8, maximum=48),
+    prompt_tokens=(8, 48),
     output_tokens=(16, 48),
 )
 SEARCH = RateSearch(resolution=0.1)

@@ -73,8 +73,6 @@ def measured_window(
             "asked_tokens": tokens,
             "status": np.full(count, 200, np.int16),
             "fault": fault,
-            "priority": np.zeros(count, np.int16),
-            "streamed": np.ones(count, np.bool_),
         },
         np.histogram(np.repeat(pace, tokens - 1), GAP_EDGES)[0],
         {Fault.CUT: "connection reset by peer"} if broken else {},

@@ -128,9 +128,8 @@ _OTHER_LENGTH = (Fault.SHORT, Fault.LONG)
 
 def _impossibilities(window: Records) -> list[tuple[int, str]]:
     first, total, sent = window["first_token_seconds"], window["total_seconds"], window["lag_seconds"]
-    answered, streamed, tokens = window.answered, window["streamed"], window["output_tokens"]
-    no_first = np.isnan(first) & ~streamed
-    finite = np.isfinite(total) & np.isfinite(sent) & (np.isfinite(first) | no_first)
+    answered, tokens = window.answered, window["output_tokens"]
+    finite = np.isfinite(total) & np.isfinite(sent) & np.isfinite(first)
     checks: tuple[tuple[_Mask, str], ...] = (
         (answered & ~finite, "a latency is not a number"),
         (answered & (total <= np.maximum(0.0, sent)), "it took no time"),

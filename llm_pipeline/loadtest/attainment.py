@@ -1,7 +1,6 @@
 """Which requests meet the service level, and by how much: each latency divided by its limit. Pure.
 
-A failed request misses every limit. A limit applies only to requests on which it can be measured: the first token of
-a streamed answer, the time per output token of a streamed answer of two tokens or more.
+A failed request misses every limit. The time per output token is measured on answers of two tokens or more.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ Severity = NDArray[np.float64]
 
 def severities(records: Records, level: ServiceLevel) -> dict[str, Severity]:
     """The severity of each request for each limit, by the limit's name."""
-    streamed, first = records["streamed"], level.first_token_milliseconds
+    every, first = np.ones(len(records), np.bool_), level.first_token_milliseconds
     token, stall = level.time_per_output_token_milliseconds, level.longest_stall_milliseconds
     total = level.end_to_end_milliseconds
-    found = {"first token in time": _severity(records, records["first_token_seconds"], first, streamed)}
+    found = {"first token in time": _severity(records, records["first_token_seconds"], first, every)}
     if token is not None:
-        several = streamed & (records["output_tokens"] > 1)
+        several = records["output_tokens"] > 1
         found["tokens in time"] = _severity(records, records.time_per_output_token_seconds, token, several)
     if stall is not None:
-        found["no long stall"] = _severity(records, records["longest_gap_seconds"], stall, streamed)
+        found["no long stall"] = _severity(records, records["longest_gap_seconds"], stall, every)
     if total is not None:
-        found["whole answer in time"] = _severity(records, records["total_seconds"], total, np.ones_like(streamed))
+        found["whole answer in time"] = _severity(records, records["total_seconds"], total, every)
     return found
 
 

@@ -143,7 +143,7 @@ def processes_for(traffic: Traffic) -> int:
     if traffic.arrivals is None:
         wanted = traffic.concurrency / _USERS_A_PROCESS
     else:
-        chunks = sum(request.maximum_tokens for request in traffic.requests if request.stream)
+        chunks = sum(request.maximum_tokens for request in traffic.requests)
         busy_seconds = len(traffic.requests) * _REQUEST_SECONDS + chunks * _CHUNK_SECONDS
         wanted = busy_seconds / traffic.duration_seconds / _BUSY_SHARE
     return max(1, min(math.ceil(wanted), len(os.sched_getaffinity(0))))

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llm_pipeline.base.errors import ConfigError, unless_io
-from llm_pipeline.loadtest.draws import Draws, Integers
 
 CountTokens = Callable[[str], int]
+Integers = NDArray[np.int64]
 
 _WORD = re.compile(r"\s*\S{1,16}")
 _RUN_WORDS = 6
@@ -98,12 +99,12 @@ class Composer:
         self._costs = np.array([counted[word] for word in self._words], dtype=np.float64) * correction
         self._mean_cost = max(float(np.cumsum(self._costs)[-1]) / len(self._words), 1e-3)
 
-    def compose(self, tokens: Integers, draws: Draws) -> list[str]:
+    def compose(self, tokens: Integers, random: np.random.Generator) -> list[str]:
         """Texts of so many tokens each, to within about half a word."""
         if not len(tokens):
             return []
         ends = np.cumsum(tokens)
-        words = self._stream(float(ends[-1]), len(tokens), draws)
+        words = self._stream(float(ends[-1]), len(tokens), random)
         place = np.arange(len(tokens))
         cuts = np.searchsorted(np.cumsum(self._costs[words]), ends - 0.5 * self._mean_cost) + 1
         cuts = np.maximum.accumulate(cuts - place) + place  # each text has a word at least
@@ -111,18 +112,18 @@ class Composer:
         starts = [0, *cuts[:-1].tolist()]
         return ["".join(chosen[start:end]).strip() for start, end in zip(starts, cuts.tolist(), strict=True)]
 
-    def compose_fresh(self, tokens: Integers, draws: Draws, known: set[str]) -> list[str]:
+    def compose_fresh(self, tokens: Integers, random: np.random.Generator, known: set[str]) -> list[str]:
         """Texts of which none is known or occurs twice; they are known afterwards.
 
         Raises:
             ConfigError: There are too few different words for so many texts that are so short.
         """
-        texts = self.compose(tokens, draws)
+        texts = self.compose(tokens, random)
         again = _repeated(texts, known)
         for _ in range(_ATTEMPTS):
             if not again:
                 return texts
-            for number, text in zip(again, self.compose(tokens[again], draws), strict=True):
+            for number, text in zip(again, self.compose(tokens[again], random), strict=True):
                 texts[number] = text
             again = [again[place] for place in _repeated([texts[number] for number in again], known)]
         raise ConfigError(
@@ -130,24 +131,12 @@ class Composer:
             hint="add prompts, or set longer ones in prompt_tokens",
         )
 
-    def compose_blocks(
-        self, blocks: Sequence[tuple[int, ...]], block_tokens: int, tokens: Integers, draws: Draws
-    ) -> list[str]:
-        """Texts that share their leading blocks where the ids are equal; what follows the last whole block is fresh."""
-        leading = [ids[: (length - 1) // block_tokens] for ids, length in zip(blocks, tokens.tolist(), strict=True)]
-        known = list(dict.fromkeys(identity for ids in leading for identity in ids))
-        shared = self.compose(np.full(len(known), block_tokens, dtype=np.int64), draws)
-        text_of = dict(zip(known, shared, strict=True))
-        rest = tokens - block_tokens * np.array([len(ids) for ids in leading], dtype=np.int64)
-        tails = self.compose_fresh(rest, draws, set())
-        return [" ".join([*(text_of[i] for i in ids), tail]) for ids, tail in zip(leading, tails, strict=True)]
-
-    def _stream(self, tokens: float, spare_words: int, draws: Draws) -> Integers:
+    def _stream(self, tokens: float, spare_words: int, random: np.random.Generator) -> Integers:
         """Indices of words, in runs, with this many tokens; the last words are spare."""
         runs = (int(1.05 * tokens / self._mean_cost) + spare_words) // _RUN_WORDS + 64
         words = np.empty(0, dtype=np.int64)
         while len(words) <= spare_words or float(np.sum(self._costs[words[:-spare_words]])) < tokens:
-            begins = draws.integers(len(self._words), runs)
+            begins = random.integers(0, len(self._words), runs)
             new = (begins[:, None] + np.arange(_RUN_WORDS)) % len(self._words)
             words = np.concatenate([words, new.reshape(-1)])
         return words

@@ -112,8 +112,6 @@ class Answered:
         asked_tokens: `max_tokens`.
         status: HTTP status; 0 when there was no answer.
         fault: What became of it.
-        priority: Level; 0 for none.
-        streamed: Whether the answer was streamed: only then is its first token timed.
     """
 
     number: int
@@ -128,8 +126,6 @@ class Answered:
     asked_tokens: int = 0
     status: int = 0
     fault: Fault = Fault.NONE
-    priority: int = 0
-    streamed: bool = True
 
 
 COLUMNS = tuple(column.name for column in fields(Answered))
@@ -140,8 +136,6 @@ _TYPES: dict[str, type[np.generic]] = {
     "asked_tokens": np.int32,
     "status": np.int16,
     "fault": np.uint8,
-    "priority": np.int16,
-    "streamed": np.bool_,
 }
 
 REQUESTS_FILE = "requests.csv.gz"
@@ -195,12 +189,12 @@ class Records:
 
     @property
     def time_per_output_token_seconds(self) -> NDArray[np.float64]:
-        """From the first to the last token by the tokens after the first; NaN for fewer than two or without a stream.
+        """From the first to the last token by the tokens after the first; NaN for fewer than two.
 
         As in MLPerf Inference: (last - first) / (n - 1).
         """
         span = self["last_token_seconds"] - self["first_token_seconds"]
-        several = (self["output_tokens"] > 1) & self["streamed"]
+        several = self["output_tokens"] > 1
         return np.where(several, span / np.maximum(1, self["output_tokens"] - 1), np.nan)
 
 
@@ -230,8 +224,6 @@ def write_records(path: Path, records: Records) -> None:
 
 
 def _written(column: NDArray[Any]) -> list[object]:
-    if column.dtype == np.bool_:
-        column = column.astype(np.int8)
     return list((np.round(column, 7) if column.dtype == np.float64 else column).tolist())
 
 

@@ -17,18 +17,12 @@ class LoadRequest:
 
     Attributes:
         prompt: Its text.
-        maximum_tokens: `max_tokens`; with `ignore_eos` exactly so many must come.
-        stream: Read token by token; otherwise one answer in one piece.
-        ignore_eos: The answer may not end by itself.
-        priority: Level, 1 being the most urgent; 0 for none.
+        maximum_tokens: `max_tokens`; exactly so many must come.
         cancel_after_tokens: The user leaves after so many; 0 for never.
     """
 
     prompt: str
     maximum_tokens: int
-    stream: bool = True
-    ignore_eos: bool = True
-    priority: int = 0
     cancel_after_tokens: int = 0
 
 
@@ -71,4 +65,4 @@ class Traffic:
 
 
 def _named(requests: Sequence[LoadRequest]) -> list[list[object]]:
-    return [[r.prompt, r.maximum_tokens, r.stream, r.ignore_eos, r.priority, r.cancel_after_tokens] for r in requests]
+    return [[r.prompt, r.maximum_tokens, r.cancel_after_tokens] for r in requests]

@@ -167,10 +167,10 @@ def summarize_window(  # noqa: PLR0917 - its name, its traffic and its result
         output_tokens_per_second=float(np.sum(judged["output_tokens"][answered])) / seconds,
         client_lag_p99_milliseconds=1e3 * client_lag_seconds(measured.records),
         rate_share=rate_share(measured.records),
-        first_token=latency(judged["first_token_seconds"][answered & judged["streamed"]]),
+        first_token=latency(judged["first_token_seconds"][answered]),
         time_per_output_token=latency(judged.time_per_output_token_seconds[answered]),
         inter_token=silences(measured.records),
-        longest_stall=latency(judged["longest_gap_seconds"][answered & judged["streamed"]]),
+        longest_stall=latency(judged["longest_gap_seconds"][answered]),
         end_to_end=latency(judged["total_seconds"][answered]),
         seconds=_by_second(judged, is_good),
         server=measured.server,
@@ -311,7 +311,7 @@ def _by_second(judged: Records, is_good: Mask) -> tuple[SecondOfTraffic, ...]:
 
     everything = np.ones(len(judged), np.bool_)
     edges = np.searchsorted(seconds, np.arange(length + 1))
-    first = _medians(np.where(answered & judged["streamed"], judged["first_token_seconds"], np.nan), edges)
+    first = _medians(np.where(answered, judged["first_token_seconds"], np.nan), edges)
     total = _medians(np.where(answered, judged["total_seconds"], np.nan), edges)
     stalls = np.zeros(length)
     np.maximum.at(stalls, seconds, judged["longest_gap_seconds"])

@@ -4,27 +4,30 @@
     traffic = source.open_loop(rate_per_second=20.0, duration_seconds=60.0, seed=7)
 
 A prefix cache makes a server look faster for prompts that it has seen. So a prompt occurs once in a window, composed
-prompts are new in each window, and they share prefixes only if `shared_prefixes` or a trace's `hash_ids` say so.
-Prompts taken as they are (no `prompt_tokens`) may occur again in another window.
+prompts are new in each window, and they share prefixes only if `shared_prefixes` says so. Prompts taken as they are (no
+`prompt_tokens`) may occur again in another window.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.workload import PoissonArrivals, RecordedLengths, Workload
-from llm_pipeline.loadtest.draws import Draws, Floats, Integers, arrival_times, assign, cut, draw_lengths, longest
+from llm_pipeline.config.workload import Lengths, RecordedLengths, Workload, longest
 from llm_pipeline.loadtest.prompts import Composer, CountTokens, RecordedPrompt, read_prompts
-from llm_pipeline.loadtest.traces import BLOCK_TOKENS, RecordedTraffic, read_trace
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
-from llm_pipeline.loadtest.workload_files import locate_files
+
+Integers = NDArray[np.int64]
 
 _MOST_TOO_LONG = 1.05
+_NORMAL_P95 = 1.6448536269514722
+_LEAD_IN_SCALES = 10.0
 
 
 def check_workload(workload: Workload, directory: Path) -> None:
@@ -35,9 +38,22 @@ def check_workload(workload: Workload, directory: Path) -> None:
         directory: `configs/`, or the published data set.
 
     Raises:
-        ConfigError: Settings contradict one another, or a file has a line that is not of its format.
+        ConfigError: There is no request, or the file has a line that is not of its format.
     """
     _read(workload, directory)
+
+
+def locate_prompts(workload: Workload, directory: Path) -> Path:
+    """Where the file of prompts is: below `configs/`, or in the data set that resolving a release publishes.
+
+    Raises:
+        ConfigError: It is missing.
+    """
+    places = (directory / workload.prompts, directory / PurePosixPath(workload.prompts).name)
+    found = next((path for path in places if path.is_file()), None)
+    if found is None:
+        raise ConfigError(f"there is no {workload.prompts}", where=str(directory))
+    return found
 
 
 def longest_request(workload: Workload) -> int | None:
@@ -48,15 +64,12 @@ def longest_request(workload: Workload) -> int | None:
     if workload.prompt_tokens is None:
         return None
     shared = workload.shared_prefixes.tokens if workload.shared_prefixes else 0
-    prompt = math.ceil((shared + workload.prompt_tokens.maximum) * _MOST_TOO_LONG)
+    prompt = math.ceil((shared + longest(workload.prompt_tokens)) * _MOST_TOO_LONG)
     return prompt + longest(workload.output_tokens)
 
 
 class TrafficSource:
-    """Traffic of one workload.
-
-    Equal seeds give equal traffic. Other seeds give other prompts, lengths and drawn arrivals; a trace that is replayed
-    keeps its arrivals and lengths.
+    """Traffic of one workload. Equal seeds give equal traffic; other seeds other prompts, lengths and arrivals.
 
     Args:
         workload: What to draw.
@@ -70,7 +83,7 @@ class TrafficSource:
     def __init__(self, workload: Workload, directory: Path, *, count_tokens: CountTokens) -> None:
         self._workload = workload
         self._count_tokens = count_tokens
-        self._prompts, self._trace = _read(workload, directory)
+        self._prompts = _read(workload, directory)
 
     def open_loop(self, rate_per_second: float, duration_seconds: float, seed: int) -> Traffic:
         """A window of requests that arrive at a mean rate.
@@ -78,7 +91,7 @@ class TrafficSource:
         Raises:
             ConfigError: There is no request in it, or the file has too few words for so many different prompts.
         """
-        arrivals = self._arrivals(rate_per_second, duration_seconds, seed)
+        arrivals = arrival_times(rate_per_second, duration_seconds, self._workload.burstiness, seed)
         if not len(arrivals):
             raise ConfigError("this rate and duration give no request", hint="raise duration_seconds")
         return Traffic.open_loop(self._requests(len(arrivals), seed), arrivals, duration_seconds)
@@ -91,66 +104,31 @@ class TrafficSource:
         """
         return Traffic.closed_loop(self._requests(maximum_requests, seed), concurrency, duration_seconds)
 
-    def _arrivals(self, rate_per_second: float, duration_seconds: float, seed: int) -> Floats:
-        if self._trace is None or not _replays(self._workload):
-            return arrival_times(self._workload.arrivals, rate_per_second, duration_seconds, seed)
-        count = round(rate_per_second * duration_seconds)
-        return self._trace.replay(count, duration_seconds) if count else np.empty(0)
-
     def _requests(self, count: int, seed: int) -> tuple[LoadRequest, ...]:
-        workload = self._workload
-        rows = self._rows(count, seed)
-        answers = self._output_tokens(rows, seed)
-        streamed = assign({1: workload.streaming_share}, count, Draws(seed, "streamed"))
-        left = _half_way(answers, streamed, workload.cancelled_share, Draws(seed, "cancelled"))
-        priorities = assign(workload.priorities, count, Draws(seed, "priorities"))
-        texts = self._with_prefixes(self._texts(rows, seed), seed)
-        columns = (answers.tolist(), streamed.tolist(), priorities.tolist(), left.tolist())
-        return tuple(
-            LoadRequest(text, tokens, stream=bool(stream), priority=priority, cancel_after_tokens=cancelled)
-            for text, tokens, stream, priority, cancelled in zip(texts, *columns, strict=True)
-        )
-
-    def _file_rows(self, count: int, seed: int) -> Integers:
         """Each prompt of the file once, in a random order; then any of them, for its lengths only."""
-        draws, known = Draws(seed, "rows"), len(self._prompts)
-        return np.concatenate([draws.order(known)[:count], draws.integers(known, max(0, count - known))])
-
-    def _rows(self, count: int, seed: int) -> Integers:
-        """Which line of the trace, or else of the file of prompts, each request is like."""
-        if self._trace is None:
-            return self._file_rows(count, seed)
-        if _replays(self._workload):
-            return np.arange(count) % len(self._trace)
-        return Draws(seed, "rows").integers(len(self._trace), count)
-
-    def _output_tokens(self, rows: Integers, seed: int) -> Integers:
-        asked = self._workload.output_tokens
-        if not isinstance(asked, RecordedLengths):
-            return draw_lengths(asked, len(rows), Draws(seed, "output tokens"))
-        recorded = self._trace.output_tokens if self._trace else np.array([p.output_tokens for p in self._prompts])
-        return np.maximum(1, cut(recorded[rows], asked))
+        random, known = draws(seed, "rows"), len(self._prompts)
+        rows = np.concatenate([random.permutation(known)[:count], random.integers(0, known, max(0, count - known))])
+        recorded = np.array([prompt.output_tokens for prompt in self._prompts])[rows]
+        answers = draw_lengths(self._workload.output_tokens, recorded, draws(seed, "output tokens"))
+        able = draws(seed, "cancelled").permutation(np.flatnonzero(answers > 1))
+        leaves_after = np.zeros(count, dtype=np.int64)
+        leaving = able[: round(self._workload.cancelled_share * count)]
+        leaves_after[leaving] = answers[leaving] // 2
+        texts = self._with_prefixes(self._texts(rows, seed), seed)
+        columns = zip(texts, answers.tolist(), leaves_after.tolist(), strict=True)
+        return tuple(LoadRequest(text, tokens, cancel_after_tokens=after) for text, tokens, after in columns)
 
     def _texts(self, rows: Integers, seed: int) -> list[str]:
-        asked, trace, draws = self._workload.prompt_tokens, self._trace, Draws(seed, "texts")
+        asked = self._workload.prompt_tokens
         if asked is None:
-            return self._texts_as_they_are(rows, seed)
-        if not isinstance(asked, RecordedLengths):
-            tokens = draw_lengths(asked, len(rows), Draws(seed, "prompt tokens"))
-        elif trace is None:
-            tokens = cut(self._file_tokens[rows], asked)
-        else:
-            tokens = cut(trace.prompt_tokens[rows], asked)
-            if trace.blocks and _replays(self._workload):
-                return self._composer.compose_blocks(_of_laps(trace, len(rows)), BLOCK_TOKENS, tokens, draws)
-        return self._composer.compose_fresh(tokens, draws, set())
-
-    def _texts_as_they_are(self, rows: Integers, seed: int) -> list[str]:
-        texts = [self._prompts[row].text for row in rows[: len(self._prompts)].tolist()]
-        more = rows[len(texts) :]
-        if not len(more):
-            return texts
-        return texts + self._composer.compose_fresh(self._file_tokens[more], Draws(seed, "texts"), set(texts))
+            texts = [self._prompts[row].text for row in rows[: len(self._prompts)].tolist()]
+            more = rows[len(texts) :]
+            if not len(more):
+                return texts
+            return texts + self._composer.compose_fresh(self._file_tokens[more], draws(seed, "texts"), set(texts))
+        own = self._file_tokens[rows] if isinstance(asked, RecordedLengths) else rows
+        tokens = draw_lengths(asked, own, draws(seed, "prompt tokens"))
+        return self._composer.compose_fresh(tokens, draws(seed, "texts"), set())
 
     def _with_prefixes(self, texts: list[str], seed: int) -> list[str]:
         shared = self._workload.shared_prefixes
@@ -158,14 +136,11 @@ class TrafficSource:
             return texts
         tokens = np.full(shared.prefixes, shared.tokens, dtype=np.int64)
         # the same in all windows, like the system prompt that a server in use has in its cache
-        prefixes = self._composer.compose_fresh(tokens, Draws(self._workload.seed, "shared prefixes"), set())
-        draws = Draws(seed, "prefixes")
-        begins = assign({1: shared.share}, len(texts), draws).tolist()
-        which = draws.integers(shared.prefixes, len(texts)).tolist()
-        return [
-            f"{prefixes[number]}\n\n{text}" if begin else text
-            for text, begin, number in zip(texts, begins, which, strict=True)
-        ]
+        prefixes = self._composer.compose_fresh(tokens, draws(self._workload.seed, "shared prefixes"), set())
+        random = draws(seed, "prefixes")
+        for place in random.permutation(len(texts))[: round(shared.share * len(texts))].tolist():
+            texts[place] = f"{prefixes[random.integers(shared.prefixes)]}\n\n{texts[place]}"
+        return texts
 
     @cached_property
     def _composer(self) -> Composer:
@@ -178,62 +153,51 @@ class TrafficSource:
         return np.array(counted, dtype=np.int64)
 
 
-def _read(workload: Workload, directory: Path) -> tuple[tuple[RecordedPrompt, ...], RecordedTraffic | None]:
-    _check_settings(workload)
-    files = locate_files(workload, directory)
-    recorded = workload.trace is None and isinstance(workload.output_tokens, RecordedLengths)
-    prompts = read_prompts(files[0], with_output_tokens=recorded)
-    trace = read_trace(files[1], workload.trace) if workload.trace else None
-    if trace is not None and trace.blocks and workload.shared_prefixes and _replays(workload):
-        raise ConfigError(
-            "shared_prefixes: the trace's hash_ids say what prompts share",
-            where="workload",
-            hint="leave shared_prefixes out, or take only the trace's `lengths` (shape: lengths)",
-        )
-    return prompts, trace
-
-
-def _replays(workload: Workload) -> bool:
-    return workload.trace is not None and workload.trace.shape == "times"
-
-
-def _check_settings(workload: Workload) -> None:
-    recorded = isinstance(workload.prompt_tokens, RecordedLengths), isinstance(workload.output_tokens, RecordedLengths)
-    if workload.trace and not all(recorded):
-        raise ConfigError(
-            "trace: it names the lengths, so prompt_tokens and output_tokens must be `recorded`",
-            where="workload",
-            hint="write {kind: recorded, maximum: ...} with the longest that the server takes",
-        )
-    if _replays(workload) and workload.arrivals != PoissonArrivals():
-        raise ConfigError(
-            "arrivals: the trace's times are replayed",
-            where="workload",
-            hint="leave arrivals out, or take only the trace's `lengths` (shape: lengths)",
-        )
-    if workload.cancelled_share > workload.streaming_share:
-        raise ConfigError("cancelled_share: only streamed requests can be cancelled", where="workload")
+def _read(workload: Workload, directory: Path) -> tuple[RecordedPrompt, ...]:
     if round(workload.rate_per_second * workload.duration_seconds) < 1:
         raise ConfigError(
             "rate_per_second times duration_seconds is less than one request",
             where="workload",
             hint="raise duration_seconds",
         )
+    recorded = isinstance(workload.output_tokens, RecordedLengths)
+    return read_prompts(locate_prompts(workload, directory), with_output_tokens=recorded)
 
 
-def _of_laps(trace: RecordedTraffic, count: int) -> list[tuple[int, ...]]:
-    """Ids of the blocks of each request of a replay; a trace that starts over has others, so that nothing repeats."""
-    laps = 1 + max(max(ids, default=0) for ids in trace.blocks)
-    return [
-        tuple(number // len(trace) * laps + identity for identity in trace.blocks[number % len(trace)])
-        for number in range(count)
-    ]
+def draws(seed: int, purpose: str) -> np.random.Generator:
+    """Random numbers; the same seed gives the same ones, and another purpose others."""
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(f"{purpose} {seed}".encode()).digest()[:16], "big"))
 
 
-def _half_way(answers: Integers, streamed: Integers, share: float, draws: Draws) -> Integers:
-    """After how many tokens a user leaves; 0 for never."""
-    able = np.flatnonzero((streamed == 1) & (answers > 1))
-    leaving = able[draws.order(len(able))[: round(share * len(answers))]]
-    after = np.zeros(len(answers), dtype=np.int64)
-    after[leaving] = answers[leaving] // 2
-    return after
+def arrival_times(rate_per_second: float, duration_seconds: float, burstiness: float, seed: int) -> NDArray[np.float64]:
+    """Times in seconds from the start of a window, rising, all before its end; shape [requests].
+
+    Gaps are gamma numbers with `burstiness` as their coefficient of variation. The process runs before the window
+    begins: one that starts with it starts with a burst.
+
+    Raises:
+        ValueError: The rate or the duration is not positive.
+    """
+    if rate_per_second <= 0 or duration_seconds <= 0:
+        raise ValueError(f"{rate_per_second=} and {duration_seconds=} must be positive")
+    random, scale = draws(seed, "arrivals"), burstiness**2
+    lead_in = _LEAD_IN_SCALES * max(1.0, scale)
+    end = rate_per_second * duration_seconds + lead_in
+    times = np.zeros(1)
+    while times[-1] < end:
+        missing = end - times[-1]
+        gaps = random.gamma(1.0 / scale, scale, int(missing + 4.0 * missing**0.5 + 16.0))
+        times = np.concatenate([times, times[-1] + np.cumsum(gaps)])
+    within: NDArray[np.float64] = times[(times > lead_in) & (times < end)] - lead_in
+    return within / rate_per_second
+
+
+def draw_lengths(lengths: Lengths, recorded: Integers, random: np.random.Generator) -> Integers:
+    """Lengths in tokens, 1 or more; as many as there are recorded ones, which they are if the workload says so."""
+    if isinstance(lengths, RecordedLengths):
+        return np.clip(recorded, 1, lengths.maximum)
+    if isinstance(lengths, tuple):
+        return random.integers(lengths[0], lengths[1] + 1, len(recorded))
+    spread = math.log(lengths.p95 / lengths.median) / _NORMAL_P95
+    drawn = np.rint(random.lognormal(math.log(lengths.median), spread, len(recorded))).astype(np.int64)
+    return np.clip(drawn, lengths.minimum, lengths.maximum)

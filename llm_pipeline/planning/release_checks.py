@@ -16,7 +16,7 @@ from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.quantization import NAMED_SET, Calibration, QuantizationRecipe
 from llm_pipeline.config.slot_server import OpenAiSlot
-from llm_pipeline.config.workload import Lengths
+from llm_pipeline.config.workload import longest
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.loadtest.workload import check_workload, longest_request
 from llm_pipeline.model_facts.facts import ModelFacts
@@ -175,13 +175,6 @@ def recipe_problems(recipe: QuantizationRecipe, facts: ModelFacts) -> Iterator[s
         )
 
 
-def _most(lengths: Lengths | tuple[int, int] | None) -> int:
-    """The longest of them."""
-    if lengths is None:
-        return 0
-    return lengths[1] if isinstance(lengths, tuple) else lengths.maximum
-
-
 def _expert_problems(recipe: QuantizationRecipe, facts: ModelFacts) -> Iterator[str]:
     """Transformers 5 holds all experts of a layer in one tensor, which exports are not read back into."""
     experts = [name for name, group in facts.linears() if ".experts." in group.name]
@@ -212,13 +205,13 @@ def model_warnings(loaded: LoadedRelease, facts: ModelFacts | None) -> Iterator[
                 f"{facts.context_length} tokens are the longest"
             )
     workload = loaded.release.workload
-    longest = _most(workload.prompt_tokens) + _most(workload.output_tokens)
-    if longest > facts.context_length:
-        yield f"the workload's longest requests have {longest} tokens, the model's context {facts.context_length}"
+    most = longest(workload.output_tokens) + (longest(workload.prompt_tokens) if workload.prompt_tokens else 0)
+    if most > facts.context_length:
+        yield f"the workload's longest requests have {most} tokens, the model's context {facts.context_length}"
 
 
 def check_data_files(loaded: LoadedRelease) -> None:
-    """Check the calibration sets, and the load test's prompts and trace.
+    """Check the calibration sets, and the load test's prompts.
 
     Raises:
         ConfigError: A line that would be read is not of its format, there are too few, or the workload's settings
@@ -233,11 +226,11 @@ def check_data_files(loaded: LoadedRelease) -> None:
 def _check_traffic(loaded: LoadedRelease) -> None:
     workload = loaded.release.workload
     check_workload(workload, loaded.configs_root)
-    longest = longest_request(workload) or 0
+    most = longest_request(workload) or 0
     for target in loaded.release.targets:
-        if longest > target.limits.maximum_tokens_per_request:
+        if most > target.limits.maximum_tokens_per_request:
             raise ConfigError(
-                f"workload: its longest request may need {longest:,} tokens with its answer, and {target.name} takes "
+                f"workload: its longest request may need {most:,} tokens with its answer, and {target.name} takes "
                 f"{target.limits.maximum_tokens_per_request:,}",
                 where=str(loaded.path),
                 hint="lower the maximum of prompt_tokens or output_tokens, or raise maximum_tokens_per_request",

@@ -22,7 +22,6 @@ from llm_pipeline.base.errors import IntegrityError, InternalError
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.config.quantization import NAMED_SET, Calibration
 from llm_pipeline.flow import MissingResult, ReleaseProgress, passed
-from llm_pipeline.loadtest.workload_files import workload_files
 from llm_pipeline.release import step as release_step
 from llm_pipeline.release.contract import Stage, StageFailure, StageRequest, StageResult
 from llm_pipeline.release.datasets import PROMPTS_DATASET, TASKS_DATASET, calibration_dataset
@@ -49,7 +48,7 @@ def expected_datasets(loaded: LoadedRelease, earlier: ReleaseRecord) -> dict[str
     drew from the same sources, and none here otherwise.
     """
     release, root = loaded.release, loaded.configs_root
-    expected = {PROMPTS_DATASET: _ref([root / name for name in workload_files(release.workload)])}
+    expected = {PROMPTS_DATASET: _ref([root / release.workload.prompts])}
     if release.evaluation.task_directory:
         expected[TASKS_DATASET] = _ref([root / release.evaluation.task_directory])
     before = {recipe.name: recipe.calibration for recipe in earlier.release.recipes}

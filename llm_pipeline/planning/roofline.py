@@ -235,7 +235,7 @@ def physical_limits(
     if facts is None or target.accelerator == "cpu":
         return None
     engine, instances = engine_of(facts, target, recipe), max(1, len(target.serving.gpu_device_ids))
-    shared = workload.shared_prefixes is not None or workload.trace is not None
+    shared = workload.shared_prefixes is not None
     together = most_tokens_per_second(engine, target.limits.maximum_sequences, Tokens(prompt=0, output=1))
     return PhysicalLimits(
         accelerator=f"{target.parallelism.world_size} x {target.accelerator}",

@@ -123,8 +123,6 @@ def _named(config_path: Path, folder: str, name: str, key: str) -> Path:
 def _check_data_files(loaded: ConfiguredRelease) -> None:
     workload, evaluation = loaded.config.workload, loaded.config.evaluation
     wanted: list[tuple[Location, str]] = [(("workload", "prompts"), workload.prompts)]
-    if workload.trace:
-        wanted.append((("workload", "trace", "file"), workload.trace.file))
     if evaluation.task_directory:
         wanted.append((("evaluation", "task_directory"), evaluation.task_directory))
     for location, name in wanted:

@@ -136,11 +136,11 @@ def _deciding_records(directory: Path, outcome: LoadTestOutcome) -> Records | No
 
 
 def _curves(records: Records) -> Iterator[LatencyCurve]:
-    answered, streamed = records.answered, records["streamed"]
-    several = streamed & (records["output_tokens"] > 1)
+    answered, several = records.answered, records["output_tokens"] > 1
+    every = np.ones_like(answered)
     for name, seconds, asked in (
-        ("first token", records["first_token_seconds"], streamed),
-        ("end to end", records["total_seconds"], np.ones_like(answered)),
+        ("first token", records["first_token_seconds"], every),
+        ("end to end", records["total_seconds"], every),
         ("time per output token", records.time_per_output_token_seconds, several),
         ("longest stall", records["longest_gap_seconds"], several),
     ):

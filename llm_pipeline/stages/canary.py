@@ -27,8 +27,7 @@ from llm_pipeline.config.model import Fraction, Percent
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.release import Drill
 from llm_pipeline.config.router_place import RouterModel
-from llm_pipeline.config.workload import Workload
-from llm_pipeline.loadtest.workload_files import locate_files
+from llm_pipeline.config.workload import Workload, longest
 from llm_pipeline.operations.decisions import require_production_approved
 from llm_pipeline.operations.served_place import ServedPlace
 from llm_pipeline.operations.switching import start
@@ -157,10 +156,10 @@ def _replays(context: StageContext[CanaryConfig]) -> Callable[[TrafficRouter], R
     if rate == 0.0:
         return _no_replay
     from llm_pipeline.canary.replay import Replay
-    from llm_pipeline.loadtest.draws import longest
     from llm_pipeline.loadtest.prompts import read_prompts
+    from llm_pipeline.loadtest.workload import locate_prompts
 
-    prompts = read_prompts(locate_files(config.workload, context.inputs["prompts"])[0])
+    prompts = read_prompts(locate_prompts(config.workload, context.inputs["prompts"]))
 
     def replay(router: TrafficRouter) -> Replay | None:
         if not can_replay(router, place):
@@ -213,8 +212,9 @@ def _shadow(context: StageContext[CanaryConfig]) -> Shadow | None:
     if context.config.policy.shadow is None:
         return None
     from llm_pipeline.canary.shadow import shadow_of
+    from llm_pipeline.loadtest.workload import locate_prompts
 
-    prompts = locate_files(context.config.workload, context.inputs["prompts"])[0]
+    prompts = locate_prompts(context.config.workload, context.inputs["prompts"])
     return shadow_of(context.config.policy, context.config.place, prompts)
 
 

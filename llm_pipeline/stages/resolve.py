@@ -23,7 +23,6 @@ from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.config.quantization import NAMED_SET, Calibration
 from llm_pipeline.hub.model_card import license_change, require_license
 from llm_pipeline.hub.transfer import Place, require_space
-from llm_pipeline.loadtest.workload_files import workload_files
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.release.changes import changing
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
@@ -199,8 +198,7 @@ def name_release(
 
 def _publish_datasets(context: StageContext[ResolveConfig], loaded: LoadedRelease) -> dict[str, ArtifactRef]:
     release, root = loaded.release, loaded.configs_root
-    traffic = [_SourceFile(root / name) for name in workload_files(release.workload)]
-    published = {PROMPTS_DATASET: _publish(context, PROMPTS_DATASET, traffic)}
+    published = {PROMPTS_DATASET: _publish(context, PROMPTS_DATASET, [_SourceFile(root / release.workload.prompts)])}
     if release.evaluation.task_directory:
         tasks = _SourceFile(root / release.evaluation.task_directory)
         published[TASKS_DATASET] = _publish(context, TASKS_DATASET, [tasks])

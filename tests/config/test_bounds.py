@@ -22,7 +22,7 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.release.loading import load_release
 
 FILES = (Deployment, Policy, QuantizationRecipe, ReleaseConfig, ResolvedRelease, ServingManifestOptions, Target)
-NUMBERED = {"priorities", "priority_queues"}
+NUMBERED = {"priority_queues"}
 """Mappings whose keys are numbers: a JSON schema does not say their ranges."""
 
 

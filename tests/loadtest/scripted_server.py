@@ -106,9 +106,6 @@ class ScriptedServer:
             writer.write(b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body))
         elif "nonsense" in said:
             writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
-        elif not asked["stream"]:
-            body = chunk("word " * asked["max_tokens"], "length", asked["max_tokens"])[6:]
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
         else:
             await self._stream(asked, writer)
         await writer.drain()

@@ -12,7 +12,7 @@ import pytest
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel, StagingPolicy
-from llm_pipeline.config.workload import UniformLengths, Workload
+from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.measure import LoadClient
 from llm_pipeline.loadtest.outcome import LoadTestOutcome
 from llm_pipeline.loadtest.records import Fault
@@ -34,7 +34,7 @@ WORKLOAD = Workload(
     prompts="prompts.jsonl",
     rate_per_second=105.0,
     duration_seconds=3.0,
-    prompt_tokens=UniformLengths(minimum=6, maximum=12),
+    prompt_tokens=(6, 12),
     output_tokens=(4, 6),
     seed=5,
 )

@@ -199,13 +199,6 @@ def test_a_limit_that_no_request_could_be_measured_on_never_passes():
     assert "No request could be measured" in fact(judgement, "tokens in time").detail
 
 
-def test_an_answer_that_was_not_streamed_has_no_first_token_to_be_late():
-    given = Records.of(answered(k, streamed=False, first_token_seconds=math.nan) for k in range(200))
-    judgement = judge_windows([given], POLICY)
-    assert fact(judgement, "service level met").verdict is Verdict.GO
-    assert fact(judgement, "first token in time").verdict is Verdict.INCONCLUSIVE
-
-
 def test_allowed_errors_still_miss_the_service_level():
     lenient = POLICY.model_copy(update={"maximum_error_fraction": 0.2})
     judgement = judge_windows([window(94, 6, **FAILED)], lenient)

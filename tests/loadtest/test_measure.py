@@ -111,15 +111,6 @@ def test_silences_between_tokens_are_counted(client: LoadClient):
     assert records["first_token_seconds"][0] + 0.1 < records["last_token_seconds"][0]
 
 
-def test_an_answer_in_one_piece_has_no_first_token(server: ScriptedServer, client: LoadClient):
-    records = client.send(traffic(["whole"], stream=False, priority=3)).records
-    assert faults(records) == [Fault.NONE]
-    assert np.isnan(records["first_token_seconds"][0])
-    assert (records["output_tokens"][0], records["priority"][0], records["streamed"][0]) == (4, 3, False)
-    assert server.seen[-1]["parameters"] == {"priority": 3}
-    assert server.headers[-1].startswith("POST /v2/models/llm/generate HTTP/1.1")
-
-
 def test_a_user_who_leaves_closes_the_connection_and_is_not_judged(server: ScriptedServer, client: LoadClient):
     departures = server.departures
     records = client.send(traffic(["pause=0.02"], cancel_after_tokens=2)).records

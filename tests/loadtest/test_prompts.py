@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.loadtest.draws import Draws
 from llm_pipeline.loadtest.prompts import Composer, RecordedPrompt, read_prompts
+from llm_pipeline.loadtest.workload import draws
 
 TEXTS = [
     "Summarise the plot of Hamlet in three sentences.",
@@ -27,8 +27,8 @@ def composer():
 
 
 def test_composed_texts_have_the_lengths_asked_for(composer):
-    tokens = Draws(1, "tokens").integers(2000, 500) + 5
-    counted = np.array([count_tokens(text) - 1 for text in composer.compose(tokens, Draws(1, "texts"))])
+    tokens = draws(1, "tokens").integers(5, 2005, 500)
+    counted = np.array([count_tokens(text) - 1 for text in composer.compose(tokens, draws(1, "texts"))])
     assert np.max(np.abs(counted - tokens)) <= 12
     assert np.mean(counted) == pytest.approx(np.mean(tokens), rel=0.01)
 
@@ -38,13 +38,13 @@ def test_what_words_cost_alone_is_corrected_by_what_they_cost_together():
         words = text.split()
         return sum(2 - (word == before) for word, before in zip(words, ["", *words], strict=False))
 
-    texts = Composer(TEXTS, count).compose(np.full(50, 100), Draws(1, "texts"))
+    texts = Composer(TEXTS, count).compose(np.full(50, 100), draws(1, "texts"))
     assert np.mean([count(text) for text in texts]) == pytest.approx(100, rel=0.05)
 
 
 def test_fresh_texts_occur_once_and_begin_alike_for_a_few_words_only(composer):
     known = {"Summarise the plot"}
-    texts = composer.compose_fresh(np.full(400, 60), Draws(2, "texts"), known)
+    texts = composer.compose_fresh(np.full(400, 60), draws(2, "texts"), known)
     assert len(set(texts)) == 400
     assert set(texts) <= known
     alike = max(_common(a, b) for a, b in itertools.pairwise(sorted(texts)))
@@ -57,22 +57,12 @@ def _common(one, other):
 
 def test_too_few_words_for_so_many_short_texts_are_refused():
     with pytest.raises(ConfigError, match=r"too few different words.*longer ones"):
-        Composer(["yes no"], count_tokens).compose_fresh(np.full(50, 1), Draws(1, "texts"), set())
+        Composer(["yes no"], count_tokens).compose_fresh(np.full(50, 1), draws(1, "texts"), set())
 
 
 def test_many_texts_of_one_token_have_a_word_each(composer):
-    assert all(composer.compose(np.ones(5000, dtype=np.int64), Draws(3, "texts")))
-    assert composer.compose(np.empty(0, dtype=np.int64), Draws(3, "texts")) == []
-
-
-def test_equal_leading_blocks_are_equal_texts_and_what_follows_is_fresh(composer):
-    tokens = np.array([250, 250, 200, 90, 200])
-    texts = composer.compose_blocks([(0, 1, 2), (0, 1, 2), (0, 9), (0,), (0, 9)], 100, tokens, Draws(4, "texts"))
-    assert [count_tokens(text) - 1 for text in texts] == pytest.approx(tokens, abs=12)
-    assert 600 > _common(texts[0], texts[1]) > 400, "two blocks of 100 tokens"
-    assert 300 > _common(texts[0], texts[2]) > 200, "one"
-    assert 300 > _common(texts[2], texts[4]) > 200, "the last block of a prompt is its own"
-    assert _common(texts[0], texts[3]) < 100
+    assert all(composer.compose(np.ones(5000, dtype=np.int64), draws(3, "texts")))
+    assert composer.compose(np.empty(0, dtype=np.int64), draws(3, "texts")) == []
 
 
 def test_prompts_are_read_with_the_lengths_of_their_answers(tmp_path):

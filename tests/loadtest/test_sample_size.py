@@ -60,11 +60,6 @@ def test_users_who_leave_are_not_counted():
         require_enough(workload(cancelled_share=0.1), POLICY)
 
 
-def test_those_who_leave_are_a_share_of_all_requests_also_where_not_all_are_streamed():
-    size = sample_size(workload(cancelled_share=0.4, streaming_share=0.5), POLICY)
-    assert size.first_look == round(0.6 * sample_size(workload(), POLICY).first_look)
-
-
 def test_a_tolerance_of_every_failure_needs_no_further_request():
     tolerant = POLICY.model_copy(update={"maximum_error_fraction": 1.0})
     assert sample_size(workload(), tolerant).needed == sample_size(workload(), POLICY).needed
@@ -73,13 +68,6 @@ def test_a_tolerance_of_every_failure_needs_no_further_request():
 def test_the_least_number_of_requests_is_needed_too():
     with pytest.raises(ConfigError, match="1000 are needed"):
         require_enough(workload(), POLICY.model_copy(update={"minimum_requests": 1000}))
-
-
-def test_answers_that_are_not_streamed_need_a_limit_that_is_measured_on_them():
-    whole = ServiceLevel(first_token_milliseconds=100, end_to_end_milliseconds=1000)
-    with pytest.raises(ConfigError, match="50 % of the requests are not streamed"):
-        require_enough(workload(streaming_share=0.5), POLICY)
-    require_enough(workload(streaming_share=0.5), POLICY.model_copy(update={"service_level": whole}))
 
 
 def test_misses_cost_requests():

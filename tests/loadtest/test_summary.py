@@ -99,14 +99,6 @@ def test_users_who_left_as_planned_are_neither_good_nor_bad():
     assert (result.requests, result.failed, result.good_fraction, result.faults) == (1, 0, 1.0, {})
 
 
-def test_only_streamed_answers_have_a_first_token():
-    whole = {"streamed": False, "longest_gap_seconds": 0.0}
-    result = of_rows([answered(0), answered(1, **whole)])
-    assert sum(result.first_token.histogram.counts) == 1
-    assert sum(result.end_to_end.histogram.counts) == 2
-    assert result.time_per_output_token.mean_milliseconds == pytest.approx(20.0)
-
-
 def test_the_time_series_holds_every_request_once_and_the_longest_stall_of_each_second():
     result = summary()
     assert sum(second.arrived for second in result.seconds) == 300

@@ -6,25 +6,13 @@ import numpy as np
 import pytest
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.workload import (
-    GammaArrivals,
-    LognormalLengths,
-    RecordedLengths,
-    SharedPrefixes,
-    Trace,
-    UniformLengths,
-    Workload,
-)
-from llm_pipeline.loadtest.workload import TrafficSource, check_workload, longest_request
-from llm_pipeline.loadtest.workload_files import locate_files, workload_files
+from llm_pipeline.config.workload import LognormalLengths, RecordedLengths, SharedPrefixes, Workload, longest
+from llm_pipeline.loadtest.workload import TrafficSource, check_workload, draw_lengths, locate_prompts, longest_request
 from llm_pipeline.release.loading import load_release
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PREFIXES = SharedPrefixes(share=0.4, prefixes=3, tokens=50)
 RECORDED = RecordedLengths(maximum=4000)
-MOONCAKE = Trace(file="workloads/mooncake-example.jsonl", format="mooncake")
-BURSTGPT = Trace(file="workloads/burstgpt-example.csv", format="burstgpt")
-REPLAYED = {"prompt_tokens": RECORDED, "output_tokens": RECORDED}
 
 
 def workload(**changes: object) -> Workload:
@@ -53,12 +41,10 @@ def directory(tmp_path):
     "changes",
     [
         {},
-        {"prompt_tokens": UniformLengths(minimum=5, maximum=90), "shared_prefixes": PREFIXES},
+        {"prompt_tokens": (5, 90), "shared_prefixes": PREFIXES},
         {"prompt_tokens": RECORDED},
-        {"trace": MOONCAKE, **REPLAYED},
-        {"trace": BURSTGPT.model_copy(update={"shape": "lengths"}), **REPLAYED},
     ],
-    ids=["as_they_are", "drawn", "recorded", "replay", "lengths"],
+    ids=["as_they_are", "drawn", "recorded"],
 )
 def test_traffic_is_that_of_its_seed_and_no_prompt_occurs_twice(changes):
     first, again, other = (source(**changes).open_loop(20.0, 10.0, seed) for seed in (1, 1, 2))
@@ -70,7 +56,7 @@ def test_traffic_is_that_of_its_seed_and_no_prompt_occurs_twice(changes):
 
 
 def test_made_up_prompts_are_new_in_each_window():
-    drawn = source(prompt_tokens=UniformLengths(minimum=20, maximum=60))
+    drawn = source(prompt_tokens=(20, 60))
     windows = [{request.prompt for request in drawn.open_loop(20.0, 10.0, seed).requests} for seed in (1, 2)]
     assert not windows[0] & windows[1]
 
@@ -79,12 +65,11 @@ def test_the_seed_of_the_workload_the_lengths_and_the_times_name_the_traffic():
     digests = {
         source(**changes).open_loop(rate, 10.0, 1).digest
         for changes, rate in (
-            ({}, 20.0), ({}, 21.0), ({"output_tokens": (4, 17)}, 20.0), ({"streaming_share": 0.5}, 20.0),
-            ({"arrivals": GammaArrivals()}, 20.0), ({"priorities": {1: 0.5, 2: 0.5}}, 20.0),
+            ({}, 20.0), ({}, 21.0), ({"output_tokens": (4, 17)}, 20.0), ({"burstiness": 2.0}, 20.0),
             ({"shared_prefixes": PREFIXES}, 20.0), ({"shared_prefixes": PREFIXES, "seed": 2}, 20.0),
         )
     }  # fmt: skip
-    assert len(digests) == 8
+    assert len(digests) == 6
 
 
 def test_prompts_as_they_are_come_once_each_and_then_new_ones_of_such_lengths(directory):
@@ -110,7 +95,7 @@ def test_lengths_are_those_of_the_distributions():
 
 
 def test_prefixes_are_shared_at_exactly_their_share_and_in_all_windows():
-    drawn = source(prompt_tokens=UniformLengths(minimum=20, maximum=60), shared_prefixes=PREFIXES)
+    drawn = source(prompt_tokens=(20, 60), shared_prefixes=PREFIXES)
     windows = [drawn.open_loop(20.0, 10.0, seed).requests for seed in (1, 2)]
     begins = [Counter(request.prompt.split("\n\n")[0] for request in window if _is_long(request)) for window in windows]
     shared = [{text: number for text, number in counted.items() if number > 1} for counted in begins]
@@ -125,90 +110,47 @@ def _is_long(request):
     return words(request.prompt) > 45
 
 
-def test_streams_priorities_and_cancellations_have_exactly_their_shares():
-    settings = {
-        "streaming_share": 0.8,
-        "cancelled_share": 0.1,
-        "priorities": {1: 0.25, 3: 0.75},
-        "output_tokens": (4, 9),
-    }
-    requests = source(**settings).open_loop(20.0, 10.0, 1).requests
-    count = len(requests)
-    assert sum(request.stream for request in requests) == round(0.8 * count)
-    assert Counter(request.priority for request in requests) == {1: round(0.25 * count), 3: count - round(0.25 * count)}
+def test_those_who_leave_have_exactly_their_share():
+    requests = source(cancelled_share=0.1, output_tokens=(4, 9)).open_loop(20.0, 10.0, 1).requests
     leaving = [request for request in requests if request.cancel_after_tokens]
-    assert len(leaving) == round(0.1 * count)
-    assert all(r.stream and r.cancel_after_tokens == r.maximum_tokens // 2 for r in leaving)
+    assert len(leaving) == round(0.1 * len(requests))
+    assert all(request.cancel_after_tokens == request.maximum_tokens // 2 for request in leaving)
 
 
 def test_users_of_a_closed_loop_send_the_same_kind_of_requests():
-    settings = {"prompt_tokens": UniformLengths(minimum=20, maximum=60), "output_tokens": (4, 9)}
+    settings = {"prompt_tokens": (20, 60), "output_tokens": (4, 9)}
     closed = source(**settings).closed_loop(4, 5.0, 1, maximum_requests=300)
     assert (closed.concurrency, closed.duration_seconds, closed.arrivals, len(closed.requests)) == (4, 5.0, None, 300)
     assert len({request.prompt for request in closed.requests}) == 300
     assert {request.maximum_tokens for request in closed.requests} == set(range(4, 10))
 
 
-def test_a_replay_has_the_times_lengths_and_shared_blocks_of_its_trace():
-    replayed = source(trace=MOONCAKE, **REPLAYED)
-    first, other = (replayed.open_loop(4.0, 10.0, seed) for seed in (1, 2))
-    rows = [json.loads(line) for line in (CONFIGS / MOONCAKE.file).open()]
-    assert [r.maximum_tokens for r in first.requests] == [row["output_length"] for row in rows]
-    assert [words(r.prompt) for r in first.requests] == pytest.approx(
-        [min(4000, row["input_length"]) for row in rows], abs=12
-    )
-    assert first.arrivals.tolist() == other.arrivals.tolist()
-    assert first.arrivals[4] / first.arrivals[-1] == pytest.approx(rows[4]["timestamp"] / rows[-1]["timestamp"])
-    begins = {r.prompt[:2000] for r in first.requests if words(r.prompt) > 513}
-    assert len(begins) == 1, "all of them have block 0"
-    assert begins != {other.requests[0].prompt[:2000]}, "which is another text in another window"
+def test_prompts_are_found_in_configs_and_in_what_resolving_publishes(tmp_path):
+    with pytest.raises(ConfigError, match=r"no workloads/chat-example\.jsonl"):
+        locate_prompts(workload(), tmp_path)
+    (tmp_path / "chat-example.jsonl").write_bytes(locate_prompts(workload(), CONFIGS).read_bytes())
+    assert source(tmp_path).open_loop(2.0, 5.0, 1).digest == source().open_loop(2.0, 5.0, 1).digest
 
 
-def test_a_trace_that_starts_over_shares_no_blocks_with_its_first_lap():
-    requests = source(trace=MOONCAKE, **REPLAYED).open_loop(8.0, 10.0, 1).requests
-    assert requests[0].maximum_tokens == requests[40].maximum_tokens
-    assert requests[0].prompt[:100] != requests[40].prompt[:100]
-
-
-def test_the_lengths_of_a_trace_are_drawn_in_pairs():
-    trace = BURSTGPT.model_copy(update={"shape": "lengths"})
-    requests = source(trace=trace, arrivals=GammaArrivals(), **REPLAYED).open_loop(20.0, 10.0, 1).requests
-    rows = [line.split(",") for line in (CONFIGS / BURSTGPT.file).read_text().splitlines()[1:]]
-    pairs = np.array([(int(row[2]), int(row[3])) for row in rows])
-    for request in requests:
-        with_its_answer = pairs[pairs[:, 1] == request.maximum_tokens, 0]
-        assert np.min(np.abs(with_its_answer - words(request.prompt))) <= 12
-
-
-def test_files_are_found_in_configs_and_in_what_resolving_publishes(tmp_path):
-    traced = workload(trace=BURSTGPT, **REPLAYED)
-    assert workload_files(traced) == ("workloads/chat-example.jsonl", BURSTGPT.file)
-    with pytest.raises(ConfigError, match=r"no workloads/chat-example.jsonl and no 0-chat-example.jsonl"):
-        locate_files(traced, tmp_path)
-    for number, path in enumerate(locate_files(traced, CONFIGS)):
-        (tmp_path / f"{number}-{path.name}").write_bytes(path.read_bytes())
-    published = TrafficSource(traced, tmp_path, count_tokens=words).open_loop(2.0, 5.0, 1)
-    assert published.digest == TrafficSource(traced, CONFIGS, count_tokens=words).open_loop(2.0, 5.0, 1).digest
+def test_lengths_are_drawn_cut_or_each_alike_often():
+    recorded, random = np.array([3, 900, 1000]), np.random.default_rng(1)
+    assert draw_lengths(RecordedLengths(maximum=900), recorded, random).tolist() == [3, 900, 900]
+    values, counts = np.unique(draw_lengths((4, 16), np.zeros(130_000), random), return_counts=True)
+    assert values.tolist() == list(range(4, 17))
+    assert counts == pytest.approx(np.full(13, 10_000), rel=0.05)
+    chat = LognormalLengths(median=200, p95=1000, minimum=20, maximum=4000)
+    drawn = draw_lengths(chat, np.zeros(100_000), random)
+    assert np.quantile(drawn, [0.5, 0.95]) == pytest.approx([200, 1000], rel=0.03)
+    assert (drawn.min(), drawn.max()) == (20, 4000)
+    assert [longest((4, 16)), longest(chat), longest(RecordedLengths(maximum=900))] == [16, 4000, 900]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trace": MOONCAKE}, r"trace: it names the lengths.*`recorded`.*maximum"),
-        ({"trace": MOONCAKE, **REPLAYED, "arrivals": GammaArrivals()}, "arrivals: the trace's times are replayed"),
-        ({"trace": MOONCAKE, **REPLAYED, "shared_prefixes": PREFIXES}, "shared_prefixes: the trace's hash_ids"),
-        ({"cancelled_share": 0.5, "streaming_share": 0.4}, "cancelled_share: only streamed requests"),
         ({"rate_per_second": 0.01, "duration_seconds": 10.0}, "less than one request"),
         ({"output_tokens": RECORDED}, r"chat-example\.jsonl:1: .*'output_tokens'"),
         ({"prompts": "workloads/none.jsonl"}, r"no workloads/none\.jsonl"),
-        (
-            {"trace": Trace(file=BURSTGPT.file, format="mooncake"), **REPLAYED},
-            r"burstgpt-example\.csv:1: not a request",
-        ),
-        (
-            {"trace": Trace(file=BURSTGPT.file, format="burstgpt", first_second=1e6), **REPLAYED},
-            "from second 1e[+]06 on",
-        ),
     ],
 )
 def test_contradictions_and_bad_files_are_refused_before_anything_is_sent(changes, message):
@@ -225,5 +167,5 @@ def test_a_window_without_a_request_is_refused():
 def test_requests_of_the_example_releases_fit_their_targets(release):
     loaded = load_release(CONFIGS / f"releases/{release}.yaml")
     check_workload(loaded.release.workload, CONFIGS)
-    longest = longest_request(loaded.release.workload) or 0
-    assert all(longest <= target.limits.maximum_tokens_per_request for target in loaded.release.targets)
+    most = longest_request(loaded.release.workload) or 0
+    assert all(most <= target.limits.maximum_tokens_per_request for target in loaded.release.targets)

@@ -109,12 +109,13 @@ class Answer:
         """Take the next bytes of the body, at any boundary."""
         if self._pending:
             body = self._pending + body
-        if not self.request.stream or self.status != HTTPStatus.OK:
-            self._pending = body if self.status == HTTPStatus.OK else body[:_KEPT_BYTES]
-            self._refuse_if_too_long(now)
+        if self.status != HTTPStatus.OK:
+            self._pending = body[:_KEPT_BYTES]
             return
         *lines, self._pending = body.split(b"\n")
-        self._refuse_if_too_long(now)
+        if len(self._pending) > _LONGEST_PIECE_BYTES:
+            self._pending = b""
+            self.end(now, Fault.MALFORMED, f"more than {_LONGEST_PIECE_BYTES} bytes without an end")
         for line in lines:
             self._take_line(line, now)
 
@@ -125,17 +126,12 @@ class Answer:
         elif line.strip() and not line.startswith(_FIELDS) and len(self._stray) < KEPT_CHARACTERS:
             self._stray += line.strip() + b" "
 
-    def _refuse_if_too_long(self, now: float) -> None:
-        if len(self._pending) > _LONGEST_PIECE_BYTES:
-            self._pending = b""
-            self.end(now, Fault.MALFORMED, f"more than {_LONGEST_PIECE_BYTES} bytes without an end")
-
     @property
     def user_leaves(self) -> bool:
         """Whether the user goes away now, as planned: an answer that is already whole or wrong is read to its end."""
         planned = self.request.cancel_after_tokens
         ended = self._finish_reason or self._error or self._malformed
-        return 0 < planned <= self.output_tokens and self.request.stream and not ended
+        return 0 < planned <= self.output_tokens and not ended
 
     def end(self, now: float, fault: Fault, detail: str) -> None:
         """Nothing more will come."""
@@ -147,12 +143,9 @@ class Answer:
         if not self.status:
             self.end(now, Fault.CONNECTION, detail)
             return
-        if self.status == HTTPStatus.OK and not _is_json(self._pending.removeprefix(b"data:")):
-            if b"data:".startswith(self._pending[:5]):
-                self._pending = b""  # an incomplete chunk does not count
-            if not self.request.stream:
-                self.end(now, Fault.CUT, f"the connection broke within the answer: {detail}")
-                return
+        incomplete = b"data:".startswith(self._pending[:5]) and not _is_json(self._pending.removeprefix(b"data:"))
+        if self.status == HTTPStatus.OK and incomplete:
+            self._pending = b""  # an incomplete chunk does not count
         self.complete(now)
 
     def complete(self, now: float) -> None:
@@ -160,12 +153,9 @@ class Answer:
         if self.status != HTTPStatus.OK:
             self.end(now, *judge_refusal(self.status, self._pending))
             return
-        if not self.request.stream:
-            self._take_chunk(self._pending, now)
-        else:
-            self._take_line(self._pending, now)
-            if self._stray and not self._finish_reason and not self._previous_at:
-                self._take_chunk(self._stray.strip(), now)  # no stream at all: an error in JSON, or a page of a proxy
+        self._take_line(self._pending, now)
+        if self._stray and not self._finish_reason and not self._previous_at:
+            self._take_chunk(self._stray.strip(), now)  # no stream at all: an error in JSON, or a page of a proxy
         self.end(now, *self._judge())
 
     def _take_chunk(self, raw: bytes, now: float) -> None:
@@ -203,7 +193,7 @@ class Answer:
             self.output_tokens,
             self._finish_reason,
             most=self.request.maximum_tokens,
-            ignore_eos=self.request.ignore_eos,
+            ignore_eos=True,
             has_text=not isnan(self.last_text_at),
         )
         if flaw is None:

@@ -142,7 +142,7 @@ class Connections:
     def __init__(self, target: Target, ended: Callable[[Answer], None]) -> None:
         self.ended = ended
         self._target = target
-        self._heads, self._protocol = target.heads(), target.protocol
+        self._head, self._protocol = target.head(), target.protocol
         self._tls = ssl.create_default_context(cafile=target.ca_file) if target.tls else None
         self._address = target.host
         self._idle: list[Connection] = []
@@ -180,11 +180,11 @@ class Connections:
     def payload(self, request: LoadRequest) -> bytes:
         """The bytes of a request."""
         body = request_body(request, self._protocol)
-        return b"%b%d\r\n\r\n%b" % (self._heads[request.stream], len(body), body)
+        return b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
 
-    def reader(self, request: LoadRequest) -> AnswerReader:
-        """What reads the answer to a request."""
-        return self._protocol.reader(stream=request.stream)
+    def reader(self) -> AnswerReader:
+        """What reads an answer."""
+        return self._protocol.reader(stream=True)
 
     def send(self, answer: Answer, payload: bytes) -> None:
         """Send a request on an idle connection, or on a new one."""

@@ -93,16 +93,13 @@ class Target:
     headers: dict[str, str] = field(default_factory=dict, repr=False)
     timeout_seconds: float = 60.0
 
-    def heads(self) -> tuple[bytes, bytes]:
-        """What stands before the length of the body, in a request for a whole answer and in one for a stream."""
+    def head(self) -> bytes:
+        """What stands before the length of the body in a request."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         fields = {"Host": f"{host}:{self.port}", "Content-Type": "application/json", **self.headers}
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-        whole, streamed = (
-            f"POST {self.path}{path} HTTP/1.1\r\n{lines}Content-Length: ".encode("latin-1")
-            for path in (self.protocol.whole_path, self.protocol.stream_path)
-        )
-        return whole, streamed
+        path = f"{self.path}{self.protocol.stream_path}"
+        return f"POST {path} HTTP/1.1\r\n{lines}Content-Length: ".encode("latin-1")
 
     @property
     def protocol(self) -> ServingProtocol:
@@ -112,11 +109,11 @@ class Target:
 
 def request_body(request: LoadRequest, protocol: ServingProtocol) -> bytes:
     """The JSON body of a request."""
-    asked = Asked(request.prompt, request.maximum_tokens, ignore_eos=request.ignore_eos, priority=request.priority)
-    return json.dumps(protocol.body(asked, stream=request.stream)).encode()
+    asked = Asked(request.prompt, request.maximum_tokens, ignore_eos=True)
+    return json.dumps(protocol.body(asked, stream=True)).encode()
 
 
-_FIELDS = ("prompt", "maximum_tokens", "stream", "ignore_eos", "priority", "cancel_after_tokens")
+_FIELDS = ("prompt", "maximum_tokens", "cancel_after_tokens")
 
 
 @dataclass(frozen=True)

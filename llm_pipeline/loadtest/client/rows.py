@@ -11,7 +11,7 @@ from llm_pipeline.loadtest.client.answer import Answer
 from llm_pipeline.loadtest.records import COLUMNS, GAP_EDGES, Fault, Records, column_type, gap_bin
 
 ROW = np.dtype([(name, np.dtype(column_type(name)).newbyteorder("<")) for name in COLUMNS])
-"""A packed row: the columns of `Records` in their order, 74 bytes."""
+"""A packed row: the columns of `Records` in their order."""
 
 _FORMATS = {"i8": "q", "f8": "d", "i4": "i", "i2": "h", "u1": "B", "b1": "?"}
 _PACKED = struct.Struct("<" + "".join(_FORMATS[np.dtype(column_type(name)).str[1:]] for name in COLUMNS))
@@ -39,24 +39,22 @@ class RowWriter:
         if self.count and not place:
             self._blocks.append(bytearray(_BLOCK_ROWS * _PACKED.size))
         self.count += 1
-        request, scheduled, streamed = answer.request, answer.scheduled_at, answer.request.stream
+        scheduled = answer.scheduled_at
         _PACKED.pack_into(
             self._blocks[-1],
             place * _PACKED.size,
             answer.number,
             answer.arrives_at,
             answer.sent_at - scheduled,
-            answer.first_text_at - scheduled if streamed else np.nan,
-            answer.last_text_at - scheduled if streamed else np.nan,
+            answer.first_text_at - scheduled,
+            answer.last_text_at - scheduled,
             answer.ended_at - scheduled,
             max(answer.gaps, default=0.0),
             answer.input_tokens,
             answer.output_tokens,
-            request.maximum_tokens,
+            answer.request.maximum_tokens,
             answer.status,
             answer.fault,
-            request.priority,
-            streamed,
         )
         for gap in answer.gaps:
             self.gap_counts[gap_bin(gap)] += 1

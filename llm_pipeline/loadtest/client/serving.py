@@ -242,7 +242,7 @@ class Sender:
         number, request, payload = self._next
         self._sent += 1
         sent_at = max(_monotonic(), self._start + arrives_at)
-        reader = self._connections.reader(request)
+        reader = self._connections.reader()
         self._connections.send(Answer(number, request, arrives_at, self._start, sent_at, reader=reader), payload)
         self._advance()
 

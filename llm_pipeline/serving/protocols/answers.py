@@ -52,7 +52,6 @@ class Asked:
         temperature: 0 is greedy.
         ignore_eos: Generate exactly `maximum_tokens`.
         stop: The answer ends before the first of these words.
-        priority: Level; 0 for none.
     """
 
     prompt: str
@@ -60,7 +59,6 @@ class Asked:
     temperature: float = 0.0
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
-    priority: int = 0
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,6 @@ class OpenAiProtocol:
             body["ignore_eos"] = True
         if asked.stop:
             body["stop"] = list(asked.stop)
-        if asked.priority:
-            body["priority"] = asked.priority
         if stream:
             body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
         return body

@@ -44,12 +44,7 @@ class TritonProtocol:
         return f"{self.model_path}/generate_stream"
 
     def body(self, asked: Asked, *, stream: bool) -> dict[str, Any]:
-        """The JSON body of a request.
-
-        A priority goes into `parameters`, Triton's place for it in `infer`. Its generate extension hands that to the
-        model as a parameter of the request and does not order the queue by it (server's http_server.cc:
-        HandleGenerate, unlike HandleInfer, never calls TRITONSERVER_InferenceRequestSetPriorityUInt64).
-        """
+        """The JSON body of a request."""
         body: dict[str, Any] = {
             "text_input": asked.prompt,
             "max_tokens": asked.maximum_tokens,
@@ -59,8 +54,6 @@ class TritonProtocol:
         }
         if asked.stop:
             body["stop"] = list(asked.stop)
-        if asked.priority:
-            body["parameters"] = {"priority": asked.priority}
         return body
 
     def reader(self, *, stream: bool) -> TritonReader:  # noqa: ARG002 - both have the same chunks

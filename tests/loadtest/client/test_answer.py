@@ -4,10 +4,9 @@ import math
 import pytest
 
 from llm_pipeline.loadtest.client.answer import Answer
-from llm_pipeline.loadtest.client.messages import Target, request_body
+from llm_pipeline.loadtest.client.messages import Target
 from llm_pipeline.loadtest.records import Fault
 from llm_pipeline.loadtest.traffic import LoadRequest
-from llm_pipeline.serving.protocols import TritonProtocol
 
 
 def event(text: str, *, tokens: int = 1, reason: str = "", **more: object) -> bytes:
@@ -131,11 +130,6 @@ def test_what_is_no_text_is_malformed(text: object):
     assert judged(answer_to(), b"data: " + body + b"\n\n") is Fault.MALFORMED
 
 
-def test_an_answer_that_may_end_by_itself_is_not_short():
-    assert judged(answer_to(ignore_eos=False), event("a", reason="stop")) is Fault.NONE
-    assert judged(answer_to(ignore_eos=False), event("a", reason="length")) is Fault.SHORT
-
-
 @pytest.mark.parametrize(
     ("status", "fault"), [(429, Fault.SHED), (503, Fault.SHED), (400, Fault.REFUSED), (500, Fault.REFUSED)]
 )
@@ -157,24 +151,16 @@ def test_a_refusal_may_be_an_event_or_no_json_at_all(body: bytes, said: str):
     assert answer.detail == f"HTTP 400: {said}"
 
 
-def test_a_whole_answer_in_one_piece_is_judged_alike():
-    piece = event("a b c", tokens=3, reason="length")[6:]
-    assert judged(answer_to(stream=False), piece[:9], piece[9:]) is Fault.NONE
-    assert judged(answer_to(stream=False), b'{"error": "expects exactly 1 response"}') is Fault.ERROR_IN_ANSWER
-    assert judged(answer_to(stream=False), b"") is Fault.MALFORMED
-
-
 def test_a_connection_that_breaks_before_within_and_after_the_answer():
     before = answer_to()
     before.status = 0
     before.break_off(105.0, "reset")
-    within, after, piece = answer_to(), answer_to(), answer_to(stream=False)
+    within, after = answer_to(), answer_to()
     within.take(b"".join(WHOLE)[:-20], 102.0)
     after.take(b"".join(WHOLE), 102.0)
-    piece.take(b'{"text_output": "a', 102.0)
-    for answer in (within, after, piece):
+    for answer in (within, after):
         answer.break_off(105.0, "reset")
-    assert [a.fault for a in (before, within, after, piece)] == [Fault.CONNECTION, Fault.CUT, Fault.NONE, Fault.CUT]
+    assert [a.fault for a in (before, within, after)] == [Fault.CONNECTION, Fault.CUT, Fault.NONE]
 
 
 def test_the_user_leaves_after_so_many_tokens_but_not_an_answer_that_has_ended():
@@ -198,24 +184,15 @@ def test_an_answer_without_text_has_no_first_token():
     assert math.isnan(answer_to().first_text_at)
 
 
-def test_a_priority_is_a_parameter_of_the_request_and_only_sent_when_set():
-    assert json.loads(request_body(LoadRequest("p", 4, priority=2), TritonProtocol()))["parameters"] == {"priority": 2}
-    assert json.loads(request_body(LoadRequest("p", 4, stream=False, ignore_eos=False), TritonProtocol())) == {
-        "text_input": "p", "max_tokens": 4, "temperature": 0.0, "ignore_eos": False, "stream": False
-    }  # fmt: skip
-
-
 def test_the_head_of_a_request_names_the_host_and_carries_the_headers_which_no_text_shows():
     target = Target("::1", 8000, "/a", headers={"X-Key": "s3cret"})
-    whole, streamed = target.heads()
-    assert whole.startswith(b"POST /a/v2/models/llm/generate HTTP/1.1\r\nHost: [::1]:8000\r\n")
-    assert b"\r\nX-Key: s3cret\r\n" in streamed
+    assert target.head().startswith(b"POST /a/v2/models/llm/generate_stream HTTP/1.1\r\nHost: [::1]:8000\r\n")
+    assert b"\r\nX-Key: s3cret\r\n" in target.head()
     assert "s3cret" not in repr(target)
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_an_answer_without_an_end_is_malformed_once_it_is_too_long(stream):
-    answer = answer_to(stream=stream)
+def test_an_answer_without_an_end_is_malformed_once_it_is_too_long():
+    answer = answer_to()
     for _ in range(80):
         answer.take(b"x" * 65536, 102.0)
     assert answer.fault is Fault.MALFORMED
@@ -223,4 +200,4 @@ def test_an_answer_without_an_end_is_malformed_once_it_is_too_long(stream):
 
 
 def test_deeply_nested_json_is_malformed():
-    assert judged(answer_to(stream=False), b"[" * 200_000) is Fault.MALFORMED
+    assert judged(answer_to(), b"data: " + b"[" * 200_000 + b"\n\n") is Fault.MALFORMED
