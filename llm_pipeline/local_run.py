@@ -217,16 +217,13 @@ class LocalRun:
     def _ask(self, flow: ReleaseProgress, instance: Instance) -> Ending:
         """Ask a step's question."""
         task = instance.task
-        if not task.step.asked(flow.release, task.percent):
-            return Ending.GOOD
         if task.percent is not None:
             return self._ask_about_step(flow, instance, task.percent)
-        passing = [target for target in flow.targets if self._endings.well(task.gates, target)]
-        offered = [instance.item] if instance.item else passing
-        question = question_of(task.step)(flow, offered)
+        offered = [target for target in flow.targets if self._endings.well(task.gates, target)]
+        question = question_of(task.step.name, flow, offered)
         if question is None:
             return Ending.GOOD
-        decision = put(flow, task.step.name, offered, question, target=instance.item)
+        decision = put(flow, task.step.name, offered, question)
         approved: bool | None = decision.answer == "approved"
         if decision.answer == "waiting":
             self._claim.park()
@@ -235,7 +232,7 @@ class LocalRun:
             approved = ask(question.line)
             if approved is not None:
                 by = f"{user_here()}, run without Airflow"
-                told = decide(flow, task.step.name, offered, approved=approved, by=by, target=instance.item)
+                told = decide(flow, task.step.name, offered, approved=approved, by=by)
                 decision = told.decision
                 approved = decision.answer == "approved"
         if decision.answer != "waiting":
@@ -244,7 +241,7 @@ class LocalRun:
             return Ending.GOOD
         log.info("%s", question.open if approved is None else question.declined)
         self._refusals.append(Verdict.INCONCLUSIVE if approved is None else Verdict.NO_GO)
-        return task.step.on_no
+        return Ending.DECLINED
 
     def _ask_about_step(self, flow: ReleaseProgress, instance: Instance, percent: float) -> Ending:
         """Ask before a step that the policy wants a person for, unless there is nothing to compare it with."""
@@ -257,13 +254,13 @@ class LocalRun:
         if approved is None:
             log.info("step %s needs a person, and there is no terminal to ask on: rolling back", instance.subject)
             self._refusals.append(Verdict.INCONCLUSIVE)
-            return instance.task.step.on_no
+            return Ending.FAILED
         place, run = flow.record.place_of(target), flow.resolved_at.isoformat()
         answer(flow.store, release_id, place, percent, approved=approved, by="the terminal", run=run)
         self._teller.answered(question, "approved" if approved else "denied", "the terminal", target)
         if not approved:
             self._refusals.append(Verdict.NO_GO)
-        return Ending.GOOD if approved else instance.task.step.on_no
+        return Ending.GOOD if approved else Ending.FAILED
 
     def _tell_question(self, ask: Approve, question: str, action: str, item: str) -> None:
         """Nobody waits for an answer that the command line gave ahead."""

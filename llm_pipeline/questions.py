@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
-from typing import Any
 
 from llm_pipeline.accuracy.choice import recipes_in_words
-from llm_pipeline.base.errors import InternalError
 from llm_pipeline.base.untrusted_text import markdown, one_line
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.release.evidence_text import markdown_table
-from llm_pipeline.release.step import Step
 from llm_pipeline.store.places import serving_at
 
 
@@ -37,38 +33,18 @@ class Question:
     amounts: Mapping[str, float] = field(default_factory=dict)
 
 
-Ask = Callable[[ReleaseProgress, Sequence[str]], Question | None]
-"""Makes a question about a release and some targets; None when nobody need be asked this time."""
+def question_of(step: str, flow: ReleaseProgress, targets: Sequence[str]) -> Question | None:
+    """What a step of the flow asks about a release and some targets; None when nobody need be asked this time."""
+    if step == "plan":
+        from llm_pipeline.planning.budget import budget_question  # a plan asks nobody
+
+        return budget_question(flow)
+    if step == "review_license":
+        return _license_question(flow)
+    return production_question(flow, targets) if flow.release.approval.required else None
 
 
-def question_of(step: Step) -> Ask:
-    """What makes a step's question.
-
-    Raises:
-        InternalError: The step names no such function.
-    """
-    ask: Ask = _named(step, step.asks, "question")
-    return ask
-
-
-def shown_by(step: Step, flow: ReleaseProgress) -> str:
-    """What a step shows in its log before anybody is asked; empty for nothing.
-
-    Raises:
-        InternalError: The step names no such function.
-    """
-    return str(_named(step, step.shows, "text")(flow)) if step.shows else ""
-
-
-def _named(step: Step, path: str, what: str) -> Any:
-    module, _, name = path.partition(":")
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, ValueError, AttributeError) as error:
-        raise InternalError(f"step {step.name} names no function that makes its {what}: {path!r}") from error
-
-
-def license_question(flow: ReleaseProgress, _targets: Sequence[str]) -> Question | None:
+def _license_question(flow: ReleaseProgress) -> Question | None:
     """Whether a model under a changed licence is to be released; asked before a byte is fetched."""
     change = str(flow.result("resolve").metrics.get("license_change") or "")
     if not change:

@@ -23,7 +23,7 @@ from llm_pipeline.flow import ReleaseProgress, passed
 from llm_pipeline.operations.acting import despite_others
 from llm_pipeline.questions import Question, question_of
 from llm_pipeline.release.changes import changing
-from llm_pipeline.release.flow import production_question, release_flow, step_named
+from llm_pipeline.release.flow import APPROVAL, release_flow
 from llm_pipeline.release.record import trusted_record
 from llm_pipeline.release.step import Effect, Kind, Scope
 from llm_pipeline.store.artifact_store import ArtifactStore
@@ -75,12 +75,12 @@ class Decided(Frozen):
     decision: Decision
 
 
-def decision_name(release_id: str, step: str, target: str = "") -> str:
-    """Name of the document of a decision; of a question that is put for each target by itself, with the target."""
-    return f"releases/{release_id}/decisions/{'-'.join(filter(None, (step, target)))}.json"
+def decision_name(release_id: str, step: str) -> str:
+    """Name of the document of a decision."""
+    return f"releases/{release_id}/decisions/{step}.json"
 
 
-def put(flow: ReleaseProgress, step: str, targets: Sequence[str], question: Question, *, target: str = "") -> Decision:
+def put(flow: ReleaseProgress, step: str, targets: Sequence[str], question: Question) -> Decision:
     """Put a question; returns its answer instead where somebody answered it before it was put.
 
     A question that was put and answered before is put anew: somebody wants to be asked again. But an approval to spend
@@ -91,24 +91,21 @@ def put(flow: ReleaseProgress, step: str, targets: Sequence[str], question: Ques
         step: The step of the flow that asks.
         targets: What is asked about.
         question: As the person sees it.
-        target: The target, where each is asked about by itself.
     """
     asked = _asked(flow, step, targets, question)
 
     def attempt() -> Decision:
-        known, revision = _read(flow, step, target)
+        known, revision = _read(flow, step)
         if known is not None and _spends_no_more(known, asked):
             return known
         if known is not None and known.answer != "waiting" and known.asked_at is None and _same(known, asked):
             return known
-        return _write(flow, asked.model_copy(update={"asked_at": time.time()}), target, revision)
+        return _write(flow, asked.model_copy(update={"asked_at": time.time()}), revision)
 
     return despite_others(attempt)
 
 
-def decide(
-    flow: ReleaseProgress, step: str, targets: Sequence[str], *, approved: bool, by: str, target: str = ""
-) -> Decided:
+def decide(flow: ReleaseProgress, step: str, targets: Sequence[str], *, approved: bool, by: str) -> Decided:
     """Answer a question, also before it is put. Asked twice, the first answer stands.
 
     Raises:
@@ -117,7 +114,7 @@ def decide(
     asked = _question(flow, step, targets)
 
     def attempt() -> Decided:
-        known, revision = _read(flow, step, target)
+        known, revision = _read(flow, step)
         same = known is not None and _same(known, asked)
         if known is not None and same and known.answer != "waiting":
             words = f"too late, nothing was changed: it was {known.answer} by {known.by}"
@@ -125,7 +122,7 @@ def decide(
         answer: Answer = "approved" if approved else "denied"
         update = {"answer": answer, "answered_at": time.time(), "by": by}
         decision = (known if known is not None and same else asked).model_copy(update=update)
-        _write(flow, decision, target, revision)
+        _write(flow, decision, revision)
         words = f"{answer}: {flow.record.release_id} on {', '.join(decision.targets)}"
         return Decided(counted=True, message=words, decision=decision)
 
@@ -136,20 +133,20 @@ def waiting_step(flow: ReleaseProgress) -> str:
     """The step whose question waits for an answer in this run of a release; by default, the one before production."""
     for step in release_flow():
         if step.kind is Kind.QUESTION and step.scope is Scope.RELEASE:
-            known, _ = _read(flow, step.name, "")
+            known, _ = _read(flow, step.name)
             if known is not None and known.answer == "waiting" and known.run == _run(flow):
                 return step.name
-    return production_question()
+    return APPROVAL
 
 
-def read_decision(flow: ReleaseProgress, step: str, target: str = "") -> Decision | None:
+def read_decision(flow: ReleaseProgress, step: str) -> Decision | None:
     """The question of a step and its answer, as they stand; None before the question was put or answered."""
-    return _read(flow, step, target)[0]
+    return _read(flow, step)[0]
 
 
 def offered_targets(flow: ReleaseProgress, step: str) -> Sequence[str]:
     """What a question is about: as it was put in this run, or else the targets whose gates have passed so far."""
-    known, _ = _read(flow, step, "")
+    known, _ = _read(flow, step)
     if known is not None and known.run == _run(flow):
         return known.targets
     gates = [gate.name for gate in release_flow() if gate.ends is Scope.TARGET and gate.effect is not Effect.PRODUCTION]
@@ -157,27 +154,26 @@ def offered_targets(flow: ReleaseProgress, step: str) -> Sequence[str]:
     return [target for target, found in results.items() if all(one is not None and passed(one) for one in found)]
 
 
-def require_approved(flow: ReleaseProgress, step: str, target: str) -> None:
+def require_approved(flow: ReleaseProgress, target: str) -> None:
     """Make sure that a person approved a target, if the release wants a person for that.
 
     Raises:
         NotApproved: Nobody did in this run of the release, or what was approved is not what the gates say now.
     """
-    stated = step_named(step)
-    if stated is None or not stated.asked(flow.release, None):
+    if not flow.release.approval.required:
         return
-    known, _ = _read(flow, step, "")
+    known, _ = _read(flow, APPROVAL)
     where = flow.record.release_id
-    hint = f"answer the question of the step {step}, or `llm-pipeline approve {where}`"
+    hint = f"answer the question of the step {APPROVAL}, or `llm-pipeline approve {where}`"
     if known is None or known.run != _run(flow) or target not in known.targets:
         raise NotApproved(f"nobody approved {target} in this run of the release", where=where, hint=hint)
     if known.answer != "approved":
         who = f" by {known.by}" if known.by else ""
         raise NotApproved(f"{target} is not approved: the question is {known.answer}{who}", where=where, hint=hint)
-    if not _same(known, _question(flow, step, known.targets)):
+    if not _same(known, _question(flow, APPROVAL, known.targets)):
         why = f"the gates say something else than what {known.by} approved"
         raise NotApproved(
-            f"{target} is not approved: {why}", where=where, hint=f"put the question of the step {step} again"
+            f"{target} is not approved: {why}", where=where, hint=f"put the question of the step {APPROVAL} again"
         )
 
 
@@ -189,12 +185,11 @@ def require_production_approved(store: ArtifactStore, release_id: str, place: st
         NotApproved: The release wants a person's approval before production, and has none.
     """
     flow = ReleaseProgress(store, trusted_record(store, release_id), trusts_signed_only=True)
-    require_approved(flow, production_question(), flow.record.target_at(place))
+    require_approved(flow, flow.record.target_at(place))
 
 
 def _question(flow: ReleaseProgress, step: str, targets: Sequence[str]) -> Decision:
-    stated = step_named(step)
-    question = question_of(stated)(flow, targets) if stated is not None else None
+    question = question_of(step, flow, targets)
     if question is None:
         raise ConfigError(f"there is nothing to decide about {step}", where=flow.record.release_id)
     return _asked(flow, step, targets, question)
@@ -227,14 +222,14 @@ def _run(flow: ReleaseProgress) -> str:
     return flow.resolved_at.isoformat()
 
 
-def _read(flow: ReleaseProgress, step: str, target: str) -> tuple[Decision | None, str | None]:
-    name = decision_name(flow.record.release_id, step, target)
+def _read(flow: ReleaseProgress, step: str) -> tuple[Decision | None, str | None]:
+    name = decision_name(flow.record.release_id, step)
     document = flow.store.read_document(name)
     return (understood(Decision, document.value, name), document.revision) if document else (None, None)
 
 
-def _write(flow: ReleaseProgress, decision: Decision, target: str, revision: str | None) -> Decision:
-    name = decision_name(flow.record.release_id, decision.step, target)
+def _write(flow: ReleaseProgress, decision: Decision, revision: str | None) -> Decision:
+    name = decision_name(flow.record.release_id, decision.step)
     with changing(flow.store, flow.record.release_id):
         flow.store.write_document(name, decision.model_dump(mode="json"), revision)
     return decision

@@ -28,7 +28,7 @@ from llm_pipeline.config.model import HubId
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.operations.decisions import offered_targets
 from llm_pipeline.release.contract import StageResult
-from llm_pipeline.release.flow import production_question
+from llm_pipeline.release.flow import APPROVAL
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.failures import flow_order
 from llm_pipeline.reporting.hub_card import PROVENANCE_DIRECTORY, CardFacts, render_card
@@ -163,7 +163,7 @@ def _chosen(flow: ReleaseProgress, target: str) -> tuple[str, tuple[str, ...]]:
     if target and target not in flow.targets:
         hint = f"its targets: {', '.join(flow.targets)}"
         raise ConfigError(f"release {flow.record.release_id} has no target {target!r}", hint=hint)
-    passed = offered_targets(flow, production_question())
+    passed = offered_targets(flow, APPROVAL)
     wanted = [name for name in passed if target in ("", name)]
     if not wanted:
         what = f"target {target}" if target else "no target"

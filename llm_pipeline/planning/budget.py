@@ -5,7 +5,7 @@ The plan is the one that `resolve` wrote: it counts what will be computed, one s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -42,7 +42,7 @@ def check_budget(loaded: LoadedRelease, costs: Mapping[Step, StepCost]) -> None:
         )
 
 
-def budget_question(flow: ReleaseProgress, _targets: Sequence[str]) -> Question | None:
+def budget_question(flow: ReleaseProgress) -> Question | None:
     """Whether a release may take more than its budget; asked before anything large is fetched.
 
     Raises:

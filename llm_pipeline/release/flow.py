@@ -7,11 +7,14 @@ point group `llm_pipeline.steps` of a package of your own, with `before` saying 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import entry_points
 
-from llm_pipeline.release.additions import with_steps
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.release.step import (
+    Condition,
     Effect,
     Ending,
     Environment,
@@ -30,6 +33,10 @@ from llm_pipeline.release.step import (
 ENTRY_POINTS = "llm_pipeline.steps"
 """Entry point group of the steps that other packages add; each names one `Step`."""
 
+APPROVAL = "approve"
+"""The question before production."""
+
+_NEVER: Condition = lambda _release, _percent: False  # noqa: E731
 
 RECIPES = Group(
     name="recipes",
@@ -57,11 +64,11 @@ PROMOTION = Group(
     words="To production",
     over=Scope.TARGET,
     in_turn=InTurn(
-        after=("approve", "rollback"),
-        needs=(Need("approve", Ending.SKIPPED),),
+        after=(APPROVAL, "rollback"),
+        needs=(Need(APPROVAL, Ending.SKIPPED),),
         stopped_by="settle",
     ),
-    offered_by="approve",
+    offered_by=APPROVAL,
 )
 
 FLOW: tuple[Step, ...] = (
@@ -84,9 +91,7 @@ FLOW: tuple[Step, ...] = (
         words="Shows the plan, and asks a person if it exceeds the budget; otherwise continues by itself.",
         kind=Kind.QUESTION,
         after=("resolve",),
-        planned=False,
-        asks="llm_pipeline.planning.budget:budget_question",
-        shows="llm_pipeline.planning.budget:planned_text",
+        planned=_NEVER,
         work=Work.PERSON,
     ),
     Step(
@@ -98,9 +103,7 @@ FLOW: tuple[Step, ...] = (
         ),
         kind=Kind.QUESTION,
         after=("plan",),
-        when=lambda release, _percent: release.approval.on_license_change,
-        planned=False,
-        asks="llm_pipeline.questions:license_question",
+        planned=_NEVER,
         work=Work.PERSON,
     ),
     Step(
@@ -260,14 +263,13 @@ FLOW: tuple[Step, ...] = (
         place=Place.TARGET_HOST,
     ),
     Step(
-        name="approve",
+        name=APPROVAL,
         title="Production approval",
         words="The decision before production. No answer in time is a rejection.",
         kind=Kind.QUESTION,
         after=("load_test",),
         start=Start.ANY_GOOD,  # one target that passed is enough to ask
-        asked=lambda release, _percent: release.approval.required,
-        asks="llm_pipeline.questions:production_question",
+        planned=lambda release, _percent: release.approval.required,
         work=Work.PERSON,
     ),
     Step(
@@ -282,7 +284,6 @@ FLOW: tuple[Step, ...] = (
         kind=Kind.QUESTION,
         after=("approve",),
         when=lambda release, percent: percent in release.policy.canary.approve_before_percent,
-        on_no=Ending.FAILED,
         work=Work.PERSON,
         task="approve",
     ),
@@ -332,7 +333,7 @@ FLOW: tuple[Step, ...] = (
         name="report",
         title="Report",
         words="Writes the release's report: the tab beside this graph. Always runs.",
-        after=("quantize", "staging_down", "settle", "rollback"),  # quantizing may outlive a baseline that failed
+        after=("quantize", "staging_down", "rollback"),  # quantizing may outlive a baseline that failed
         start=Start.ALWAYS,
         needs=(Need("resolve", Ending.SKIPPED),),
         decides=False,
@@ -372,11 +373,6 @@ def clears_up(name: str) -> bool:
     return step is not None and not step.decides
 
 
-def production_question() -> str:
-    """Name of the step that asks a person before production."""
-    return PROMOTION.offered_by
-
-
 def steps_of(work: Work) -> tuple[str, ...]:
     """Names of the steps whose time goes into that."""
     return tuple(step.name for step in release_flow() if step.work is work)
@@ -385,3 +381,62 @@ def steps_of(work: Work) -> tuple[str, ...]:
 def stage_names() -> tuple[str, ...]:
     """The steps that a stage's process does, in order."""
     return tuple(step.name for step in release_flow() if step.is_stage)
+
+
+def with_steps(flow: tuple[Step, ...], added: Iterable[Step]) -> tuple[Step, ...]:
+    """A flow with further stages, each behind the last step that it comes after.
+
+    Such a stage is done for each target before the approval, or once. It may be a gate: what waits for it then waits
+    for its verdict. Recipes and promotions, whose items come in turn, take none.
+
+    Raises:
+        ConfigError: A step's name is taken, it names one that the flow does not have, or it would stand where it
+            cannot.
+    """
+    for step in added:
+        place = _place(flow, step)
+        waiting = tuple(_behind(one, step) if one.name in step.before else one for one in flow)
+        flow = (*waiting[:place], step, *waiting[place:])
+    return flow
+
+
+def _place(flow: tuple[Step, ...], added: Step) -> int:
+    """Where a step goes: inside its own group, and not inside another one."""
+    by_name = {one.name: one for one in flow}
+    if not added.is_stage:
+        raise ConfigError(f"step {added.name!r} is no stage", hint="questions to people are the flow's own")
+    if added.name in by_name:
+        raise ConfigError(f"step {added.name!r} is in the flow already", hint="give the added step another name")
+    if unknown := [name for name in (*added.after, *added.before) if name not in by_name]:
+        missing = f"step {added.name!r} names unknown steps: {', '.join(unknown)}"
+        raise ConfigError(missing, hint=f"steps are: {', '.join(by_name)}")
+    if not added.after:
+        raise ConfigError(f"step {added.name!r} comes after no step", hint="name a step in `after`")
+    for group in (added.group, *(by_name[name].group for name in added.before)):
+        if group is not None and group.in_turn is not None:
+            raise ConfigError(
+                f"step {added.name!r} stands in, or before, {group.name}, whose items come in turn",
+                hint="name a step before them in `before`: `baseline`, say, or `approve`",
+            )
+    if grouped := [need.step for need in added.needs if by_name[need.step].group is not None]:
+        raise ConfigError(
+            f"step {added.name!r} needs {', '.join(grouped)}, which is done for several recipes or targets",
+            hint="name them in `after`; `needs` is for steps that are done once",
+        )
+    names = list(by_name)
+    place = 1 + max(names.index(name) for name in added.after)
+    own = [number for number, one in enumerate(flow) if added.group is not None and one.group == added.group]
+    if own:
+        place = max(place, own[0])
+    else:
+        while place < len(flow) and flow[place].group is not None and flow[place].group == flow[place - 1].group:
+            place += 1
+    if early := [name for name in added.before if names.index(name) < place]:
+        raise ConfigError(f"step {added.name!r} is to come before {', '.join(early)}, and after a later one")
+    return place
+
+
+def _behind(waiting: Step, added: Step) -> Step:
+    """A step that waits for an added one instead of what that one waits for itself."""
+    kept = tuple(name for name in waiting.after if name not in added.after)
+    return replace(waiting, after=(*kept, added.name))

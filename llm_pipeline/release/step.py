@@ -186,10 +186,6 @@ class Step:
         work: What its time goes into.
         when: Whether a release has it at all.
         planned: Whether the plan lists it; not a question that is put only when something is unusual.
-        asked: Whether a release's question is put to a person; otherwise it is answered with yes.
-        on_no: How it ends when the person says no.
-        asks: `module:function` that makes the question out of the release and the targets it is about.
-        shows: `module:function` that makes a text for the log out of the release, whether or not anybody is asked.
         module: Module that holds the stage's `STAGE`; by default that of the same name in `llm_pipeline.stages`.
         task: Name of its task; by default the step's.
     """
@@ -216,11 +212,7 @@ class Step:
     environment: Environment = Environment.CONTROL
     work: Work = Work.SHORT
     when: Condition = lambda _release, _percent: True
-    planned: bool = True
-    asked: Condition = lambda _release, _percent: True
-    on_no: Ending = Ending.DECLINED
-    asks: str = ""
-    shows: str = ""
+    planned: Condition = lambda _release, _percent: True
     module: str = ""
     task: str = ""
 

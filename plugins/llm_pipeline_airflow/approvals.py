@@ -1,43 +1,173 @@
-"""The human decisions of a release, in Airflow's form."""
+"""The human decisions of a release, in Airflow's form; they may be answered on the command line as well.
+
+An answer in Airflow's form resumes the task by itself. One that is given by `llm-pipeline approve` or in a terminal is
+only a document in the store: `DecisionTrigger` sees it there and closes the form, which would stay open otherwise.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
-from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
+from airflow.providers.standard.triggers.hitl import HITLTriggerEventSuccessPayload
+from airflow.sdk.exceptions import AirflowFailException, AirflowRuntimeError, TaskAwaitingInput
+from airflow.sdk.execution_time.hitl import update_hitl_detail_response
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+from asgiref.sync import sync_to_async
+from pydantic import Field
 
 from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.logging import Lines
+from llm_pipeline.base.records import Frozen
+from llm_pipeline.base.untrusted_text import markdown
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.store import Store
 from llm_pipeline.flow import ReleaseProgress
+from llm_pipeline.notifications.event import Event
 from llm_pipeline.notifications.happened import answered, asked
-from llm_pipeline.questions import question_of, shown_by
-from llm_pipeline.release.flow import step_named
+from llm_pipeline.notifications.stream import append
+from llm_pipeline.questions import question_of, replaces_nothing
+from llm_pipeline.release.evidence_text import facts_table
+from llm_pipeline.release.tasks import canary_subject
+from llm_pipeline.runners.stage_environment import secret_connections
+from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline_airflow.claim import claim_of
-from llm_pipeline_airflow.connections import config_with_secrets
-from llm_pipeline_airflow.decision_trigger import AwaitedAnswer, DecisionTrigger, awaited_answer
+from llm_pipeline_airflow.connections import config_with_secrets, fetch_secrets
+from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.logs import get_logger
-from llm_pipeline_airflow.notifications import ReleaseNotifier, attempt_of, reminder_of
+from llm_pipeline_airflow.notifications import ReleaseNotifier, attempt_of, page_of, reminder_of, tell
 from llm_pipeline_airflow.operators import RELEASE_ID_TEMPLATE
-from llm_pipeline_airflow.states import require_any
+from llm_pipeline_airflow.promotion import PromotionOrder
+from llm_pipeline_airflow.states import passed_targets, require_any
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from llm_pipeline.notifications.event import Event, Origin
+    from llm_pipeline.canary.approvals import StepApproval
+    from llm_pipeline.notifications.event import Origin
     from llm_pipeline.operations.decisions import Decision
     from llm_pipeline_airflow.notifications import Happened
 
 log = get_logger(__name__)
+
+LOOK_SECONDS = 5.0
+"""Between two reads of the document: one small read for each question that is open."""
 
 _REMINDED_AFTER = 0.75
 """The part of the time to answer after which people are told again."""
 
 _FOR_THE_TRIGGER = timedelta(minutes=10)
 """The trigger has so much longer than the human; without a triggerer Airflow fails the task then."""
+
+
+class AwaitedAnswer(Frozen):
+    """Where an answer will be written, and to which question.
+
+    Attributes:
+        store: The store; the triggerer may have no other file of the release.
+        document: Its name there.
+        question: Fields of the document that tell this question from others of the same name.
+        connections: Airflow connections that hold what the store asks for, by variable.
+    """
+
+    store: Store
+    document: str
+    question: dict[str, str]
+    connections: dict[str, str] = Field(default={})
+
+    def found(self, value: object) -> bool | None:
+        """Whether a document approves; None while it answers nothing, or another question."""
+        if not isinstance(value, dict) or any(value.get(name) != wanted for name, wanted in self.question.items()):
+            return None
+        return None if value.get("answer") in (None, "waiting") else value["answer"] == "approved"
+
+
+def awaited_answer(deployment: Deployment, document: str, question: dict[str, str]) -> AwaitedAnswer:
+    """What a trigger needs to know of an answer in a deployment's store."""
+    connections = secret_connections(deployment)
+    return AwaitedAnswer(store=deployment.store, document=document, question=question, connections=connections)
+
+
+class DecisionTrigger(BaseTrigger):
+    """Fires the event of an answered form once the store has the answer, or when the time to answer is over.
+
+    Args:
+        ti_id: The waiting task instance.
+        awaited: An `AwaitedAnswer` as JSON.
+        yes: The form's option for an approval.
+        no: Its option for a denial, and for no answer in time.
+        until: When the time is over, in ISO 8601.
+        reminder: The event as JSON that tells people of the question again; empty for none.
+        remind_at: When, in ISO 8601.
+    """
+
+    def __init__(
+        self, *, ti_id: str, awaited: str, yes: str, no: str, until: str, reminder: str = "", remind_at: str = ""
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.reminder, self.remind_at = reminder, remind_at
+        self.ti_id, self.yes, self.no, self.until = str(ti_id), yes, no, until
+        self._json = awaited
+        self.awaited = AwaitedAnswer.model_validate_json(awaited)
+        self._store: ArtifactStore | None = None
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """The class and its arguments; see `BaseTrigger`."""
+        names = ("ti_id", "yes", "no", "until", "reminder", "remind_at")
+        arguments = {"awaited": self._json, **{name: getattr(self, name) for name in names}}
+        return "llm_pipeline_airflow.approvals.DecisionTrigger", arguments
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look every few seconds; a store that cannot be read now is asked again. People are reminded once."""
+        approved, until = None, datetime.fromisoformat(self.until)
+        remind_at = datetime.fromisoformat(self.remind_at) if self.reminder else until
+        while approved is None and datetime.now(UTC) < until:
+            await asyncio.sleep(LOOK_SECONDS)
+            with contained(f"reading {self.awaited.document}") as faults:
+                if self.awaited.connections:
+                    await sync_to_async(fetch_secrets)(self.awaited.connections)
+                approved = await asyncio.to_thread(self._look)
+            for fault in faults:
+                log.warning("cannot read whether the question was answered: %s", fault)
+            if approved is None and remind_at <= datetime.now(UTC) < until:
+                await asyncio.to_thread(self._remind)
+                remind_at = until
+        chosen = [self.yes if approved else self.no]
+        await self._close_form(chosen)
+        yield TriggerEvent(  # type: ignore[no-untyped-call]
+            HITLTriggerEventSuccessPayload(
+                chosen_options=chosen,
+                params_input={},
+                responded_by_user=None,
+                responded_at=datetime.now(UTC),
+                timedout=approved is None,
+            )
+        )
+
+    def _look(self) -> bool | None:
+        self._store = self._store or open_store(self.awaited.store)
+        document = self._store.read_document(self.awaited.document)
+        return self.awaited.found(document.value) if document is not None else None
+
+    def _remind(self) -> None:
+        """Write the reminder down; the guard sends it. A triggerer that starts again writes the same one."""
+        with contained("reminding people of the question") as faults:
+            event = Event.model_validate_json(self.reminder)
+            append(open_store(self.awaited.store), [event.model_copy(update={"at": datetime.now(UTC)})])
+        for fault in faults:
+            log.warning("nobody is reminded of the question: %s", fault)
+
+    async def _close_form(self, chosen: list[str]) -> None:
+        """Answer the form, so that nobody is asked any more."""
+        try:
+            await sync_to_async(update_hitl_detail_response)(UUID(self.ti_id), chosen, {})
+        except AirflowRuntimeError as error:  # somebody answered it at this very moment
+            log.info("the form was not closed: %s", error)
 
 
 class DecisionOperator(ApprovalOperator):
@@ -136,25 +266,20 @@ class QuestionOperator(DecisionOperator):
 
     Args:
         step: Name of the step.
-        target: The target that it is about, in a group that is mapped over targets.
         gates: Task ids of the gates that a target must have passed in this run to be asked about.
         any_of: Task ids of which one instance must have succeeded, though the trigger rule lets this one run.
     """
-
-    template_fields: Collection[str] = (*DecisionOperator.template_fields, "target")
 
     def __init__(
         self,
         *,
         step: str,
-        target: str = "",
         gates: tuple[str, ...] = (),
         any_of: tuple[str, ...] = (),
         **kwargs: Any,
     ) -> None:
         super().__init__(subject=kwargs.get("task_display_name", step), **kwargs)
         self.step = step
-        self.target = target
         self.gates = gates
         self.any_of = any_of
         self._told = False
@@ -162,12 +287,12 @@ class QuestionOperator(DecisionOperator):
     @property
     def label(self) -> str:
         """What the UI shows for this task instance."""
-        return self.target or self.task_display_name
+        return str(self.task_display_name)
 
     @property
     def answer_command(self) -> str:
-        """Of a question that is put once; see `DecisionOperator`."""
-        return "" if self.target else f"llm-pipeline approve {self.release_id} [--deny]"
+        """See `DecisionOperator`."""
+        return f"llm-pipeline approve {self.release_id} [--deny]"
 
     def events_of(self, origin: Origin, happened: Happened, context: Context) -> tuple[Event, ...] | None:
         """The question, and its answer; people were told already why there is nothing to ask about."""
@@ -176,30 +301,25 @@ class QuestionOperator(DecisionOperator):
     def execute(self, context: Context) -> Any:
         """Ask, if there is something to decide that nobody has decided yet."""
         from llm_pipeline.operations.decisions import decision_name, put
+        from llm_pipeline.planning.budget import planned_text
 
         self._told = True
         if not (self.gates and passed_targets(context, self.gates)):
             require_any(context, self.any_of)
         self._told = False
-        flow, step = self.flow(), step_named(self.step)
-        if step is None:
-            raise AirflowFailException(f"the flow has no step {self.step} any more")
-        if not step.asked(flow.release, None):
-            log.info("the release config wants nobody to be asked")
-            return None
-        if shown := shown_by(step, flow):
-            log.info("%s", Lines(shown))
-        targets = self._targets(context)
-        question = question_of(step)(flow, targets)
+        flow, targets = self.flow(), self._targets(context)
+        if self.step == "plan":
+            log.info("%s", Lines(planned_text(flow)))
+        question = question_of(self.step, flow, targets)
         if question is None:
             log.info("there is nothing to decide this time: nobody is asked")
             return None
-        decision = put(flow, self.step, targets, question, target=self.target)
+        decision = put(flow, self.step, targets, question)
         if decision.answer != "waiting":
             log.info("%s by %s before it was asked", decision.answer, decision.by)
             return self._act_on(context, decision, {"responded_at": datetime.now(UTC), "responded_by_user": None})
         self.subject, self.body = question.title, question.body
-        name = decision_name(flow.record.release_id, self.step, self.target)
+        name = decision_name(flow.record.release_id, self.step)
         same = {"run": decision.run, "evidence": decision.evidence}
         return self.ask(context, awaited_answer(flow.deployment, name, same))
 
@@ -216,12 +336,12 @@ class QuestionOperator(DecisionOperator):
         from llm_pipeline.operations.decisions import decide, read_decision
 
         flow = self.flow()
-        known = read_decision(flow, self.step, self.target) if was_found_in_store(event) else None
+        known = read_decision(flow, self.step) if was_found_in_store(event) else None
         if known is not None and known.answer != "waiting":
             return known
         approved = event["chosen_options"] == [self.APPROVE]
         by = "nobody, in time" if event.get("timedout") else who_answered(event)
-        return decide(flow, self.step, self._targets(context), approved=approved, by=by, target=self.target).decision
+        return decide(flow, self.step, self._targets(context), approved=approved, by=by).decision
 
     def _act_on(self, context: Context, decision: Decision, event: dict[str, Any]) -> Any:
         self.subject, self._answer = decision.question, (decision.answer, decision.by)
@@ -229,9 +349,126 @@ class QuestionOperator(DecisionOperator):
         return super().execute_complete(context, {"params_input": None, **event, "chosen_options": chosen})
 
     def _targets(self, context: Context) -> Sequence[str]:
-        if self.target:
-            return [self.target]
         return passed_targets(context, self.gates) if self.gates else self.flow().targets
+
+
+class StepApprovalOperator(DecisionOperator):
+    """Asks a human before one step, showing what the step before it measured; a denial ends the promotion.
+
+    The answer is a document in the store, which the controller and the guard go by: the first answer wins, whether it
+    was given here or on the command line, and one that comes when the canary was rolled back changes nothing. The claim
+    on the model is kept meanwhile, for the candidate has traffic.
+
+    Args:
+        target: The target's name.
+        step: The step's percentage.
+        before: The step before it; None when it is the first.
+        turn: Whether the promotion may begin at all, for a first step.
+    """
+
+    template_fields: Collection[str] = (*DecisionOperator.template_fields, "target")
+    parks = False
+
+    def __init__(self, *, target: str, step: float, before: float | None, turn: PromotionOrder, **kwargs: Any) -> None:
+        super().__init__(subject=f"Go on to {step:g} %?", **kwargs)
+        self.target = target
+        self.step = step
+        self.before = before
+        self.turn = turn
+
+    @property
+    def label(self) -> str:
+        """What the UI shows for this task instance."""
+        return self.target
+
+    def execute(self, context: Context) -> Any:
+        """Put the question, and wait; a first deployment is compared with nothing, so nobody is asked."""
+        from llm_pipeline.canary.approvals import approval_name
+
+        self.turn.check(context, self.target, self.flow)
+        flow = self.flow()
+        if replaces_nothing(flow, self.target):
+            log.info("there is nothing to compare %s with: no question is asked", flow.record.release_id)
+            return None
+        approval = self._question(flow)
+        if approval.answer != "waiting":
+            return self._obey(approval)
+        self.subject = f"Move {self.step:g} % of {self.target} to {flow.record.release_id}?"
+        self.body = self._body(flow)
+        name = approval_name(flow.record.release_id, self._place(flow), self.step)
+        question = {"run": approval.run, "question": approval.question}
+        return self.ask(context, awaited_answer(flow.deployment, name, question))
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+        """Write the answer down, and act on the one that counts."""
+        from llm_pipeline.canary import approvals
+        from llm_pipeline.operations.approval import answer
+
+        self.check_claim(context)
+        flow = self.flow()
+        if event.get("timedout"):
+            approval = approvals.time_out(flow.store, flow.record.release_id, self._place(flow), self.step)
+        elif was_found_in_store(event):
+            approval = approvals.read_approval(flow.store, flow.record.release_id, self._place(flow), self.step)
+        else:
+            told = answer(
+                flow.store,
+                flow.record.release_id,
+                self._place(flow),
+                self.step,
+                approved=event["chosen_options"] == [self.APPROVE],
+                by=who_answered(event),
+                run=flow.resolved_at.isoformat(),
+            )
+            approval = told.approval
+        tell(flow.deployment, self._place(flow), flow.record.release_id, link=page_of(context))
+        return self._obey(approval)
+
+    def _place(self, flow: ReleaseProgress) -> str:
+        return flow.record.place_of(self.target)
+
+    def _question(self, flow: ReleaseProgress) -> StepApproval:
+        from llm_pipeline.canary import approvals
+
+        return approvals.ask(
+            flow.store,
+            flow.record.release_id,
+            self._place(flow),
+            self.step,
+            runs=[flow.resolved_at.isoformat()],
+            question="begin",
+            summary=f"step {self.step:g} % begins after an approval in Airflow",
+            deadline_seconds=self.response_timeout.total_seconds() if self.response_timeout else 0.0,
+        )
+
+    @property
+    def answer_command(self) -> str:
+        """See `DecisionOperator`."""
+        place = self.flow().record.place_of(self.target)
+        return f"llm-pipeline approve-step {self.release_id} {place} {self.step:g} [--deny]"
+
+    def _obey(self, approval: StepApproval | None) -> None:
+        if approval is not None:
+            self.subject = f"{self.step:g} % of {self.target}"
+            self._answer = (approval.answer, approval.by)
+        if approval is None or approval.answer != "approved":
+            what = approval.answer if approval else "not asked"
+            raise AirflowFailException(f"step {self.step:g} % of {self.target}: {what}; the canary is rolled back")
+        log.info("step %g %% was approved by %s", self.step, approval.by)
+
+    def _body(self, flow: ReleaseProgress) -> str:
+        lines = [f"Release {markdown(flow.record.release_id)} on {markdown(self.target)}.", ""]
+        result = flow.find("canary", canary_subject(self.target, self.before)) if self.before is not None else None
+        if result is not None and result.judgement is not None:
+            lines += [
+                f"**Step {self.before:g} %: {result.judgement.verdict}.** {markdown(result.judgement.summary)}",
+                "",
+            ]
+            lines += [facts_table(result.judgement), ""]
+        share = f"{self.before:g} %" if self.before is not None else "no traffic"
+        return "\n".join(
+            [*lines, f"It has {share} now, and keeps it meanwhile. **Reject**, or no answer in time, rolls it back."]
+        )
 
 
 def was_found_in_store(event: dict[str, Any]) -> bool:
@@ -244,15 +481,3 @@ def who_answered(event: dict[str, Any]) -> str:
     user = event.get("responded_by_user")
     named = user.get("name") if isinstance(user, dict) else getattr(user, "name", None)
     return str(named or "Airflow")
-
-
-def passed_targets(context: Context, gates: tuple[str, ...]) -> list[str]:
-    """Targets whose gates ended well in this run; Airflow drops the XCom of a gate that is run again."""
-    first, *others = (_subjects(context, gate) for gate in gates)
-    return [target for target in first if all(target in passed for passed in others)]
-
-
-def _subjects(context: Context, gate: str) -> list[str]:
-    returned = context["ti"].xcom_pull(task_ids=gate)  # all map indexes; one alone comes without its list
-    results = returned if isinstance(returned, list) else [returned]
-    return [result["subject"] for result in results if result]

@@ -26,9 +26,8 @@ from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.step import Effect, Ending, Group, Kind, Scope, Start
 from llm_pipeline.release.tasks import Lane, Task, release_tasks
-from llm_pipeline_airflow.approvals import QuestionOperator
+from llm_pipeline_airflow.approvals import QuestionOperator, StepApprovalOperator
 from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
-from llm_pipeline_airflow.deadline import deadline_of
 from llm_pipeline_airflow.form import form_of
 from llm_pipeline_airflow.ladder import NeedingOperator, RecipeOperator
 from llm_pipeline_airflow.operators import LABEL_TEMPLATE, ResolveOperator, StageOperator
@@ -36,7 +35,6 @@ from llm_pipeline_airflow.placement import placement_arguments
 from llm_pipeline_airflow.promotion import CanaryStepOperator, PromotionOrder, RollbackOperator
 from llm_pipeline_airflow.retries import task_defaults
 from llm_pipeline_airflow.runs import dag_id_of
-from llm_pipeline_airflow.step_approval import StepApprovalOperator
 from llm_pipeline_airflow.tags import dag_tags
 from llm_pipeline_airflow.watch import release_schedule
 
@@ -79,8 +77,7 @@ def release_dag(config_path: Path) -> DAG:
             targets=loaded.config.targets,
             engines=[target.engine for target in loaded.release.targets],
         ),
-        default_args=task_defaults(loaded.config.owner or loaded.deployment.owner),
-        deadline=deadline_of(loaded),
+        default_args=task_defaults(loaded.deployment.owner),
     )
     tasks = release_tasks(loaded.release, ladder)
     drawing = _Drawing(loaded, tasks)
@@ -170,9 +167,8 @@ class _Drawing:
             return StepApprovalOperator(
                 target=item, step=task.percent, before=before, turn=turn(task), timeout_hours=hours, **shared
             )
-        return QuestionOperator(
-            step=task.step.name, target=item, gates=task.gates, timeout_hours=release.approval.timeout_hours, **shared
-        )
+        hours = release.approval.timeout_hours
+        return QuestionOperator(step=task.step.name, gates=task.gates, timeout_hours=hours, **shared)
 
     def _shared(self, task: Task) -> dict[str, Any]:
         rule: dict[str, Any] = {"trigger_rule": TRIGGER_RULES[task.start]} if task.step.decides else {}

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from llm_pipeline.release.contract import StageRequest
-from llm_pipeline_airflow.approvals import passed_targets
 from llm_pipeline_airflow.connections import config_with_secrets
 from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.notifications import page_of, tell
 from llm_pipeline_airflow.operators import StageOperator
-from llm_pipeline_airflow.states import task_states, unsuccessful
+from llm_pipeline_airflow.states import passed_targets, task_states, unsuccessful
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -45,3 +45,15 @@ def task_states(context: Context, task_ids: Sequence[str], map_index: int | None
     ti = context["ti"]
     found = ti.get_task_states(dag_id=ti.dag_id, map_index=map_index, task_ids=list(task_ids), run_ids=[ti.run_id])
     return dict(found.get(ti.run_id, {}))
+
+
+def passed_targets(context: Context, gates: tuple[str, ...]) -> list[str]:
+    """Targets whose gates ended well in this run; Airflow drops the XCom of a gate that is run again."""
+    first, *others = (_subjects(context, gate) for gate in gates)
+    return [target for target in first if all(target in passed for passed in others)]
+
+
+def _subjects(context: Context, gate: str) -> list[str]:
+    returned = context["ti"].xcom_pull(task_ids=gate)  # all map indexes; one alone comes without its list
+    results = returned if isinstance(returned, list) else [returned]
+    return [result["subject"] for result in results if result]

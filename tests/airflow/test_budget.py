@@ -146,7 +146,7 @@ def test_the_command_line_answers_the_question_that_waits(project):
 
 def test_the_question_has_what_is_planned_and_what_may_be_spent(project):
     run(project, None)
-    question = budget_question(progress(project), ())
+    question = budget_question(progress(project))
     assert "| budget | 3.6 s |" in question.body
     assert "not known, and in no sum: download, baseline, quantize small, accuracy small" in question.body
     assert "resolve" not in question.body  # takes seconds

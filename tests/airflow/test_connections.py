@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from airflow.sdk.configuration import clear_secrets_backends_cache
 from llm_pipeline_airflow import connections
+from llm_pipeline_airflow.approvals import awaited_answer
 from llm_pipeline_airflow.command import CommandOperator
 from llm_pipeline_airflow.connections import config_with_secrets, fetch_secrets
-from llm_pipeline_airflow.decision_trigger import awaited_answer
 from llm_pipeline_airflow.operators import StageOperator
 from pydantic import ValidationError
 

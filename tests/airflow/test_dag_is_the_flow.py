@@ -20,7 +20,6 @@ RULES = {
 CONFIGS = {
     "plain": {},
     "every": {"approval: {": "ladder: { strategy: every }\napproval: {"},
-    "without_review": {"approval: {": "approval: { on_license_change: false,"},
     "one_target": {"[cpu-a, cpu-b]": "[cpu-a]"},
 }
 

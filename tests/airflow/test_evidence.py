@@ -9,7 +9,7 @@ from llm_pipeline_airflow.runs import release_of_run, remember_run
 from markdown_it import MarkdownIt
 
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
-from llm_pipeline.questions import license_question, production_question
+from llm_pipeline.questions import production_question, question_of
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.evidence_text import facts_table, log_table, markdown_table
 from llm_pipeline.store import open_store
@@ -69,7 +69,7 @@ def test_no_text_of_a_repository_or_a_server_makes_more_of_an_approval_than_text
             targets=("cpu", "gpu"),
             result=lambda _stage, text=text: SimpleNamespace(metrics={"license_change": f"apache-2.0 -> {text}"}),
         )
-        assert rendered(license_question(flow, []).body).count("paragraph") == 3
+        assert rendered(question_of("review_license", flow, []).body).count("paragraph") == 3
         assert rendered(production_question(flow, ["cpu"]).body).count("tr") == 2
 
 

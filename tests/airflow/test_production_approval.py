@@ -10,10 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
-from llm_pipeline_airflow import decision_trigger
-from llm_pipeline_airflow.approvals import DecisionOperator, QuestionOperator
+from llm_pipeline_airflow import approvals
+from llm_pipeline_airflow.approvals import DecisionOperator, DecisionTrigger, QuestionOperator
 from llm_pipeline_airflow.dag_factory import release_dag
-from llm_pipeline_airflow.decision_trigger import DecisionTrigger
 from llm_pipeline_airflow.notifications import ReleaseNotifier
 
 from llm_pipeline.base.errors import Transient
@@ -227,9 +226,9 @@ TI = SimpleNamespace(id=TI_ID, xcom_pull=CONTEXT["ti"].xcom_pull, **NAMED)
 def closed_forms(monkeypatch) -> list[tuple[str, list[str]]]:
     """The forms that were answered for their users; Airflow's supervisor, to which that is said, is not here."""
     closed: list[tuple[str, list[str]]] = []
-    monkeypatch.setattr(decision_trigger, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(approvals, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(
-        decision_trigger, "update_hitl_detail_response", lambda ti_id, chosen, _: closed.append((str(ti_id), chosen))
+        approvals, "update_hitl_detail_response", lambda ti_id, chosen, _: closed.append((str(ti_id), chosen))
     )
     return closed
 

@@ -146,7 +146,7 @@ def test_the_plan_that_is_recorded_is_compared_with_the_budget(release: Release)
     limited = release.resolve()
     assert limited.release_id == plain.release_id
     flow = ReleaseProgress.open(load_release(release.path).deployment, limited.release_id)
-    question = budget_question(flow, flow.targets)
+    question = budget_question(flow)
     assert question is not None
     assert question.amounts["hours"] > 0.0001
     assert question.amounts["cost"] == 0  # a CPU costs nothing here

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.release.additions import with_steps
-from llm_pipeline.release.flow import FLOW, PROMOTION, TARGETS, release_flow, stage_names
+from llm_pipeline.release.flow import FLOW, PROMOTION, TARGETS, release_flow, stage_names, with_steps
 from llm_pipeline.release.registry import load_stage
 from llm_pipeline.release.step import Ending, Environment, Kind, Need, Scope, Step
 
@@ -69,18 +68,6 @@ def test_a_stage_that_is_added_stands_between_what_it_comes_after_and_what_waits
     assert steps["served_accuracy"].after == ("smoke",)
 
 
-def test_a_question_that_is_added_before_the_promotion_holds_back_every_target():
-    sign = Step(
-        name="sign", title="Sign", words="Asks.", kind=Kind.QUESTION, after=("approve",), before=("approve_step",)
-    )
-    steps = added(sign)
-    turn = steps["canary"].group.in_turn
-    assert turn.after == ("rollback", "sign")
-    assert {need.step: need.otherwise for need in turn.needs} == dict.fromkeys(("approve", "sign"), Ending.SKIPPED)
-    assert {step.group for step in steps.values() if step.group and step.group.name == "promotion"} != {PROMOTION}
-    assert len({step.group for step in steps.values() if step.group and step.group.name == "promotion"}) == 1
-
-
 def test_a_step_of_the_whole_release_splits_no_group():
     names = list(added(Step(name="tell", title="Tell", words="Tells.", after=("load_test",), before=("approve",))))
     assert names[names.index("tell") - 1] == "staging_down"
@@ -93,7 +80,9 @@ def test_a_step_of_the_whole_release_splits_no_group():
         ({"after": ("stagin",)}, "names unknown steps: stagin"),
         ({"after": ()}, "comes after no step"),
         ({"needs": (Need("build", Ending.FAILED),)}, "needs build, which is done for several recipes or targets"),
-        ({"group": PROMOTION, "after": ("approve_step",)}, "would be the first of promotion"),
+        ({"group": PROMOTION, "after": ("approve_step",)}, "in, or before, promotion, whose items come in turn"),
+        ({"before": ("quantize",)}, "in, or before, recipes, whose items come in turn"),
+        ({"kind": Kind.QUESTION}, "is no stage"),
         ({"before": ("build",)}, "is to come before build, and after a later one"),
     ],
 )
