@@ -73,7 +73,7 @@ policy: quick
 deployment: here
 evaluation: {{ tasks: [a_task], served_tasks: [a_task] }}
 workload: {{ prompts: prompts.jsonl, rate_per_second: 20, duration_seconds: 30 }}
-approval: {{ required: false, on_license_change: false }}
+approval: {{ required: false }}
 """
 POLICY = """
 load_test: { service_level: { first_token_milliseconds: 100, end_to_end_milliseconds: 200 } }

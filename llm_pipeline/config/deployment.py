@@ -216,8 +216,8 @@ class Deployment(ConfigModel):
         retention: What the retention keeps.
         guard: When the guard runs.
         verification: When what serves is verified.
-        owner: Who answers for the deployment's DAGs, in Airflow's lists; releases may name their own.
-        notifications: Who is notified about canaries.
+        owner: Who answers for the deployment's DAGs, in Airflow's lists.
+        notifications: Who is told of what happens to releases: channels by names of yours. Secrets never stand here.
         airflow_connections: Airflow connections that hold secrets, by the environment variable that hands each on to
             what Airflow runs: the connection's password, but for `AWS_ACCESS_KEY_ID`, which is its login. Such a
             variable must not be set for Airflow's processes as well.
@@ -242,7 +242,7 @@ class Deployment(ConfigModel):
     guard: GuardSchedule = GuardSchedule()
     verification: VerificationSchedule = VerificationSchedule()
     owner: Owner = "llm-pipeline"
-    notifications: Notifications = Notifications()
+    notifications: Notifications = Field(default={})
     airflow_connections: Annotated[dict[VariableName, ConnectionId], Field(max_length=256)] = Field(default={})
     variables: VariableNames = ()
     _path_variables: frozenset[str] = PrivateAttr(default=frozenset())

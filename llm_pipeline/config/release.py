@@ -20,7 +20,6 @@ from llm_pipeline.config.model import (
     Minutes,
     Name,
     Names,
-    Owner,
     PathText,
     PositiveHours,
     PositiveMinutes,
@@ -241,13 +240,10 @@ class Approval(ConfigModel):
 
     Attributes:
         required: False lets the release go on by itself.
-        on_license_change: Ask before anything is spent when the model's licence or gating is not what it was in the
-            release before.
         timeout_hours: An unanswered request counts as a rejection after this time.
     """
 
     required: bool = True
-    on_license_change: bool = True
     timeout_hours: PositiveHours = 24.0
 
 
@@ -285,7 +281,6 @@ class ReleaseConfig(ReleaseSettings):
         schedule: Cron expression for runs that release what is new since the last one, beside `watch` or instead of
             it; None for none. Missed ones are never made up for.
         budget: What it may take by its plan before a person is asked.
-        owner: Who answers for the release's DAG; None for the deployment's owner.
     """
 
     recipes: Annotated[Names, Field(min_length=1)]
@@ -296,7 +291,6 @@ class ReleaseConfig(ReleaseSettings):
     watch: Watch | None = None
     schedule: Word | None = None
     budget: Budget = Budget()
-    owner: Owner | None = None
 
     @field_validator("recipes", "targets")
     @classmethod

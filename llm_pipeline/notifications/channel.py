@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from llm_pipeline.base.adapters import adapter
 from llm_pipeline.base.errors import Terminal, Transient
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.config.notifications import Notifications
+from llm_pipeline.config.notifications import ChannelModel
 from llm_pipeline.notifications.event import Event
 from llm_pipeline.notifications.message import Message
 from llm_pipeline.store.artifact_store import ArtifactStore
@@ -77,7 +77,7 @@ def no_connections(_: str) -> None:
 
 
 def channels(
-    config: Notifications, connections: ConnectionReader = no_connections
+    config: Mapping[str, ChannelModel], connections: ConnectionReader = no_connections
 ) -> Iterator[tuple[str, Channel | Recorder]]:
     """The channels whose secrets can be had here, with their names; others are left to whoever has theirs.
 
@@ -86,7 +86,7 @@ def channels(
     An entry point `llm_pipeline.notifications` names an `Adapter` whose `open` takes the channel's settings and the
     `ConnectionReader`, and returns the channel, or None where its secret cannot be had here.
     """
-    for name, settings in config.by_name().items():
+    for name, settings in config.items():
         channel: Channel | Recorder | None = None
         try:
             channel = adapter("notifications", settings.kind).open(settings, connections)

@@ -8,6 +8,7 @@ from itertools import count
 
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.notifications import wants_stages
 from llm_pipeline.notifications import happened
 from llm_pipeline.notifications.channel import no_connections
 from llm_pipeline.notifications.event import Event, Origin
@@ -35,7 +36,7 @@ class LocalTeller:
     def ended(self, result: StageResult, place: str = "") -> None:
         """A stage came to a result; with the place whose canary it drove, if it did."""
         events = [happened.judged(self._origin, result)]
-        if self._deployment.notifications.wants_stages:
+        if wants_stages(self._deployment.notifications):
             events.append(happened.ended(self._origin, result))
         self._tell(*events, canaries={place: self.release_id} if place else {})
 

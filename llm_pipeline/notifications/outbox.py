@@ -10,14 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import get_args
 
 from llm_pipeline.base.errors import IntegrityError, PipelineError, places_of
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.record import current_canary, read_events
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.notifications import SEVERITIES, NotificationKind
+from llm_pipeline.config.notifications import EVERY_KIND, FOR_PEOPLE, SEVERITIES
 from llm_pipeline.notifications.channel import Channel, ConnectionReader, NotSent, Recorder, Refused, channels
 from llm_pipeline.notifications.event import Event, Origin
 from llm_pipeline.notifications.happened import of_canary
@@ -130,12 +129,12 @@ class _Outbox:
     """One channel of a deployment, and how far it got in the stream."""
 
     def __init__(self, store: ArtifactStore, deployment: Deployment, name: str, channel: Channel | Recorder) -> None:
-        config, settings = deployment.notifications, deployment.notifications.by_name()[name]
+        settings = deployment.notifications[name]
         self._store = store
         self._deployment = deployment.name
         self._channel_name = name
         self._channel = channel
-        self._kinds = frozenset(get_args(NotificationKind) if settings.keeps_record else config.events)
+        self._kinds = EVERY_KIND if settings.keeps_record else FOR_PEOPLE
         self._severities = SEVERITIES[SEVERITIES.index(settings.at_least) :]
         self._name = f"told/{deployment.name}.{name}.json"
         self._revision: str | None = None

@@ -141,7 +141,7 @@ def _named(deployment: Deployment, targets: Sequence[Target]) -> Iterator[tuple[
         yield f"router of {name}", "routers", place.router.kind, place.router
         if place.metrics is not None:
             yield f"metrics of {name}", "metric_sources", place.metrics.kind, place.metrics, place.router
-    for name, channel in deployment.notifications.by_name().items():
+    for name, channel in deployment.notifications.items():
         yield f"notifications by {name}", "notifications", channel.kind, channel
     for target in targets:
         yield f"engine of {target.name}", "engines", target.engine, target.engine_options

@@ -22,7 +22,6 @@ from llm_pipeline.base.errors import PipelineError, StageOutOfTime
 from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.deployment import Deployment, Workers
-from llm_pipeline.config.notifications import Notifications
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners
 from llm_pipeline.runners.stage_environment import secret_connections
@@ -66,7 +65,7 @@ class WatchedJob(Frozen):
 def watched_job(deployment: Deployment, job: Job, offset: int) -> WatchedJob:
     """What to hand to the triggerer."""
     environments = {job.environment: deployment.environments[job.environment]}
-    without: dict[str, Any] = {"places": {}, "workers": Workers(), "notifications": Notifications()}
+    without: dict[str, Any] = {"places": {}, "workers": Workers(), "notifications": {}}
     return WatchedJob(
         deployment=deployment.model_copy(update={**without, "environments": environments}),
         job=job,

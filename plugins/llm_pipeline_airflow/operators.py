@@ -21,6 +21,7 @@ from airflow.sdk.exceptions import (
 
 from llm_pipeline.base.errors import ErrorDocument, Terminal, Transient, from_document
 from llm_pipeline.base.logging import Lines, LogRelay
+from llm_pipeline.config.notifications import wants_stages
 from llm_pipeline.flow import ReleaseProgress, passed, placement, resolve_request
 from llm_pipeline.notifications.happened import ended, judged
 from llm_pipeline.operations.replacement import replace
@@ -220,7 +221,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         if self._result is None:
             return None
         events = [judged(origin, self._result)]
-        if self.configured.deployment.notifications.wants_stages:
+        if wants_stages(self.configured.deployment.notifications):
             events.append(ended(origin, self._result))
         return tuple(event for event in events if event)
 

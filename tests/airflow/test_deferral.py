@@ -357,8 +357,6 @@ def test_a_task_waits_where_a_triggerer_can_see_its_container(monkeypatch):
     assert watchable(monkeypatch, docker, executor="LocalExecutor")
     assert watchable(monkeypatch, docker, queues="True")
     assert watchable(monkeypatch, docker, engine="tcp://10.0.0.7:2376")
-    off = docker.model_copy(update={"deferrable": False})
-    assert not watchable(monkeypatch, off, executor="LocalExecutor", queues="True", engine="tcp://10.0.0.7:2376")
 
 
 def test_a_stage_of_this_host_keeps_its_worker(task):

@@ -12,6 +12,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, ParamValidationError
 from llm_pipeline_airflow.deployment_dags import GuardOperator, RollBackOperator, guard_dags, rollback_dags
 from llm_pipeline_airflow.notifications import connection_of
+from pydantic import TypeAdapter
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.way_back_record import WayBack, write_way_back
@@ -148,7 +149,11 @@ def test_the_log_of_a_rollback_ends_with_what_serves_and_a_refusal_is_not_tried_
 
 
 def test_airflows_connections_hold_what_the_deployment_names(monkeypatch, caplog):
-    config = Notifications(webhook_connection="chat", email_to=("ops@example.org",), email_connection="mail")
+    named = {
+        "webhook": {"kind": "webhook", "connection": "chat"},
+        "email": {"kind": "email", "to": ["ops@example.org"], "connection": "mail"},
+    }
+    config = TypeAdapter(Notifications).validate_python(named)
     monkeypatch.setenv("AIRFLOW_CONN_CHAT", json.dumps({"conn_type": "http", "password": "https://hooks/T0/hush"}))
     extra = {"from_email": "llm@example.org", "disable_ssl": True}
     mail = {"conn_type": "smtp", "host": "mx", "port": 587, "login": "llm", "password": "hush", "extra": extra}

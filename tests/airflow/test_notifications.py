@@ -21,11 +21,13 @@ from message_servers import webhook_server
 
 REPOSITORY = ArtifactRef(kind="model_repository", digest="a" * 64)
 
+CHANNEL = "notifications: { chat: { kind: webhook, variable: CHAT_WEBHOOK } }\n"
+
 
 @pytest.fixture
 def step(project):
     deployment = project.config.parents[1] / "deployments/here.yaml"
-    deployment.write_text(deployment.read_text() + "notifications: { webhook_variable: CHAT_WEBHOOK }\n")
+    deployment.write_text(deployment.read_text() + CHANNEL)
     step = release_dag(project.config).get_task("promotion_1.canary_5")
     step.subject, step.release_id = "cpu-a", "r1"
     return step

@@ -122,14 +122,6 @@ def test_every_dag_has_the_owner_of_its_deployment_and_tags_to_filter_by(project
         }  # fmt: skip
 
 
-def test_a_release_may_have_an_owner_of_its_own(project, monkeypatch):
-    monkeypatch.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(project.config.parent))
-    project.config.write_text(project.config.read_text() + "owner: search@example.org\n")
-    dags = all_dags(str(project.config))
-    assert dags["release__tiny"].owner == "search@example.org"
-    assert dags["guard__here"].owner == "llm-pipeline"
-
-
 def test_an_owner_with_a_comma_is_refused(deployment):
     deployment.write_text(deployment.read_text() + "owner: a, b\n")
     with pytest.raises(ConfigError, match="owner"):

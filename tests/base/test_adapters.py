@@ -106,7 +106,7 @@ def document(tmp_path: Path, **changes: Any) -> dict[str, Any]:
         "environments": {"control": batch, "model": batch},
         "triton_home": str(tmp_path),
         "hub": {"endpoint": "http://127.0.0.1:9"},
-        "notifications": {"channels": {"pager": {"kind": "acme_pager", "file": str(tmp_path / "pages.txt")}}},
+        "notifications": {"pager": {"kind": "acme_pager", "file": str(tmp_path / "pages.txt")}},
         **changes,
     }
 
@@ -314,7 +314,7 @@ def test_plan_refuses_what_they_cannot_do(tmp_path: Path) -> None:
     assert "router acme needs at least 5 % for a step" in problems
     pager = {"kind": "acme_pager", "file": "/pages", "on_call": "nobody"}
     closed = {"runner": "acme_batch", "python": sys.executable, "partition": "closed"}
-    deployed = {"notifications": {"channels": {"pager": pager}}, "environments": {"control": closed, "model": closed}}
+    deployed = {"notifications": {"pager": pager}, "environments": {"control": closed, "model": closed}}
     with pytest.raises(ConfigError) as raised:
         plan_release(configs(tmp_path, "none", **deployed), store_seconds=0)
     assert raised.value.message == (
@@ -390,7 +390,7 @@ def test_their_kinds_stand_beside_ours() -> None:
         (Deployment, {"environments": {"x": {"runner": "acme"}}}, "no runner of kind 'acme' is installed; kinds are: "),
         (
             Deployment,
-            {"notifications": {"channels": {"x": {"kind": "acme"}}}},
+            {"notifications": {"x": {"kind": "acme"}}},
             "no notification of kind 'acme' is installed; kinds are: webhook, email, apprise, mlflow, opentelemetry;",
         ),
         (TargetPlace, {"staging": {"kind": "acme"}}, "no server control of kind 'acme' is installed; kinds are: local"),
@@ -425,11 +425,11 @@ def test_settings_without_a_kind_that_can_be_read_are_refused(written: Any, told
 
 def test_a_kind_that_is_not_named_is_a_missing_key(tmp_path: Path) -> None:
     path = tmp_path / "local.yaml"
-    channels = "notifications:\n  channels:\n    team:\n      url: http://127.0.0.1\n"
+    channels = "notifications:\n  team:\n    url: http://127.0.0.1\n"
     path.write_text(f"store: /srv/store\n{channels}", encoding="utf-8")
     with pytest.raises(ConfigError) as raised:
         load_yaml(path, Deployment)
-    assert "local.yaml:4: missing key notifications.channels.team.kind" in str(raised.value)
+    assert "local.yaml:3: missing key notifications.team.kind" in str(raised.value)
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -28,7 +28,7 @@ from llm_pipeline.store.signed_documents import replace_document
 
 EXPORTS = Path(__file__).parent / "exports" / "releases.txt"
 PRICED = {
-    "notifications": {"channels": {"telemetry": {"kind": "opentelemetry"}}},
+    "notifications": {"telemetry": {"kind": "opentelemetry"}},
     "quantization_host": {"accelerator": "h100-80gb", "count": 2},
     "gpu_hour_prices": {"h100-80gb": 3.0},
     "currency": "EUR",

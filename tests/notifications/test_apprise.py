@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from llm_pipeline.config.notifications import Notifications
 from llm_pipeline.notifications.channel import Connection, NotSent, Refused, channels, no_connections
@@ -20,13 +20,13 @@ MESSAGE = Message("Build h100 of tiny-1: failed", (("What", "no memory"),), "To 
 
 
 def channel(connections=no_connections, **settings):
-    config = Notifications.model_validate({"channels": {"on_call": {"kind": "apprise", **settings}}})
+    config = TypeAdapter(Notifications).validate_python({"on_call": {"kind": "apprise", **settings}})
     return dict(channels(config, connections)).get("on_call")
 
 
 def test_its_urls_stand_in_a_variable_or_a_connection_and_without_them_others_send() -> None:
     with pytest.raises(ValidationError, match="give one of them"):
-        Notifications.model_validate({"channels": {"on_call": {"kind": "apprise"}}})
+        TypeAdapter(Notifications).validate_python({"on_call": {"kind": "apprise"}})
     assert channel(variable="NOT_SET_ANYWHERE") is None
     assert channel(connection="on_call") is None
 

@@ -18,6 +18,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
 from llm_pipeline.adapters.mlflow.adapter import ADAPTER
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
@@ -33,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from store_history import GO, History
 
 FIRST_PORT = 25_300
-CHANNEL = Notifications.model_validate({"channels": {"runs": {"kind": "mlflow", "experiment": "releases"}}})
+CHANNEL = TypeAdapter(Notifications).validate_python({"runs": {"kind": "mlflow", "experiment": "releases"}})
 NO_GO = judge("slow", [Evidence(name="p99: time to first token", verdict=Verdict.NO_GO, measured=1.5, samples=9)])
 
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
+from pydantic import TypeAdapter
 
 from llm_pipeline.base.errors import ConfigError, RemoteStageTransient, StageOutOfTime, Transient
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
@@ -89,14 +90,8 @@ def test_a_channel_is_sent_what_matters_enough_of_its_own_deployment(store, monk
     kept = {"all": Kept(), "some": Kept(), "few": Kept()}
     monkeypatch.setattr("llm_pipeline.notifications.outbox.channels", lambda *_: kept.items())
     channel = {"kind": "webhook", "variable": "CHAT"}
-    config = Notifications.model_validate(
-        {
-            "channels": {
-                "all": channel,
-                "some": {**channel, "at_least": "warning"},
-                "few": {**channel, "at_least": "critical"},
-            }
-        }
+    config = TypeAdapter(Notifications).validate_python(
+        {"all": channel, "some": {**channel, "at_least": "warning"}, "few": {**channel, "at_least": "critical"}}
     )
     deployment = SimpleNamespace(name="here", notifications=config)
     happened = [event(severity, severity=severity) for severity in ("info", "warning", "critical")]
@@ -179,7 +174,7 @@ def test_a_damaged_document_or_a_broken_channel_keeps_no_channel_from_being_told
     everyone = {"first": first, "broken": Broken(), "last": last}
     monkeypatch.setattr("llm_pipeline.notifications.outbox.channels", lambda *_: everyone.items())
     channel = {"kind": "webhook", "variable": "CHAT"}
-    config = Notifications.model_validate({"channels": dict.fromkeys(everyone, channel)})
+    config = TypeAdapter(Notifications).validate_python(dict.fromkeys(everyone, channel))
     deployment = SimpleNamespace(name="here", notifications=config)
     tell(store, deployment, lambda _: Connection(), events=[event("before")])
     (tmp_path / "store" / damaged).write_bytes(b"{")

@@ -73,7 +73,11 @@ def test_log_lines_come_once_through_lost_answers_and_rotation(place, real_kuber
     [
         (lambda cluster, name: cluster.kill(name), "OOMKilled .exit code 137.", "raise memory_gib"),
         (lambda cluster, name: cluster.kill(name, "Evicted"), "Evicted.*low on resource: memory", "memory_gib"),
-        (lambda cluster, name: cluster.run_out_of_time(name), "DeadlineExceeded: Job was active", "time_limit_minutes"),
+        (
+            lambda cluster, name: cluster.run_out_of_time(name),
+            "DeadlineExceeded: Job was active",
+            "raise time_limit",
+        ),
         (lambda cluster, name: cluster.delete_behind(name), "its Job is gone", "finished work"),
     ],
     ids=["out of memory", "evicted", "out of time", "deleted"],

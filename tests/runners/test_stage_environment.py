@@ -15,7 +15,6 @@ from llm_pipeline.adapters.kubernetes.adapter import KubernetesEnvironment
 from llm_pipeline.adapters.kubernetes.job import job_manifest
 from llm_pipeline.config.deployment import Deployment, HubAccess
 from llm_pipeline.config.loading import load_yaml
-from llm_pipeline.config.notifications import Notifications
 from llm_pipeline.config.store import Keyless, Signing, StoreModel, store_settings
 from llm_pipeline.release.contract import StageRequest
 from llm_pipeline.release.flow import stage_names
@@ -72,7 +71,7 @@ def deployment_of(store: StoreModel, **given: Any) -> Deployment:
         environments={"control": sys.executable},
         triton_home="/triton",
         hub=HubAccess(token_variable="HUB_TOKEN"),
-        notifications=Notifications(webhook_variable="SLACK_WEBHOOK"),
+        notifications={"chat": {"kind": "webhook", "variable": "SLACK_WEBHOOK"}},
         **given,
     )
 

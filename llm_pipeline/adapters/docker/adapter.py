@@ -50,8 +50,6 @@ class DockerEnvironment(EnvironmentModel):
         shared_memory_gib: Size of `/dev/shm`.
         network: Network of the container, in Docker's words.
         user: `uid:gid` inside; None for the worker's own.
-        deferrable: Whether a task in Airflow waits for its container in the triggerer, and holds no worker meanwhile.
-            The triggerer must reach the engine; where the engine is a socket of the host, `docs/cluster.md` says when.
     """
 
     runner: Literal["docker"]
@@ -64,11 +62,10 @@ class DockerEnvironment(EnvironmentModel):
     shared_memory_gib: PositiveGib = 1.0
     network: Word = "bridge"
     user: Word | None = None
-    deferrable: bool = True
 
     def is_deferrable(self) -> bool:
-        """As its setting says."""
-        return self.deferrable
+        """Its container runs on without the task."""
+        return True
 
     def is_seen_on_its_host_only(self) -> bool:
         """Whether the engine that Docker's own variables name is a socket of this host."""

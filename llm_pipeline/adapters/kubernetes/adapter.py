@@ -35,7 +35,6 @@ class KubernetesEnvironment(EnvironmentModel):
             so name the digest.
         python: The interpreter inside the image that has this package.
         gpus: GPUs of the pod.
-        gpu_resource: The resource that GPUs are counted in.
         cpu: CPU request in cores; None for none.
         memory_gib: Memory request and limit; None for none.
         shared_memory_gib: Size of `/dev/shm`; in memory, so it counts towards `memory_gib`.
@@ -44,14 +43,8 @@ class KubernetesEnvironment(EnvironmentModel):
         claims: Persistent volume claims, by where the pod sees them.
         secrets: Secrets whose keys become environment variables of the pod.
         user: `uid:gid` of the pod, and the owner of its volumes; None for the image's own, which must not be root.
-        service_account: Service account of the pod.
-        image_pull_secrets: Secrets for the image's registry.
-        labels: Further labels of Job and pod.
+        service_account: Service account of the pod; it may name the secrets of the image's registry.
         start_timeout_minutes: Longest wait for a node and the image.
-        time_limit_minutes: Longest run; None for a little more than the stage's own, the policy's
-            `time_limit.maximum_hours`.
-        deferrable: Whether a task in Airflow waits for its pod in the triggerer, and holds no worker meanwhile. The
-            triggerer must reach the cluster as workers do.
     """
 
     runner: Literal["kubernetes"]
@@ -60,7 +53,6 @@ class KubernetesEnvironment(EnvironmentModel):
     image: Word | None = None
     python: PathText = "python3"
     gpus: Gpus = 0
-    gpu_resource: Word = "nvidia.com/gpu"
     cpu: Cores | None = None
     memory_gib: PositiveGib | None = None
     shared_memory_gib: PositiveGib = 1.0
@@ -70,15 +62,11 @@ class KubernetesEnvironment(EnvironmentModel):
     secrets: Names = ()
     user: str | None = Field(default="1000:1000", pattern=r"^[1-9]\d*(:\d+)?$", max_length=32)
     service_account: Name | None = None
-    image_pull_secrets: Names = ()
-    labels: Labels = Field(default={})
     start_timeout_minutes: PositiveMinutes = 30.0
-    time_limit_minutes: PositiveMinutes | None = None
-    deferrable: bool = True
 
     def is_deferrable(self) -> bool:
-        """As its setting says."""
-        return self.deferrable
+        """The triggerer must reach the cluster as workers do."""
+        return True
 
     def is_seen_on_its_host_only(self) -> bool:
         """A cluster is seen from everywhere."""

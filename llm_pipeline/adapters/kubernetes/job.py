@@ -12,7 +12,7 @@ from typing import Any
 
 from llm_pipeline.adapters.kubernetes.adapter import KubernetesEnvironment
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.base.labels import LABEL_PREFIX, label_value
+from llm_pipeline.base.labels import LABEL_PREFIX
 from llm_pipeline.config.environment import ClaimMount
 from llm_pipeline.release.contract import StageRequest
 from llm_pipeline.release.process import IN_STORE
@@ -29,6 +29,7 @@ JOB_LABEL = f"{LABEL_PREFIX}job"
 """The Job of a pod: Kubernetes' own label for it has two names, and clusters before 1.27 know the older one only."""
 
 CONTAINER = "stage"
+GPU_RESOURCE = "nvidia.com/gpu"
 
 _REQUEST_DIRECTORY = "/var/run/llm-pipeline"
 _GRACE_SECONDS = 30
@@ -60,7 +61,7 @@ def job_manifest(
             f"the request of stage {request.stage} has more than {_LARGEST_REQUEST_BYTES} bytes: too much for a pod",
             hint="run this stage as a process or in a container",
         )
-    labels = {name: label_value(value) for name, value in environment.labels.items()} | request_labels(request)
+    labels = request_labels(request)
     digest = {DIGEST_ANNOTATION: job.request_digest}
     return {
         "apiVersion": "batch/v1",
@@ -84,13 +85,8 @@ def job_manifest(
 
 
 def _deadline_seconds(environment: KubernetesEnvironment, request: StageRequest) -> int:
-    """The environment's limit, or a little more than the stage's own, which ends it with a better word.
-
-    The Job's clock runs from its creation, so the wait for a node counts, too.
-    """
+    """A little more than the stage's own limit, which ends it with a better word, and the wait for a node."""
     longest = request.time_limit.longest_seconds + 2 * GRACE_SECONDS
-    if environment.time_limit_minutes is not None:
-        longest = 60 * environment.time_limit_minutes
     return round(60 * environment.start_timeout_minutes + longest)
 
 
@@ -99,12 +95,11 @@ def _pod(
 ) -> dict[str, Any]:
     volumes, mounts = _volumes(environment, request)
     variables = dict.fromkeys(withheld, "") | _variables(image)
-    gpus = {environment.gpu_resource: str(environment.gpus)} if environment.gpus else {}
+    gpus = {GPU_RESOURCE: str(environment.gpus)} if environment.gpus else {}
     optional = {
         "nodeSelector": environment.node_selector,
         "tolerations": [toleration.model_dump(exclude_none=True) for toleration in environment.tolerations],
         "serviceAccountName": environment.service_account,
-        "imagePullSecrets": [{"name": secret} for secret in environment.image_pull_secrets],
     }
     return {
         "restartPolicy": "Never",

@@ -10,8 +10,8 @@ from llm_pipeline.base.errors import ConfigError, PipelineError, Transient
 
 _NEVER_STARTS = ("InvalidImageName", "ErrImageNeverPull")
 _WRONG_CONFIGURATION = {
-    "ImagePullBackOff": "check the image's name, and image_pull_secrets",
-    "ErrImagePull": "check the image's name, and image_pull_secrets",
+    "ImagePullBackOff": "check the image's name, and the service account's imagePullSecrets",
+    "ErrImagePull": "check the image's name, and the service account's imagePullSecrets",
     "InvalidImageName": "correct the image's name",
     "ErrImageNeverPull": "put the image on the node, or in a registry",
     "CreateContainerConfigError": "check secrets and user: a secret is missing, or the image runs as root",
@@ -22,7 +22,7 @@ _OUT_OF_TIME = "DeadlineExceeded"
 _ADVICE = {
     "OOMKilled": "raise memory_gib of the environment (shared memory counts, too)",
     "Evicted": "its node ran out of something: give the environment memory_gib, and claims for large files",
-    _OUT_OF_TIME: "raise time_limit_minutes, if the stage makes progress: finished work is kept",
+    _OUT_OF_TIME: "raise time_limit of the policy, if the stage makes progress: finished work is kept",
     "StartError": "check image and python of the environment",
     "ContainerCannotRun": "check image and python of the environment",
 }
