@@ -15,7 +15,7 @@ from llm_pipeline.local_run import LocalRun
 from llm_pipeline.planning.stage_cost import planned_steps, step_costs
 from llm_pipeline.release.flow import release_flow
 from llm_pipeline.release.loading import load_release
-from llm_pipeline.release.reference import reference
+from llm_pipeline.release.reference import steps_table
 from llm_pipeline.release.registry import load_stage
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.failures import flow_order
@@ -127,6 +127,4 @@ def test_a_stage_that_contradicts_its_step_is_refused(smoke_release, said):
 
 
 def test_the_reference_has_them(smoke_release):
-    text = reference(release_flow())
-    assert "## `smoke`: Smoke\n\nAsks the staged server one thing." in text
-    assert "## `sign_off`: Sign off" in text
+    assert "| `smoke` | target | `staging` |" in steps_table(release_flow())
