@@ -31,7 +31,7 @@ from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.notifications.event import Event
 from llm_pipeline.notifications.happened import answered, asked
 from llm_pipeline.notifications.stream import append
-from llm_pipeline.questions import question_of, replaces_nothing
+from llm_pipeline.questions import planned_text, question_of, replaces_nothing
 from llm_pipeline.release.evidence_text import facts_table
 from llm_pipeline.release.tasks import canary_subject
 from llm_pipeline.runners.stage_environment import secret_connections
@@ -301,7 +301,6 @@ class QuestionOperator(DecisionOperator):
     def execute(self, context: Context) -> Any:
         """Ask, if there is something to decide that nobody has decided yet."""
         from llm_pipeline.operations.decisions import decision_name, put
-        from llm_pipeline.planning.budget import planned_text
 
         self._told = True
         if not (self.gates and passed_targets(context, self.gates)):

@@ -17,7 +17,7 @@ from llm_pipeline.flow import ReleaseProgress, resolve_request
 from llm_pipeline.hub import transfer
 from llm_pipeline.hub.transfer import DiskTooSmall
 from llm_pipeline.planning import host
-from llm_pipeline.planning.budget import budget_question, planned_text
+from llm_pipeline.questions import budget_question, planned_text
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import execute
 from llm_pipeline.release.loading import load_release
