@@ -140,14 +140,12 @@ class HubAccess(ConfigModel):
     Attributes:
         endpoint: URL of the hub; None for the public one (or `HF_ENDPOINT`).
         token_variable: Environment variable that holds the access token; the token itself is never configured.
-        cache: Directory of the Hugging Face cache that `source: cache` reads; None for the client's own.
         connections: Files fetched side by side.
         megabytes_per_second: Limit of a download's rate, all its connections together; None for no limit.
     """
 
     endpoint: PlainUrl | None = None
     token_variable: VariableName = "HF_TOKEN"  # noqa: S105 - the name of a variable, not a token
-    cache: HostPath | None = None
     connections: int = Field(default=4, ge=1, le=64)
     megabytes_per_second: Annotated[float, Field(ge=0.001, le=1_000_000.0)] | None = None
 

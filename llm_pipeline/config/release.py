@@ -36,8 +36,8 @@ from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import Target
 from llm_pipeline.config.workload import Workload
 
-_DATA_SOURCE = r"^(hub|cache|file:///[^?#]+)$"
-_SOURCE = r"^(hub|cache|file:///[^?#]+|s3://[a-z0-9][a-z0-9.-]{2,62}/[^?#]+)$"
+_DATA_SOURCE = r"^(hub|file:///[^?#]+)$"
+_SOURCE = r"^(hub|file:///[^?#]+|s3://[a-z0-9][a-z0-9.-]{2,62}/[^?#]+)$"
 
 
 class ModelSource(ConfigModel):
@@ -45,9 +45,8 @@ class ModelSource(ConfigModel):
 
     Attributes:
         id: `organisation/name` on the hub, and the model's name everywhere else.
-        revision: Branch, tag or commit; pinned to a commit by the first stage. Only the hub and its cache have any.
-        source: `hub`, `cache` (the Hugging Face cache of this machine, without a network), a directory
-            (`file:///absolute/path`) or an S3 prefix (`s3://bucket/prefix`).
+        revision: Branch, tag or commit; pinned to a commit by the first stage. Only the hub has any.
+        source: `hub`, a directory (`file:///absolute/path`) or an S3 prefix (`s3://bucket/prefix`).
         licenses: Licences that may be released, as the hub writes them; None for any.
         sampled_values: Values of each tensor that are looked at for NaN and infinity; 0 for none.
         sizes: The model's sizes, for `plan`: what its own files do not say, and all of them where it cannot be read.
@@ -194,8 +193,8 @@ class Evaluation(CheckpointEvaluation):
         task_directory: Directory with lm-eval task files, relative to `configs/`; None for lm-eval's own.
         served_tasks: Generative tasks scored again through the serving endpoint.
         data_source: Where the data sets come from that the tasks' files name: `hub` (or its mirror, `hub.endpoint` of
-            the deployment), `cache` (the Hugging Face cache of the machine, without a network) or a directory
-            (`file:///absolute/path`) with the files of each data set in `organisation/name/`.
+            the deployment) or a directory (`file:///absolute/path`) with the files of each data set in
+            `organisation/name/`.
         data_revisions: Branch, tag or commit by data set, as the tasks' files name it; what is left out is read at the
             revision in its task's file, or at `main`. The `eval_data` stage pins each to a commit, once a release.
     """

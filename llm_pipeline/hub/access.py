@@ -185,7 +185,7 @@ class Hub:
             return HubRefused(
                 "the hub's client is in offline mode",
                 where=where,
-                hint="unset HF_HUB_OFFLINE, or set model.source: cache",
+                hint="unset HF_HUB_OFFLINE, or set model.source to a directory",
             )
         if isinstance(error, HfHubHTTPError) and error.response is not None:
             return self._refusal(error, error.response.status_code, where)

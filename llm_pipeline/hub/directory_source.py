@@ -161,7 +161,7 @@ class DirectorySource:
                     raise IntegrityError(
                         "a symbolic link or a special file: only regular files are read",
                         where=str(path),
-                        hint="copy the model with `cp -rL`, or use source: cache for a Hugging Face cache",
+                        hint="copy the model with `cp -rL`; `hf download MODEL --local-dir ..` writes files, not links",
                     )
             paths += [(Path(folder) / name).relative_to(self.root).as_posix() for name in names]
         return paths

@@ -1,4 +1,4 @@
-"""The sources that `model.source` and `evaluation.data_source` name: the hub, its cache, a directory, an S3 prefix.
+"""The sources that `model.source` and `evaluation.data_source` name: the hub, a directory, an S3 prefix.
 
     source = open_source("hub", deployment.hub, deployment.store)
     data_sets = open_data_sets("hub", deployment.hub)
@@ -26,7 +26,6 @@ from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.config.s3_place import S3Place
 from llm_pipeline.config.store import StoreModel
 from llm_pipeline.hub.access import Hub, HubRefused, RepositoryDisabled, connect, listed_file, malformed_answer
-from llm_pipeline.hub.cache_source import CacheSource, default_cache
 from llm_pipeline.hub.directory_source import DirectorySource
 from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.hub.model_card import CARD_FILE
@@ -38,15 +37,13 @@ def open_source(source: str, access: HubAccess, store: StoreModel) -> Source:
     """The source of that name. Sends nothing yet.
 
     Args:
-        source: `hub`, `cache`, `file:///directory` or `s3://bucket/prefix`.
-        access: How this deployment reaches the hub, and where its cache is.
+        source: `hub`, `file:///directory` or `s3://bucket/prefix`.
+        access: How this deployment reaches the hub.
         store: The deployment's store: one in S3 lends its endpoint, profile and role to a source in S3.
 
     Raises:
         ConfigError: The hub's endpoint, the token, or the S3 prefix cannot be.
     """
-    if source == "cache":
-        return CacheSource(Path(access.cache) if access.cache else default_cache())
     if source.startswith("file://"):
         return DirectorySource(Path(unquote(source.removeprefix("file://"))))
     if source.startswith("s3://"):
@@ -87,14 +84,12 @@ def open_data_sets(source: str, access: HubAccess) -> DataSets:
     """The source of that name. Sends nothing yet.
 
     Args:
-        source: `hub`, `cache` or `file:///directory`.
-        access: How this deployment reaches the hub, and where its cache is.
+        source: `hub` or `file:///directory`.
+        access: How this deployment reaches the hub.
 
     Raises:
         ConfigError: The hub's endpoint or the token cannot be.
     """
-    if source == "cache":
-        return CacheSource(Path(access.cache) if access.cache else default_cache(), "dataset")
     if source.startswith("file://"):
         return DirectoryOfDataSets(Path(unquote(source.removeprefix("file://"))))
     return HubDataSets(connect(access.endpoint, access.token_variable))
@@ -110,7 +105,7 @@ class HubDataSets:
     """
 
     hub: Hub
-    offline_hint: str = "unset HF_HUB_OFFLINE, or set evaluation.data_source: cache"
+    offline_hint: str = "unset HF_HUB_OFFLINE, or set evaluation.data_source to a directory"
 
     def pin(self, name: str, revision: str) -> PinnedDataSet:
         """Pins a data set to a commit; one that the hub has renamed is taken from its new name."""

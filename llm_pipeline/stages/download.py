@@ -34,7 +34,7 @@ class DownloadConfig(ConfigModel):
         sampled_values: Values of each tensor that are looked at for NaN and infinity.
         source: Where the files come from. A place, not part of the stage key: the hashes say what is fetched.
         versions: Of the files in S3, by path: how they are asked for. A place, too.
-        hub: How the hub or its cache is reached. A place, too.
+        hub: How the hub is reached. A place, too.
         sizes: What the release config states of the model. Not in the key: with `facts` it only checks what comes.
         facts: What the plan judged the model by; None for no check.
     """

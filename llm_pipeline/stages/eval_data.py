@@ -66,7 +66,7 @@ class EvalDataConfig(ConfigModel):
         revisions: Branch, tag or commit of the others: those of tasks that only lm-eval knows.
         release: The release for which those are resolved, once; empty where there are none.
         source: Where the data sets come from. A place, not part of the stage key.
-        hub: How the hub or its cache is reached. A place, too.
+        hub: How the hub is reached. A place, too.
     """
 
     tasks: tuple[str, ...] = Field(min_length=1)

@@ -313,7 +313,7 @@ def test_a_release_is_started_by_its_watch_its_schedule_either_or_nothing(projec
     ("old", "new", "words"),
     [
         ("", "schedule: 'every day'\n", "schedule 'every day'"),
-        ("{ id: demo/tiny }", "{ id: demo/tiny, source: cache }", "needs a branch or a tag"),
+        ("{ id: demo/tiny }", "{ id: demo/tiny, source: 'file:///models' }", "needs a branch or a tag"),
         ("{ id: demo/tiny }", f"{{ id: demo/tiny, revision: {'a' * 40} }}", "needs a branch or a tag"),
     ],
 )

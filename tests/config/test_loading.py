@@ -375,7 +375,7 @@ def test_a_variable_that_is_not_set_is_refused_with_file_line_and_key(
     ("key", "change"),
     [
         ("work_root", ("work_root: ", "work_root: $UNSET_HERE/")),
-        ("hub.cache", ("hub:\n", "hub:\n  cache: $UNSET_HERE/hub\n")),
+        ("state_root", ("state_root: ", "state_root: $UNSET_HERE/")),
         ("environments.control", ("control: ", "control: $UNSET_HERE/")),
     ],
 )

@@ -275,7 +275,7 @@ def test_a_data_set_that_is_a_program_is_refused_and_its_converted_copy_is_read(
     assert len(prompts(world.questions(result))) == 6
 
 
-def test_a_directory_and_the_cache_are_sources_without_a_network(world: World, tmp_path: Path) -> None:
+def test_a_directory_is_a_source_without_a_network(world: World, tmp_path: Path) -> None:
     root = tmp_path / "data sets"
     (root / "demo").mkdir(parents=True)
     world.source.rename(root / NAME)
@@ -283,14 +283,6 @@ def test_a_directory_and_the_cache_are_sources_without_a_network(world: World, t
     result = world.run(task(), source=f"file://{root}".replace(" ", "%20"), hub=nowhere)
     assert isinstance(result, StageResult), result
     assert len(prompts(world.questions(result))) == 10
-
-    commit = publish_revision(world.hub.root / "datasets", NAME, root / NAME, "upload")
-    from huggingface_hub import snapshot_download
-
-    snapshot_download(NAME, repo_type="dataset", endpoint=world.hub.endpoint, cache_dir=tmp_path / "cache")
-    cached = world.run(task(), release="cached", source="cache", hub={**nowhere, "cache": str(tmp_path / "cache")})
-    assert isinstance(cached, StageResult), cached
-    assert read_record(world.store.fetch(cached.artifacts["eval_data"])).data_sets[0].commit == commit
 
 
 def test_a_data_set_is_followed_to_its_new_name_and_a_mirror_may_serve_it(

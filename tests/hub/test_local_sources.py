@@ -1,4 +1,4 @@
-"""The Hugging Face cache, as the real client fills it, and a plain directory, as sources."""
+"""A plain directory, and a mirror of the hub, as sources."""
 
 from __future__ import annotations
 
@@ -9,30 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from huggingface_hub import snapshot_download
 
 from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Unsupported
 from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.config.store import store_settings
-from llm_pipeline.hub.cache_source import CacheSource, default_cache
 from llm_pipeline.hub.directory_source import DirectorySource
 from llm_pipeline.hub.download import download_model
-from llm_pipeline.hub.hub_source import HubSource
-from llm_pipeline.hub.source import Source, SourceRefused
+from llm_pipeline.hub.source import SourceRefused
 from llm_pipeline.hub.sources import open_source
 
 from .conftest import LocalHub, safetensors_bytes
 
 STORE = store_settings(uri="file:///store")
-
-
-@pytest.fixture
-def cache(local_hub: LocalHub, tmp_path: Path) -> CacheSource:
-    """A cache that the hub's client filled."""
-    local_hub.publish()
-    root = tmp_path / "cache"
-    snapshot_download("demo/tiny", cache_dir=root, endpoint=local_hub.endpoint, token=False)
-    return CacheSource(root)
 
 
 @pytest.fixture
@@ -46,113 +34,12 @@ def directory(local_hub: LocalHub, tmp_path: Path) -> DirectorySource:
     return DirectorySource(root)
 
 
-def snapshot_of(cache: CacheSource) -> Path:
-    return next((cache.root / "models--demo--tiny/snapshots").iterdir())
-
-
 def content(directory: Path) -> dict[str, bytes]:
     return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
 
 
 def expected(local_hub: LocalHub) -> dict[str, bytes]:
     return {name: data for name, data in local_hub.contents.items() if name != "README.md"}
-
-
-def test_a_cache_gives_the_same_pinned_model_as_the_hub_without_a_network(
-    cache: CacheSource, source: HubSource, local_hub: LocalHub, tmp_path: Path
-) -> None:
-    online = source.resolve("demo/tiny", "main")
-    before = len(local_hub.faults.requests)
-    offline = cache.resolve("demo/tiny", "main")
-    assert offline == online
-    assert cache.resolve("demo/tiny", offline.commit) == offline
-    download_model(cache, offline, tmp_path / "checkpoint")
-    assert content(tmp_path / "checkpoint") == expected(local_hub)
-    assert not any(path.is_symlink() for path in (tmp_path / "checkpoint").rglob("*"))
-    assert len(local_hub.faults.requests) == before
-
-
-@pytest.mark.parametrize("revision", ["v9", "0" * 40, "../../outside", "a/../../../outside", "main/../main"])
-def test_a_revision_that_the_cache_does_not_have_is_refused(cache: CacheSource, revision: str) -> None:
-    (cache.root / "outside").write_text(snapshot_of(cache).name)
-    with pytest.raises(SourceRefused, match="this revision") as caught:
-        cache.resolve("demo/tiny", revision)
-    assert snapshot_of(cache).name in caught.value.hint
-
-
-def test_a_model_that_the_cache_does_not_have_says_how_to_fetch_it(cache: CacheSource) -> None:
-    with pytest.raises(SourceRefused, match="this model") as caught:
-        cache.resolve("demo/other", "main")
-    assert "hf download demo/other" in caught.value.hint
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_a_damaged_blob_of_the_cache_is_found(cache: CacheSource, tmp_path: Path, name: str) -> None:
-    model = cache.resolve("demo/tiny", "main")
-    blob = (snapshot_of(cache) / name).resolve()
-    data = bytearray(blob.read_bytes())
-    data[len(data) // 2] ^= 1
-    blob.write_bytes(data)
-    with pytest.raises(IntegrityError, match=name):
-        download_model(cache, model, tmp_path / "checkpoint")
-    assert not (tmp_path / "checkpoint" / name).exists()
-
-
-def _outside(link: Path, root: Path) -> None:
-    (root.parent / "secret").write_text("{}")
-    link.symlink_to(root.parent / "secret")
-
-
-def _other_model(link: Path, root: Path) -> None:
-    other = root / "models--demo--other/blobs" / ("a" * 40)
-    other.parent.mkdir(parents=True)
-    other.write_text("{}")
-    link.symlink_to(os.path.relpath(other, link.parent))
-
-
-def _outside_in_two_steps(link: Path, root: Path) -> None:
-    blob = root / "models--demo--tiny/blobs" / ("b" * 40)
-    (root.parent / "secret").write_text("{}")
-    blob.symlink_to(root.parent / "secret")
-    link.symlink_to(f"../../blobs/{blob.name}")
-
-
-def _outside_under_a_blob_s_name(link: Path, root: Path) -> None:
-    blob = next((root / "models--demo--tiny/blobs").iterdir())
-    shutil.copy(blob, root.parent / blob.name)
-    link.symlink_to(root.parent / blob.name)
-
-
-def _no_link(link: Path, root: Path) -> None:
-    link.write_text("{}")
-
-
-def _dangling(link: Path, root: Path) -> None:
-    link.symlink_to(f"../../blobs/{'c' * 40}")
-
-
-@pytest.mark.parametrize(
-    "replace", [_outside, _outside_under_a_blob_s_name, _other_model, _outside_in_two_steps, _no_link, _dangling]
-)
-@pytest.mark.parametrize("name", ["config.json", "README.md"])
-def test_a_snapshot_s_file_that_is_no_link_to_a_blob_of_the_model_is_refused(
-    cache: CacheSource, replace: Callable[[Path, Path], None], name: str
-) -> None:
-    link = snapshot_of(cache) / name
-    link.unlink()
-    replace(link, cache.root)
-    with pytest.raises(IntegrityError):
-        cache.resolve("demo/tiny", "main")
-
-
-def test_a_blob_that_models_share_is_followed(cache: CacheSource, local_hub: LocalHub, tmp_path: Path) -> None:
-    blob = (snapshot_of(cache) / "model.safetensors").resolve()
-    shared = cache.root / "blobs" / "ab" / ("ab" * 32)
-    shared.parent.mkdir(parents=True)
-    blob.rename(shared)
-    blob.symlink_to(os.path.relpath(shared, blob.parent))
-    download_model(cache, cache.resolve("demo/tiny", "main"), tmp_path / "checkpoint")
-    assert content(tmp_path / "checkpoint") == expected(local_hub)
 
 
 def test_a_directory_is_pinned_by_its_content(directory: DirectorySource, local_hub: LocalHub, tmp_path: Path) -> None:
@@ -246,19 +133,9 @@ def test_a_directory_that_is_not_there_is_a_mistake_in_the_configuration(tmp_pat
         DirectorySource(tmp_path / "missing").resolve("demo/tiny", "main")
 
 
-@pytest.mark.parametrize(
-    ("source", "opened"),
-    [
-        ("cache", CacheSource(Path("/hub-cache"))),
-        ("file:///models/tiny%20llama", DirectorySource(Path("/models/tiny llama"))),
-    ],
-)
-def test_a_source_is_named_in_the_release_config(source: str, opened: Source) -> None:
-    assert open_source(source, HubAccess(cache="/hub-cache"), STORE) == opened
-
-
-def test_without_a_directory_the_cache_is_the_client_s_own() -> None:
-    assert open_source("cache", HubAccess(), STORE) == CacheSource(default_cache())
+def test_a_directory_is_named_in_the_release_config() -> None:
+    opened = open_source("file:///models/tiny%20llama", HubAccess(), STORE)
+    assert opened == DirectorySource(Path("/models/tiny llama"))
 
 
 def test_a_prefix_that_cannot_be_in_s3_is_refused() -> None:

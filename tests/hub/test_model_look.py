@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import snapshot_download
 
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.config.store import store_settings
-from llm_pipeline.hub.cache_source import CacheSource
 from llm_pipeline.hub.directory_source import DirectorySource
 from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.hub.model_look import read_documents
@@ -83,7 +81,7 @@ def on_disk(root: Path, files: dict[str, bytes]) -> DirectorySource:
     return DirectorySource(root)
 
 
-@pytest.fixture(params=["hub", "cache", "directory", "s3"])
+@pytest.fixture(params=["hub", "directory", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[dict[str, bytes]], Source]:
     """Puts files where one of the sources finds them."""
 
@@ -98,11 +96,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[dict[str,
             return S3Source(store_settings(uri=f"s3://{bucket}/models/tiny", endpoint=s3.endpoint))
         hub: LocalHub = request.getfixturevalue("local_hub")
         hub.publish(**{name.replace(".", "__"): data for name, data in files.items()})
-        if request.param == "hub":
-            source: Source = request.getfixturevalue("source")
-            return source
-        snapshot_download("demo/tiny", cache_dir=tmp_path / "cache", endpoint=hub.endpoint, token=False)
-        return CacheSource(tmp_path / "cache")
+        source: Source = request.getfixturevalue("source")
+        return source
 
     return put
 
@@ -154,8 +149,6 @@ def test_what_is_no_model_is_refused_as_in_the_download(tmp_path: Path):
         facts_of(on_disk(tmp_path / "empty", {"config.json": FILES["config.json"]}))
     with pytest.raises(IntegrityError, match="not a sound safetensors file"):
         facts_of(on_disk(tmp_path / "damaged", FILES | {"model.safetensors": b"\xff" * 100}))
-    with pytest.raises(SourceRefused, match="the cache does not have this model"):
-        facts_of(CacheSource(tmp_path / "cache"))
 
 
 INDEX = "model.safetensors.index.json"

@@ -121,14 +121,14 @@ def test_a_disabled_repository_is_terminal(local_hub: LocalHub, hub: Hub) -> Non
         resolve_revision(hub, "demo/tiny")
 
 
-def test_a_client_in_offline_mode_is_told_of_the_cache(
+def test_a_client_in_offline_mode_is_told_of_directories(
     local_hub: LocalHub, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local_hub.publish()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(HubRefused, match="offline") as caught:
         resolve_revision(hub, "demo/tiny")
-    assert "source: cache" in caught.value.hint
+    assert "model.source to a directory" in caught.value.hint
     assert local_hub.faults.requests == []
 
 

@@ -253,7 +253,7 @@ def test_values_that_are_not_finite_stop_the_download(release: Release, local_hu
     ("change", "reused"),
     [
         ({"hub": {"endpoint": "http://127.0.0.1:9", "connections": 9, "megabytes_per_second": 5}}, True),
-        ({"source": "cache"}, True),
+        ({"source": "file:///models"}, True),
         ({"versions": {"config.json": {"entity_tag": "x"}}}, True),
         ({"sampled_values": 7}, False),
         ({"commit": "0" * 40}, False),
