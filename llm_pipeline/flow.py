@@ -268,7 +268,7 @@ class ReleaseProgress:
 
         Raises:
             MissingResult: The stage has not run.
-            IntegrityError: Its result names no such artifact: it is of another version of this package, or damaged.
+            IntegrityError: Its result names no such artifact: it is damaged.
         """
         made = self.result(stage, subject).artifacts
         if name not in made:

@@ -53,7 +53,7 @@ class History:
             state_root=str(root / "state"),
             environments={},
             triton_home="/t",
-            retention=Retention(**({"max_deleted_share": 1.0} | rules)),  # a few releases: most of them go at once
+            retention=Retention(**rules),
         )
         self.store: ArtifactStore = open_store(self.deployment.store)
         self.now = datetime.now(UTC)
@@ -195,7 +195,7 @@ class History:
 
     def names(self) -> set[str]:
         """Every document and artifact there is."""
-        prefixes = ("releases", "stages", "pointers", "condemned", "leases", "runs")
+        prefixes = ("releases", "stages", "pointers", "leases", "runs")
         documents = {name for prefix in prefixes for name in self.store.list_documents(prefix)}
         return documents | {f"{stored.ref.kind}/{stored.ref.digest}" for stored in self.store.artifacts()}
 

@@ -150,8 +150,8 @@ class TestDamage:
     @pytest.mark.parametrize(
         ("what", "document", "stays"),
         [
-            ("pointers", "pointers/demo--other/cpu.json", SECOND),
-            ("releases", "pointers/demo--other/cpu.json", SECOND),
+            ("pointers", "pointers/demo/other/cpu.json", SECOND),
+            ("releases", "pointers/demo/other/cpu.json", SECOND),
             ("releases", f"releases/{FIRST}/release.json", SECOND),
             ("releases", f"releases/{FIRST}/results/download.json", SECOND),
             ("leases", "leases/damaged.json", ""),
@@ -177,35 +177,35 @@ class TestDamage:
         assert run("ls", "artifacts")[0] == 5
 
     def test_what_is_shown_says_what_is_missing(self, history, run, damaged):
-        damaged("pointers/demo--other/cpu.json")
+        damaged("pointers/demo/other/cpu.json")
         damaged(f"releases/{FIRST}/results/download.json")
         code, output, _ = run("show", FIRST)
         assert code == 5
         assert f"DAMAGED  releases/{FIRST}/results/download.json" in output
-        assert "DAMAGED  pointers/demo--other/cpu.json" in output
+        assert "DAMAGED  pointers/demo/other/cpu.json" in output
         assert "model_repository" in output
         code, output, _ = run("show", str(ref_of(history, SECOND, "model_repository")))
         assert (code, f"production:{MODEL}/{TARGET}" in output) == (5, True)
 
     def test_another_model_s_pointers_are_read_all_the_same(self, history, damaged):
-        damaged("pointers/demo--other/cpu.json")
+        damaged("pointers/demo/other/cpu.json")
         assert resolve_reference(history.store, f"production:{MODEL}/{TARGET}").pointer.release_id == SECOND
         assert read_pointers(history.store, MODEL, TARGET)[0].previous.release_id == FIRST
 
     def test_the_damaged_pointers_themselves_are_one_clear_error(self, run, damaged):
-        damaged(f"pointers/demo--tiny/{TARGET}.json")
+        damaged(f"pointers/demo/tiny/{TARGET}.json")
         code, _, error = run("show", f"production:{MODEL}/{TARGET}")
         assert code == 5
-        assert f"pointers/demo--tiny/{TARGET}.json" in error
+        assert f"pointers/demo/tiny/{TARGET}.json" in error
         assert "restore it from a backup" in error
 
     def test_claims_of_other_models_are_shown(self, history, run, damaged):
         history.claim(SECOND)
-        damaged("claims/demo--other.json")
+        damaged("claims/demo/other.json")
         code, output, _ = run("claims")
         assert code == 5
         assert f"{MODEL}  running: release {SECOND}" in output
-        assert "DAMAGED  claims/demo--other.json" in output
+        assert "DAMAGED  claims/demo/other.json" in output
         history.claim(None)
 
 

@@ -93,7 +93,7 @@ class TestWaiting:
         assert str(other) == "release tiny-0123 (DAG release__tiny, run run-1)"
         told = claim(store, 2).waiting_for(other)
         assert f"{other.since:%Y-%m-%d %H:%M} UTC" in told
-        assert "claims/organisation--model.json" in told
+        assert "claims/organisation/model.json" in told
 
     def test_asking_again_neither_loses_the_claim_nor_the_place_in_line(self, store):
         for number in (1, 2, 3):

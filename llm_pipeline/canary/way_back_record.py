@@ -7,7 +7,6 @@ from datetime import datetime
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.documents import understood
-from llm_pipeline.store.model_documents import ModelDocument
 
 
 class WayBack(Frozen):
@@ -37,9 +36,9 @@ def read_way_back(store: ArtifactStore, model_id: str, target: str) -> WayBack |
     Raises:
         IntegrityError: The document is damaged.
     """
-    place = _document(model_id, target)
-    document = place.read(store)
-    return understood(WayBack, document.value, place.name, hint="remove this document") if document else None
+    name = _name(model_id, target)
+    document = store.read_document(name)
+    return understood(WayBack, document.value, name, hint="remove this document") if document else None
 
 
 def write_way_back(store: ArtifactStore, model_id: str, target: str, way_back: WayBack) -> None:
@@ -48,10 +47,10 @@ def write_way_back(store: ArtifactStore, model_id: str, target: str, way_back: W
     Raises:
         Conflict: Somebody else wrote it at the same moment.
     """
-    place = _document(model_id, target)
-    known = place.read(store)
-    place.write(store, way_back.model_dump(mode="json"), known.revision if known else None)
+    name = _name(model_id, target)
+    known = store.read_document(name)
+    store.write_document(name, way_back.model_dump(mode="json"), known.revision if known else None)
 
 
-def _document(model_id: str, target: str) -> ModelDocument:
-    return ModelDocument.of(f"ways_back/{{model}}/{target}.json", model_id)
+def _name(model_id: str, target: str) -> str:
+    return f"ways_back/{model_id}/{target}.json"

@@ -195,14 +195,11 @@ def _add_retaining(commands: Commands) -> None:
     summary = "show what nobody needs any more, why, and its size; remove it only with --delete"
     collecting = add_command(commands, "gc", _gc, summary, json_too=True)
     collecting.add_argument("--delete", action="store_true", help="really remove it")
-    collecting.add_argument(
-        "--force", action="store_true", help="also when that is most of the store (retention.max_deleted_share)"
-    )
 
 
 def _gc(options: argparse.Namespace) -> int:
-    from llm_pipeline.retention.collection import collect_garbage
+    from llm_pipeline.retention import collect_garbage
 
-    report = collect_garbage(deployment_of(options), delete=options.delete, force=options.force)
+    report = collect_garbage(deployment_of(options), delete=options.delete)
     write_view(report, as_json=options.json)
     return ExitCode.GO

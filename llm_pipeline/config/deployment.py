@@ -19,7 +19,6 @@ from llm_pipeline.config.model import (
     Owner,
     PathsRelativeTo,
     PlainUrl,
-    PositiveFraction,
     Ranks,
     Small,
     VariableName,
@@ -155,20 +154,13 @@ class Retention(ConfigModel):
 
     Attributes:
         keep_releases: The newest releases of each release config.
-        keep_days: Days that a resolved release is kept, and a fetched data set after its last use (of
-            what this machine has fetched; what releases have read of them is kept with the releases).
-        grace_hours: Nothing younger than this is removed, and an artifact only after it was unused for this long;
-            no stage may take longer from finding an artifact to writing its own result.
-        max_deleted_share: A run that finds more than this share of the store's artifacts, or of their bytes, to be of
-            no use deletes nothing: the store is probably misread. Only `llm-pipeline gc --delete --force` does.
+        keep_days: Nothing that was used in so many days is removed: no release, artifact, or fetched data set.
         schedule: Cron expression of the retention DAG; None for runs by hand only.
         delete: Whether scheduled runs delete; otherwise they only report what they would delete.
     """
 
     keep_releases: Items = 5
-    keep_days: Annotated[float, Field(ge=0.0, le=36_500.0)] = 30.0
-    grace_hours: Annotated[float, Field(ge=1.0, le=8_760.0)] = 24.0
-    max_deleted_share: PositiveFraction = 0.5
+    keep_days: Annotated[float, Field(ge=1.0, le=36_500.0)] = 30.0
     schedule: Word | None = None
     delete: bool = False
 

@@ -3,7 +3,7 @@
 It cannot make a reader believe what is no longer true. Whoever changes a release marks it first
 (`llm_pipeline.release.changes`), a reader looks for marks before it reads the index, and a release with a mark is read
 from its records. The mark goes once the index holds the release as it was read after the change. An index that is
-missing, damaged or of another format is made anew from the records. What serves is not in it: pointers are always read.
+missing or damaged is made anew from the records. What serves is not in it: pointers are always read.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ log = get_logger(__name__)
 INDEXED = 10_000
 """The newest releases of a store that its index holds: 6 MB, which a report reads and writes in a second of CPU."""
 INDEX_NAME = "index/releases.json"
-_FORMAT = 1
-"""Raised whenever an entry gets another form: the index is then made anew from the records."""
 _READERS = 8
 _TRIES = 20
 
@@ -77,7 +75,6 @@ Found = IndexedRelease | DamagedRow | None
 
 
 class _Index(Frozen):
-    format: int
     releases: dict[str, IndexedRelease]
 
 
@@ -186,15 +183,14 @@ def _read(store: ArtifactStore) -> tuple[_Index | None, str | None]:
     if document is None:
         return None, None
     try:
-        index = _Index.model_validate(document.value)
+        return _Index.model_validate(document.value), document.revision
     except ValidationError:
         return None, document.revision
-    return (index if index.format == _FORMAT else None), document.revision
 
 
 def _write(store: ArtifactStore, releases: Mapping[str, IndexedRelease], revision: str | None) -> None:
     newest = sorted(releases.items(), key=lambda entry: entry[1].row.resolved_at, reverse=True)[:INDEXED]
-    index = _Index(format=_FORMAT, releases=dict(newest))
+    index = _Index(releases=dict(newest))
     store.write_document(INDEX_NAME, index.model_dump(mode="json"), revision)
 
 

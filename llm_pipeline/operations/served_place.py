@@ -20,9 +20,9 @@ from llm_pipeline.canary.slots import SlotControl, slot_servers
 from llm_pipeline.canary.way_back_record import read_way_back
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.model_documents import model_of_release
 from llm_pipeline.store.places import serving_at
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
+from llm_pipeline.store.references import model_of_release
 
 log = get_logger(__name__)
 

@@ -34,9 +34,9 @@ from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.serving.triton_server import find_server, stop_server
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.model_documents import model_of_release
 from llm_pipeline.store.places import Serving, holder_of, serving_at
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
+from llm_pipeline.store.references import model_of_release
 
 log = get_logger(__name__)
 

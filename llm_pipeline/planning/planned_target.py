@@ -10,8 +10,8 @@ from llm_pipeline.planning.target_memory import Capacity, SplitAdvice
 from llm_pipeline.planning.target_speed import SpeedFigures, Throughput
 
 
-class RecipePlan(Frozen, extra="ignore"):
-    """One recipe on one target. What a stored plan of a former version says beyond it is left out.
+class RecipePlan(Frozen):
+    """One recipe on one target.
 
     Attributes:
         legal: Whether it can be built and served there, as far as is known.

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from os import getpid
-from pathlib import PurePosixPath
 from typing import Literal
 
 from pydantic import Field
@@ -31,8 +30,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.release import ReleaseConfig
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
-from llm_pipeline.store.documents import DamagedDocument, understood
-from llm_pipeline.store.model_documents import model_part, models_of_part
+from llm_pipeline.store.documents import DamagedDocument, model_of, understood
 
 LOCAL_POLL_SECONDS = 2.0
 RENEWED_EVERY = timedelta(minutes=5)
@@ -338,7 +336,7 @@ class ReleaseClaim:
 
 def claim_name(model_id: str) -> str:
     """Name of the claim's document."""
-    return f"{_CLAIMS}/{model_part(model_id)}.json"
+    return f"{_CLAIMS}/{model_id}.json"
 
 
 def read_claim(store: ArtifactStore, model_id: str) -> ClaimState:
@@ -373,7 +371,7 @@ def readable_claims(store: ArtifactStore) -> tuple[dict[str, ClaimState], list[D
     damaged = []
     for name in store.list_documents(_CLAIMS):
         try:
-            model_id = models_of_part(PurePosixPath(name).stem)[0]
+            model_id = model_of(name)
             found[model_id] = read_claim(store, model_id)
         except PipelineError as error:
             damaged.append(DamagedDocument(name, error))

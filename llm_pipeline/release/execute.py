@@ -47,7 +47,6 @@ from llm_pipeline.release.registry import load_stage, publishes
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.lease import LeaseState, lease_in_turn
 from llm_pipeline.store.manifest import MARKERS
-from llm_pipeline.store.pending_deletion import publish_spared
 from llm_pipeline.store.provenance import Provenance, here
 from llm_pipeline.store.signed_documents import (
     conclusion_problem,
@@ -342,7 +341,7 @@ def _publish(
             refs[name] = _passed_on(produced, request)
             continue
         ours = produced.directory.is_relative_to(context.workdir)  # not a directory of the store that is named again
-        refs[name] = publish_spared(store, produced.kind, produced.directory, provenance, consume=ours)
+        refs[name] = store.publish(produced.kind, produced.directory, provenance, consume=ours)
         log.info(f"published {name}", artifact=str(refs[name]), megabytes=store.manifest(refs[name]).size / 1e6)
     return refs
 
@@ -365,6 +364,7 @@ def _reuse(stage: Stage[Any], store: ArtifactStore, key: str) -> StageResult | N
         log.info("it was undecided last time: measuring again", release=result.release_id, key=key[:12])
         return None
     for name, ref in result.artifacts.items():
+        store.renew(ref)  # a retention that runs now leaves it alone
         if damage := store.check(ref):
             first = damage[0]
             log.warning(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import Field, ValidationError
 
 from llm_pipeline.artifacts.pinned import PinnedModel, Sha1
 from llm_pipeline.base.errors import ConfigError, IntegrityError
@@ -37,7 +34,7 @@ class ReleaseRecord(Frozen):
         data_commits: Commit of each data set of the hub that the tasks read, by its name, as far as it was known then.
         tasks_of_unknown_data: Tasks of which it was not: the stage that fetches their data pins them.
         ladders: Names of the recipes that are legal on each target, cheapest first.
-        facts: What the model is; None in records of earlier versions.
+        facts: What the model is.
         places: Names of the deployment's places, by the target that goes there; one that is missing has its own.
         planned_seconds: What the plan expected of each step, by `step_key`; nothing of those that it knew nothing of.
         budget: What its last run may take by its plan before a person is asked.
@@ -97,7 +94,7 @@ def read_record(store: ArtifactStore, release_id: str) -> ReleaseRecord:
 
 
 def readable_record(store: ArtifactStore, release_id: str) -> ReleaseRecord | None:
-    """The record of a release; None for one that is damaged, of another version of this package, or gone."""
+    """The record of a release; None for one that is damaged or gone."""
     try:
         return read_record(store, release_id)
     except (IntegrityError, ConfigError):
@@ -126,40 +123,8 @@ def _document(store: ArtifactStore, release_id: str) -> Document:
     return document
 
 
-def parse_record(value: JsonValue) -> ReleaseRecord:
-    """A record from its document. Settings that this version no longer has are left out: what was released stands.
-
-    Raises:
-        ValidationError: It is no record, or it lacks something.
-    """
-    try:
-        return ReleaseRecord.model_validate(value)
-    except ValidationError as error:
-        former = [
-            one["loc"] for one in error.errors() if one["type"] == "extra_forbidden" and one["loc"][0] in _CONFIGS
-        ]
-        if not former:
-            raise
-    return ReleaseRecord.model_validate(_without(value, former))
-
-
-_CONFIGS = ("release", "deployment")
-"""What a record holds of the config, which changes from version to version."""
-
-
-def _without(value: Any, places: Sequence[tuple[int | str, ...]]) -> Any:
-    whole = copy.deepcopy(value)
-    for *path, key in places:
-        holder = whole
-        for part in path:
-            if isinstance(part, int) or part in holder:  # a union's place names the kind that was tried, too
-                holder = holder[part]
-        holder.pop(key, None)
-    return whole
-
-
 def _understood(document: Document, release_id: str) -> ReleaseRecord:
     try:
-        return parse_record(document.value)
+        return ReleaseRecord.model_validate(document.value)
     except ValidationError as error:
         raise IntegrityError(f"the record of release {release_id} is not valid: {error}") from error

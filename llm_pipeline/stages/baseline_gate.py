@@ -14,7 +14,6 @@ from pydantic import ValidationError
 
 from llm_pipeline.accuracy.evaluation import EvaluationSummary, Scoring, read_summary
 from llm_pipeline.artifacts.items import ScoredItem, read_items
-from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
@@ -63,13 +62,7 @@ def run(context: StageContext[BaselineGateConfig]) -> StageOutput:
 
 def _asked_alike(production: Path, now: EvaluationSummary) -> list[ScoredItem]:
     """Items of the baseline in production, of the tasks that were asked and scored as they are now."""
-    try:
-        earlier = read_summary(production).harness
-    except IntegrityError as error:
-        log.info(
-            "the baseline in production was made by another version of this package: not compared", reason=error.message
-        )
-        return []
+    earlier = read_summary(production).harness
     facts = ("score", "chat template")
     alike = {
         task

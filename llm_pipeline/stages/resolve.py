@@ -34,7 +34,6 @@ from llm_pipeline.release.record import ReleaseRecord, read_record, record_name,
 from llm_pipeline.stages.download import STAGE as DOWNLOAD
 from llm_pipeline.stages.download import download_config
 from llm_pipeline.store import ArtifactStore
-from llm_pipeline.store.pending_deletion import publish_spared
 from llm_pipeline.store.provenance import Provenance, here
 from llm_pipeline.store.signed_documents import replace_document, write_signed
 
@@ -255,7 +254,7 @@ def _publish(context: StageContext[ResolveConfig], name: str, sources: Sequence[
     config: dict[str, JsonValue] = {"source": ", ".join(names)}
     if origins := [dict(source.origin) for source in sources if source.origin]:
         config["origins"] = [*origins]
-    ref = publish_spared(context.store, "dataset", staged, Provenance(config=config, **here()))
+    ref = context.store.publish("dataset", staged, Provenance(config=config, **here()))
     log.info(f"dataset {name}", file=config["source"], artifact=str(ref))
     return ref
 

@@ -62,7 +62,7 @@ class ArtifactStore(Protocol):
     """The port of artifact stores: artifacts by their content, documents by compare-and-swap.
 
     Layout, the same everywhere: `artifacts/<kind>/<digest>/`, `stages/<key>.json`, `releases/<release id>/`,
-    `pointers/<model>/<target>.json`, `leases/<name>.json`; `model_documents.py` says how a model's id is written.
+    `claims/<organisation>/<name>.json`, `pointers/<organisation>/<name>/<target>.json`, `leases/<name>.json`.
     """
 
     uri: str
@@ -74,7 +74,7 @@ class ArtifactStore(Protocol):
         """Make a directory an artifact: files first, manifest and signature next, completion marker last.
 
         The digest is over the files' paths, sizes and hashes, so equal content has one name, whoever made it.
-        Interrupted anywhere, the artifact does not exist, and the same call goes on.
+        Interrupted anywhere, the artifact does not exist, and the same call goes on. One that is there is renewed.
 
         Args:
             kind: The artifact's kind.
@@ -127,8 +127,14 @@ class ArtifactStore(Protocol):
             Transient: Some of it cannot be listed.
         """
 
-    def remove(self, ref: ArtifactRef) -> None:
-        """Remove an artifact, its completion marker first, if there is one."""
+    def renew(self, ref: ArtifactRef) -> bool:
+        """Have an artifact count as published now, so that a retention leaves it alone; False if there is none.
+
+        Whoever is about to name an artifact that another release has made does so.
+        """
+
+    def remove(self, ref: ArtifactRef, *, published_before: datetime | None = None) -> bool:
+        """Remove an artifact, its completion marker first; False if it was published, or renewed, since then."""
 
     def leftovers(self, older_than: timedelta) -> Sequence[Leftover]:
         """What interrupted publications left, and damaged artifacts that were put aside, if older than that."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, JsonValue, ValidationError
@@ -25,6 +26,19 @@ def checked_name(name: str) -> str:
     if not _SAFE_NAME.fullmatch(name):
         raise ConfigError(f"not a name for the store: {name!r}")
     return name
+
+
+def model_of(name: str) -> str:
+    """The model that a document belongs to: `pointers/organisation/name/..`, or `claims/organisation/name.json`.
+
+    Raises:
+        IntegrityError: It belongs to none.
+    """
+    parts = PurePosixPath(name).with_suffix("").parts[1:3]
+    if len(parts) != 2:  # noqa: PLR2004 - organisation and name
+        hint = "move it out of the store: llm-pipeline has not written it"
+        raise IntegrityError(f"{name!r} is of no model", where=name, hint=hint)
+    return "/".join(parts)
 
 
 @dataclass(frozen=True)
@@ -76,7 +90,7 @@ def understood(model: type[Model], value: JsonValue, name: str, *, hint: str = "
     """The content of a document as a model.
 
     Raises:
-        IntegrityError: The document is damaged, or of a version of this package that writes another form.
+        IntegrityError: The document is damaged.
     """
     try:
         return model.model_validate(value)
@@ -87,5 +101,5 @@ def understood(model: type[Model], value: JsonValue, name: str, *, hint: str = "
         raise IntegrityError(
             f"the document {name} cannot be understood: {problem}",
             where=name,
-            hint=hint or "restore it from a backup, or use the version of llm-pipeline that wrote it",
+            hint=hint or "restore it from a backup",
         ) from error

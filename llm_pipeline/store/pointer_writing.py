@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.pointers import Pointers, pointers_document
+from llm_pipeline.store.pointers import Pointers, pointers_name
 
 
 def write_pointers(store: ArtifactStore, model_id: str, target: str, pointers: Pointers, expect: str | None) -> str:
@@ -12,4 +12,4 @@ def write_pointers(store: ArtifactStore, model_id: str, target: str, pointers: P
     Raises:
         Conflict: Somebody else moved them.
     """
-    return pointers_document(model_id, target).write(store, pointers.model_dump(mode="json"), expect)
+    return store.write_document(pointers_name(model_id, target), pointers.model_dump(mode="json"), expect)

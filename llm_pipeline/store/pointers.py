@@ -8,7 +8,6 @@ from typing import Literal
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.documents import understood
-from llm_pipeline.store.model_documents import ModelDocument, is_shared, model_of_release, models_of_part
 
 Slot = Literal["blue", "green"]
 _MOST_TAKEN_BACK = 20
@@ -45,7 +44,7 @@ class Pointers(Frozen):
 
 def pointers_name(model_id: str, target: str) -> str:
     """Name of the pointers' document."""
-    return pointers_document(model_id, target).name
+    return f"pointers/{model_id}/{target}.json"
 
 
 def read_pointers(store: ArtifactStore, model_id: str, target: str) -> tuple[Pointers, str | None]:
@@ -54,29 +53,6 @@ def read_pointers(store: ArtifactStore, model_id: str, target: str) -> tuple[Poi
     Raises:
         IntegrityError: The document is damaged.
     """
-    place = pointers_document(model_id, target)
-    document = place.read(store)
-    if document is None:
-        return Pointers(), None
-    if not is_shared(document):
-        return understood(Pointers, document.value, place.name), document.revision
-    name = place.shared or place.name
-    both = understood(Pointers, document.value, name)
-    return _of_model(store, both, model_id, models_of_part(name.split("/")[1])), document.revision
-
-
-def pointers_document(model_id: str, target: str) -> ModelDocument:
-    """Where the pointers of a model on a target are kept."""
-    return ModelDocument.of(f"pointers/{{model}}/{target}.json", model_id)
-
-
-def _of_model(store: ArtifactStore, pointers: Pointers, model_id: str, sharing: tuple[str, ...]) -> Pointers:
-    """Those to releases of the model; one to a release without a record is the first model's, as it was before."""
-
-    def mine(pointer: Pointer | None) -> Pointer | None:
-        if pointer is None:
-            return None
-        known = model_of_release(store, pointer.release_id)
-        return pointer if (known if known in sharing else sharing[0]) == model_id else None
-
-    return Pointers(production=mine(pointers.production), previous=mine(pointers.previous))
+    name = pointers_name(model_id, target)
+    document = store.read_document(name)
+    return (understood(Pointers, document.value, name), document.revision) if document else (Pointers(), None)

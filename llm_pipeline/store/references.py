@@ -22,8 +22,7 @@ from typing import Literal, get_args
 from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.documents import DamagedDocument
-from llm_pipeline.store.model_documents import models_of_part
+from llm_pipeline.store.documents import DamagedDocument, model_of
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
 
 PointerName = Literal["production", "previous"]
@@ -103,6 +102,14 @@ def release_ids(store: ArtifactStore) -> list[str]:
     return [parts[1] for parts in names if len(parts) == _RELEASE_DOCUMENT_PARTS and parts[2] == "release.json"]
 
 
+def model_of_release(store: ArtifactStore, release_id: str) -> str | None:
+    """The model of a release; None if the store has no record of it that says so."""
+    document = store.read_document(f"releases/{release_id}/release.json") if release_id else None
+    model = document.value.get("model") if document else None
+    found = model.get("id") if isinstance(model, dict) else None
+    return found if isinstance(found, str) else None
+
+
 def stage_keys(store: ArtifactStore) -> list[str]:
     """The stage keys that the store knows, with a result or without."""
     return [PurePosixPath(name).stem for name in store.list_documents("stages")]
@@ -127,21 +134,14 @@ def readable_pointers(store: ArtifactStore) -> tuple[list[PlacedPointers], list[
     Raises:
         Transient: The documents cannot even be listed.
     """
-    found: dict[tuple[str, str], PlacedPointers] = {}
-    damaged = []
+    found, damaged = [], []
     for name in store.list_documents("pointers"):
         try:
-            found.update(((placed.model_id, placed.target), placed) for placed in _placed(store, name))
+            model_id, target = model_of(name), PurePosixPath(name).stem
+            found.append(PlacedPointers(model_id, target, read_pointers(store, model_id, target)[0]))
         except PipelineError as error:
             damaged.append(DamagedDocument(name, error))
-    return list(found.values()), damaged
-
-
-def _placed(store: ArtifactStore, name: str) -> list[PlacedPointers]:
-    path = PurePosixPath(name)
-    models = models_of_part(path.parent.name)
-    placed = [PlacedPointers(model, path.stem, read_pointers(store, model, path.stem)[0]) for model in models]
-    return placed if len(models) == 1 else [one for one in placed if one.pointers != Pointers()]
+    return found, damaged
 
 
 def resolve_reference(store: ArtifactStore, text: str) -> Reference:

@@ -85,8 +85,8 @@ By hand: `llm-pipeline verify`. Its schedule is `verification:` in `{file}`.
 _RETENTION = """### Retention of {name}
 
 Keeps what serves production, what served before, every running release, the newest **{rules.keep_releases}** releases
-of each config and those of the last **{rules.keep_days:g} days**. The rest is marked, and removed by a run
-**{rules.grace_hours:g} hours** later if it is still unused. Without *delete*, a run only says what it would remove.
+of each config and all that was used in the last **{rules.keep_days:g} days**. The rest is removed. Without *delete*, a
+run only says what it would remove.
 
 By hand: `llm-pipeline gc`, `llm-pipeline gc --delete`. The rules are `retention:` in `{file}`.
 """
@@ -294,13 +294,13 @@ class RetentionOperator(BaseOperator):
         self.deployment_file = deployment_file
 
     def execute(self, context: Context) -> dict[str, int]:
-        """Collect; returns the bytes that were, or would be, removed now and later."""
-        from llm_pipeline.retention.collection import collect_garbage
+        """Collect; returns the bytes that were, or would be, removed."""
+        from llm_pipeline.retention import collect_garbage
 
         deployment = deployment_with_secrets(self.deployment_file)
         report = collect_garbage(deployment, delete=bool(context["params"]["delete"]))
         log.info("%s", Lines("\n".join(["", *report.lines()])))  # one record: the table's lines stay together
-        return {"bytes_removed": report.bytes_removed, "bytes_condemned": report.bytes_condemned}
+        return {"bytes_removed": report.bytes_removed}
 
 
 def retention_dag(used: UsedDeployment) -> DAG:

@@ -144,7 +144,7 @@ def test_a_late_approval_changes_nothing(task, store):
 
 
 def test_a_first_deployment_asks_nobody(task, store):
-    store.delete_document("pointers/demo--tiny/cpu-a.json")
+    store.delete_document("pointers/demo/tiny/cpu-a.json")
     assert task.execute(CONTEXT) is None
     assert read_approval(store, "r2", "cpu-a", 100) is None
 

@@ -98,6 +98,6 @@ def test_a_hand_over_is_a_warning_of_the_plan(second: Path, store) -> None:
 
 def test_a_store_that_cannot_be_read_is_a_warning(second: Path, store) -> None:
     promote(store, DEMO)
-    path = next(Path(store.uri.removeprefix("file://")).rglob("pointers/*/cpu.json"))
+    path = next(Path(store.uri.removeprefix("file://")).rglob("pointers/*/*/cpu.json"))
     path.write_text("{")
     assert any(line.startswith("which models hold the places is not known") for line in plan_release(second).warnings)

@@ -117,14 +117,28 @@ class LocalStore:
                 if (completed_at := _changed_at(directory / COMPLETE_FILE)) is not None:
                     yield StoredArtifact(ArtifactRef(kind=kind.name, digest=directory.name), completed_at)
 
-    def remove(self, ref: ArtifactRef) -> None:
+    def renew(self, ref: ArtifactRef) -> bool:
+        marker = self._directory(ref) / COMPLETE_FILE
+        with _disk_errors(f"cannot renew {ref}"), self._locked(_lock_name(ref)):
+            with contextlib.suppress(PermissionError):  # of another user, who lets nobody else write
+                try:
+                    os.utime(marker)
+                except FileNotFoundError:
+                    return False
+            return True
+
+    def remove(self, ref: ArtifactRef, *, published_before: datetime | None = None) -> bool:
         directory, doomed = self._directory(ref), self.root / "incoming" / f"removed-{uuid.uuid4().hex}"
         with _disk_errors(f"cannot remove {ref}"):
             make_directory(doomed.parent)
             with contextlib.suppress(FileNotFoundError), self._locked(_lock_name(ref)):
+                published = _changed_at(directory / COMPLETE_FILE)
+                if published and published_before and published > published_before:
+                    return False
                 directory.rename(doomed)  # it goes as it came: in one step
                 sync_directory(directory.parent)
         shutil.rmtree(doomed, ignore_errors=True)  # the rest is a leftover
+        return True
 
     def leftovers(self, older_than: timedelta) -> Sequence[Leftover]:
         limit = datetime.now(UTC) - older_than
@@ -243,6 +257,8 @@ class LocalStore:
         final = self._directory(ref)
         with self._locked(_lock_name(ref)):
             if final.exists() and not self._should_be_signed_again(ref) and not self._damage(ref):
+                with contextlib.suppress(PermissionError):  # as in `renew`
+                    os.utime(final / COMPLETE_FILE)
                 return
             self._complete(manifest, content)
             make_directory(final.parent)

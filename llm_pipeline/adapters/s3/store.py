@@ -20,7 +20,7 @@ from pydantic import JsonValue
 
 from llm_pipeline.adapters.s3.adapter import BucketStore
 from llm_pipeline.adapters.s3.cache import Cache
-from llm_pipeline.adapters.s3.seal import Opened, Seals, Statement
+from llm_pipeline.adapters.s3.seal import Opened, Seals
 from llm_pipeline.adapters.s3.transfers import (
     LocalFile,
     download,
@@ -35,9 +35,8 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.store.artifact_store import Conflict, Document, Leftover, StoredArtifact
 from llm_pipeline.store.documents import checked_name, unwrapped
-from llm_pipeline.store.manifest import COMPLETE_FILE, Difference, Manifest, ManifestFile, inventory
+from llm_pipeline.store.manifest import COMPLETE_FILE, MANIFEST_FILE, Difference, Manifest, ManifestFile, inventory
 from llm_pipeline.store.provenance import Provenance
-from llm_pipeline.store.s3_answers import back_off
 from llm_pipeline.store.s3_bucket import Bucket, S3Object, S3Upload, in_parallel, revision_is
 from llm_pipeline.store.s3_session import Changed, UploadGone
 from llm_pipeline.store.signing import Signatures, signed_by
@@ -45,7 +44,6 @@ from llm_pipeline.store.signing import Signatures, signed_by
 log = get_logger(__name__)
 
 _ARTIFACTS = "artifacts"
-_PASSES = 4
 _UPLOAD_MARK = "?upload="
 
 
@@ -78,35 +76,24 @@ class S3Store:
         manifest = Manifest(kind=kind, files=inventory(directory), provenance=provenance or Provenance())
         ref, name = manifest.ref, _directory(manifest.ref)
         opened = self._seals.open(ref, name)
-        if self._seals.final(opened) and not self.check(ref):
+        if self._seals.final(opened) and not self.check(ref) and self.renew(ref):
             return ref
         statement = self._seals.sign(manifest)  # where it cannot be signed, that is known before hours of transfer
         files = [LocalFile(directory / file.path, f"{name}/{file.path}", file) for file in manifest.files]
-        for attempt in range(_PASSES):
-            self._seals.break_marker(opened)
-            if self._complete(statement, name, files):
-                self._abort_uploads(name)
-                return ref
-            log.warning("files vanished while they were published: sending them again", artifact=str(ref))
-            back_off(attempt)
-            opened = self._seals.open(ref, name)
-        hint = "does a retention with too short a grace_hours, or a lifecycle rule of the bucket, remove them?"
-        raise Transient(f"files of {ref} keep vanishing", where=self._bucket.address(name), hint=hint)
-
-    def _complete(self, statement: Statement, name: str, files: Sequence[LocalFile]) -> bool:
-        """Send what is missing and seal it; False if it was not all there just before or just after it was sealed."""
-        present = {item.name: item for item in self._bucket.list(f"{name}/")}
-        placed = upload(self._bucket, files, present)
-        there = self._etags(name)
-        self._bucket.delete_all(sorted(there.keys() - placed.keys()))
-        if any(there.get(path) != etag for path, etag in placed.items()):
-            return False
+        self._seals.break_marker(opened)
+        upload(self._bucket, files, {item.name: item for item in self._bucket.list(f"{name}/")})
+        extra = objects_of(self._bucket, name).keys() - {file.path for file in manifest.files}
+        self._bucket.delete_all([f"{name}/{path}" for path in sorted(extra)])
         self._seals.seal(statement, name)
-        there = self._etags(name)  # a removal that began before the seal may have ended after it
-        return all(there.get(path) == etag for path, etag in placed.items())
-
-    def _etags(self, name: str) -> dict[str, str]:
-        return {item.name: item.etag for item in objects_of(self._bucket, name).values()}
+        if lost := listing_differences(manifest, objects_of(self._bucket, name)):
+            self._seals.break_marker(self._seals.open(ref, name))
+            raise Transient(
+                f"{lost[0].path} of {ref} vanished while it was published",
+                where=self._bucket.address(name),
+                hint="a retention removed it as a leftover, or a lifecycle rule of the bucket; run it again",
+            )
+        self._abort_uploads(name)
+        return ref
 
     def fetch(self, ref: ArtifactRef) -> Path:
         """The local copy in `store.cache`, verified each time and made again if damaged.
@@ -159,11 +146,27 @@ class S3Store:
                 if item.name == f"{_directory(ref)}/{COMPLETE_FILE}":
                     yield StoredArtifact(ref, item.changed_at)
 
-    def remove(self, ref: ArtifactRef) -> None:
+    def renew(self, ref: ArtifactRef) -> bool:
+        marker = f"{_directory(ref)}/{COMPLETE_FILE}"
+        found = self._bucket.read(marker)
+        if found is None:
+            return False
+        try:
+            self._bucket.put(marker, found[0], revision_is(found[1]))
+        except Changed:
+            return self.exists(ref)
+        return True
+
+    def remove(self, ref: ArtifactRef, *, published_before: datetime | None = None) -> bool:
         name = _directory(ref)
+        marker = self._bucket.head(f"{name}/{COMPLETE_FILE}") if published_before else None
+        if marker and published_before and marker.item.changed_at > published_before:
+            return False
         self._bucket.delete(f"{name}/{COMPLETE_FILE}")
+        self._bucket.delete(f"{name}/{MANIFEST_FILE}")
         self._bucket.delete_all([item.name for item in self._bucket.list(f"{name}/")])
         self._abort_uploads(name)
+        return True
 
     def leftovers(self, older_than: timedelta) -> Sequence[Leftover]:
         """Unfinished uploads, and files of artifacts that were never completed."""
