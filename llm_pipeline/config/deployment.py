@@ -140,13 +140,11 @@ class HubAccess(ConfigModel):
         endpoint: URL of the hub; None for the public one (or `HF_ENDPOINT`).
         token_variable: Environment variable that holds the access token; the token itself is never configured.
         connections: Files fetched side by side.
-        megabytes_per_second: Limit of a download's rate, all its connections together; None for no limit.
     """
 
     endpoint: PlainUrl | None = None
     token_variable: VariableName = "HF_TOKEN"  # noqa: S105 - the name of a variable, not a token
     connections: int = Field(default=4, ge=1, le=64)
-    megabytes_per_second: Annotated[float, Field(ge=0.001, le=1_000_000.0)] | None = None
 
 
 class Retention(ConfigModel):

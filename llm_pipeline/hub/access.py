@@ -32,17 +32,13 @@ from llm_pipeline import __version__
 from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
 from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError
 from llm_pipeline.base.logging import quiet_third_parties
-from llm_pipeline.hub.address import PUBLIC_ENDPOINT, hub_address
-from llm_pipeline.hub.bounded_answers import (
-    LIBRARY_NAME,
-    UNPACKED,
-    AnswerRefused,
-    bounded_session,
-    headers_came,
-)
-from llm_pipeline.hub.source import SourceRefused, SourceUnavailable
+from llm_pipeline.hub.source import PUBLIC_ENDPOINT, SourceRefused, SourceUnavailable, hub_address
 
 RepositoryKind = Literal["model", "dataset"]
+
+_LIBRARY_NAME = "llm-pipeline"
+_UNPACKED = {"Accept-Encoding": "identity"}
+"""Header of every request: what comes is hashed as it is stored."""
 
 TIMEOUT_SECONDS = max(30, HF_HUB_ETAG_TIMEOUT)
 _TRANSIENT_STATUSES = {408, 425, 429}
@@ -110,7 +106,7 @@ class Hub:
     def headers(self) -> dict[str, str]:
         """Headers of a request, the authorization among them."""
         headers: dict[str, str] = build_hf_headers(
-            token=self.api.token, library_name=LIBRARY_NAME, library_version=__version__, headers=UNPACKED
+            token=self.api.token, library_name=_LIBRARY_NAME, library_version=__version__, headers=_UNPACKED
         )
         return headers
 
@@ -170,13 +166,10 @@ class Hub:
             HubUnavailable: Throttled, a server error, a timeout, or no connection.
             ConfigError: Something that the client does not accept as a repository id.
         """
-        bounded_session()
         try:
             yield
         except (HTTPError, OfflineModeIsEnabled, HFValidationError, LocalEntryNotFoundError) as error:
             raise self._translate(error, where) from error
-        finally:
-            headers_came()
 
     def _translate(self, error: Exception, where: str) -> PipelineError:
         if isinstance(error, HFValidationError):
@@ -189,12 +182,6 @@ class Hub:
             )
         if isinstance(error, HfHubHTTPError) and error.response is not None:
             return self._refusal(error, error.response.status_code, where)
-        if isinstance(error, AnswerRefused):
-            return HubUnavailable(
-                f"an answer from {self.endpoint} was rejected: {error}",
-                where=where,
-                hint="check that hub.endpoint is a model hub, and the proxy (HTTPS_PROXY); it is tried again",
-            )
         return HubUnavailable(
             f"no answer from {self.endpoint}: {type(error).__name__}: {_first_line(error)}",
             where=where,
@@ -285,9 +272,9 @@ def connect(endpoint: str | None, token_variable: str) -> Hub:
     api = HfApi(
         endpoint=address,
         token=token or False,
-        library_name=LIBRARY_NAME,
+        library_name=_LIBRARY_NAME,
         library_version=__version__,
-        headers=UNPACKED,
+        headers=_UNPACKED,
     )
     return Hub(endpoint=address, token_variable=token_variable, api=api, has_token=bool(token))
 

@@ -16,7 +16,7 @@ from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.hub.kept_data_sets import using
 from llm_pipeline.hub.source import FileBytes
 from llm_pipeline.hub.sources import HubDataSets
-from llm_pipeline.hub.transfer import Place, RateLimit, Transfer, require_space
+from llm_pipeline.hub.transfer import Place, Transfer, require_space
 
 log = get_logger(__name__)
 
@@ -30,12 +30,10 @@ class DataSetFiles:
     Attributes:
         source: Where they come from.
         kept: Directory for the files of all data sets; what is there, and right, is not fetched again.
-        limit: The rate of it all.
     """
 
     source: FileBytes
     kept: Path
-    limit: RateLimit
 
     def fetch(self, pinned: PinnedDataSet, files: Sequence[HubFile], destination: Path) -> None:
         """Fetch files into a directory, under their paths.
@@ -47,7 +45,7 @@ class DataSetFiles:
             DiskTooSmall: The files do not fit.
         """
         directory = self.kept / pinned.id / pinned.commit
-        transfer = Transfer(self.source, pinned, directory, self.limit)
+        transfer = Transfer(self.source, pinned, directory)
         with using(directory):
             for file, verified in zip(files, _fetched(transfer, files), strict=True):
                 target = destination / file.path

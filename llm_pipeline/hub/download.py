@@ -23,7 +23,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.quantities import duration
 from llm_pipeline.hub.checkpoint import check_checkpoint
 from llm_pipeline.hub.source import Source
-from llm_pipeline.hub.transfer import Place, RateLimit, Transfer, TransferStopped, difference, require_space
+from llm_pipeline.hub.transfer import Place, Transfer, TransferStopped, difference, require_space
 
 log = get_logger(__name__)
 
@@ -60,7 +60,6 @@ def download_model(
     destination: Path,
     *,
     connections: int = 4,
-    limit: RateLimit | None = None,
     sampled_values: int = 0,
     report_every_seconds: float = 10.0,
 ) -> DownloadReport:
@@ -73,7 +72,6 @@ def download_model(
         model: The model, resolved by a source of the same name.
         destination: Directory for the files; may hold what an earlier, interrupted call left.
         connections: Files fetched side by side.
-        limit: The rate that all connections share; None for no limit.
         sampled_values: Values of each tensor that are looked at for NaN and infinity; 0 for none.
         report_every_seconds: How often progress is logged.
 
@@ -93,7 +91,7 @@ def download_model(
     busy = Transient("another process downloads into this directory", where=str(partial))
     with flocked_within(partial / "lock", 0.0, busy):
         missing = _missing_files(model, destination)
-        transfer = Transfer(source, model, partial, limit or RateLimit(None))
+        transfer = Transfer(source, model, partial)
         needed = sum(file.size for file in missing) - _bytes_in(transfer, missing)
         require_space(Place("work_root", partial, needed))
         with _progress(transfer, missing, destination, report_every_seconds):

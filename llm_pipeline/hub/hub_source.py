@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from huggingface_hub import hf_hub_url
 from huggingface_hub.constants import MAX_HTTP_DOWNLOAD_SIZE
-from huggingface_hub.utils import hf_raise_for_status
+from huggingface_hub.utils import get_session, hf_raise_for_status
 from pydantic import ValidationError
 
 from llm_pipeline.artifacts.model_files import Selection, select_files
@@ -22,7 +22,6 @@ from llm_pipeline.hub.access import (
     listed_file,
     malformed_answer,
 )
-from llm_pipeline.hub.bounded_answers import FILE_ANSWER, bounded_session
 from llm_pipeline.hub.model_card import stated_license
 from llm_pipeline.hub.source import Body, ModelLook, report_resolved, taken
 
@@ -71,9 +70,7 @@ class HubSource:
             headers["Range"] = f"bytes={start}-{'' if to_the_end else start + length - 1}"
         with (
             self.hub.errors_at(f"{self._page_of(model)}: {file.path}"),
-            bounded_session().stream(
-                "GET", url, headers=headers, timeout=self._timeout_seconds, extensions=FILE_ANSWER
-            ) as response,
+            get_session().stream("GET", url, headers=headers, timeout=self._timeout_seconds) as response,
         ):
             if response.status_code == _RANGE_NOT_SATISFIABLE:
                 yield Body(start=0, chunks=iter(()))

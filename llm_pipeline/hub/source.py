@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from llm_pipeline.artifacts.model_files import Selection
 from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
 from llm_pipeline.base.errors import IntegrityError, Terminal, Transient
 from llm_pipeline.base.logging import get_logger
+
+PUBLIC_ENDPOINT = "https://huggingface.co"
+_PORTS = {"http": 80, "https": 443}
+_CONNECTION_SECONDS = 5.0
 
 log = get_logger(__name__)
 
@@ -138,3 +146,28 @@ def report_resolved(model: PinnedModel, selection: Selection) -> None:
         refused=", ".join(sorted(selection.refused)[:8]) or "none",
         license=model.license or "none stated",
     )
+
+
+def hub_address(endpoint: str | None) -> str:
+    """The URL of a deployment's hub: its own, that of `HF_ENDPOINT`, or the public one; no slash at the end."""
+    return (endpoint or os.environ.get("HF_ENDPOINT") or PUBLIC_ENDPOINT).rstrip("/")
+
+
+def require_listening(endpoint: str | None) -> None:
+    """Refuse a hub at whose address nothing listens, before its client is loaded; behind a proxy nothing is known.
+
+    Raises:
+        SourceUnavailable: The name is not known, or no connection is made.
+    """
+    address = hub_address(endpoint)
+    parts = urlsplit(address)
+    if getproxies() or parts.scheme not in _PORTS or not parts.hostname:
+        return
+    try:
+        socket.create_connection((parts.hostname, parts.port or _PORTS[parts.scheme]), _CONNECTION_SECONDS).close()
+    except OSError as error:
+        raise SourceUnavailable(
+            f"no answer from {address}: {error.strerror or error}",
+            where=address,
+            hint="check the network, the proxy (HTTPS_PROXY) and hub.endpoint of the deployment",
+        ) from error

@@ -12,10 +12,10 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event, Lock
+from threading import Event
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -126,32 +126,6 @@ _LONGEST_WAIT_SECONDS = 120.0
 _ATTEMPTS_AT_THE_RIGHT_BYTES = 2
 
 
-class RateLimit:
-    """A limit of bytes per second that all connections of a download share.
-
-    A token bucket that never holds more than what is due: no bursts, at any moment after any pause.
-
-    Args:
-        bytes_per_second: The limit; None for none.
-        clock: Seconds that only go forward.
-    """
-
-    def __init__(self, bytes_per_second: float | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._bytes_per_second = bytes_per_second
-        self._clock = clock
-        self._lock = Lock()
-        self._paid_until = 0.0
-
-    def take(self, count: int) -> float:
-        """Account for bytes that came; returns the seconds to wait before asking for more."""
-        if self._bytes_per_second is None:
-            return 0.0
-        with self._lock:
-            now = self._clock()
-            self._paid_until = max(self._paid_until, now) + count / self._bytes_per_second
-            return self._paid_until - now
-
-
 class TransferStopped(Terminal):
     """Another file failed, or the process is to stop; the partial file stays for the next attempt."""
 
@@ -164,14 +138,12 @@ class Transfer:
         source: Where they come from.
         model: The model; branches never appear in a transfer.
         partial: Directory of the partial files, on the destination's disk.
-        limit: The rate that all files share.
         stop: Set to end all running transfers at their next chunk.
     """
 
     source: FileBytes
     model: PinnedModel
     partial: Path
-    limit: RateLimit = field(default_factory=lambda: RateLimit(None))
     stop: Event = field(default_factory=Event)
 
     _backoff_unit_seconds: ClassVar[float] = 1.0
@@ -239,8 +211,6 @@ class Transfer:
                 made_progress()
                 if partial.size > file.size:
                     return  # too long: the check of the size will tell
-                if (seconds := self.limit.take(len(chunk))) and self.stop.wait(seconds):
-                    raise _stopped(file)
         if partial.size <= have:
             raise SourceUnavailable("the answer ended before it brought anything", where=file.path)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, constants
 from huggingface_hub.errors import HfHubHTTPError, HTTPError
-from huggingface_hub.utils import disable_progress_bars
+from huggingface_hub.utils import disable_progress_bars, get_session
 
 from llm_pipeline.artifacts.pinned import DEFAULT_REVISION, HubFile
 from llm_pipeline.base.digest import sha256_bytes
@@ -36,7 +36,6 @@ from llm_pipeline.hub.access import (
     listed_file,
     malformed_answer,
 )
-from llm_pipeline.hub.bounded_answers import bounded_session
 from llm_pipeline.hub.git_ids import blob_id
 from llm_pipeline.hub.model_card import CARD_FILE
 
@@ -243,7 +242,7 @@ def _sending(hub: Hub, repository: str) -> Iterator[None]:
     constants.HF_HUB_DISABLE_XET = True  # what the variable of that name says; the client reads that only once
     if not sys.stderr.isatty():
         disable_progress_bars()
-    session = bounded_session()
+    session = get_session()
     before, session.timeout = session.timeout, _STILL_SECONDS
     try:
         with hub.errors_at(repository):

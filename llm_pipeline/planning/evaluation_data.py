@@ -19,8 +19,7 @@ from llm_pipeline.artifacts.pinned import DEFAULT_REVISION
 from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Transient, Unsupported
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.hub.address import require_listening
-from llm_pipeline.hub.source import SourceRefused, SourceUnavailable
+from llm_pipeline.hub.source import SourceRefused, SourceUnavailable, require_listening
 from llm_pipeline.planning.background import BackgroundCall, side_by_side
 from llm_pipeline.planning.task_pool import known_facts
 

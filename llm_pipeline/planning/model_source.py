@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from llm_pipeline.base.errors import ConfigError, PipelineError, Transient, Unsupported
 from llm_pipeline.config.release import ModelSource
-from llm_pipeline.hub.address import require_listening
-from llm_pipeline.hub.source import SourceRefused, SourceUnavailable
+from llm_pipeline.hub.source import SourceRefused, SourceUnavailable, require_listening
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import BY_HAND, ModelDocuments, read_facts, stated_facts
 from llm_pipeline.planning import host

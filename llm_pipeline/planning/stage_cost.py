@@ -232,9 +232,6 @@ def _whatever_the_model(loaded: LoadedRelease) -> Iterator[tuple[Step, float]]:
 def _by_size(
     loaded: LoadedRelease, facts: ModelFacts, tasks: tuple[TaskItems, ...], ladders: dict[str, tuple[str, ...]]
 ) -> Iterator[tuple[Step, float]]:
-    rate = loaded.deployment.hub.megabytes_per_second
-    if rate is not None:
-        yield from (((name, ""), facts.stored_bytes / (rate * 1e6)) for name in steps_of(Work.DOWNLOAD))
     served = [task for task in tasks if task.name in loaded.release.evaluation.served_tasks]
     for target in loaded.release.targets:
         if target.accelerator == "cpu" or not ladders[target.name]:

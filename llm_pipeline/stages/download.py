@@ -71,18 +71,15 @@ def _run(context: StageContext[DownloadConfig]) -> StageOutput:
     started = time.monotonic()
     from llm_pipeline.hub.download import download_model
     from llm_pipeline.hub.sources import open_source  # the hub's client loads slowly, which is its own time
-    from llm_pipeline.hub.transfer import RateLimit
 
     client_seconds = time.monotonic() - started
     config = context.config
-    rate = config.hub.megabytes_per_second
     destination = context.workdir / CHECKPOINT
     report = download_model(
         open_source(config.source, config.hub, context.request.store),
         PinnedModel(id=config.model_id, commit=config.commit, files=config.files, versions=config.versions),
         destination,
         connections=config.hub.connections,
-        limit=RateLimit(None if rate is None else rate * 1e6),
         sampled_values=config.sampled_values,
     )
     if config.facts is not None:

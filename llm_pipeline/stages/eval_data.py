@@ -125,17 +125,14 @@ def run(context: StageContext[EvalDataConfig]) -> StageOutput:
     # here: the hub's client loads slowly, and tasks that bring their data ask no hub
     from llm_pipeline.hub.data_set_files import DataSetFiles
     from llm_pipeline.hub.sources import open_data_sets
-    from llm_pipeline.hub.transfer import RateLimit
 
     source = open_data_sets(config.source, config.hub)
     pinned = {one: _pin(source, one, config, context.workdir) for one in asked.repositories}
     for one, as_described in asked.repositories.items():
         if as_described:
             refuse_script(pinned[one], one)
-    limit = config.hub.megabytes_per_second
     kept = Path(context.request.work_root) / "datasets"
-    files = DataSetFiles(source, kept, RateLimit(None if limit is None else limit * 1e6))
-    record = _fetched(asked, pinned, files, destination)
+    record = _fetched(asked, pinned, DataSetFiles(source, kept), destination)
     return _written(destination, _counted(asked, record, destination), started)
 
 

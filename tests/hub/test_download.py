@@ -21,7 +21,7 @@ from llm_pipeline.hub.access import HubRefused, HubUnavailable, connect
 from llm_pipeline.hub.download import download_model
 from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.hub.source import SourceUnavailable
-from llm_pipeline.hub.transfer import DiskTooSmall, RateLimit, Transfer
+from llm_pipeline.hub.transfer import DiskTooSmall, Transfer
 
 from .conftest import CONFIG, TOKEN_VARIABLE, WEIGHTS_BYTES, LocalHub, safetensors_bytes
 
@@ -237,14 +237,6 @@ def test_a_connection_that_stalls_is_given_up_and_resumed(
     assert local_hub.downloads(WEIGHTS)[1:] == [(WEIGHTS, "bytes=1000000-")]
 
 
-def test_all_connections_share_one_rate(local_hub: LocalHub, source: HubSource, tmp_path: Path) -> None:
-    local_hub.publish(vocab__json=b'"' + b"x" * 500_000 + b'"', model__safetensors=safetensors_bytes(500_000))
-    model = source.resolve("demo/tiny", "main")
-    started = time.monotonic()
-    download_model(source, model, tmp_path / "checkpoint", limit=RateLimit(2e6))
-    assert model.size / 2e6 <= time.monotonic() - started
-
-
 def test_no_more_connections_than_asked_for(
     local_hub: LocalHub, source: HubSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,7 +375,6 @@ from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.download import download_model
 from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
-from llm_pipeline.hub.transfer import RateLimit
 from llm_pipeline.hub.source import SourceUnavailable
 from llm_pipeline.hub.transfer import Transfer
 model = PinnedModel.model_validate_json(Path(sys.argv[1]).read_text())

@@ -230,15 +230,6 @@ def test_a_directory_named_in_the_release_config_is_the_model(
     assert local_hub.faults.requests == []
 
 
-def test_the_deployment_limits_the_rate_and_the_connections(release: Release) -> None:
-    deployment = release.root / "deployments" / "local.yaml"
-    hub = yaml.safe_load(deployment.read_text())["hub"]
-    release.set(deployment, hub={**hub, "megabytes_per_second": 10, "connections": 1})
-    seconds = release.download(release.resolve()).metrics["seconds"]
-    assert isinstance(seconds, float)
-    assert 0.3 <= seconds < 3
-
-
 def test_values_that_are_not_finite_stop_the_download(release: Release, local_hub: LocalHub, tmp_path: Path) -> None:
     weights = write_safetensors(tmp_path / "x", {"bad.weight": ("F32", [9], bytes(32) + b"\0\0\x80\x7f")}).read_bytes()
     local_hub.publish(model__safetensors=weights)
@@ -252,7 +243,7 @@ def test_values_that_are_not_finite_stop_the_download(release: Release, local_hu
 @pytest.mark.parametrize(
     ("change", "reused"),
     [
-        ({"hub": {"endpoint": "http://127.0.0.1:9", "connections": 9, "megabytes_per_second": 5}}, True),
+        ({"hub": {"endpoint": "http://127.0.0.1:9", "connections": 9}}, True),
         ({"source": "file:///models"}, True),
         ({"versions": {"config.json": {"entity_tag": "x"}}}, True),
         ({"sampled_values": 7}, False),

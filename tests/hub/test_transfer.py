@@ -19,7 +19,7 @@ from llm_pipeline.base.progress import last_progress
 from llm_pipeline.hub.directory_source import DirectorySource
 from llm_pipeline.hub.git_ids import blob_id
 from llm_pipeline.hub.source import Body, SourceUnavailable, WrongBytes
-from llm_pipeline.hub.transfer import PartialFile, RateLimit, SourceTooSlow, Transfer, difference
+from llm_pipeline.hub.transfer import PartialFile, SourceTooSlow, Transfer, difference
 
 CONTENT = bytes(range(256)) * 4
 MODEL = PinnedModel(id="demo/tiny", commit="0" * 40, files=())
@@ -168,9 +168,3 @@ def test_a_source_that_drips_bytes_is_given_up_although_each_attempt_gets_furthe
         Transfer(source, MODEL, tmp_path).fetch(BY_SHA256)
     assert len(source.asked) == 5
     assert source.asked == sorted(source.asked), "every attempt went on where the one before had stopped"
-
-
-def test_a_limit_of_our_own_is_not_taken_for_a_slow_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Transfer, "_rate_window_seconds", 0.01)
-    limit = RateLimit(5_000.0)  # bytes a second: below the minimum
-    assert Transfer(FaultySource(), MODEL, tmp_path, limit).fetch(BY_SHA256).read_bytes() == CONTENT

@@ -48,14 +48,6 @@ def test_vllm_starts_for_the_build_for_staging_and_for_the_canary(configs: Path)
     assert found["canary h100_vllm:5"].seconds == 300.0
 
 
-def test_a_download_takes_what_the_deployment_allows_and_is_not_known_without_a_limit(real: Path, edit):
-    assert costs(plan_of(real))["download"].seconds is None
-    edit(DEPLOYMENT, "connections: 8", "connections: 8\n  megabytes_per_second: 100")
-    download = costs(plan_of(real))["download"]
-    assert download.seconds == pytest.approx(160.6, rel=0.01)
-    assert (download.gpus, download.gpu_hours) == (0, 0.0)
-
-
 def test_quantization_and_scoring_hold_the_quantization_hosts_gpus(real: Path):
     plan = plan_of(real)
     assert plan.gpus is not None
