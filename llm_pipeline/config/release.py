@@ -48,7 +48,6 @@ class ModelSource(ConfigModel):
         revision: Branch, tag or commit; pinned to a commit by the first stage. Only the hub has any.
         source: `hub`, a directory (`file:///absolute/path`) or an S3 prefix (`s3://bucket/prefix`).
         licenses: Licences that may be released, as the hub writes them; None for any.
-        sampled_values: Values of each tensor that are looked at for NaN and infinity; 0 for none.
         sizes: The model's sizes, for `plan`: what its own files do not say, and all of them where it cannot be read.
             What is read from the model counts more.
     """
@@ -57,7 +56,6 @@ class ModelSource(ConfigModel):
     revision: Revision = "main"
     source: str = Field(default="hub", pattern=_SOURCE, max_length=4096)
     licenses: Words | None = None
-    sampled_values: ItemsOrNone = 4096
     sizes: ModelSizes | None = None
 
 

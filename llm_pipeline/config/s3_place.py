@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator
 
 from llm_pipeline.base.redaction import without_credentials
-from llm_pipeline.config.model import ConfigModel, Line, PathText, PlainUrl, Word
+from llm_pipeline.config.model import ConfigModel, PathText, PlainUrl, Word
 
 _S3 = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>[A-Za-z0-9][A-Za-z0-9._/-]*))?")
 
@@ -20,19 +19,14 @@ class S3Place(ConfigModel):
         uri: `s3://bucket/prefix`.
         endpoint: URL of another S3 API than Amazon's.
         region: The bucket's region; None for the environment's.
-        profile: Profile of the AWS configuration files; None for the default chain of credentials.
-        role: ARN of a role to assume.
-        encryption: Server-side encryption of everything written; None leaves it to the bucket.
-        kms_key: The key, for `aws:kms`.
+        profile: Profile of the AWS configuration files, which may assume a role; None for the default chain of
+            credentials.
     """
 
     uri: PathText
     endpoint: PlainUrl | None = None
     region: Word | None = None
     profile: Word | None = None
-    role: str | None = Field(default=None, pattern=r"^arn:", max_length=2048)
-    encryption: Literal["AES256", "aws:kms"] | None = None
-    kms_key: Line | None = None
 
     @field_validator("uri")
     @classmethod
@@ -40,12 +34,6 @@ class S3Place(ConfigModel):
         if not _S3.fullmatch(uri):
             raise ValueError(f"not a place in S3: {without_credentials(uri)!r}; use s3://bucket/prefix")
         return uri.rstrip("/")
-
-    @model_validator(mode="after")
-    def _key_is_used(self) -> Self:
-        if self.kms_key and self.encryption != "aws:kms":
-            raise ValueError("kms_key needs encryption: aws:kms")
-        return self
 
     @property
     def bucket_and_prefix(self) -> tuple[str, str]:

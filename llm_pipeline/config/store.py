@@ -10,52 +10,34 @@ from typing import Annotated, Any
 from pydantic import Field, SerializeAsAny, model_validator
 
 from llm_pipeline.config.installed import OfKind, installed_model
-from llm_pipeline.config.model import ConfigModel, HostPath, Line, PathText, VariableName
+from llm_pipeline.config.model import ConfigModel, HostPath, PathText, VariableName
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://")
 _DIRECTORY = "file"
 
 
-class Keyless(ConfigModel):
-    """Signing by an identity of an OpenID provider.
-
-    Attributes:
-        identity: Whose signature is trusted: an e-mail address or a workload's URI.
-        issuer: The provider, e.g. `https://token.actions.githubusercontent.com`.
-        token_variable: Environment variable with the identity token that signs.
-    """
-
-    identity: Line
-    issuer: Line
-    token_variable: VariableName = "SIGSTORE_ID_TOKEN"  # noqa: S105 - the name of a variable, not a token
-
-
 class Signing(ConfigModel):
     """Signatures of artifacts and results, made and checked with sigstore's model-signing.
 
-    A stage signs what it publishes and its result when `private_key` or `keyless` is set. When `required` is set, an
+    A stage signs what it publishes and its result when `private_key` is set. When `required` is set, an
     input without a valid signature is refused, and a stored result without one is computed again.
 
     Attributes:
         private_key: PEM file of the elliptic-curve key that signs; None where nothing is signed.
         password_variable: Environment variable with the private key's password; None when it has none.
         public_keys: PEM files of the keys that are trusted; any of them may have signed.
-        keyless: Sign and verify by identity (Fulcio and Rekor) instead of by key.
         required: An artifact or a result without a valid signature is not used.
     """
 
     private_key: HostPath | None = None
     password_variable: VariableName | None = None
     public_keys: Annotated[tuple[HostPath, ...], Field(max_length=64)] = ()
-    keyless: Keyless | None = None
     required: bool = True
 
     @model_validator(mode="after")
     def _can_verify(self) -> Signing:
-        if self.keyless is not None and (self.private_key or self.public_keys):
-            raise ValueError("choose keyless, or keys, not both")
-        if self.required and self.keyless is None and not self.public_keys:
-            raise ValueError("required: true needs public_keys (or keyless) to verify with")
+        if self.required and not self.public_keys:
+            raise ValueError("required: true needs public_keys to verify with")
         return self
 
 
@@ -75,10 +57,8 @@ class StoreModel(ConfigModel):
     @model_validator(mode="before")
     @classmethod
     def _as_written(cls, value: Any) -> Any:
-        """A URI alone is enough, and a field without a value says nothing: requests and records write all of them."""
-        if isinstance(value, str):
-            return {"uri": value}
-        return {key: one for key, one in value.items() if one is not None} if isinstance(value, Mapping) else value
+        """A URI alone is enough."""
+        return {"uri": value} if isinstance(value, str) else value
 
     def problems(self) -> Iterator[str]:
         """Why nothing can be kept there, as far as its settings tell; `plan` refuses the deployment."""

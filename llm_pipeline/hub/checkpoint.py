@@ -43,9 +43,11 @@ _PLAIN_FLOATS = {"F16", "BF16", "F32", "F64"}
 _HEAD_WIDTHS = ("head_dim", "head_size")  # head_dim itself, and those of latent attention, qk_nope_head_dim
 _OTHER_WIDTHS = ("embedding_size", "word_embed_proj_dim")
 _RUN = 64
+_SAMPLED_VALUES = 4096
+"""Of each tensor."""
 
 
-def check_checkpoint(model: PinnedModel, directory: Path, sampled_values: int) -> None:
+def check_checkpoint(model: PinnedModel, directory: Path) -> None:
     """Check every JSON file and safetensors header, that index and shards agree, the configuration, and some values.
 
     Raises:
@@ -62,7 +64,7 @@ def check_checkpoint(model: PinnedModel, directory: Path, sampled_values: int) -
     }
     check_model_config(directory / "config.json", _tensors_in(directory, headers))
     for path, header in headers.items():
-        check_values(directory / path, header, sampled_values)
+        check_values(directory / path, header, _SAMPLED_VALUES)
 
 
 def read_tensors(directory: Path) -> dict[str, TensorEntry]:
@@ -272,12 +274,12 @@ def check_values(path: Path, tensors: Sequence[TensorEntry], count: int) -> None
     Args:
         path: The file.
         tensors: Its tensors, from `read_header`: in the order of their bytes, the last one at the file's end.
-        count: Values of each tensor; smaller tensors are read whole. 0 for none.
+        count: Values of each tensor; smaller tensors are read whole.
 
     Raises:
         IntegrityError: One is NaN or an infinity; the message names the tensor.
     """
-    if not count or not tensors:
+    if not tensors:
         return
     buffer_start = path.stat().st_size - tensors[-1].end
     with path.open("rb", buffering=0) as stream:
@@ -287,7 +289,7 @@ def check_values(path: Path, tensors: Sequence[TensorEntry], count: int) -> None
                 raise IntegrityError(
                     f"tensor {tensor.name[:120]!r} holds NaN or an infinity",
                     where=path.name,
-                    hint="use another revision; model.sampled_values: 0 takes such weights as they are",
+                    hint="use another revision",
                 )
 
 

@@ -60,7 +60,6 @@ def download_model(
     destination: Path,
     *,
     connections: int = 4,
-    sampled_values: int = 0,
     report_every_seconds: float = 10.0,
 ) -> DownloadReport:
     """Download a pinned model's files, and nothing else, into a directory.
@@ -72,7 +71,6 @@ def download_model(
         model: The model, resolved by a source of the same name.
         destination: Directory for the files; may hold what an earlier, interrupted call left.
         connections: Files fetched side by side.
-        sampled_values: Values of each tensor that are looked at for NaN and infinity; 0 for none.
         report_every_seconds: How often progress is logged.
 
     Raises:
@@ -96,7 +94,7 @@ def download_model(
         require_space(Place("work_root", partial, needed))
         with _progress(transfer, missing, destination, report_every_seconds):
             _fetch_all(transfer, missing, destination, connections)
-        check_checkpoint(model, destination, sampled_values)
+        check_checkpoint(model, destination)
     shutil.rmtree(partial)
     seconds = time.monotonic() - started
     return DownloadReport(len(model.files), model.size, len(missing), max(0, needed), seconds)

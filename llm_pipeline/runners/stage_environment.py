@@ -91,9 +91,8 @@ class _Needed:
         documents = list(documents)
         kinds = {kind for document in documents for kind in _kinds_in(document)}
         names = {name for document in documents for name in _names_in(document)}
-        if publishes and (signing := store.signing):
-            identity = signing.keyless.token_variable if signing.keyless else None
-            names |= {*filter(None, [signing.password_variable, identity])}
+        if publishes and store.signing and store.signing.password_variable:
+            names.add(store.signing.password_variable)
         prefixes = []
         names |= {*_names_in(store.model_dump(mode="json", exclude={"signing"}))}
         if store.kind == "s3" or kinds & _AWS_KINDS or any(_mentions_s3(document) for document in documents):

@@ -31,7 +31,6 @@ class DownloadConfig(ConfigModel):
         model_id: `organisation/name`.
         commit: The pinned commit.
         files: What is fetched; nothing else is.
-        sampled_values: Values of each tensor that are looked at for NaN and infinity.
         source: Where the files come from. A place, not part of the stage key: the hashes say what is fetched.
         versions: Of the files in S3, by path: how they are asked for. A place, too.
         hub: How the hub is reached. A place, too.
@@ -42,7 +41,6 @@ class DownloadConfig(ConfigModel):
     model_id: HubId
     commit: Sha1
     files: tuple[HubFile, ...] = Field(min_length=1)
-    sampled_values: int = Field(default=0, ge=0)
     source: str = "hub"
     versions: dict[str, ObjectVersion] = Field(default={})
     hub: HubAccess = HubAccess()
@@ -58,7 +56,6 @@ def download_config(
         model_id=model.id,
         commit=model.commit,
         files=model.files,
-        sampled_values=source.sampled_values,
         source=source.source,
         versions=model.versions,
         hub=hub,
@@ -80,7 +77,6 @@ def _run(context: StageContext[DownloadConfig]) -> StageOutput:
         PinnedModel(id=config.model_id, commit=config.commit, files=config.files, versions=config.versions),
         destination,
         connections=config.hub.connections,
-        sampled_values=config.sampled_values,
     )
     if config.facts is not None:
         _require_same(config.facts, destination, config.sizes)

@@ -334,13 +334,8 @@ class Bucket:
         return {"Bucket": self._bucket, "Key": self._prefix + name}
 
     def _creation(self, claimed: str | None) -> dict[str, Any]:
-        """What every new object is given: its encryption, and its SHA-256 for those who read only its head."""
-        found: dict[str, Any] = {"Metadata": {"sha256": claimed}} if claimed else {}
-        if self._config.encryption:
-            found["ServerSideEncryption"] = self._config.encryption
-        if self._config.kms_key:
-            found["SSEKMSKeyId"] = self._config.kms_key
-        return found
+        """What a new object is given: its SHA-256, for those who read only its head."""
+        return {"Metadata": {"sha256": claimed}} if claimed else {}
 
     def _pages(
         self, operation: str, parameters: dict[str, str], names: dict[str, str], name: str

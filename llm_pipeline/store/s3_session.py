@@ -79,13 +79,14 @@ def require_boto3(config: S3Place) -> None:
 
 
 def connect(config: S3Place, limits: AnswerLimits = AnswerLimits()) -> Any:  # noqa: B008 - it is immutable
-    """A boto3 client of the store's bucket. It sends nothing yet, except to assume a role.
+    """A boto3 client of the store's bucket. It sends nothing yet.
 
     Raises:
         ConfigError: The profile does not exist, or the endpoint or region cannot be.
     """
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
+    from botocore.session import Session
 
     options = Config(
         retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
@@ -99,7 +100,7 @@ def connect(config: S3Place, limits: AnswerLimits = AnswerLimits()) -> Any:  # n
         s3=_s3_options(config),
     )
     try:
-        session = _botocore_session(config, limits)  # boto3's own adds managed transfers, and is slow to import
+        session = Session(profile=config.profile)  # boto3's own adds managed transfers, and is slow to import
         client = session.create_client("s3", config.region, endpoint_url=config.endpoint, config=options)
         return bound_answers(client, limits)
     except (BotoCoreError, ValueError) as error:
@@ -115,29 +116,6 @@ def _s3_options(config: S3Place) -> dict[str, Any]:
         # hash every body once more. The signature covers the checksum.
         options["payload_signing_enabled"] = False
     return options
-
-
-def _botocore_session(config: S3Place, limits: AnswerLimits) -> Any:
-    from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshableCredentials
-    from botocore.session import Session
-
-    source = Session(profile=config.profile)
-    if config.region:
-        source.set_config_variable("region", config.region)
-    credentials = source.get_credentials()  # names a profile that does not exist
-    if config.role is None or credentials is None:
-        return source
-
-    def create_client(*arguments: Any, **options: Any) -> Any:
-        return bound_answers(source.create_client(*arguments, **options), limits)
-
-    fetcher = AssumeRoleCredentialFetcher(
-        create_client, credentials, config.role, extra_args={"RoleSessionName": "llm-pipeline"}
-    )
-    assumed = Session(profile=config.profile)
-    # botocore has no public way to give a session credentials that refresh themselves
-    assumed._credentials = DeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")  # noqa: SLF001
-    return assumed
 
 
 def translated(error: Exception, config: S3Place, where: str) -> PipelineError:
@@ -206,6 +184,4 @@ def _credentials_hint(config: S3Place) -> str:
         if config.profile
         else "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or set store.profile"
     )
-    role = f", and that they may assume {config.role}" if config.role else ""
-    kms = "; with aws:kms also kms:GenerateDataKey and kms:Decrypt" if config.encryption == "aws:kms" else ""
-    return f"check {source}{role}; they need {_NEEDED}{kms}"
+    return f"check {source}; they need {_NEEDED}, with aws:kms also kms:GenerateDataKey and kms:Decrypt"

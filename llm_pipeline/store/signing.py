@@ -2,7 +2,7 @@
 
 A signature is a sigstore bundle over the SHA-256 of every file of an artifact and of its manifest, so where the
 artifact came from is signed too. The hashes are the manifest's: no file is read again. An outsider checks an artifact
-as it lies in the store with `model_signing verify key` (or `verify sigstore`).
+as it lies in the store with `model_signing verify key`.
 
 A document is signed together with its name, so that it cannot be moved to another one. What a signature cannot tell is
 an older document of the same name from the newest one.
@@ -19,31 +19,38 @@ import os
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import JsonValue
 
 from llm_pipeline.base.digest import sha256_bytes, sha256_json
-from llm_pipeline.base.errors import ConfigError, Transient, Unsupported
-from llm_pipeline.config.store import Keyless, Signing
+from llm_pipeline.base.errors import ConfigError, Unsupported
+from llm_pipeline.config.store import Signing
 from llm_pipeline.store.manifest import COMPLETE_FILE, MANIFEST_FILE, SIGNATURE_FILE, Difference, Manifest
 
 _NOT_AUTHENTIC = "altered: the signature does not fit its own content"
 _NOT_A_BUNDLE = "not a signature: it is not a sigstore bundle"
+_OF_JUNK = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
+"""What the library raises for a bundle that is none."""
+_KEY_HINT = (
+    "make a pair of keys: openssl ecparam -name prime256v1 -genkey -noout | openssl pkcs8 -topk8 -out release.key; "
+    "openssl ec -in release.key -pubout -out release.pub"
+)
 
 
 class Signatures:
     """Signs and checks artifacts as a store's configuration says; without one, nothing is signed or checked.
 
-    model_signing is imported when something is signed or checked, not before.
+    Keys are elliptic-curve keys in PEM files; no network is needed. model_signing is imported when something is signed
+    or checked, not before.
 
     Attributes:
         required: What is not signed by somebody trusted is refused.
     """
 
     def __init__(self, config: Signing | None) -> None:
-        self.required = config is not None and config.required
-        self._method = _method(config)
+        self._config = config or Signing(required=False)
+        self.required = self._config.required
 
     def sign(self, manifest: Manifest, statement: bytes) -> bytes | None:
         """The signature of an artifact; None when nothing signs here and none is required.
@@ -53,17 +60,16 @@ class Signatures:
         Raises:
             ConfigError: The key cannot be used, or what it signs would be refused.
             Unsupported: model_signing is not installed in this interpreter.
-            Transient: Keyless signing could not reach its services.
         """
-        if self._method is None or not self._method.signs:
+        if self._config.private_key is None:
             if self.required:
                 raise ConfigError(
                     "this store requires signatures, and no signing key is set here",
                     where="signing",
-                    hint="give private_key, or keyless and its identity token, where stages run",
+                    hint="give private_key where stages run",
                 )
             return None
-        return self._signed(self._method, _of_artifact(manifest, statement))
+        return self._signed(self._config.private_key, _of_artifact(manifest, statement))
 
     def sign_document(self, name: str, value: Mapping[str, JsonValue]) -> str | None:
         """The signature of a document under its name; None when nothing signs here.
@@ -71,11 +77,10 @@ class Signatures:
         Raises:
             ConfigError: The key cannot be used, or what it signs would be refused.
             Unsupported: model_signing is not installed in this interpreter.
-            Transient: Keyless signing could not reach its services.
         """
-        if self._method is None or not self._method.signs:
+        if self._config.private_key is None:
             return None
-        return self._signed(self._method, _of_document(name, value)).decode()
+        return self._signed(self._config.private_key, _of_document(name, value)).decode()
 
     def problems(self, manifest: Manifest, statement: bytes, signature: bytes | None) -> list[Difference]:
         """What is wrong with an artifact's signature; empty when it is valid, or not required.
@@ -83,11 +88,8 @@ class Signatures:
         Raises:
             ConfigError: A trusted key cannot be used.
             Unsupported: model_signing is not installed in this interpreter.
-            Transient: Keyless verification could not reach the root of its trust.
         """
-        if not self.required or self._method is None:
-            return []
-        return self._method.problems(_of_artifact(manifest, statement), signature)
+        return self._problems(_of_artifact(manifest, statement), signature) if self.required else []
 
     def document_problem(self, name: str, value: Mapping[str, JsonValue], signature: str | None) -> str | None:
         """What is wrong with a document's signature; None when it is valid, or not required.
@@ -95,13 +97,12 @@ class Signatures:
         Raises:
             ConfigError: A trusted key cannot be used.
             Unsupported: model_signing is not installed in this interpreter.
-            Transient: Keyless verification could not reach the root of its trust.
         """
-        if not self.required or self._method is None:
+        if not self.required:
             return None
         if signature is None:
-            return "unsigned: it was replaced, or written before documents were signed"
-        found = self._method.problems(_of_document(name, value), signature.encode())
+            return "it is unsigned"
+        found = self._problems(_of_document(name, value), signature.encode())
         if not found:
             return None
         return found[0].problem if found[0].path == SIGNATURE_FILE else "it is not what was signed under this name"
@@ -112,16 +113,37 @@ class Signatures:
         Raises:
             ConfigError: A trusted key cannot be used.
         """
-        if self._method is None or not (self.required or self._method.signs):
+        if not self.required and self._config.private_key is None:
             return False
-        return bool(self._method.problems(_of_artifact(manifest, statement), signature))
+        return bool(self._problems(_of_artifact(manifest, statement), signature))
 
-    def _signed(self, method: _Method, hashes: _KnownHashes) -> bytes:
+    def _signed(self, key: str, hashes: _KnownHashes) -> bytes:
+        signing, _ = _library()
+        from cryptography.exceptions import UnsupportedAlgorithm
+
+        password = None
+        if variable := self._config.password_variable:
+            password = os.environ.get(variable, "").encode()  # the library says str, and passes it on as bytes
+            if not password:
+                hint = "it holds the private key's password"
+                raise ConfigError(f"{variable} is not set", where="signing.password_variable", hint=hint)
+        try:
+            signer = signing.Config().use_elliptic_key_signer(private_key=key, password=password)
+        except OSError as error:
+            raise ConfigError(f"the private key cannot be read: {error.strerror}", where=key, hint=_KEY_HINT) from error
+        except TypeError as error:  # raised for these two reasons only
+            said = "has no password" if password else "needs a password"
+            advice = "remove password_variable" if password else "name its variable in password_variable"
+            raise ConfigError(f"the private key {said}", where=key, hint=advice) from error
+        except (ValueError, AttributeError, UnsupportedAlgorithm) as error:
+            reason = "the password is wrong, or it is not" if password else "it is not"
+            message = f"the private key cannot be used: {reason} an elliptic-curve key in PEM form"
+            raise ConfigError(message, where=key, hint=_KEY_HINT) from error
         with TemporaryDirectory() as directory:
             path = Path(directory, SIGNATURE_FILE)
-            method.write(path, hashes)
+            signer.set_hashing_config(hashes).sign(Path(), path)
             signature = path.read_bytes()
-        if self.required and (found := method.problems(hashes, signature)):
+        if self.required and (found := self._problems(hashes, signature)):
             raise ConfigError(
                 f"what this key signs would be refused: {found[0].problem}",
                 where="signing",
@@ -129,30 +151,39 @@ class Signatures:
             )
         return signature
 
+    def _problems(self, hashes: _KnownHashes, signature: bytes | None) -> list[Difference]:
+        _, verifying = _library()
+        from cryptography.exceptions import InvalidSignature
+
+        trusted = {_key_name(path): path for path in self._config.public_keys}
+        if signature is None:
+            return [Difference(SIGNATURE_FILE, "missing: the artifact is unsigned")]
+        if not trusted:  # where nothing is trusted, only a signature's absence can be told
+            return []
+        try:
+            signed_by = str(json.loads(signature)["verificationMaterial"]["publicKey"]["hint"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return [Difference(SIGNATURE_FILE, _NOT_A_BUNDLE)]
+        if signed_by not in trusted:
+            problem = f"signed by another key (SHA-256 {signed_by[:12]}), not by a trusted one"
+            return [Difference(SIGNATURE_FILE, problem)]
+        verifier = verifying.Config().use_elliptic_key_verifier(public_key=trusted[signed_by])
+        with TemporaryDirectory() as directory:
+            path = Path(directory, SIGNATURE_FILE)
+            path.write_bytes(signature)
+            try:
+                verifier.set_hashing_config(hashes).verify(Path(), path)
+            except (*_OF_JUNK, InvalidSignature) as error:
+                if hashes.asked:
+                    return hashes.unlike(signature)
+                reason = f": {error}" if str(error) else ""
+                return [Difference(SIGNATURE_FILE, _NOT_AUTHENTIC + reason)]
+        return []
+
 
 def signed_by(signature: str | None) -> dict[str, str]:
     """What a stored document has beside its value."""
     return {} if signature is None else {"signature": signature}
-
-
-class _Method(Protocol):
-    """One way to sign and to check."""
-
-    @property
-    def signs(self) -> bool:
-        """Whether it signs here; if not, it only checks."""
-
-    def write(self, path: Path, hashes: _KnownHashes) -> None:
-        """Sign the hashes into a bundle at the path."""
-
-    def problems(self, hashes: _KnownHashes, signature: bytes | None) -> list[Difference]:
-        """Check a bundle against the hashes."""
-
-
-def _method(config: Signing | None) -> _Method | None:
-    if config is None:
-        return None
-    return _WithoutKey(config.keyless) if config.keyless else _WithKeys(config)
 
 
 class _KnownHashes:
@@ -210,136 +241,6 @@ def _of_artifact(manifest: Manifest, statement: bytes) -> _KnownHashes:
 def _of_document(name: str, value: Mapping[str, JsonValue]) -> _KnownHashes:
     """Never those of an artifact, which always has a manifest's among them."""
     return _KnownHashes(name, {name: sha256_json(value)})
-
-
-def _unsigned() -> list[Difference]:
-    return [Difference(SIGNATURE_FILE, "missing: the artifact is unsigned")]
-
-
-class _WithKeys:
-    """Elliptic-curve keys in PEM files; works without a network."""
-
-    def __init__(self, config: Signing) -> None:
-        self._config = config
-
-    @property
-    def signs(self) -> bool:
-        return self._config.private_key is not None
-
-    def write(self, path: Path, hashes: _KnownHashes) -> None:
-        signing, _ = _library()
-        from cryptography.exceptions import UnsupportedAlgorithm
-
-        key, password = self._config.private_key or "", self._password()
-        try:
-            signer = signing.Config().use_elliptic_key_signer(private_key=key, password=password)
-        except OSError as error:
-            raise ConfigError(f"the private key cannot be read: {error.strerror}", where=key, hint=_KEY_HINT) from error
-        except TypeError as error:  # raised for these two reasons only
-            said = "has no password" if password else "needs a password"
-            advice = "remove password_variable" if password else "name its variable in password_variable"
-            raise ConfigError(f"the private key {said}", where=key, hint=advice) from error
-        except (ValueError, AttributeError, UnsupportedAlgorithm) as error:
-            reason = "the password is wrong, or it is not" if password else "it is not"
-            message = f"the private key cannot be used: {reason} an elliptic-curve key in PEM form"
-            raise ConfigError(message, where=key, hint=_KEY_HINT) from error
-        signer.set_hashing_config(hashes).sign(Path(), path)
-
-    def problems(self, hashes: _KnownHashes, signature: bytes | None) -> list[Difference]:
-        _, verifying = _library()
-        from cryptography.exceptions import InvalidSignature
-
-        trusted = {_key_name(path): path for path in self._config.public_keys}
-        if signature is None:
-            return _unsigned()
-        if not trusted:  # where nothing is trusted, only a signature's absence can be told
-            return []
-        try:
-            signed_by = str(json.loads(signature)["verificationMaterial"]["publicKey"]["hint"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return [Difference(SIGNATURE_FILE, _NOT_A_BUNDLE)]
-        if signed_by not in trusted:
-            problem = f"signed by another key (SHA-256 {signed_by[:12]}), not by a trusted one"
-            return [Difference(SIGNATURE_FILE, problem)]
-        verifier = verifying.Config().use_elliptic_key_verifier(public_key=trusted[signed_by])
-        return _verified(verifier, hashes, signature, InvalidSignature)
-
-    def _password(self) -> bytes | None:
-        variable = self._config.password_variable
-        if variable is None:
-            return None
-        if not (password := os.environ.get(variable)):
-            raise ConfigError(
-                f"{variable} is not set", where="signing.password_variable", hint="it holds the private key's password"
-            )
-        return password.encode()  # the library says str, and gives it to a function that takes bytes only
-
-
-class _WithoutKey:
-    """An identity of an OpenID provider, certified by Fulcio and logged by Rekor."""
-
-    def __init__(self, identity: Keyless) -> None:
-        self._identity = identity
-
-    @property
-    def signs(self) -> bool:
-        return bool(os.environ.get(self._identity.token_variable))
-
-    def write(self, path: Path, hashes: _KnownHashes) -> None:
-        signing, _ = _library()
-        from sigstore.oidc import ExpiredIdentity, IdentityError, IdentityToken
-
-        variable = self._identity.token_variable
-        token = os.environ[variable]
-        try:
-            IdentityToken(token)
-            signer = signing.Config().use_sigstore_signer(identity_token=token)
-            signer.set_hashing_config(hashes).sign(Path(), path)
-        except (IdentityError, ExpiredIdentity) as error:
-            raise ConfigError(
-                "the identity token cannot be used",
-                where=variable,
-                hint="give a token for the audience sigstore that has not expired",
-            ) from error
-        except Exception as error:  # the services' clients raise private types
-            raise Transient(f"keyless signing failed: {type(error).__name__}", hint=_SERVICES_HINT) from error
-
-    def problems(self, hashes: _KnownHashes, signature: bytes | None) -> list[Difference]:
-        _, verifying = _library()
-        from sigstore.errors import Error, MetadataError, RootError, TUFError
-
-        if signature is None:
-            return _unsigned()
-        try:
-            verifier = verifying.Config().use_sigstore_verifier(
-                identity=self._identity.identity, oidc_issuer=self._identity.issuer
-            )
-        except (TUFError, RootError, MetadataError, OSError) as error:
-            message = f"the root of keyless trust cannot be read: {error}"
-            raise Transient(message, hint=_SERVICES_HINT) from error
-        return _verified(verifier, hashes, signature, Error)
-
-
-_KEY_HINT = (
-    "make a pair of keys: openssl ecparam -name prime256v1 -genkey -noout | openssl pkcs8 -topk8 -out release.key; "
-    "openssl ec -in release.key -pubout -out release.pub"
-)
-_SERVICES_HINT = "Fulcio, Rekor and sigstore's TUF repository must be reachable; sign with keys where they are not"
-
-
-def _verified(verifier: Any, hashes: _KnownHashes, signature: bytes, refused: type[Exception]) -> list[Difference]:
-    """Run the library's verification; `refused` is what it raises besides ValueError and junk's consequences."""
-    with TemporaryDirectory() as directory:
-        path = Path(directory, SIGNATURE_FILE)
-        path.write_bytes(signature)
-        try:
-            verifier.set_hashing_config(hashes).verify(Path(), path)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError, refused) as error:
-            if hashes.asked:
-                return hashes.unlike(signature)
-            reason = f": {error}" if str(error) else ""
-            return [Difference(SIGNATURE_FILE, _NOT_AUTHENTIC + reason)]
-    return []
 
 
 def _key_name(path: str) -> str:

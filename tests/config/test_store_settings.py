@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from llm_pipeline.adapters.local.directory import DirectoryStore
 from llm_pipeline.adapters.s3.adapter import BucketStore
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
-from llm_pipeline.config.store import Store, StoreModel, store_settings
+from llm_pipeline.config.store import Store, StoreModel
 
 STORES: TypeAdapter[StoreModel] = TypeAdapter(Store)
 
@@ -54,7 +53,6 @@ def test_only_a_store_elsewhere_gets_a_cache(tmp_path: Path) -> None:
     [
         ("{uri: store, endpoint: 'http://minio:9000'}", "unknown key store.endpoint: another kind has it"),
         ("{uri: 's3://bucket', regoin: eu-west-1}", "unknown key store.regoin: did you mean region?"),
-        ("{uri: 's3://bucket', kms_key: mine}", "kms_key needs encryption: aws:kms"),
         ("{uri: 's3://no bucket'}", "store.uri: not a place in S3: 's3://no bucket'; use s3://bucket/prefix"),
         ("{uri: 'file://relative'}", "store.uri: not a store: 'file://relative'; use file:///absolute/path"),
         ("{signing: null}", "missing key store.uri"),
@@ -70,11 +68,3 @@ def test_a_wrong_one_is_told_with_its_line(tmp_path: Path, written: str, told: s
         load_yaml(path, Deployment)
     assert f"{path}:5: " in str(caught.value)
     assert told in str(caught.value)
-
-
-def test_fields_of_other_kinds_without_a_value_say_nothing() -> None:
-    """Requests and records of before have the fields of every kind."""
-    other: dict[str, Any] = dict.fromkeys(("cache", "endpoint", "region", "profile", "role", "encryption", "kms_key"))
-    assert STORES.validate_python({"uri": "file:///srv/store", **other, "signing": None}).uri == "file:///srv/store"
-    with pytest.raises(ValidationError):
-        store_settings("file:///srv/store", region="eu-west-1")

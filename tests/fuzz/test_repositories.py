@@ -58,7 +58,7 @@ def require_clear(error: PipelineError) -> None:
 
 
 def test_a_sound_repository_is_taken(repository: Path) -> None:
-    check_checkpoint(model_of(repository), repository, 8)
+    check_checkpoint(model_of(repository), repository)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -66,7 +66,7 @@ def test_any_content_of_a_json_file_is_taken_or_refused(repository: Path, fuzz, 
     def check(content: bytes) -> None:
         (repository / name).write_bytes(content)
         try:
-            check_checkpoint(model_of(repository), repository, 8)
+            check_checkpoint(model_of(repository), repository)
         except PipelineError as error:
             require_clear(error)
 
@@ -79,7 +79,7 @@ def test_any_bytes_of_a_weights_file_are_taken_or_refused(repository: Path, fuzz
     def check(content: bytes) -> None:
         (repository / WEIGHTS).write_bytes(content)
         try:
-            check_checkpoint(model_of(repository), repository, 8)
+            check_checkpoint(model_of(repository), repository)
         except IntegrityError as error:
             require_clear(error)
 
@@ -162,5 +162,5 @@ def test_the_hostile_texts_are_refused_by_name(repository: Path) -> None:
     for content in HOSTILE_TEXTS:
         (repository / "config.json").write_bytes(content)
         with pytest.raises(PipelineError) as refused:
-            check_checkpoint(model_of(repository), repository, 8)
+            check_checkpoint(model_of(repository), repository)
         assert "config.json" in refused.value.where

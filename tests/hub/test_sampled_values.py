@@ -49,7 +49,6 @@ def test_nan_and_infinity_are_found_first_and_last_and_the_tensor_named(
             with pytest.raises(IntegrityError, match=r"b\.weight") as caught:
                 check(path, count)
             assert caught.value.where == "x.safetensors"
-        check(path, 0)
 
 
 @pytest.mark.parametrize("dtype", LARGEST)

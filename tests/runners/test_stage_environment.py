@@ -15,7 +15,7 @@ from llm_pipeline.adapters.kubernetes.adapter import KubernetesEnvironment
 from llm_pipeline.adapters.kubernetes.job import job_manifest
 from llm_pipeline.config.deployment import Deployment, HubAccess
 from llm_pipeline.config.loading import load_yaml
-from llm_pipeline.config.store import Keyless, Signing, StoreModel, store_settings
+from llm_pipeline.config.store import Signing, StoreModel, store_settings
 from llm_pipeline.release.contract import StageRequest
 from llm_pipeline.release.flow import stage_names
 from llm_pipeline.runners.runner import Job
@@ -102,13 +102,6 @@ def test_only_a_store_in_s3_needs_its_credentials(stage: str):
     store = store_settings(uri="s3://bucket/prefix", signing=Signing(public_keys=("/keys/a.pub",)))
     environment = stage_environment(request_of(stage, store), deployment_of(store))
     assert {name for name in environment if name in SECRETS} == NEEDED.get(stage, set()) | AWS
-
-
-def test_keyless_signing_needs_its_token_where_something_is_published():
-    identity = Keyless(identity="a@b.example", issuer="https://issuer.example", token_variable="ID_TOKEN")
-    store = store_settings(uri="file:///store", signing=Signing(keyless=identity))
-    assert "ID_TOKEN" in stage_environment(request_of("quantize", store), deployment_of(store))
-    assert "ID_TOKEN" not in stage_environment(request_of("staging", store), deployment_of(store))
 
 
 def test_a_model_in_s3_needs_credentials_though_the_store_does_not(tmp_path: Path):

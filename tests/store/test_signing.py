@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.adapters.local.store import LocalStore
-from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
+from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.store import Keyless, Signing, store_settings
+from llm_pipeline.config.store import Signing, store_settings
 from llm_pipeline.store.manifest import COMPLETE_FILE, MANIFEST_FILE, SIGNATURE_FILE, Manifest, Seal, inventory
 from llm_pipeline.store.provenance import Provenance
 from llm_pipeline.store.signing import Signatures
@@ -344,37 +344,3 @@ def test_nothing_is_imported_before_something_is_signed() -> None:
     code += "LocalStore(store_settings(uri='file:///s', signing=Signing(private_key='k', public_keys=('p',))))\n"
     code += "sys.exit(any(name.split('.')[0] in ('model_signing', 'sigstore', 'cryptography') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.fixture
-def keyless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Signing:
-    """Keyless signing where no service can be reached."""
-    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    return Signing(keyless=Keyless(identity="ci@example.org", issuer="https://accounts.example.org"))
-
-
-def test_keyless_signing_without_an_identity_token_is_a_mistake_of_the_configuration(
-    open_with, weights: Path, keyless: Signing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SIGSTORE_ID_TOKEN", raising=False)
-    with pytest.raises(ConfigError, match="no signing key is set here"):
-        open_with(keyless).publish("checkpoint", weights)
-
-
-def test_an_identity_token_that_is_none_is_refused_and_not_repeated(
-    open_with, weights: Path, keyless: Signing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SIGSTORE_ID_TOKEN", "canary-token")
-    with pytest.raises(ConfigError, match="the identity token cannot be used") as raised:
-        open_with(keyless).publish("checkpoint", weights)
-    assert "canary-token" not in str(raised.value)
-
-
-def test_keyless_verification_without_its_services_is_transient(open_with, weights: Path, keyless: Signing) -> None:
-    ref = open_with(None).publish("checkpoint", weights)
-    manifest = open_with(None).manifest(ref)
-    assert [found.problem for found in open_with(keyless).verify(ref)] == ["missing: the artifact is unsigned"]
-    with pytest.raises(Transient, match="root of keyless trust"):
-        Signatures(keyless).problems(manifest, manifest.to_json(), b"{}")

@@ -19,7 +19,7 @@ from s3_faults import Faults, after, always, error, is_a, reset_before
 
 from llm_pipeline.adapters.s3.store import S3Store
 from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Terminal, Transient, Unsupported
-from llm_pipeline.config.store import StoreModel, store_settings
+from llm_pipeline.config.store import StoreModel
 from llm_pipeline.store import open_store
 
 PART = 1000
@@ -203,37 +203,6 @@ def test_a_damaged_artifact_is_not_complete_while_it_is_repaired(
     assert not store.exists(ref)
 
 
-@pytest.mark.parametrize(
-    ("options", "headers"),
-    [
-        ({"encryption": "AES256"}, {"x-amz-server-side-encryption": "AES256"}),
-        (
-            {"encryption": "aws:kms", "kms_key": "alias/models"},
-            {
-                "x-amz-server-side-encryption": "aws:kms",
-                "x-amz-server-side-encryption-aws-kms-key-id": "alias/models",
-            },
-        ),
-    ],
-    ids=["AES256", "KMS"],
-)
-def test_everything_written_is_encrypted_as_configured(
-    config: StoreModel, faults: Faults, weights: Path, options: dict[str, str], headers: dict[str, str]
-) -> None:
-    store = S3Store(store_settings(**config.model_dump() | options))
-    store.publish("checkpoint", weights)
-    store.write_document("pointers/m.json", {}, None)
-    store.write_file("report.html", b"")
-    created = [
-        request
-        for request in faults.requests
-        if (request.method == "PUT" and "partNumber" not in request.query) or "uploads" in request.query
-        if request.method != "GET"
-    ]
-    assert len(created) == 6
-    assert all(headers.items() <= request.headers.items() for request in created)
-
-
 def test_every_byte_written_is_sent_with_its_sha256(store: S3Store, faults: Faults, weights: Path) -> None:
     store.publish("checkpoint", weights)
     store.write_document("pointers/m.json", {}, None)
@@ -335,7 +304,6 @@ def test_an_endpoint_that_nobody_serves_is_transient(config: StoreModel, faults:
 
 GIVEN: dict[str, dict[str, str]] = {
     "'build'": {"profile": "build"},
-    "role/store": {"role": "arn:aws:iam::123456789012:role/store"},
     "AWS_SECRET_ACCESS_KEY": {},
 }
 
@@ -349,7 +317,6 @@ def test_a_refusal_names_where_the_credentials_come_from_and_no_secret(
     secrets = f"aws_access_key_id=a\naws_secret_access_key={SECRET}\naws_session_token={TOKEN}\n"
     (tmp_path / "aws").write_text(f"[default]\n{secrets}[build]\n{secrets}")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "aws"))
-    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", faults.endpoint)
     faults.inject(error(403, "AccessDenied"), when=always, times=100)
     store = S3Store(config.model_copy(update=GIVEN[named] | {"region": "us-west-2"}))
     with pytest.raises(Terminal) as raised:
@@ -358,19 +325,6 @@ def test_a_refusal_names_where_the_credentials_come_from_and_no_secret(
     assert named in told
     assert SECRET not in told
     assert TOKEN not in told
-
-
-def test_a_role_is_assumed_and_its_credentials_are_used(
-    s3_config: StoreModel, faults: Faults, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", faults.endpoint)
-    role = {"role": "arn:aws:iam::123456789012:role/store", "endpoint": faults.endpoint, "region": "us-east-1"}
-    S3Store(s3_config.model_copy(update=role)).read_document("pointers/m.json")
-    assumed, read = faults.requests
-    assert b"AssumeRole" in assumed.body
-    assert "Credential=test-access-key/" in assumed.headers["authorization"]
-    assert "Credential=ASIA" in read.headers["authorization"]
-    assert read.headers["x-amz-security-token"]
 
 
 def test_no_credentials_and_no_profile_are_told_apart(
