@@ -36,8 +36,8 @@ MODEL_PACKAGES = (
 )  # fmt: skip
 CALM = (
     "accuracy", "airflow", "config", "corpus", "fuzz", "hub", "planning", "quantization", "release", "reporting",
-    "store", "canary/sources/test_cloudwatch.py", "canary/test_analysis.py",
-    "canary/test_analysis_of_answers.py", "canary/test_aws_alb.py", "canary/test_eprocess.py",
+    "store", "canary/test_analysis.py",
+    "canary/test_analysis_of_answers.py", "canary/test_eprocess.py",
     "canary/test_gateway_api.py", "demo/test_tasks.py",
     "docker/test_environments.py", "engines/test_tensorrt_llm_engine.py", "engines/test_tensorrt_llm_llmapi.py",
     "test_base_install.py", "test_broken_files_and_disks.py", "test_cli.py", "test_docs.py", "test_docs_site.py",

@@ -86,16 +86,11 @@ _OURS: Mapping[Group, Mapping[str, str]] = {
         "vllm": "llm_pipeline.adapters.vllm.adapter:ADAPTER",
     },
     "routers": {
-        "envoy": "llm_pipeline.adapters.envoy.adapter:STARTED",
-        "existing_envoy": "llm_pipeline.adapters.envoy.adapter:EXISTING",
+        "envoy": "llm_pipeline.adapters.envoy.adapter:ADAPTER",
         "gateway_api": "llm_pipeline.adapters.gateway_api.adapter:ADAPTER",
-        "istio": "llm_pipeline.adapters.istio.adapter:ADAPTER",
-        "aws_alb": "llm_pipeline.adapters.aws.adapter:ROUTER",
     },
     "metric_sources": {
-        "envoy": "llm_pipeline.adapters.envoy.adapter:STATISTICS",
         "prometheus": "llm_pipeline.adapters.prometheus.adapter:ADAPTER",
-        "cloudwatch": "llm_pipeline.adapters.aws.adapter:METRICS",
     },
     "server_controls": {
         "local": "llm_pipeline.adapters.local.adapter:SERVER",

@@ -12,7 +12,6 @@ STAT_PREFIX = "ingress"
 FAILOVER_SUFFIX = "_failover"
 BACKED_SUFFIX = "_backed"
 GUARDED_SUFFIX = "_guarded"
-MIRROR_SUFFIX = "_mirror"
 
 Protocol = Literal["http", "grpc"]
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import ConfigError, Fenced, PipelineError, Transient
 from llm_pipeline.base.host_time import HostTime
@@ -41,9 +40,6 @@ from llm_pipeline.canary.slots import ChecksAnswers, SlotControl
 from llm_pipeline.canary.traffic import Traffic
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
-
-if TYPE_CHECKING:
-    from llm_pipeline.canary.shadow import Shadow
 
 log = get_logger(__name__)
 
@@ -102,7 +98,6 @@ class ControllerCore:
         router: TrafficRouter,
         traffic: Traffic,
         slots: SlotControl,
-        shadow: Shadow | None = None,
     ) -> None:
         self._plan = plan
         self._policy = plan.policy
@@ -113,7 +108,6 @@ class ControllerCore:
         self._questions = Questions(journal.store, plan)
         self._slots = slots
         self._site = Site(router, slots, plan.patience)
-        self._shadow = shadow
         self._owner = f"{plan.release_id}@{socket.gethostname()}.{os.getpid()}"
         self._epoch = lease.epoch
         self._clock = WatchClock()

@@ -6,7 +6,6 @@ import time
 
 from llm_pipeline.base.errors import Fenced, PipelineError, Transient
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary import analysis
 from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.controller_core import ControllerCore
@@ -14,14 +13,10 @@ from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.moving import stand_down, traffic_to, wait_converged, wait_usable
 from llm_pipeline.canary.open_router import name_release
 from llm_pipeline.canary.record import CanaryRecord, Phase
-from llm_pipeline.canary.router import ALL, Mirror, RouteState, other_slot
+from llm_pipeline.canary.router import RouteState, other_slot
 from llm_pipeline.canary.slots import WarmUp
 
 log = get_logger(__name__)
-
-MIRRORED = "warmed up by copies"
-MIRRORED_SHARE = ALL // 4
-"""Basis points of stable's requests that are copied to a candidate that warms up: enough for its caches."""
 
 
 class Starting(ControllerCore):
@@ -72,15 +67,12 @@ class Starting(ControllerCore):
             return self._deploy_first(record, warm)
         record = self._stands_by(record)
         self._keep_stable()
-        record = self._compared(self._mirrored(record))
-        if any(fact.verdict is Verdict.NO_GO for fact in record.shadow):
-            return self._condemn(record, findings.shadow_judgement(record.shadow))
         return self._begin_tests(record, percent)
 
     def _stands_by(self, record: CanaryRecord) -> CanaryRecord:
         """Make the candidate, which answers by now, the standby: it gets requests that stable fails."""
         state, revision = self._router.read()
-        want = self._alone(record).model_copy(update={"mirror": state.mirror})
+        want = self._alone(record)
         if want.standby is None or state.standby == want.standby or not want.same_traffic(state):
             return record
         if record.stood_in is None:
@@ -93,36 +85,6 @@ class Starting(ControllerCore):
         """Before the first step: stable has all traffic."""
         stable = record.stable or other_slot(record.candidate)
         return self._state(stable, 1.0, on_trial=False, standby=record.candidate)
-
-    def _compared(self, record: CanaryRecord) -> CanaryRecord:
-        """Send both slots the same prompts, once, if the policy wants that."""
-        if self._shadow is None or record.stable is None or record.shadow:
-            return record
-        facts = self._shadow.compare(record.stable, record.candidate, self._lease.check)
-        log.info(findings.shadow_judgement(facts).summary, slot=record.candidate)
-        return self._save(record, shadow=facts)
-
-    def _mirrored(self, record: CanaryRecord) -> CanaryRecord:
-        """Warm the candidate up with mirrored requests, once, if policy and router allow it."""
-        seconds = self._policy.warm_up_mirror_seconds
-        if seconds == 0 or record.stable is None or any(mark.label == MIRRORED for mark in record.marks):
-            return record
-        alone = self._alone(record)
-        mirror = Mirror(slot=record.candidate, share=MIRRORED_SHARE)
-        want = self._router.nearest(alone.model_copy(update={"mirror": mirror}))
-        if want.mirror is None:
-            log.info("this router cannot mirror requests: golden prompts warm the candidate up")
-            return record
-        record = self._save(record, intended=want)
-        traffic_to(self._router, want, self._plan.patience)
-        log.info("mirrored requests warm the candidate up", seconds=seconds, slot=record.candidate)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            self._lease.check()
-            time.sleep(min(self._policy.look_seconds, seconds))
-        record = self._save_later(record, applied=want, intended=alone)  # stop mirroring while the store is full
-        traffic_to(self._router, alone, self._plan.patience)
-        return self._save(record.marked(MIRRORED, share=0.0), applied=alone)
 
     def _deploy_first(self, record: CanaryRecord, warm: WarmUp) -> CanaryRecord:
         """Nothing serves yet, so there is nothing to compare with and no user to protect: all traffic at once."""

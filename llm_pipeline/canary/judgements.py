@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
@@ -276,14 +276,3 @@ def _who(record: CanaryRecord) -> CanaryEvent | None:
     began = [event for event in record.events if event.kind is EventKind.ROLLING_BACK]
     mine = f"{record.release_id}@"  # its controllers' names begin with the release
     return began[-1] if began and not began[-1].by.startswith(mine) else None
-
-
-def shadow_judgement(facts: Iterable[Evidence]) -> Judgement:
-    """The comparison as a judgement: NO_GO rejects the candidate, INCONCLUSIVE means too little data."""
-    found = judge("", facts)
-    others = [fact.name for fact in found.evidence if fact.verdict is found.verdict]
-    words = {
-        Verdict.GO: "answers as stable does",
-        Verdict.NO_GO: f"answers differ from stable's before the first step ({', '.join(others)})",
-    }.get(found.verdict, f"answers were compared with stable's, undecided ({', '.join(others)})")
-    return found.model_copy(update={"summary": words})

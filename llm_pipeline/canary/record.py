@@ -13,7 +13,7 @@ from llm_pipeline.base.file_lock import HolderStopped
 from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Frozen
-from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
+from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.analysis import AnalysisState, Look
 from llm_pipeline.canary.arm_counts import NOTHING_IN_FLIGHT, InFlight
@@ -161,7 +161,6 @@ class CanaryRecord(Frozen):
         history: How earlier runs' canaries of this release ended here, oldest first.
         events: What happened, oldest first, over all attempts.
         looks: The e-values over time, oldest first.
-        shadow: What the comparison of answers before the first step found; nothing without one.
     """
 
     release_id: str
@@ -200,7 +199,6 @@ class CanaryRecord(Frozen):
     history: tuple[PastAttempt, ...] = ()
     events: tuple[CanaryEvent, ...] = ()
     looks: tuple[Look, ...] = ()
-    shadow: tuple[Evidence, ...] = ()
 
     @property
     def settled(self) -> bool:

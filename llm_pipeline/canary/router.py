@@ -27,18 +27,6 @@ class RouterUnavailable(Transient):
     """The router cannot be read or written now."""
 
 
-class Mirror(Frozen):
-    """A slot that gets copies of users' requests; its answers are discarded.
-
-    Attributes:
-        slot: The slot; no user's request goes there.
-        share: Basis points of all requests that are copied.
-    """
-
-    slot: SlotName
-    share: Annotated[int, Field(gt=0, le=ALL)]
-
-
 class RouteState(Frozen):
     """The state that a router is to have.
 
@@ -49,7 +37,6 @@ class RouteState(Frozen):
         standby: The slot that gets requests only when the one with all traffic fails: the previous version, or a
             candidate before its first step (see `moving`). None for no standby; arms on trial back each other.
         sticky_header: Requests with the same value of this header stay in one arm; None splits request by request.
-        mirror: The slot that gets copies, to warm it up before its first step; None for no copies.
         owner: Who wrote it, for people.
         epoch: Fencing number: a write with a lower one is refused.
     """
@@ -58,7 +45,6 @@ class RouteState(Frozen):
     candidate: SlotName | None = None
     standby: SlotName | None = None
     sticky_header: str | None = None
-    mirror: Mirror | None = None
     owner: str
     epoch: Annotated[int, Field(ge=0)]
 
@@ -66,12 +52,6 @@ class RouteState(Frozen):
     def _sums_to_all(self) -> RouteState:
         if sum(self.weights.values()) != ALL:
             raise ValueError(f"weights sum to {sum(self.weights.values())} basis points, not {ALL}")
-        return self
-
-    @model_validator(mode="after")
-    def _mirrors_to_an_idle_slot(self) -> RouteState:
-        if self.mirror is not None and self.weights.get(self.mirror.slot, 0):
-            raise ValueError(f"slot {self.mirror.slot} cannot get mirrored requests: it already has users' requests")
         return self
 
     @model_validator(mode="after")
@@ -86,7 +66,7 @@ class RouteState(Frozen):
 
     def _traffic(self) -> tuple[object, ...]:
         weights = {slot: weight for slot, weight in self.weights.items() if weight}
-        return weights, self.candidate, self.sticky_header, self.mirror
+        return weights, self.candidate, self.sticky_header
 
 
 def other_slot(slot: SlotName) -> SlotName:
@@ -100,7 +80,7 @@ def all_to(slot: SlotName, *, owner: str, epoch: int, standby: SlotName | None =
 
 
 def rounded(want: RouteState, unit: int, *, where: str) -> RouteState:
-    """The state for a router with weights in steps of `unit` basis points and no sessions, mirroring or retries.
+    """The state for a router with weights in steps of `unit` basis points and no sessions or retries.
 
     Raises:
         Unsupported: A share would become nothing, or sessions are to be kept.
@@ -112,14 +92,14 @@ def rounded(want: RouteState, unit: int, *, where: str) -> RouteState:
     if nearest in (0, ALL) and nearest != share:
         raise Unsupported(f"this router splits by {unit / 100:g} % at least", where=where)
     weights = {"blue": ALL - nearest, "green": nearest}
-    return want.model_copy(update={"weights": weights, "mirror": None, "standby": None})
+    return want.model_copy(update={"weights": weights, "standby": None})
 
 
 class TrafficRouter(Protocol):
     """The interface of every router adapter."""
 
     def nearest(self, want: RouteState) -> RouteState:
-        """The nearest state that the router supports: its weights may be coarser, without mirroring or standby.
+        """The nearest state that the router supports: its weights may be coarser, without a standby.
 
         Call this before a state is recorded as intended: the split is tested against the weights that are really set.
 

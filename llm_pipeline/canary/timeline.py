@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from llm_pipeline.base.errors import IntegrityError, unless_io
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.base.verdict import Evidence
 from llm_pipeline.canary.access_log import AccessLog
 from llm_pipeline.canary.analysis import Look
 from llm_pipeline.canary.events import CanaryEvent
@@ -68,7 +67,6 @@ class CanarySummary(Frozen):
         events: What happened in this attempt, oldest first.
         evidence: The e-values over time; None before the first look.
         step: The step in force; None before the first.
-        shadow: What the comparison of answers before the first step found.
     """
 
     release_id: str
@@ -82,7 +80,6 @@ class CanarySummary(Frozen):
     events: tuple[CanaryEvent, ...] = ()
     evidence: EvidenceSeries | None = None
     step: StepSummary | None = None
-    shadow: tuple[Evidence, ...] = ()
 
 
 def write_timeline(
@@ -113,7 +110,6 @@ def write_timeline(
         events=tuple(event for event in record.events if event.at >= record.began_at),
         evidence=_evidence(record, policy),
         step=summarise_step(record, policy),
-        shadow=record.shadow,
     )
     directory.mkdir(parents=True, exist_ok=True)
     (directory / SUMMARY_FILE).write_text(summary.model_dump_json(indent=1) + "\n")

@@ -26,7 +26,6 @@ from llm_pipeline.config.model import (
     Seconds,
     Small,
 )
-from llm_pipeline.config.shadow import ShadowPolicy
 
 Margin = Annotated[float, Field(ge=1e-6, le=0.5)]
 LimitHours = Annotated[float, Field(ge=0.0001, le=24 * 30)]
@@ -201,7 +200,7 @@ class CanaryPolicy(ConfigModel):
         look_seconds: Time between two looks at the data.
         replay_requests_per_second: If users send less than this, prompts of the workload are sent to the users' port as
             further traffic to judge by (the verdict says how many they were); 0 sends none. For routers of kind
-            `envoy` and `existing_envoy`.
+            `envoy`.
         on_undecided: What follows an undecided step: `pause` keeps the weights and asks a person, `advance` continues
             if the candidate answered requests of the step and failed no larger share of them than stable (and
             otherwise pauses), `roll_back` ends the canary. Silence never advances: if stable gets no requests before
@@ -217,9 +216,6 @@ class CanaryPolicy(ConfigModel):
             seconds. Then its server is stopped, and a rollback has to start it again.
         drain_seconds: How long a server that is to be stopped may finish its requests; those left then are cut, and
             counted. It must be longer than the longest answer takes.
-        warm_up_mirror_seconds: How long a candidate gets copies of stable's requests before the first step, if the
-            router can mirror; 0 warms it up by golden prompts only.
-        shadow: How the candidate's answers are compared with stable's before the first step; None for no comparison.
     """
 
     steps_percent: Annotated[tuple[Percent, ...], Field(max_length=100)] = (5.0, 25.0, 50.0, 100.0)
@@ -250,8 +246,6 @@ class CanaryPolicy(ConfigModel):
     unwatched_seconds: PositiveSeconds = 300.0
     rollback_window_hours: Hours = 24.0
     drain_seconds: Seconds = 300.0
-    warm_up_mirror_seconds: Seconds = 0.0
-    shadow: ShadowPolicy | None = None
 
     def share_at(self, percent: float) -> float:
         """The candidate's share of the traffic at a step: never quite all of it."""

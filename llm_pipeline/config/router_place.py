@@ -1,4 +1,4 @@
-"""What splits the users' traffic of one target: an Envoy of ours, one that runs already, a mesh, or a load balancer.
+"""What splits the users' traffic of one target: an Envoy of ours, or a gateway of a cluster.
 
 The kind decides; ports without a kind are an Envoy that is started on this host.
 """

@@ -151,7 +151,7 @@ def _assumed(power: CanaryPower) -> list[str]:
     )
     contents = (
         "  answers are compared by length, finish reason, repetition and characters, those over gRPC by length of time "
-        "only; that fluent answers are wrong, or loops longer than 500 characters, only `shadow:` sees"
+        "only; that fluent answers are wrong, or loops longer than 500 characters, is not seen"
     )
     return [rare, blocks, contents]
 

@@ -301,7 +301,7 @@ def slot_problems(place: TargetPlace, *, drills: bool) -> Iterator[str]:
     if slots and not router.passes_openai:
         yield (
             f"router {router.kind} passes on Triton's paths only, and blue and green are servers with OpenAI's API: "
-            "use an envoy, existing_envoy or aws_alb"
+            "use an envoy"
         )
     if slots and drills:
         yield "a drill needs servers that are started here, and blue and green are servers with OpenAI's API"

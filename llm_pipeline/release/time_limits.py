@@ -63,8 +63,5 @@ def _own_seconds(release: ResolvedRelease, stage: str) -> float:
 def _canary_step_seconds(release: ResolvedRelease) -> float:
     """One step with its server's start, the warm-up before it, and a pause for as long as it may wait for a person."""
     canary = release.policy.canary
-    start = release.policy.staging.ready_timeout_seconds + canary.warm_up_mirror_seconds
-    shadow = canary.shadow
-    if shadow is not None:
-        start += shadow.prompts / shadow.requests_per_second + shadow.timeout_seconds
+    start = release.policy.staging.ready_timeout_seconds
     return _HOUR + start + canary.maximum_bake_seconds + canary.pause_deadline_seconds + canary.drain_seconds

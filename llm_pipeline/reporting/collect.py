@@ -78,7 +78,6 @@ def read_canary(directories: Sequence[Path], target: str) -> CanaryStudy:
         evidence=summary.evidence,
         events=summary.events,
         steps=tuple(steps[percent] for percent in sorted(steps)),
-        shadow=summary.shadow,
     )
 
 

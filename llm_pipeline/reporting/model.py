@@ -217,7 +217,6 @@ class CanaryStudy(Frozen):
         evidence: Its e-values over time; None where none were kept.
         events: What happened, oldest first.
         steps: What each step showed, the smallest share first.
-        shadow: What the comparison of answers before the first step found.
     """
 
     target: str
@@ -228,7 +227,6 @@ class CanaryStudy(Frozen):
     evidence: EvidenceSeries | None = None
     events: tuple[CanaryEvent, ...] = ()
     steps: tuple[StepSummary, ...] = ()
-    shadow: tuple[Evidence, ...] = ()
 
 
 class FailedStage(Frozen):

@@ -26,8 +26,7 @@ from llm_pipeline.release.registry import load_stage
 from llm_pipeline.runners.runner import STAGE_VARIABLES
 
 _NAMED_BY = frozenset({"token_variable", "password_variable", "api_key_variable"})
-_AWS_KINDS = frozenset({"aws_alb", "cloudwatch"})
-_CLUSTER_KINDS = frozenset({"kubernetes", "gateway_api", "istio"})
+_CLUSTER_KINDS = frozenset({"kubernetes", "gateway_api"})
 _AWS_SECRETS = frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"})
 
 
@@ -95,7 +94,7 @@ class _Needed:
             names.add(store.signing.password_variable)
         prefixes = []
         names |= {*_names_in(store.model_dump(mode="json", exclude={"signing"}))}
-        if store.kind == "s3" or kinds & _AWS_KINDS or any(_mentions_s3(document) for document in documents):
+        if store.kind == "s3" or any(_mentions_s3(document) for document in documents):
             prefixes.append("AWS_")
         if kinds & _CLUSTER_KINDS:
             prefixes += ["KUBERNETES_", "KUBECONFIG"]

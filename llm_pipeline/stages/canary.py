@@ -41,7 +41,6 @@ from llm_pipeline.store.places import claim_place, serving_at
 
 if TYPE_CHECKING:
     from llm_pipeline.canary.replay import Replay
-    from llm_pipeline.canary.shadow import Shadow
     from llm_pipeline.flow import ReleaseProgress
 
 log = get_logger(__name__)
@@ -55,8 +54,7 @@ class CanaryConfig(SlotsConfig):
         step_percent: The candidate's share at this step.
         policy: The rules of the canary.
         drill: A fault for the candidate's server, on purpose.
-        workload: Its prompts are asked of both slots where the policy has a shadow comparison, and of the router where
-            it has replayed traffic.
+        workload: Its prompts are asked of the router where the policy has replayed traffic.
         recognised: Share of the golden answers that a server must give that was started elsewhere.
     """
 
@@ -85,7 +83,7 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
         require_served(context.store, serving.model_id, config.target, serving.pointer)
     compared = production is not None and production.repository != candidate
     # before the clock, and replays only beside production: what sends requests loads slowly
-    shadow, replays = _shadow(context), _replays(context) if compared else _no_replay
+    replays = _replays(context) if compared else _no_replay
     started = time.monotonic()
     router = config.open_router(production.slot if production else "blue", owner="first-start")
     if production is not None:
@@ -105,7 +103,7 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
     )
     replay = replays(router)
     with replay or contextlib.nullcontext():
-        judgement = _judge(context, plan, router, slots, shadow)
+        judgement = _judge(context, plan, router, slots)
     return _output(context, _with_replayed(context, judgement, replay), router, time.monotonic() - started)
 
 
@@ -121,7 +119,6 @@ def _judge(
     plan: CanaryPlan,
     router: TrafficRouter,
     slots: SlotControl,
-    shadow: Shadow | None,
 ) -> Judgement:
     """Drive the step to its end, whoever ends it."""
     config, traffic = context.config, _traffic(context.config.place, router)
@@ -129,7 +126,7 @@ def _judge(
     try:
         with Lease(context.store, lease_name(plan.target), seconds=LEASE_SECONDS) as lease:
             controller = CanaryController(
-                plan, journal=journal, lease=lease, router=router, traffic=traffic, slots=slots, shadow=shadow
+                plan, journal=journal, lease=lease, router=router, traffic=traffic, slots=slots
             )
             judgement = controller.run_step(config.step_percent)
     except (Fenced, LeaseLost):
@@ -208,16 +205,6 @@ def _output(
     )
 
 
-def _shadow(context: StageContext[CanaryConfig]) -> Shadow | None:
-    if context.config.policy.shadow is None:
-        return None
-    from llm_pipeline.canary.shadow import shadow_of
-    from llm_pipeline.loadtest.workload import locate_prompts
-
-    prompts = locate_prompts(context.config.workload, context.inputs["prompts"])
-    return shadow_of(context.config.policy, context.config.place, prompts)
-
-
 def _traffic(place: TargetPlace, router: TrafficRouter) -> Traffic:
     """Counts of the source that the place names, or the router's own log."""
     if place.metrics is None:
@@ -263,7 +250,7 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[CanaryConfig, Mapping[
     )
     inputs = {"repository": flow.artifact("package", target, "repository")}
     policy = flow.release.policy.canary
-    if policy.shadow is not None or policy.replay_requests_per_second > 0:
+    if policy.replay_requests_per_second > 0:
         inputs["prompts"] = flow.record.datasets[PROMPTS_DATASET]
     return config, inputs
 

@@ -378,7 +378,7 @@ def test_a_wrong_setting_of_theirs_is_refused_as_ours_are(tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("installed")
 def test_their_kinds_stand_beside_ours() -> None:
-    assert adapters.kinds("routers") == ("envoy", "existing_envoy", "gateway_api", "istio", "aws_alb", "acme")
+    assert adapters.kinds("routers") == ("envoy", "gateway_api", "acme")
     assert adapters.kinds("stores") == ("file", "s3", "acme")
 
 
@@ -395,7 +395,7 @@ def test_their_kinds_stand_beside_ours() -> None:
         ),
         (TargetPlace, {"staging": {"kind": "acme"}}, "no server control of kind 'acme' is installed; kinds are: local"),
         (TargetPlace, {"router": {"kind": "acme"}}, "no router of kind 'acme' is installed; kinds are: envoy, "),
-        (TargetPlace, {"metrics": {"kind": "acme"}}, "no metric source of kind 'acme' is installed; kinds are: envoy"),
+        (TargetPlace, {"metrics": {"kind": "acme"}}, "no metric source of kind 'acme' is installed; kinds are: prometheus"),
     ],
 )
 def test_a_kind_that_nobody_has_is_refused_with_those_that_there_are(

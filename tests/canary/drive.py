@@ -24,9 +24,7 @@ from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name
 from llm_pipeline.canary.router import SlotName
-from llm_pipeline.canary.shadow import Shadow
 from llm_pipeline.canary.traffic import LoggedTraffic
-from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.lease import Lease
@@ -95,10 +93,6 @@ def main() -> int:
     journal.die_after = settings.get("die_after", "")
     journal.freeze_after = settings.get("freeze_after", "")
     log = AccessLog(router.files.access_log, router.slot_of_address)
-    shadow = None
-    if plan.policy.shadow is not None:
-        endpoints = {slot: Endpoint(url=f"http://127.0.0.1:{ports.http}") for slot, ports in router.slots.items()}
-        shadow = Shadow(endpoints, tuple(f"question {number}" for number in range(40)), plan.policy.shadow)
     try:
         with Lease(store, lease_name("cpu"), seconds=settings.get("lease_seconds", 2.0)) as lease:
             controller = CanaryController(
@@ -108,7 +102,6 @@ def main() -> int:
                 router=router,
                 traffic=LoggedTraffic(log),
                 slots=slots,
-                shadow=shadow,
             )
             judgement = controller.run_step(float(sys.argv[2]))
     except PipelineError as error:

@@ -16,7 +16,7 @@ from kubernetes_api import Refused
 from kubernetes_proxy import KubernetesProxy
 from kubernetes_server import KubernetesServer, Refusal, until
 
-_KINDS = {"httproutes": "HTTPRoute", "virtualservices": "VirtualService"}
+_KINDS = {"httproutes": "HTTPRoute"}
 _SLICES, _OLD_SLICES = "discovery.k8s.io/v1", "discovery.k8s.io/v1beta1"
 
 

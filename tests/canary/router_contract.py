@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import time
 from abc import ABC, abstractmethod
@@ -10,16 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from custom_resources import CustomResources, Document
-from test_aws_alb import client, forwards
 
-from llm_pipeline.adapters.aws.adapter import AwsAlbPlace
-from llm_pipeline.adapters.aws.alb import AlbRouter
 from llm_pipeline.adapters.envoy.router import EnvoyRouter
 from llm_pipeline.adapters.envoy.xds.messages import replace_json
 from llm_pipeline.adapters.gateway_api.adapter import GatewayApiPlace
 from llm_pipeline.adapters.gateway_api.router import GatewayApiRouter
-from llm_pipeline.adapters.istio.adapter import IstioPlace
-from llm_pipeline.adapters.istio.router import IstioRouter
 from llm_pipeline.canary.router import ALL, RouteState, TrafficRouter, all_to
 
 NAMESPACE = "serving"
@@ -27,12 +21,6 @@ GATEWAY_PLACE = GatewayApiPlace.model_validate(
     {
         "kind": "gateway_api", "namespace": NAMESPACE, "route": "llm", "rule": 0,
         "backends": {"blue": {"name": "llm-blue", "port": 8000}, "green": {"name": "llm-green", "port": 8000}},
-    }
-)  # fmt: skip
-ISTIO_PLACE = IstioPlace.model_validate(
-    {
-        "kind": "istio", "namespace": NAMESPACE, "virtual_service": "llm",
-        "backends": {"blue": {"host": "llm", "subset": "blue"}, "green": {"host": "llm", "subset": "green"}},
     }
 )  # fmt: skip
 HTTP_ROUTE: Document = {
@@ -43,15 +31,6 @@ HTTP_ROUTE: Document = {
         "parentRefs": [{"name": "public", "sectionName": "https"}],
         "hostnames": ["llm.example.com"],
         "rules": [{"timeouts": {"request": "0s"}, "backendRefs": [{"name": "llm-blue", "port": 8000}]}],
-    },
-}
-VIRTUAL_SERVICE: Document = {
-    "apiVersion": "networking.istio.io/v1",
-    "kind": "VirtualService",
-    "metadata": {"namespace": NAMESPACE, "name": "llm"},
-    "spec": {
-        "hosts": ["llm.example.com"],
-        "http": [{"name": "all", "timeout": "0s", "route": [{"destination": {"host": "llm", "subset": "blue"}}]}],
     },
 }
 
@@ -113,8 +92,7 @@ class KubernetesSubject(Subject):
         self.api.edit(self.plural, NAMESPACE, "llm", change)
 
     def backends(self, document: Document) -> list[Document]:
-        spec = document["spec"]
-        found: list[Document] = spec["rules"][0]["backendRefs"] if "rules" in spec else spec["http"][0]["route"]
+        found: list[Document] = document["spec"]["rules"][0]["backendRefs"]
         return found
 
     def meddle(self) -> None:
@@ -131,29 +109,3 @@ class KubernetesSubject(Subject):
 
 def gateway_subject(api: CustomResources) -> KubernetesSubject:
     return KubernetesSubject(api, "httproutes", HTTP_ROUTE, GatewayApiRouter(GATEWAY_PLACE))
-
-
-def istio_subject(api: CustomResources) -> KubernetesSubject:
-    return KubernetesSubject(api, "virtualservices", VIRTUAL_SERVICE, IstioRouter(ISTIO_PLACE))
-
-
-@functools.cache
-def _balancer(place: str) -> AlbRouter:
-    return AlbRouter(AwsAlbPlace.model_validate_json(place), reread_seconds=0.0)
-
-
-class AlbSubject(Subject):
-    def __init__(self, place: AwsAlbPlace) -> None:
-        self.place = place
-        self.router = _balancer(place.model_dump_json())
-        elb = client("elbv2", str(place.endpoint_url))
-        elb.modify_rule(RuleArn=place.rule, Actions=forwards(place, blue=1))
-        tags = elb.describe_tags(ResourceArns=[place.rule])["TagDescriptions"][0]["Tags"]
-        elb.remove_tags(ResourceArns=[place.rule], TagKeys=[tag["Key"] for tag in tags] or ["none"])
-
-    def meddle(self) -> None:
-        half = forwards(self.place, blue=1, green=1)
-        client("elbv2", str(self.place.endpoint_url)).modify_rule(RuleArn=self.place.rule, Actions=half)
-
-    def away(self) -> AlbRouter:
-        return _balancer(self.place.model_copy(update={"endpoint_url": "http://127.0.0.1:9"}).model_dump_json())

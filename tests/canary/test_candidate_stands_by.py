@@ -14,7 +14,6 @@ from test_guard import LATER, guard
 from llm_pipeline.base.errors import PipelineError, Transient
 from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.canary.router import Mirror
 from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 from llm_pipeline.store.pointers import Pointers, read_pointers
 
@@ -83,13 +82,6 @@ def test_what_it_answered_so_is_counted_and_told_and_says_nothing_about_stable(s
     (told,) = [event.summary for event in record.events if event.kind == "stood in"]
     assert told == f"{record.stood_in} requests that stable failed were answered by the candidate"
     assert (before, after) == ([100], [0])
-
-
-def test_it_stands_by_while_it_is_warmed_up_by_copies(site) -> None:
-    site.policy |= {"warm_up_mirror_seconds": 0.002}
-    site.step(20)
-    copies = [told for told in site.told if told.mirror == Mirror(slot="green", share=2_500)]
-    assert [told.standby for told in copies] == ["green"]
 
 
 def test_one_that_answers_nothing_stands_by_for_nobody(site) -> None:

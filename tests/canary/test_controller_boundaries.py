@@ -84,15 +84,6 @@ def test_killed_at_every_boundary_around_an_approval_nothing_is_asked_twice_or_b
         assert site.kinds().count("approval asked") == 1
 
 
-def test_killed_at_every_boundary_of_a_warm_up_by_copies_no_copy_is_sent_after_it(tmp_path) -> None:
-    policy = {**Site(tmp_path / "policy").policy, "warm_up_mirror_seconds": 0.002}
-    for site in killed_everywhere(tmp_path, lambda site: site.step(20), policy=policy):
-        assert site.step(20).verdict.value == "GO", site.effects
-        assert [state.mirror is not None for state in site.told].count(True) >= 1
-        assert site.router.state.mirror is None
-        assert site.weights() == {"blue": 8_000, "green": 2_000}
-
-
 def test_an_older_release_killed_at_any_boundary_is_rolled_back_before_the_newer_one_begins(tmp_path) -> None:
     for site in killed_everywhere(tmp_path, lambda site: site.steps(20, 50)):
         before = len(site.told)

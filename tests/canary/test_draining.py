@@ -9,7 +9,7 @@ import pytest
 from simulated import PATIENCE, Site
 
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
-from llm_pipeline.adapters.istio.adapter import IstioPlace
+from llm_pipeline.adapters.gateway_api.adapter import GatewayApiPlace
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.operations.trial_rollback import ensure_rolled_back
@@ -66,6 +66,6 @@ def test_where_nobody_tells_the_time_is_bounded_too(site, monkeypatch) -> None:
 
 
 def test_where_the_router_never_tells_a_blind_wait_is_as_long_as_a_drain() -> None:
-    istio = IstioPlace.model_construct(acts_within_seconds=1.0)
+    gateway = GatewayApiPlace.model_construct(acts_within_seconds=1.0)
     assert Patience.with_router(EnvoyPlace(port=1024, admin_port=1025)).draining(300.0).blind_seconds < 10
-    assert Patience.with_router(istio).draining(300.0).blind_seconds == 300.0
+    assert Patience.with_router(gateway).draining(300.0).blind_seconds == 300.0

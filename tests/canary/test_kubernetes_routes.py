@@ -1,4 +1,4 @@
-"""What the two routers in a cluster have in common: fences, races, and an API server in trouble."""
+"""A router in a cluster: fences, races, and an API server in trouble."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import sys
 import pytest
 from custom_resources import CustomResources
 from kubernetes_api import Refused
-from pydantic import ValidationError
-from router_contract import GATEWAY_PLACE, ISTIO_PLACE, KubernetesSubject, gateway_subject, istio_subject, split
+from router_contract import GATEWAY_PLACE, KubernetesSubject, gateway_subject, split
 
 from llm_pipeline.adapters.gateway_api.router import GatewayApiRouter
 from llm_pipeline.base.errors import ConfigError, Fenced, Unsupported
 from llm_pipeline.canary.router import (
-    Mirror,
     RouterConflict,
     RouterRejected,
     RouterUnavailable,
@@ -21,9 +19,9 @@ from llm_pipeline.canary.router import (
 )
 
 
-@pytest.fixture(params=["gateway_api", "istio"])
-def subject(request: pytest.FixtureRequest, cluster: CustomResources) -> KubernetesSubject:
-    return gateway_subject(cluster) if request.param == "gateway_api" else istio_subject(cluster)
+@pytest.fixture
+def subject(cluster: CustomResources) -> KubernetesSubject:
+    return gateway_subject(cluster)
 
 
 def test_owner_and_epoch_are_annotations(subject):
@@ -125,21 +123,6 @@ def test_sessions_by_a_header_are_refused_and_nothing_is_written(subject):
     with pytest.raises(RouterRejected, match="cannot keep sessions"):
         subject.router.write(want, None)
     assert "annotations" not in subject.document["metadata"]
-
-
-def test_copies_of_requests_are_left_out_before_they_are_promised(subject):
-    want = split(0, mirror=Mirror(slot="green", share=100))
-    assert subject.router.nearest(want).mirror is None
-    with pytest.raises(RouterRejected, match="cannot mirror requests"):
-        subject.router.write(want, None)
-
-
-@pytest.mark.parametrize("place", [GATEWAY_PLACE, ISTIO_PLACE])
-def test_one_backend_cannot_be_both_slots(place):
-    document = place.model_dump()
-    document["backends"]["green"] = document["backends"]["blue"]
-    with pytest.raises(ValidationError, match="blue and green must be two"):
-        type(place).model_validate(document)
 
 
 def test_without_a_way_to_the_cluster_the_error_says_how_to_get_one(cluster, monkeypatch):

@@ -1,7 +1,4 @@
-"""What every router does alike: Envoy, the Gateway API, Istio, and an Application Load Balancer.
-
-Envoy is real; a Kubernetes API server, a gateway's controller and Amazon's API are doubles.
-"""
+"""What every router does alike: Envoy, which is real, and the Gateway API, whose API server and gateway are doubles."""
 
 from __future__ import annotations
 
@@ -12,15 +9,12 @@ from custom_resources import CustomResources
 from gateway_controller import GatewayController
 from router_contract import (
     NAMESPACE,
-    AlbSubject,
     EnvoySubject,
     Subject,
     gateway_subject,
-    istio_subject,
     split,
     until,
 )
-from test_aws_alb import endpoint, place  # noqa: F401 - fixtures
 
 from llm_pipeline.base.errors import Fenced, Transient, Unsupported
 from llm_pipeline.canary.moving import traffic_to
@@ -37,17 +31,11 @@ def api(double_cluster: CustomResources) -> Iterator[CustomResources]:
     controller.stop()
 
 
-@pytest.fixture(params=["envoy", "gateway_api", "istio", "aws_alb"])
+@pytest.fixture(params=["envoy", "gateway_api"])
 def subject(request: pytest.FixtureRequest) -> Subject:
-    match request.param:
-        case "envoy":
-            return EnvoySubject(request.getfixturevalue("quiet_site").router)
-        case "gateway_api":
-            return gateway_subject(request.getfixturevalue("api"))
-        case "istio":
-            return istio_subject(request.getfixturevalue("api"))
-        case _:
-            return AlbSubject(request.getfixturevalue("place"))
+    if request.param == "envoy":
+        return EnvoySubject(request.getfixturevalue("quiet_site").router)
+    return gateway_subject(request.getfixturevalue("api"))
 
 
 def test_what_nobody_of_ours_wrote_is_read_with_epoch_zero(subject):

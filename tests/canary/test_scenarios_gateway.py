@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 from custom_resources import CustomResources
+from envoy_counts import EnvoyStatistics
 from gateway_controller import GatewayController
 from live_site import Trial
 from router_contract import NAMESPACE, KubernetesSubject, gateway_subject, until
 
-from llm_pipeline.adapters.envoy.statistics import EnvoyStatistics
 from llm_pipeline.canary.record import PauseReason, Phase
 from llm_pipeline.canary.router import ALL, RouteState, SlotName, all_to
 from llm_pipeline.canary.traffic import CountedTraffic

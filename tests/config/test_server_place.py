@@ -8,11 +8,9 @@ import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from llm_pipeline.adapters.aws.adapter import AwsAlbPlace, CloudWatchSource
 from llm_pipeline.adapters.docker.adapter import DockerServer
-from llm_pipeline.adapters.envoy.adapter import EnvoyPlace, EnvoySource, ExistingEnvoyPlace
+from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
 from llm_pipeline.adapters.gateway_api.adapter import GatewayApiPlace
-from llm_pipeline.adapters.istio.adapter import IstioPlace
 from llm_pipeline.adapters.kubernetes.adapter import KubernetesServer
 from llm_pipeline.adapters.local.adapter import LocalServer
 from llm_pipeline.adapters.openai.adapter import OpenAiServer
@@ -66,8 +64,7 @@ def test_each_example_of_the_gpu_cluster_is_a_place_of_its_kind():
     kinds = [type(KINDS[key].validate_python(example)) for key, example in examples]
     assert kinds == [
         LocalServer, DockerServer, KubernetesServer, OpenAiServer,
-        EnvoyPlace, ExistingEnvoyPlace, GatewayApiPlace, IstioPlace, AwsAlbPlace,
-        PrometheusSource, CloudWatchSource, EnvoySource,
+        EnvoyPlace, GatewayApiPlace, PrometheusSource,
     ]  # fmt: skip
 
 

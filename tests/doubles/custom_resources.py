@@ -1,4 +1,4 @@
-"""A double of a Kubernetes API server that keeps custom resources: HTTPRoutes and VirtualServices. Not Kubernetes.
+"""A double of a Kubernetes API server that keeps custom resources: HTTPRoutes. Not Kubernetes.
 
 It speaks HTTP, so the official client talks to it unchanged, and holds to what the API conventions say of an update:
 the version that was read must be named and be the present one (409), the generation grows when the specification
@@ -33,7 +33,6 @@ _RECORDED = Path(__file__).with_name("recorded")
 _OF_EVERY_OBJECT = ("apiVersion", "kind", "metadata")
 _SCHEMAS = {
     "gateway.networking.k8s.io/v1/httproutes": "httproute_v1.json",
-    "networking.istio.io/v1/virtualservices": "virtualservice_v1.json",
     "discovery.k8s.io/v1/endpointslices": None,  # built in, and only listed here
 }
 

@@ -170,7 +170,3 @@ def test_millions_of_wanted_requests_are_planned_at_once():
     started = time.process_time()
     canary_power(CanaryPolicy(minimum_requests=10_000_000), 20.0)
     assert time.process_time() - started < 20
-
-
-def test_the_plan_says_what_only_the_comparison_of_answers_to_the_same_prompts_sees():
-    assert "only `shadow:` sees" in "\n".join(canary_lines(canary_power(CAREFUL, 20.0)))

@@ -13,18 +13,19 @@ from llm_pipeline.release.loading import load_release
 
 ROUTER = "    router: { port: 18000, admin_port: 18001 }"
 STAGING = "    staging: { http: 18400, grpc: 18401, metrics: 18402 }"
-MESH = """    router:
-      kind: istio
+GATEWAY = """    router:
+      kind: gateway_api
       namespace: llm
-      virtual_service: llm
-      backends: { blue: { host: blue }, green: { host: green } }"""
-BALANCER = """    router:
-      kind: aws_alb
-      rule: arn:aws:elasticloadbalancing:eu-west-1:123456789012:listener-rule/app/llm/0a/0b/0c
-      target_groups:
-        blue: arn:aws:elasticloadbalancing:eu-west-1:123456789012:targetgroup/blue/0a
-        green: arn:aws:elasticloadbalancing:eu-west-1:123456789012:targetgroup/green/0b"""
-COUNTED = "\n    metrics: { kind: cloudwatch }"
+      route: llm
+      backends: { blue: { name: blue, port: 8000 }, green: { name: green, port: 8000 } }"""
+COUNTED = """
+    metrics:
+      kind: prometheus
+      url: http://prometheus:9090
+      requests: requests_total
+      errors: errors_total
+      slot_label: service
+      slots: { blue: blue, green: green }"""
 STEPS = "  steps_percent: [5, 25, 50, 100]"
 
 
@@ -43,33 +44,19 @@ def problem(configs: Path, edit):
 
 def test_a_router_that_keeps_no_sessions_is_refused_for_a_policy_that_wants_them(problem) -> None:
     sticky = STEPS + "\n  unit: session\n  session_header: x-session"
-    assert problem(BALANCER + COUNTED, sticky) == (
-        "target cpu: router aws_alb keeps no sessions, and the policy has session_header x-session"
+    assert problem(GATEWAY + COUNTED, sticky) == (
+        "target cpu: router gateway_api keeps no sessions, and the policy has session_header x-session"
     )
 
 
 def test_counts_tell_nothing_of_sessions(problem) -> None:
     sticky = STEPS + "\n  unit: session\n  session_header: x-session"
-    told = problem(ROUTER + "\n    metrics: { kind: envoy }", sticky)
-    assert told == "target cpu: metrics envoy count requests, and the policy counts sessions"
-
-
-@pytest.mark.parametrize(("router", "steps", "unit"), [(MESH, "0.5, 5", "1 %"), (BALANCER, "0.25, 5", "0.1 %")])
-def test_steps_finer_than_the_router_splits_are_refused(problem, router: str, steps: str, unit: str) -> None:
-    told = problem(router + COUNTED, f"  steps_percent: [{steps}, 100]")
-    assert f"splits by {unit}, and steps_percent has {steps.split(',', maxsplit=1)[0]}" in told
+    told = problem(ROUTER + COUNTED, sticky)
+    assert told == "target cpu: metrics prometheus count requests, and the policy counts sessions"
 
 
 def test_a_router_without_a_record_of_requests_needs_metrics(problem) -> None:
-    assert problem(MESH) == "target cpu: router istio keeps no record of requests, and no metrics are named"
-
-
-@pytest.mark.parametrize(
-    ("router", "metrics", "words"),
-    [(MESH, "cloudwatch", "of an aws_alb router, and it is istio"), (MESH, "envoy", "an Envoy's statistics")],
-)
-def test_metrics_of_another_kind_of_router_are_refused(problem, router: str, metrics: str, words: str) -> None:
-    assert words in problem(f"{router}\n    metrics: {{ kind: {metrics} }}")
+    assert problem(GATEWAY) == "target cpu: router gateway_api keeps no record of requests, and no metrics are named"
 
 
 OPENAI_SLOTS = """    blue: { kind: openai, endpoint: { url: http://10.0.0.1:8000, openai_model: llm } }
@@ -99,9 +86,9 @@ def test_an_envoy_splits_the_traffic_of_servers_with_openais_api(configs: Path, 
     ]
 
 
-def test_a_mesh_passes_no_users_of_openais_api_on(problem, on_openai) -> None:
+def test_a_gateway_passes_no_users_of_openais_api_on(problem, on_openai) -> None:
     on_openai()
-    assert "router istio passes on Triton's paths only" in problem(MESH + COUNTED)
+    assert "router gateway_api passes on Triton's paths only" in problem(GATEWAY + COUNTED)
 
 
 @pytest.mark.parametrize("url", ["http://vllm.example.com:8000", "https://10.0.0.1:8000"])
@@ -117,15 +104,15 @@ def test_a_drill_needs_servers_that_are_started_here(problem, on_openai, edit) -
 
 
 def test_what_a_router_can_do_is_no_problem(configs: Path, edit) -> None:
-    edit("deployments/local.yaml", ROUTER, BALANCER + COUNTED)
+    edit("deployments/local.yaml", ROUTER, GATEWAY + COUNTED)
     edit("policies/demo.yaml", STEPS, "  steps_percent: [0.1, 0.3, 5, 100]")
     check_routers(load_release(configs / "releases" / "demo.yaml"))
 
 
 def test_what_users_can_reach_at_somebody_elses_router_is_told(configs: Path, edit) -> None:
-    edit("deployments/local.yaml", ROUTER, BALANCER + COUNTED)
+    edit("deployments/local.yaml", ROUTER, GATEWAY + COUNTED)
     (told,) = router_warnings(load_release(configs / "releases" / "demo.yaml"))
-    assert told.startswith("cpu: the operator of its aws_alb router has to refuse users every path but ")
+    assert told.startswith("cpu: the operator of its gateway_api router has to refuse users paths beyond inference")
     assert told in plan_release(configs / "releases" / "demo.yaml", store_seconds=0).warnings
 
 

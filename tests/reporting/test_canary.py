@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from canary_sample import BEGAN_AT, CONTROLLER, POLICY, SimulatedCanary
 
-from llm_pipeline.base.verdict import Evidence, Verdict
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.analysis import MOST_LOOKS, with_look
 from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
 from llm_pipeline.canary.timeline import SUMMARY_FILE, read_timeline, write_timeline
@@ -171,18 +171,6 @@ def test_a_canary_counted_by_another_source_is_told_without_its_requests(
     assert "requests per second" not in html
     assert html.count("NO GO") >= 2
     assert "is not known" in _lost(study)
-
-
-def test_the_comparison_of_answers_before_the_first_step_is_told_fact_by_fact(sample, study, tmp_path: Path) -> None:
-    fact = Evidence(
-        name="shadow: words in common", verdict=Verdict.NO_GO, measured=0.31, lower=0.2, upper=0.42, limit=0.5,
-        unit="fraction", samples=100, detail="3 of 100 answers are equal",
-    )  # fmt: skip
-    data = collect(sample.SampleRelease(tmp_path).store, sample.RELEASE)
-    html = render_report(data.model_copy(update={"canaries": (study.model_copy(update={"shadow": (fact,)}),)}))
-    table = html[html.index("Answers beside stable") : html.index("<strong>Steps</strong>")]
-    for text in ("words in common", "NO GO", "31.00 %", "20.00 % to 42.00 %", "50.00 %", "3 of 100 answers are equal"):
-        assert text in table
 
 
 def test_a_good_canary_reaches_no_threshold(tmp_path: Path) -> None:

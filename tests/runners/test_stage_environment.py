@@ -31,7 +31,6 @@ SECRETS = (
 SIGNING = Signing(private_key="/keys/a.pem", password_variable="SIGNING_PASSWORD", public_keys=("/keys/a.pub",))
 PORTS = {"http": 18000, "grpc": 18001, "metrics": 18002}
 KEYED = {"url": "http://host:1", "header_variables": {"x-key": "GATEWAY_KEY"}}
-ALB = {"kind": "aws_alb", "rule": "..."}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "resolve": {"config_path": str(CONFIGS / "releases" / "demo.yaml")},
     "eval_data": {"hub": HubAccess(token_variable="HUB_TOKEN").model_dump(mode="json")},
@@ -39,8 +38,8 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "staging": {"place": {"kind": "docker", "variables": ["IMAGE_KEY"], **PORTS}},
     "load_test": {"endpoint": KEYED},
     "served_accuracy": {"endpoint": KEYED},
-    "canary": {"place": {"router": ALB, "metrics": {"kind": "prometheus", "token_variable": "PROMETHEUS_TOKEN"}}},
-    "rollback": {"place": {"router": {"kind": "istio"}}},
+    "canary": {"place": {"metrics": {"kind": "prometheus", "token_variable": "PROMETHEUS_TOKEN"}}},
+    "rollback": {"place": {"router": {"kind": "gateway_api"}}},
 }
 NEEDED = {
     "resolve": {"HF_TOKEN"},  # the one that configs/deployments/local.yaml names
@@ -49,7 +48,7 @@ NEEDED = {
     "staging": {"IMAGE_KEY", "DOCKER_AUTH_CONFIG"},
     "load_test": {"GATEWAY_KEY"},
     "served_accuracy": {"GATEWAY_KEY"},
-    "canary": {"PROMETHEUS_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"},
+    "canary": {"PROMETHEUS_TOKEN"},
     "rollback": {"KUBECONFIG"},
 }
 PUBLISHING = set(stage_names()) - {"choose", "settle", "staging", "staging_down", "rollback", "report"}

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import cast
 
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
 from llm_pipeline.adapters.envoy.router import EnvoyRouter, RouterFiles
@@ -90,7 +89,7 @@ class StartedEnvoy(EnvoyRouter):
             ConfigError: A port is in use, or Envoy is not installed in this environment.
             RouterUnavailable: It does not become live in time, or refuses its routes.
         """
-        place, files = cast("EnvoyPlace", self.place), self.files
+        place, files = self.place, self.files
         if detached.load(files.record) is None:
             self._require_free_ports()
         else:  # it had ended, maybe this moment
@@ -111,7 +110,7 @@ class StartedEnvoy(EnvoyRouter):
         Raises:
             OSError: The disk refuses.
         """
-        replace_json(self.files.place, _Place(router=cast("EnvoyPlace", self.place), slots=self.slots).model_dump())
+        replace_json(self.files.place, _Place(router=self.place, slots=self.slots).model_dump())
 
     @property
     def runs(self) -> bool:
@@ -169,7 +168,7 @@ class StartedEnvoy(EnvoyRouter):
                 return
 
     def _require_free_ports(self) -> None:
-        place = cast("EnvoyPlace", self.place)
+        place = self.place
         _require_free(place.port, place.address)
         _require_free(place.admin_port, LOCAL_HOST)
 

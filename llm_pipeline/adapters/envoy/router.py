@@ -1,28 +1,25 @@
-"""Envoy as a traffic router: routes in a watched file, acknowledged by the statistics of the running proxy.
-
-Either one that we start (`process.py`), or one that runs already (`existing.py`).
-"""
+"""Envoy as a traffic router: routes in a watched file, acknowledged by the statistics of the running proxy."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
-from llm_pipeline.adapters.envoy.adapter import EnvoyPlace, ExistingEnvoyPlace
-from llm_pipeline.adapters.envoy.endpoint_statistics import EndpointStatistics, endpoint_statistics
+from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
 from llm_pipeline.adapters.envoy.xds import clusters, listener, routes
 from llm_pipeline.adapters.envoy.xds.messages import LOCAL_HOST, address_text, addresses_of, replace_json
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import Fenced
 from llm_pipeline.base.file_lock import flocked_within
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.access_log import AccessLog
 from llm_pipeline.canary.arm_names import ROUTES, STAT_PREFIX, candidate_of, plain_name, standby_of
 from llm_pipeline.canary.router import (
@@ -42,6 +39,22 @@ _QUESTIONS = 3
 _ADMIN_SECONDS, _LOCK_SECONDS = 2.0, 5.0
 _NAMES = TypeAdapter(dict[str, str])
 _RDS_STATISTICS = f"http.{STAT_PREFIX}.rds.{ROUTES}"
+
+
+class EndpointStatistics(Frozen):
+    """What the router counted for one server, over every cluster that it is in.
+
+    Attributes:
+        attempts: Requests sent to it, hidden retries included.
+        failures: Attempts that failed, and connections that could not be made.
+        active: Requests in flight.
+        healthy: The router would send requests to it.
+    """
+
+    attempts: int
+    failures: int
+    active: int
+    healthy: bool
 
 
 class RouterFiles:
@@ -75,13 +88,13 @@ class EnvoyRouter:
     def __init__(
         self,
         files: RouterFiles,
-        place: EnvoyPlace | ExistingEnvoyPlace,
+        place: EnvoyPlace,
         slots: dict[SlotName, SlotServer],
     ) -> None:
         self.files = files
         self.place = place
         self.slots = slots
-        self._addresses = {slot: list(addresses_of(server, self._slot_host).values()) for slot, server in slots.items()}
+        self._addresses = {slot: list(addresses_of(server, LOCAL_HOST).values()) for slot, server in slots.items()}
         self._rejected_before_write: int | None = None
 
     def nearest(self, want: RouteState) -> RouteState:
@@ -103,7 +116,6 @@ class EnvoyRouter:
                     "candidate": candidate_of(arms),
                     "standby": standby_of(arms),
                     "sticky_header": routes.sticky_header_of(document),
-                    "mirror": routes.mirror_of(document),
                     "owner": owner,
                     "epoch": int(epoch),
                 }
@@ -145,7 +157,7 @@ class EnvoyRouter:
             OSError: The disk refuses.
         """
         files, place = self.files, self.place
-        _replace_changed(files.clusters, clusters.clusters(self.slots, self._slot_host))
+        _replace_changed(files.clusters, clusters.clusters(self.slots, LOCAL_HOST))
         if place.tls is not None:
             _replace_changed(files.secrets, listener.secrets(place.tls))
         _replace_changed(files.listeners, listener.listeners(files.xds, place, files.access_log))
@@ -231,7 +243,7 @@ class EnvoyRouter:
             raise RouterUnavailable(
                 "the admin interface gave an answer that cannot be read", where=self._where
             ) from error
-        return {slot: endpoint_statistics(listing, addresses) for slot, addresses in self._addresses.items()}
+        return {slot: _endpoint_statistics(listing, addresses) for slot, addresses in self._addresses.items()}
 
     def attempts(self) -> int | None:
         """Requests that were sent to the servers so far, hidden retries included; None when that cannot be known."""
@@ -304,10 +316,6 @@ class EnvoyRouter:
             raise RouterUnavailable(f"the admin interface does not answer: {error}", where=self._where) from error
 
     @property
-    def _slot_host(self) -> str:
-        return self.place.slot_host if isinstance(self.place, ExistingEnvoyPlace) else LOCAL_HOST
-
-    @property
     def _where(self) -> str:
         return str(self.files.routes)
 
@@ -355,3 +363,21 @@ def _counter(statistics: str, name: str) -> int | None:
     prefix = f"{_RDS_STATISTICS}.{name}: "
     found = [line.removeprefix(prefix) for line in statistics.splitlines() if line.startswith(prefix)]
     return int(found[0]) if found else None
+
+
+def _endpoint_statistics(listing: dict[str, Any], addresses: Collection[tuple[str, int]]) -> EndpointStatistics:
+    """Counters of the server at these addresses, from a listing of all clusters."""
+    attempts = failures = active = 0
+    healthy = True
+    for cluster in listing.get("cluster_statuses", []):
+        for host in cluster.get("host_statuses", []):
+            at = host["address"]["socket_address"]
+            if (at["address"], at["port_value"]) not in addresses:
+                continue
+            values = {entry["name"]: int(entry.get("value", 0)) for entry in host.get("stats", [])}
+            attempts += values.get("rq_total", 0)
+            failures += values.get("rq_error", 0) + values.get("cx_connect_fail", 0)
+            active += values.get("rq_active", 0)
+            health = host.get("health_status", {})
+            healthy &= not (health.get("failed_active_health_check") or health.get("failed_outlier_check"))
+    return EndpointStatistics(attempts=attempts, failures=failures, active=active, healthy=healthy)

@@ -4,6 +4,5 @@ Each slot has a plain cluster and, for the time it is on trial, a guarded one (o
 active health checks) behind an aggregate `<slot>_failover` that falls back to the other slot's plain cluster.
 Stable answers meanwhile through an aggregate `<slot>_backed`, whose failures are tried again on the candidate; nothing
 ejects its server, which may be the only one that works.
-Copies for a mirror have a cluster of their own, whose breakers they cannot take from users.
 All of them exist from the start: moving traffic changes routes only, never clusters.
 """

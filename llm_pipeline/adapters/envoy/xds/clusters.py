@@ -10,7 +10,6 @@ from llm_pipeline.canary.arm_names import (
     BACKED_SUFFIX,
     FAILOVER_SUFFIX,
     GUARDED_SUFFIX,
-    MIRROR_SUFFIX,
     Protocol,
     cluster_name,
 )
@@ -21,10 +20,6 @@ from llm_pipeline.config.slot_server import SlotServer
 _BREAKERS = {
     "thresholds": [{"max_connections": 4096, "max_pending_requests": 4096, "max_requests": 4096, "max_retries": 256}]
 }
-_MIRROR_BREAKERS = {
-    "thresholds": [{"max_connections": 64, "max_pending_requests": 64, "max_requests": 64, "max_retries": 0}]
-}
-"""A slow mirror keeps at most this many copies waiting; further ones are not sent."""
 
 
 def clusters(slots: Mapping[SlotName, SlotServer], host: str = LOCAL_HOST) -> Json:
@@ -43,11 +38,10 @@ def _slot_clusters(slot: SlotName, protocol: Protocol, at: Json, api: UsersApi) 
     name = cluster_name(slot, protocol)
     plain = _static_cluster(name, protocol, at)
     guarded = {**_static_cluster(f"{name}{GUARDED_SUFFIX}", protocol, at), **_guard(protocol, api)}
-    mirror = _static_cluster(f"{name}{MIRROR_SUFFIX}", protocol, at) | {"circuit_breakers": _MIRROR_BREAKERS}
     other = cluster_name(other_slot(slot), protocol)
     failover = _aggregate_cluster(f"{name}{FAILOVER_SUFFIX}", [guarded["name"], other, name])
     backed = _aggregate_cluster(f"{name}{BACKED_SUFFIX}", [name, other])
-    return [plain, guarded, failover, backed, mirror]
+    return [plain, guarded, failover, backed]
 
 
 def _aggregate_cluster(name: str, members: list[str]) -> Json:

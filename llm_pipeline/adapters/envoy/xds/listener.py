@@ -7,7 +7,7 @@ from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
 
-from llm_pipeline.adapters.envoy.adapter import EnvoyPlace, ExistingEnvoyPlace, ServerCertificate, UserLimits
+from llm_pipeline.adapters.envoy.adapter import EnvoyPlace, ServerCertificate, UserLimits
 from llm_pipeline.adapters.envoy.xds.messages import TYPE, Json, address, discovery, named, watched
 from llm_pipeline.canary.arm_names import ROUTES, STAT_PREFIX
 
@@ -76,7 +76,7 @@ def bootstrap(directory: Path, admin_port: int, limits: UserLimits) -> Json:
     }
 
 
-def listeners(directory: Path, place: EnvoyPlace | ExistingEnvoyPlace, access_log: Path) -> Json:
+def listeners(directory: Path, place: EnvoyPlace, access_log: Path) -> Json:
     """The one listener that users talk to: HTTP/1.1 and HTTP/2 (gRPC) on one port, with TLS where there is a key.
 
     A request with one message is read whole before a server is asked: who sends slowly keeps no server waiting.
@@ -113,7 +113,7 @@ def listeners(directory: Path, place: EnvoyPlace | ExistingEnvoyPlace, access_lo
     return discovery("1", [listener])
 
 
-def _for_strangers(place: EnvoyPlace | ExistingEnvoyPlace) -> Json:
+def _for_strangers(place: EnvoyPlace) -> Json:
     """What everybody may do who reaches the port: paths have one form, headers command nothing, nothing takes for ever.
 
     A stream may last: only one without a byte in either direction ends, and a request that is not sent to its end.

@@ -9,8 +9,8 @@ from http import HTTPStatus
 from llm_pipeline.adapters.envoy.adapter import UserLimits
 from llm_pipeline.adapters.envoy.xds.listener import BUFFER, LUA, STREAM_IDLE
 from llm_pipeline.adapters.envoy.xds.messages import TYPE, Json, discovery, named
-from llm_pipeline.canary.arm_names import MIRROR_SUFFIX, ROUTES, Protocol, arm_name, cluster_name
-from llm_pipeline.canary.router import Mirror, RouteState, SlotName
+from llm_pipeline.canary.arm_names import ROUTES, Protocol, arm_name
+from llm_pipeline.canary.router import RouteState, SlotName
 from llm_pipeline.canary.users_paths import TRITON_API, UsersApi
 
 RELEASE_HEADER = "x-llm-release"
@@ -121,15 +121,6 @@ def sticky_header_of(document: Json) -> str | None:
     return str(policies[0]["header"]["header_name"]) if policies else None
 
 
-def mirror_of(document: Json) -> Mirror | None:
-    """Where the routes copy requests to, if they do."""
-    policies = _http_action(document).get("request_mirror_policies")
-    if not policies:
-        return None
-    share = policies[0]["runtime_fraction"]["default_value"]["numerator"]
-    return Mirror.model_validate({"slot": policies[0]["cluster"].removesuffix(MIRROR_SUFFIX), "share": share})
-
-
 def _http_action(document: Json) -> Json:
     """The action of the last route that leads to servers: all of them split alike."""
     table = document["resources"][0] if "resources" in document else document
@@ -147,10 +138,6 @@ def _weighted(state: RouteState, protocol: Protocol, api: UsersApi) -> Json:
     if state.sticky_header:
         action["weighted_clusters"]["use_hash_policy"] = True
         action["hash_policy"] = [{"header": {"header_name": state.sticky_header}, "terminal": True}]
-    if state.mirror:
-        fraction = {"default_value": {"numerator": state.mirror.share, "denominator": "TEN_THOUSAND"}}
-        mirror = cluster_name(state.mirror.slot, protocol) + MIRROR_SUFFIX
-        action["request_mirror_policies"] = [{"cluster": mirror, "runtime_fraction": fraction}]
     return action
 
 

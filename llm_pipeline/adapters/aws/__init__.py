@@ -1,1 +1,0 @@
-"""AWS: load balancers and CloudWatch."""
