@@ -6,7 +6,7 @@ MODEL := .envs/model/bin/python
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE # bytecode that is there saves each of a thousand processes some start-up
-.PHONY: help environments docs-packages docs demo demo-rollback own-model down kubernetes chart axe test test-thorough test-servers test-live test-airflow test-end-to-end test-calm test-model lint clean distclean bench-demo bench-overhead bench-house bench-transfer bench-accuracy bench-recipes bench-plan bench-load-gate bench-loadgen bench-serving bench-canary bench-canary-routing bench-canary-chaos bench-scale
+.PHONY: help environments docs-packages docs demo demo-rollback own-model down kubernetes chart axe test test-thorough test-servers test-live test-airflow test-end-to-end test-calm test-model lint clean distclean bench-demo bench-house bench-transfer bench-accuracy bench-plan bench-load-gate bench-loadgen bench-serving bench-canary bench-canary-routing bench-canary-chaos bench-scale
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -98,11 +98,8 @@ lint: environments ## ruff, mypy, the walls between rooms, and hadolint
 bench-demo: environments ## Time the demo, cold and warm, and each stage's share
 	@$(CONTROL) benchmarks/demo.py
 
-bench-overhead: ## Our share of each stage of a demo that was made
-	@$(CONTROL) benchmarks/stage_overhead.py
-
 bench-house: environments ## Lines, modules, circles, imports against the layers, and stops of the release config
-	@$(CONTROL) benchmarks/house.py --list; house=$$?; $(CONTROL) benchmarks/config_stops.py --list 2>/dev/null && exit $$house
+	@$(CONTROL) benchmarks/house.py --list 2>/dev/null
 
 bench-transfer: environments ## Time downloads, S3, publication and verification beside the usual tools
 	@$(CONTROL) benchmarks/transfer.py
@@ -135,9 +132,6 @@ bench-scale: environments ## Twenty releases at once on Celery with killed worke
 	@test -d "$(cluster_site)/celery" || $(CONTROL) -m pip install --quiet --no-deps --target "$(cluster_site)" --requirement docker/constraints/cluster-py311.txt
 	@PYTHONPATH="$(cluster_site)" $(CONTROL) benchmarks/scale.py
 	@$(CONTROL) benchmarks/scale_growth.py
-
-bench-recipes: environments ## Every recipe that a CPU can make, on the demo's model, through the accuracy gate
-	@$(MODEL) benchmarks/recipes.py
 
 clean: down ## Remove what runs and tools left; the environments stay
 	rm -rf .pipeline .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -6,20 +6,19 @@
 Real Triton servers (a model of words), real Envoy, users at a steady rate. A driver takes release after release
 through canary, settlement and teardown, each stage a process, and tries again what was killed, as Airflow does. Beside
 it, drawn from the seed: stages killed or frozen longer than their lease, servers killed or frozen, Envoy killed, the
-store's disk full, people who ask for a rollback, hostile clients, the host's clock set by minutes, forwards and back
-(of all processes but the model servers, which do not look at it). The guard passes every few seconds. At the end
+store's disk full, people who ask for a rollback, hostile clients. The guard passes every few seconds. At the end
 pointers, record, router and slots must agree, and no unary request may have been lost but in moments without a fit
 server, or without Envoy. Fit is a ready server that has traffic, or serves what the pointers call production or the
 version before, or is a candidate whose canary goes on, once it was ready for long enough to be warmed up and to stand
 by: only one that was taken back answers no user on purpose.
 
-One line a goal; exit code 1 when one is missed. It uses the ports from 18540 on. A full disk needs root (tmpfs), and a
-clock that is set needs a C compiler. What is timed here is timed by the clock that nobody sets.
+One line a goal; exit code 1 when one is missed. It uses the ports from 18540 on. A full disk needs root (tmpfs).
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
 import subprocess
@@ -34,10 +33,10 @@ from pathlib import Path
 from typing import Any
 
 from goals import at_least, goal
-from stepped_clock import clock_of_this_run, under_stepped_clock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "canary"))
 
+from arriving_users import ArrivingUsers, IncompleteAnswer, serve
 from canary_chaos_faults import Faults, say, since_beginning
 from production_site import MODEL
 
@@ -54,17 +53,47 @@ from llm_pipeline.serving.triton_server import find_server
 from llm_pipeline.store.pointers import read_pointers
 from llm_pipeline.store.references import PlacedPointers
 
-USERS = Path(__file__).with_name("canary_chaos_users.py")
 RATE = 20.0
 CALM_SECONDS = 240.0
 TRIES = 4
 ROLLED_BACK_BY_HAND = 0.2
 LEAST_EVENTS_A_MINUTE = 3.0
+ANSWER_SECONDS = 60.0
+SHARES = {"unary": 0.8, "stream": 0.2}
+TOKENS = 4
+RECORD_SECONDS = 0.5
 
 _LOOK_SECONDS = 0.25
 _GUARD_SECONDS = 4.0
 _SLACK_SECONDS = 1.0
 _WARMED_UP_SECONDS = 10.0
+
+
+class Users(ArrivingUsers):
+    """Unary requests and streams over HTTP, each over a connection of its own."""
+
+    def __init__(self, port: int, rate: float) -> None:
+        super().__init__(rate, SHARES, answer_seconds=ANSWER_SECONDS, keep_alive=False)
+        self._url = f"http://127.0.0.1:{port}/v2/models/llm"
+        self.asks = {"unary": self._unary, "stream": self._stream}
+
+    async def _unary(self) -> str:
+        async with self.session.post(f"{self._url}/generate", json=_body()) as response:
+            text = await response.text()
+            if response.status != 200 or " a b" not in text:
+                raise IncompleteAnswer(f"{response.status} {text}")
+            return ""
+
+    async def _stream(self) -> str:
+        async with self.session.post(f"{self._url}/generate_stream", json={**_body(), "stream": True}) as response:
+            chunks = [line async for line in response.content if line.startswith(b"data:")]
+            if response.status != 200 or not chunks:
+                raise IncompleteAnswer(f"{response.status}, {len(chunks)} chunks")
+            return ""
+
+
+def _body() -> dict[str, object]:
+    return {"text_input": "a b", "max_tokens": TOKENS}
 
 
 @dataclass
@@ -211,10 +240,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
-        if clock_of_this_run() is None:
-            code = under_stepped_clock(Path(name), sys.argv)
-            if code is not None:
-                return code
         chaos = Chaos(Path(name), options.seed)
         try:
             return _run(chaos, options.minutes, options.seed)
@@ -229,7 +254,7 @@ def _run(chaos: Chaos, minutes: float, seed: int) -> int:
     chaos.site.deploy_first()
     users = detached.start(
         "users",
-        [sys.executable, str(USERS), str(chaos.site.router_port), str(RATE), str(chaos.root / "traffic.json")],
+        [sys.executable, __file__, "users", str(chaos.site.router_port), str(chaos.root / "traffic.json")],
         chaos.root / "users.json",
         log=chaos.root / "users.log",
     )
@@ -302,4 +327,7 @@ def _moment(moments: list[tuple[float, float]], since: float, now: float, *, gon
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:2] == ["users"]:  # a process of their own: PORT RECORD
+        asyncio.run(serve(Users(int(sys.argv[2]), RATE), Path(sys.argv[3]), record_seconds=RECORD_SECONDS))
+    else:
+        sys.exit(main())

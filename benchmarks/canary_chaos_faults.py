@@ -17,7 +17,6 @@ from pathlib import Path
 import hostile_client
 import yaml
 from production_site import MODEL, Production
-from stepped_clock import clock_of_this_run
 
 from llm_pipeline.adapters.envoy.process import find_router
 from llm_pipeline.adapters.envoy.router import RouterFiles
@@ -26,7 +25,6 @@ from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.canary.router import RouterUnavailable
 
 STORE_MIB = 96
-FARTHEST_SECONDS = 900
 
 _PAUSE_SECONDS = (3.0, 12.0)
 _BEGAN = time.monotonic()
@@ -39,7 +37,6 @@ class Faults:
         self.root = root
         self.draw = random.Random(seed)  # noqa: S311 - a schedule, no secret
         self.full_disks = _mount(root / "store")
-        self.clock = clock_of_this_run()
         self.site = Production(root)
         self.events: Counter[str] = Counter()
         self.stop = threading.Event()
@@ -54,7 +51,6 @@ class Faults:
             self.kill_router, self.be_hostile, self.roll_back_by_hand,
         ]  # fmt: skip
         acts += [self.fill_disk] if self.full_disks else []
-        acts += [self.set_clock] if self.clock is not None else []
         while not self.stop.wait(self.draw.uniform(*_PAUSE_SECONDS)):
             act = self.draw.choice(acts)
             try:
@@ -120,14 +116,6 @@ class Faults:
                 stream.flush()
         self.stop.wait(self.draw.uniform(3, 8))
         filler.unlink(missing_ok=True)
-
-    def set_clock(self) -> None:
-        """By seconds to minutes, in one step; it stays near to the right time in the long run."""
-        if self.clock is not None:
-            step = self.draw.choice((-1, 1)) * round(self.draw.uniform(5, 400))
-            self.clock.step(step if abs(self.clock.offset_seconds + step) < FARTHEST_SECONDS else -step)
-            self._note("clock set")
-            say(f"  by {step} s, now {self.clock.offset_seconds} s off")
 
     def roll_back_by_hand(self) -> None:
         """As a person types it."""

@@ -1,15 +1,14 @@
 """Is the load gate calibrated? Verdicts and bounds on simulated servers of known latency, beside the naive rule.
 
-    python benchmarks/load_gate.py              # about 20 minutes on two cores
+    python benchmarks/load_gate.py              # about 10 minutes on two cores
     python benchmarks/load_gate.py --runs 2000  # tighter
     python benchmarks/load_gate.py --cells 'M/G/32|noisy'  # the lines whose name matches
 
 A server whose limit is exactly its p95 (or p99) attains it, and not a bit more: a GO there is false, and may happen in
-as many runs as the confidence leaves. So it is for windows that differ, for spells and stops that come rarely, and for
-failed requests (`load_gate_rare.py`). "naive" is the point estimate that most tools decide by: GO when the share of
-good requests, or the percentile, is within the limit. Each run has three windows of seeds of their own, or five; with
-looks, undecided runs are extended two or three times, by as many. As in a load test, a window half as long as all of
-them came before: it is not judged.
+as many runs as the confidence leaves. So it is for windows that differ. "naive" is the point estimate that most tools
+decide by: GO when the share of good requests is within the limit. Each run has three windows of seeds of their own, or
+five; with looks, undecided runs are extended two or three times, by as many. As in a load test, a window half as long
+as all of them came before: it is not judged.
 
 One line a goal; exit code 1 when one is missed.
 """
@@ -24,30 +23,183 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import repeat
 
 import numpy as np
 from goals import at_least, at_most, goal
-from load_gate_rare import rare_cells
-from load_gate_servers import (
-    Bursts,
-    Differing,
-    Independent,
-    Neighbour,
-    Queue,
-    Seconds,
-    Server,
-    by_chance,
-    records_of,
-)
+from numpy.typing import NDArray
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
 from llm_pipeline.loadtest.attainment import SERVICE_LEVEL_MET
 from llm_pipeline.loadtest.gate import judge_windows
-from llm_pipeline.loadtest.records import Records
+from llm_pipeline.loadtest.records import COLUMNS, Answered, Records, column_type
 from llm_pipeline.loadtest.sample_size import needed_requests
 from llm_pipeline.loadtest.windows import QUANTILES, latency
+
+Seconds = NDArray[np.float64]
+_LONG_RUNS, _LONG_REQUESTS = 400, 8000
+_WARM = 3000
+_PREFILL, _SPREAD = 0.05, 0.3
+
+
+@dataclass(frozen=True)
+class Independent:
+    """Answers that know nothing of one another: lognormal."""
+
+    name: str = "independent"
+    spread: float = 0.5
+
+    def windows(self, count: int, requests: int, random: np.random.Generator) -> Seconds:
+        """Times to the first token, windows x requests."""
+        return random.lognormal(0.0, self.spread, (count, requests))
+
+    def quantile(self, share: float) -> float:
+        """The exact quantile of the distribution."""
+        from scipy import special
+
+        return float(np.exp(self.spread * special.ndtri(share)))
+
+
+@dataclass(frozen=True)
+class Queue:
+    """M/G/k, first come first served: Poisson arrivals, lognormal service of mean 1, and a prefill beside the wait.
+
+    Attributes:
+        servers: Requests that are served at a time.
+        load: Share of the capacity that is asked for.
+        variation: Coefficient of variation of the service times.
+    """
+
+    servers: int
+    load: float
+    variation: float
+
+    @property
+    def name(self) -> str:
+        """For the table."""
+        service = f", service varies {self.variation:g}" if self.variation > 1.0 else ""
+        return f"M/G/{self.servers} at {100 * self.load:.0f} %{service}"
+
+    def windows(self, count: int, requests: int, random: np.random.Generator) -> Seconds:
+        """Times to the first token, windows x requests, each window from the steady state."""
+        spread = float(np.sqrt(np.log1p(self.variation**2)))
+        free, now = np.zeros((count, self.servers)), np.zeros(count)
+        waits = np.empty((count, requests))
+        for place in range(-_WARM, requests):
+            now += random.exponential(1.0 / (self.servers * self.load), count)
+            started = np.maximum(now, free[:, 0])
+            if place >= 0:
+                waits[:, place] = started - now
+            free[:, 0] = started + random.lognormal(-(spread**2) / 2.0, spread, count)
+            free.sort(axis=1)
+        return waits + _PREFILL * random.lognormal(0.0, _SPREAD, waits.shape)
+
+    def quantile(self, share: float) -> float:
+        """A quantile of the steady state, which no formula gives: of 3.2 million requests."""
+        return float(np.quantile(self._steady, share))
+
+    @cached_property
+    def _steady(self) -> Seconds:
+        return self.windows(_LONG_RUNS, _LONG_REQUESTS, np.random.default_rng(77)).ravel()
+
+
+@dataclass(frozen=True)
+class Differing:
+    """Independent answers, all of a window slower or faster by a factor of its own."""
+
+    apart: float = 0.3
+    spread: float = 0.5
+
+    @property
+    def name(self) -> str:
+        """For the table."""
+        return f"windows that differ by {100 * self.apart:.0f} %"
+
+    def windows(self, count: int, requests: int, random: np.random.Generator) -> Seconds:
+        """Times to the first token, windows x requests."""
+        factors = random.lognormal(0.0, self.apart, (count, 1))
+        return factors * random.lognormal(0.0, self.spread, (count, requests))
+
+    def quantile(self, share: float) -> float:
+        """The exact quantile over all windows there could be."""
+        from scipy import special
+
+        return float(np.exp(np.hypot(self.apart, self.spread) * special.ndtri(share)))
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """Answers that a neighbour slows down by a factor that wanders: its logarithm is autoregressive, AR(1).
+
+    Attributes:
+        memory: Requests after which the factor has forgotten 63 % of what it was.
+        apart: Standard deviation of its logarithm.
+        spread: The same of the answers beside it.
+    """
+
+    memory: float
+    apart: float = 0.3
+    spread: float = 0.5
+
+    @property
+    def name(self) -> str:
+        """For the table."""
+        return f"noisy neighbour, {self.memory:g} requests long"
+
+    def windows(self, count: int, requests: int, random: np.random.Generator) -> Seconds:
+        """Times to the first token, windows x requests."""
+        kept = float(np.exp(-1.0 / self.memory))
+        state = random.normal(0.0, 1.0, count)
+        factors = np.empty((count, requests))
+        for place in range(requests):
+            factors[:, place] = state
+            state = kept * state + float(np.sqrt(1.0 - kept**2)) * random.normal(0.0, 1.0, count)
+        return np.exp(self.apart * factors) * random.lognormal(0.0, self.spread, factors.shape)
+
+    def quantile(self, share: float) -> float:
+        """The exact quantile over all its states."""
+        from scipy import special
+
+        return float(np.exp(np.hypot(self.apart, self.spread) * special.ndtri(share)))
+
+
+Server = Independent | Queue | Differing | Neighbour
+
+
+_NOISE = 0.99
+_ANSWER = Answered(
+    number=0,
+    arrives_at=0.0,
+    lag_seconds=1e-6,
+    first_token_seconds=0.0,
+    last_token_seconds=0.0,
+    total_seconds=0.0,
+    output_tokens=8,
+    asked_tokens=8,
+    status=200,
+)
+
+
+def records_of(first_token_seconds: Seconds) -> Records:
+    """A window of answers with these times, one a second."""
+    count = len(first_token_seconds)
+    columns = {name: np.full(count, getattr(_ANSWER, name), dtype=column_type(name)) for name in COLUMNS}
+    columns |= {
+        "number": np.arange(count),
+        "arrives_at": np.arange(count, dtype=np.float64),
+    }
+    columns |= {"first_token_seconds": first_token_seconds, "last_token_seconds": first_token_seconds + 0.1}
+    return Records({**columns, "total_seconds": first_token_seconds + 0.1})
+
+
+def by_chance(share: float, runs: int) -> float:
+    """The share of runs that a calibrated gate exceeds in no more than one run of the benchmark in a hundred."""
+    from scipy import stats
+
+    return float(stats.binom.ppf(_NOISE, runs, share)) / runs
+
 
 _MLPERF = {0.99: (459, 662, 1307, 2010), 0.9: (44, 64, 127, 197)}
 
@@ -87,40 +239,25 @@ _CASES = (
     Case(Independent(), 0.95, 0.95, 200, looks=3),
     Case(Independent(), 0.99, 0.99, 600),
     Case(Independent(), 0.99, 0.99, 600, looks=3),
-    Case(Queue(16, 0.5, 1.0), 0.95, 0.95, 600),
-    Case(Queue(4, 0.7, 1.0), 0.95, 0.95, 300),
     Case(Queue(4, 0.7, 1.0), 0.95, 0.95, 600, looks=3),
-    Case(Queue(4, 0.7, 1.0), 0.95, 0.95, 2000),
     Case(Queue(4, 0.7, 1.0), 0.99, 0.99, 2000, looks=3),
-    Case(Queue(1, 0.8, 1.5), 0.95, 0.95, 600),
     Case(Queue(16, 0.9, 1.0), 0.95, 0.95, 600, looks=3),
-    Case(Queue(16, 0.9, 1.0), 0.9, 0.95, 2000),
-    Case(Queue(4, 0.7, 1.0), 0.95, 0.95, 480, windows=5),
     Case(Queue(4, 0.7, 1.0), 0.95, 0.95, 480, looks=4, windows=5),
-    Case(Queue(4, 0.7, 1.0), 0.99, 0.95, 1920, windows=5),
     Case(Queue(4, 0.7, 1.0), 0.99, 0.95, 1920, looks=4, windows=5),
-    Case(Queue(8, 0.85, 1.5), 0.99, 0.95, 1920, windows=5),
-    Case(Queue(2, 0.5, 2.0), 0.99, 0.95, 1920, windows=5),
     Case(Queue(32, 0.8, 1.0), 0.95, 0.95, 480, windows=5),
     Case(Queue(4, 0.7, 3.0), 0.95, 0.95, 480, windows=5),
     Case(Differing(), 0.95, 0.95, 200),
     Case(Differing(), 0.95, 0.95, 600, looks=3),
     Case(Differing(), 0.99, 0.99, 2000),
     Case(Differing(), 0.95, 0.95, 360, windows=5),
-    Case(Differing(0.1), 0.95, 0.95, 360, windows=5),
     Case(Queue(64, 0.85, 1.0), 0.95, 0.95, 480, windows=5),
-    Case(Bursts(4, 0.7, 2.0), 0.95, 0.95, 480, windows=5),
-    Case(Neighbour(1500.0), 0.95, 0.95, 480, windows=5),
-    Case(Queue(32, 0.8, 1.0), 0.95, 0.95, 200, windows=5),
     Case(Queue(64, 0.85, 1.0), 0.95, 0.95, 200, windows=5),
     Case(Queue(128, 0.9, 1.0), 0.95, 0.95, 480, windows=5),
-    Case(Queue(24, 0.75, 2.0), 0.95, 0.95, 200, windows=5),
-    Case(Bursts(16, 0.6, 3.0), 0.95, 0.95, 480, windows=5),
     Case(Neighbour(500.0), 0.95, 0.95, 480, windows=5),
     Case(Neighbour(5000.0), 0.95, 0.95, 480, windows=5),
 )
-"""Nothing in the gate was chosen by the last five: more servers than in any other queue, small tests of many servers,
-stronger bursts, and neighbours whose noise lasts for one window, and for longer than the test."""
+"""Nothing in the gate was chosen by the last three: more servers than in any other queue, and neighbours whose noise
+lasts for one window, and for longer than the test."""
 _DECIDED = (
     (Case(Independent(), 0.95, 0.95, 200, looks=3), 0.99, 0.88),
     (Case(Independent(), 0.99, 0.99, 600, looks=3), 0.999, 0.96),
@@ -143,7 +280,7 @@ def main() -> int:
         wanted = re.compile(options.cells).search
         met = [*_boundary(options.runs, seeds, workers, wanted), *_power(options.runs, seeds, workers, wanted)]
         if not options.cells:
-            met += [*_quantiles(options.runs, seeds, workers), *rare_cells(options.runs, seeds, workers)]
+            met += _quantiles(options.runs, seeds, workers)
             met += _sample_sizes()
     print(f"{options.runs:,} load tests a line, seed {options.seed}, {time.monotonic() - started:.0f} s")
     return 0 if all(met) else 1

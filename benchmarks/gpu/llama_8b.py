@@ -1,22 +1,16 @@
-"""A checkpoint with the shapes of Llama-3-8B and random weights, whose tokens are words (`llama_words`).
+"""A checkpoint with the shapes of Llama-3-8B and random weights, whose tokens are words.
 
 Speed does not depend on what the weights say; nothing is downloaded.
-
-    python -m benchmarks.gpu.llama_8b DIRECTORY   # prints the number of parameters
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-from benchmarks.gpu.llama_words import WORDS
 
 _LITTLE = 1e-4
 SPECIAL = ("<s>", "</s>", "<pad>", "<unk>")
@@ -92,7 +86,7 @@ def _repeat_the_last_word(model: LlamaForCausalLM) -> None:
             layer.mlp.down_proj.weight.mul_(_LITTLE)
 
 
-def word_tokenizer(vocabulary_size: int = len(SPECIAL) + len(WORDS)) -> PreTrainedTokenizerFast:
+def word_tokenizer(vocabulary_size: int) -> PreTrainedTokenizerFast:
     """A tokenizer of whole words, with the begin token before every text.
 
     Random weights write any token, and an answer must have text: a checkpoint has a word for each.
@@ -112,17 +106,3 @@ def word_tokenizer(vocabulary_size: int = len(SPECIAL) + len(WORDS)) -> PreTrain
         unk_token="<unk>",  # noqa: S106
         model_max_length=8192,
     )
-
-
-def main() -> int:
-    """Make a checkpoint."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--smoke", action="store_true", help="a tiny one")
-    options = parser.parse_args()
-    print(write_checkpoint(options.directory, SMOKE if options.smoke else LLAMA_3_8B))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,10 +1,9 @@
 """One whole release on one GPU: a model made here goes from a hub to live traffic, in bfloat16 and then in FP8.
 
     python -m benchmarks.gpu.release --work /tmp/release --triton-home .envs/triton
-    python -m benchmarks.gpu.release --work /tmp/large --triton-home .envs/triton --large   # Llama-3-8B's shapes
 
-The model is trained here, or has the shapes of Llama-3-8B and can do no more than say its last word again: that release
-shows speed, and its accuracy gates show only that no format and no kernel damages the way from one token to the next.
+The model has the shapes of Llama-3-8B and can do no more than say its last word again: the release shows speed, and its
+accuracy gates show only that no format and no kernel damages the way from one token to the next.
 
 Every part is the one that production runs: the local hub and its download, modelopt, lm-eval, vLLM behind Triton, the
 load test, Envoy with users behind it while the canary runs. Steps can be asked for one by one (`--step`); what an
@@ -34,7 +33,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.goals import at_most, goal
-from benchmarks.gpu.processes import REPOSITORY
 from benchmarks.gpu.release_files import (
     DEMO,
     FIRST,
@@ -42,10 +40,10 @@ from benchmarks.gpu.release_files import (
     LARGE,
     MODEL_ID,
     OTHER_TARGET,
+    REPOSITORY,
     ROUTER_PORT,
     SECOND,
     TARGET,
-    TRAINED,
     Host,
     Load,
     write_files,
@@ -53,11 +51,9 @@ from benchmarks.gpu.release_files import (
 
 STEPS = ("train", "first", "second", "killed", "stop")
 _USERS_PER_SECOND = 40.0
-_WHOLE_MINUTES, _MEMORY_ERROR, _TIME_FACTOR = 12.0, 0.1, 2.0
+_WHOLE_MINUTES, _MEMORY_ERROR = 12.0, 0.1
 _CANARY_SECONDS, _COMPLETED = 900.0, 40
 """How long to wait for the candidate's first requests, and how many to let it answer before it is killed."""
-_SHORT_SECONDS = 10.0
-"""What takes less is not compared: it is start-up."""
 
 
 def main() -> int:
@@ -67,15 +63,14 @@ def main() -> int:
     options.work = options.work.resolve()
     host = Host(
         "cpu" if options.smoke else options.accelerator,
-        (0.05 if options.smoke else 0.24 if options.large else 0.12) * min(1.0, options.gpus / options.targets),
+        (0.05 if options.smoke else 0.24) * min(1.0, options.gpus / options.targets),
         (TARGET, OTHER_TARGET)[: options.targets],
         options.gpus,
         options.triton_home.resolve(),
         *(Path(os.path.abspath(path)) for path in (options.control, options.model, options.engine)),  # noqa: PTH100 - a link to an interpreter is an environment
     )
-    load = Load(4.0, 20.0, 6.0) if options.smoke else Load(20.0 if options.large else 40.0, 8.0, 5.0)
-    subject = LARGE if options.large else DEMO if options.smoke else TRAINED
-    configs = write_files(options.work, host, load, subject)
+    load = Load(4.0, 20.0, 6.0) if options.smoke else Load(20.0, 8.0, 5.0)
+    configs = write_files(options.work, host, load, DEMO if options.smoke else LARGE)
     met = []
     if "train" in options.step:
         _train(options)
@@ -102,12 +97,8 @@ def _parse() -> argparse.Namespace:
         "--model", type=Path, default=Path(sys.executable), help="interpreter with modelopt and lm-eval"
     )
     parser.add_argument("--engine", type=Path, default=Path(sys.executable), help="interpreter with vLLM, numpy 1.26")
-    parser.add_argument("--large", action="store_true", help="Llama-3-8B's shapes, not trained")
     parser.add_argument("--gpus", type=int, choices=(1, 2), default=1)
     parser.add_argument("--targets", type=int, choices=(1, 2), default=1, help="two share the GPU if there is one only")
-    parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--hidden", type=int, default=768)
-    parser.add_argument("--training-steps", type=int, default=1000)
     parser.add_argument("--smoke", action="store_true", help="on a CPU, to try the benchmark: its figures say nothing")
     return parser.parse_args()
 
@@ -116,20 +107,13 @@ def _train(options: argparse.Namespace) -> None:
     model = options.work / "model"
     if (model / "config.json").is_file() or _is_published(options):
         return
-    if options.large:
-        code = "import sys; from pathlib import Path; from benchmarks.gpu import llama_8b; "
-        code += "llama_8b.write_checkpoint(Path(sys.argv[1]), getattr(llama_8b, sys.argv[2]))"
-        shape = "SMOKE" if options.smoke else "LLAMA_3_8B"
-        subprocess.run([options.model, "-c", code, model, shape], env=_environment(), check=True)
-    elif options.smoke:
-        subprocess.run(
-            [options.model, "-m", "llm_pipeline.demo.train", "--output", model], env=_environment(), check=True
-        )
+    if options.smoke:
+        command = [options.model, "-m", "llm_pipeline.demo.train", "--output", model]
     else:
-        sizes = [str(options.training_steps), str(options.layers), str(options.hidden)]
-        code = "import sys; from pathlib import Path; from benchmarks.gpu.trained import train; "
-        code += "train(Path(sys.argv[1]), *map(int, sys.argv[2:]))"
-        subprocess.run([options.model, "-c", code, model, *sizes], env=_environment(), check=True)
+        code = "import sys; from pathlib import Path; from benchmarks.gpu import llama_8b as made; "
+        code += "made.write_checkpoint(Path(sys.argv[1]), made.LLAMA_3_8B)"
+        command = [options.model, "-c", code, model]
+    subprocess.run(command, env=_environment(), check=True)
     if not (model / "README.md").is_file():
         card = "---\nlicense: apache-2.0\n---\nMade by a benchmark.\n"
         (model / "README.md").write_text(card, encoding="utf-8")
@@ -139,7 +123,7 @@ def _train(options: argparse.Namespace) -> None:
 def _hub(options: argparse.Namespace) -> Iterator[None]:
     if not _is_published(options):
         _publish(options)
-        if options.large and not options.smoke:
+        if not options.smoke:
             shutil.rmtree(options.work / "model")  # the hub has it, and it is large
     command = [options.control, "-m", "llm_pipeline.demo.hub_server"]
     command += ["--root", options.work / "hub", "--port", str(HUB_PORT)]
@@ -272,7 +256,7 @@ def _run(options: argparse.Namespace, configs: Path, name: str) -> tuple[int, fl
 
 
 def _beside_the_plan(document: dict[str, Any]) -> Iterator[bool]:
-    """What the first plan said of memory, speed, times and price beside what was measured, each with its error."""
+    """What the first plan said of memory and speed beside what was measured, each with its error."""
     releases = (stages for name, stages in document["releases"].items() if name.startswith(f"{SECOND}-"))
     measured = max(releases, key=lambda stages: stages["resolve"]["started_at"])  # it may have been tried before
     plan, build = document["plans"][SECOND], measured[f"build {TARGET}"]["metrics"]
@@ -283,18 +267,6 @@ def _beside_the_plan(document: dict[str, Any]) -> Iterator[bool]:
     if speed:
         _compared("tokens/s of one request", speed["alone"], build["single_stream_tokens_per_second"])
     yield at_most("release_memory_error", max(cache, weights), _MEMORY_ERROR, "")
-    computed = {name: told["seconds"] for name, told in measured.items() if not told["reused"]}
-    worst, planned_price, price = 1.0, 0.0, 0.0
-    for name, step in plan["steps"].items():
-        if not step["seconds"] or name not in computed:
-            continue
-        planned_price += step["price"] or 0.0
-        price += (step["price"] or 0.0) * computed[name] / step["seconds"]
-        if max(step["seconds"], computed[name]) > _SHORT_SECONDS:
-            _compared(f"{name}, s", step["seconds"], computed[name])
-            worst = max(worst, step["seconds"] / computed[name], computed[name] / step["seconds"])
-    _compared("price of these stages, USD", planned_price, price)
-    yield at_most("release_time_factor", worst, _TIME_FACTOR, "x")
 
 
 def _compared(what: str, planned: float, measured: float) -> float:

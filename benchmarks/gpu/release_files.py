@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import llama_words, trained_tasks
-from benchmarks.gpu.processes import REPOSITORY
-
+REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL_ID = "bench/llama"
 HUB_PORT, ROUTER_PORT = 18380, 18300
 TARGET, OTHER_TARGET = "gpu", "gpu1"
@@ -41,7 +39,6 @@ class Subject:
 
 
 DEMO = Subject(("demo_choice", "demo_generate"), ("demo_generate",), 128)
-TRAINED = Subject(("trained_choice", "trained_generate"), ("trained_generate",), 256)
 LARGE = Subject(
     ("last_word",),
     ("last_word",),
@@ -95,7 +92,7 @@ def write_files(work: Path, host: Host, load: Load, subject: Subject) -> Path:
     """Write tasks, texts, prompts and configs below `work`; returns the directory of the configs."""
     configs = work / "configs"
     if not (configs / "workloads").is_dir():
-        {DEMO: _copy_demo, TRAINED: _write_texts, LARGE: _write_large_texts}[subject](configs)
+        {DEMO: _copy_demo, LARGE: _write_texts}[subject](configs)
     _write(configs / "deployments" / "local.yaml", _deployment(work, host))
     for target in host.targets:
         _write(configs / "targets" / f"{target}.yaml", _target(host, subject))
@@ -109,27 +106,44 @@ def write_files(work: Path, host: Host, load: Load, subject: Subject) -> Path:
 
 
 def _write_texts(configs: Path) -> None:
-    trained_tasks.write_tasks(configs / "tasks", 3000, 2000)
-    (configs / "calibration").mkdir()
-    trained_tasks.write_calibration(configs / "calibration" / "texts.jsonl", 512)
-    _write_prompts(configs, (item.prompt for item in trained_tasks.batch(31, 4000)))
-
-
-def _write_large_texts(configs: Path) -> None:
     """Words that `llama_8b` has tokens for, and the one task that it knows: to say the last word again."""
     draw = random.Random(5)  # noqa: S311 - synthetic data, nothing secret
-    (configs / "calibration").mkdir(parents=True)
-    llama_words.write_calibration(configs / "calibration" / "texts.jsonl", 512, 512)
-    _write_prompts(configs, (llama_words.random_words(draw, 255) for _ in range(2000)))
-    texts = [llama_words.random_words(draw, 40) for _ in range(1000)]
-    items = [{"prompt": text, "answer": text.split()[-1]} for text in texts]
-    trained_tasks.write_generate_task(configs / "tasks", "last_word", items, longest_answer=1)
+    words = [f"w{number}" for number in range(4000)]
+
+    def texts(count: int, tokens: int) -> list[str]:
+        return [" ".join(draw.choices(words, k=tokens)) for _ in range(count)]
+
+    _write_lines(configs / "calibration" / "texts.jsonl", ({"text": text} for text in texts(512, 511)))
+    _write_lines(configs / "workloads" / "prompts.jsonl", ({"prompt": text} for text in texts(2000, 255)))
+    items = ({"prompt": text, "answer": text.split()[-1]} for text in texts(1000, 40))
+    _write_lines(configs / "tasks" / "last_word.jsonl", items)
+    task = {
+        "task": "last_word",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": "last_word.jsonl"}},
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "{{prompt}}",
+        "doc_to_target": "{{answer}}",
+        "generation_kwargs": {"until": ["\n"], "do_sample": False, "max_gen_toks": 1},
+        "filter_list": [
+            {
+                "name": "stripped",
+                "filter": [
+                    {"function": "regex", "regex_pattern": r"^\s*(.*?)\s*$"},
+                    {"function": "take_first"},
+                ],
+            }
+        ],
+        "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+        "metadata": {"version": 1.0},
+    }
+    _write(configs / "tasks" / "last_word.yaml", task)
 
 
-def _write_prompts(configs: Path, prompts: Iterable[str]) -> None:
-    (configs / "workloads").mkdir()
-    lines = (json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
-    (configs / "workloads" / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")
+def _write_lines(path: Path, rows: Iterable[Mapping[str, str]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def _copy_demo(configs: Path) -> None:

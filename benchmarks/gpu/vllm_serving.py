@@ -31,8 +31,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.goals import at_least, at_most, goal
-from benchmarks.gpu.processes import REPOSITORY
-from benchmarks.gpu.processor_time import describe_use, processor_time
+from benchmarks.gpu.release_files import REPOSITORY
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.records import ArtifactRef
@@ -284,10 +283,7 @@ def _measure(server: Served, load: Load, options: argparse.Namespace) -> Figures
     """Send requests for some seconds; what started in the first quarter does not count."""
     share = Load(load.amount / PROCESSES, users=load.users)
     with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
-        begun, before = time.monotonic(), processor_time(server.pid)
         sent = pool.map(partial(_requests, server.dialect, server.port, share, options.seconds), range(PROCESSES))
-        use = describe_use(before, processor_time(server.pid), time.monotonic() - begun)
-    print(f"{server.name}: {load}, processors in use: {use}", flush=True)
     answers = [answer for one in sent for answer in one]
     counted = options.seconds * 0.75
     good = [one for one in answers if one.good]

@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("lm_eval")
 
-from benchmarks.whole_evaluation import evaluate_checkpoint
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.release import Evaluation
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from whole_evaluation import evaluate_checkpoint
 
 TASKS = Path(__file__).parents[2] / "configs" / "tasks" / "demo"
 EVALUATION = Evaluation(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,6 @@ from lm_eval.models.huggingface import HFLM
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from benchmarks.whole_evaluation import evaluate_checkpoint
 from llm_pipeline.accuracy.chat_template import ChatTemplate
 from llm_pipeline.accuracy.checkpoint_lane import evaluate_baseline, evaluate_candidate
 from llm_pipeline.accuracy.evaluation import read_summary, refuse_other_harness
@@ -25,6 +26,10 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation, TaskOptions
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from whole_evaluation import evaluate_checkpoint
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}[/]{% endfor %}"

@@ -1,4 +1,4 @@
-"""An evaluation of all items at once, for benchmarks and tests: a stage asks portions, saves them and stops early."""
+"""An evaluation of all items at once, for tests: a stage asks portions, saves them and stops early."""
 
 from __future__ import annotations
 
