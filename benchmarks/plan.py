@@ -14,20 +14,35 @@ when one is missed.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.example_files import render_target
 from benchmarks.goals import at_most
 from benchmarks.plan_hub import hub_process, publish, release_on
+from llm_pipeline.adapters.tensorrt_llm.trtllm_build.command import render_build_command
+from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.config.target import EngineBuilderName, Target
+from llm_pipeline.engines.llm_args.checking import check_llm_args
+from llm_pipeline.engines.llm_args.rendering import render_llm_args
 from llm_pipeline.release.loading import load_release
+from llm_pipeline.serving.kubernetes_manifests import (
+    ServedRelease,
+    ServingManifestOptions,
+    pod_launch_plan,
+    render_manifests,
+    to_yaml,
+)
+from llm_pipeline.serving.model_repository import write_repository
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RELEASES = REPOSITORY / "configs" / "releases"
@@ -94,6 +109,78 @@ def _rendering_seconds(paths: Sequence[Path]) -> tuple[int, int, float]:
         started = time.perf_counter()
         files = [render_target(target, Path(temporary) / target.name) for target in on_gpus]
         return len(on_gpus), sum(map(len, files)), time.perf_counter() - started
+
+
+_ENGINE = ArtifactRef(kind="engine", digest="0" * 64)
+_CHECKPOINT = ArtifactRef(kind="checkpoint", digest="1" * 64)
+_REPOSITORY = ArtifactRef(kind="model_repository", digest="2" * 64)
+_OPTIONS = ServingManifestOptions(setup_image="registry.example.com/llm-pipeline-serving:0.1.0")
+
+
+def render_target(target: Target, directory: Path) -> tuple[Path, ...]:
+    """Render all of it into a new directory, and check it as builds and servers do; returns the files.
+
+    The engine itself is a stand-in: the few files of it that a model repository is made from.
+
+    Raises:
+        PipelineError: Something is not legal in the target's version, or breaks a rule of the server.
+    """
+    engine = directory / "engine"
+    engine.mkdir(parents=True)
+    _RENDERERS[target.engine](target, engine)
+    facts = EngineFacts(
+        builder=target.engine,
+        bytes=0,
+        weight_format=target.weight_format,
+        quantization=None,
+        kv_cache="auto",
+        context_length=target.limits.maximum_tokens_per_request,
+        device=target.accelerator,
+        versions={},
+        seconds={},
+    )
+    EngineDescription(facts=facts, target=target, checkpoint=_CHECKPOINT).write(engine)
+    write_repository(engine, [], {}, target, directory / "repository", engine_ref=_ENGINE)
+    _manifests(target, directory)
+    return tuple(sorted(path for path in directory.rglob("*") if path.is_file()))
+
+
+def _llm_args(target: Target, engine: Path) -> None:
+    arguments = render_llm_args(target, model="checkpoint", checkpoint=None)
+    check_llm_args(arguments.document, arguments.version).require(target.name)
+    (engine / "llm_args.yaml").write_text(arguments.to_yaml())
+
+
+def _build_command(target: Target, engine: Path) -> None:
+    command = render_build_command(target, Path("checkpoint"), Path("engine"), new_timing_cache=Path("timing.cache"))
+    (engine.parent / "build_command.txt").write_text(shlex.join(command))
+    (engine / "config.json").write_text(json.dumps({"pretrained_config": {"logits_dtype": "float32"}}))
+    (engine / "tokenizer").mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (engine / "tokenizer" / name).write_text("{}")
+
+
+def _manifests(target: Target, directory: Path) -> None:
+    release = ServedRelease(
+        name="example",
+        release_id="example",
+        model_id="example/example",
+        target=target,
+        repository=_REPOSITORY,
+        engine=_ENGINE,
+        checkpoint=_CHECKPOINT,
+    )
+    (directory / "launch_plan.json").write_text(pod_launch_plan(release, _OPTIONS).model_dump_json(indent=1))
+    (directory / "kubernetes").mkdir()
+    for name, manifest in render_manifests(release, _OPTIONS).items():
+        (directory / "kubernetes" / name).write_text(to_yaml(manifest))
+
+
+_RENDERERS: Mapping[EngineBuilderName, Callable[[Target, Path], None]] = {
+    "tensorrt_llm_llmapi": _llm_args,
+    "tensorrt_llm_engine": _build_command,
+}
+"""What the build of each engine is given."""
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.example_files import render_target
+from benchmarks.plan import render_target
 from llm_pipeline.catalog.tables import find_container
 from llm_pipeline.config.target import Target
 from llm_pipeline.planning.model import Plan
