@@ -92,22 +92,6 @@ class ChatTemplate(Frozen):
         except TemplateError as error:
             raise _refused(error) from error
 
-    def refuse_without_system_turn(self) -> None:
-        """Refuse a template that cannot hold a system turn, for a system instruction would be left out.
-
-        Raises:
-            ConfigError: It cannot.
-        """
-        from jinja2.exceptions import TemplateError
-
-        try:
-            self._rendered([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}], True)
-        except TemplateError as error:
-            raise ConfigError(
-                f"the model's chat template takes no system instruction: {error}",
-                hint="leave evaluation.system_instruction out for this model",
-            ) from error
-
     def _rendered(self, messages: Sequence[dict[str, str]], add_generation_prompt: bool) -> str:
         from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -126,5 +110,5 @@ class ChatTemplate(Frozen):
 def _refused(error: Exception) -> ConfigError:
     return ConfigError(
         f"the model's chat template refuses a prompt: {error}",
-        hint="set evaluation.chat_template: false, or task_options.<task>.chat_template: false",
+        hint="set evaluation.chat_template: false",
     )

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from llm_pipeline.accuracy.chat_template import ChatTemplate
 from llm_pipeline.accuracy.evaluation import (
     EvaluationSummary,
-    NoiseFloor,
     Scoring,
     read_summary,
     refuse_other_harness,
@@ -37,6 +36,8 @@ if TYPE_CHECKING:
 
 
 _TRIED_DOCUMENTS = 2
+_REFERENCE_ITEMS = 64
+"""Items on whose texts the candidate's distribution of tokens is compared with the baseline's."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,12 @@ class LaneEvaluation:
     tool_seconds: float
 
     def metrics(self) -> dict[str, Metric]:
-        """Accuracy by task, items, what is known of noise and divergence, and seconds by phase."""
+        """Accuracy by task, items, what is known of divergence, and seconds by phase."""
         summary = self.summary
         metrics: dict[str, Metric] = {f"accuracy_{task}": own.accuracy for task, own in summary.tasks.items()}
         metrics |= {"items": summary.asked, "items_planned": summary.planned}
         if summary.look is not None:
             metrics |= {"look": summary.look, "looks": summary.looks}
-        if summary.noise is not None:
-            metrics |= {"noise_items": summary.noise.items, "noise_flips": summary.noise.flips}
         if summary.perplexity is not None:
             metrics["perplexity"] = summary.perplexity
         if summary.divergence is not None:
@@ -85,14 +84,16 @@ class _Lane:
         spare_tool()
         use_processors()
         with self.phase("questions"):
-            self.chat = ChatTemplate.of(load_tokenizer(inputs["checkpoint"])) if _may_chat(evaluation) else None
+            self.chat = (
+                ChatTemplate.of(load_tokenizer(inputs["checkpoint"])) if evaluation.chat_template is not False else None
+            )
             self.questions: Questions = Questions.load(
                 inputs.get("tasks"), evaluation, evaluation.tasks, self.chat, inputs.get("eval_data")
             )
         with self.phase("load"):
             self.model: HarnessModel = load_harness_model(inputs["checkpoint"], evaluation, dtype)
         self.harness = {**self.questions.identity, **self.model.identity}
-        self.order = evaluation_order(self.questions.clusters, evaluation.seed)
+        self.order = evaluation_order(self.questions.clusters)
         self._saved = SavedItems(workdir / "items", sha256_json([self.harness, self.order]))
 
     @contextmanager
@@ -121,7 +122,7 @@ class _Lane:
 def evaluate_baseline(
     inputs: Mapping[str, Path], evaluation: CheckpointEvaluation, dtype: str, workdir: Path
 ) -> LaneEvaluation:
-    """Score every item on the checkpoint, some of them twice, and keep its token probabilities of some texts.
+    """Score every item on the checkpoint, and keep its token probabilities of some texts.
 
     Args:
         inputs: `checkpoint`, `tasks` unless they are lm-eval's own, and `eval_data`, what they read.
@@ -141,16 +142,10 @@ def evaluate_baseline(
         items = list(lane.item_runner(len(lane.order)).ask_until(len(lane.order)))
     lane.directory.mkdir(parents=True, exist_ok=True)
     with lane.phase("divergence"):
-        perplexity = _write_reference(lane, items[: evaluation.divergence_items])
-    with lane.phase("noise"):
-        noise = _noise_floor(lane, items[: evaluation.noise_floor_items])
+        perplexity = _write_reference(lane, items[:_REFERENCE_ITEMS])
     with lane.phase("chance"):
         items = [item.model_copy(update={"chance": lane.questions.chance(item)}) for item in items]
-    return lane.written(items, noise=noise, perplexity=perplexity)
-
-
-def _may_chat(evaluation: CheckpointEvaluation) -> bool:
-    return evaluation.chat_template is not False or any(one.chat_template for one in evaluation.task_options.values())
+    return lane.written(items, perplexity=perplexity)
 
 
 def _try_each_task(lane: _Lane) -> None:
@@ -177,15 +172,6 @@ def _write_reference(lane: _Lane, items: list[ScoredItem]) -> float | None:
     reference = reference_of(lane.model.model, texts)
     reference.write(lane.directory)
     return reference.perplexity
-
-
-def _noise_floor(lane: _Lane, items: list[ScoredItem]) -> NoiseFloor | None:
-    if not items:
-        return None
-    lane.model.halve_batches()
-    again = lane.questions.ask(lane.model, [(item.task, item.item_id) for item in items])
-    flips = sum(first.score != second.score for first, second in zip(items, again, strict=True))
-    return NoiseFloor(items=len(items), flips=flips)
 
 
 def evaluate_candidate(

@@ -55,18 +55,6 @@ class TaskSummary(Frozen):
     accuracy: float | None
 
 
-class NoiseFloor(Frozen):
-    """The same model asked the same items again, at another batch size.
-
-    Attributes:
-        items: How many were asked twice.
-        flips: How many of them scored differently: what rounding alone does.
-    """
-
-    items: int
-    flips: int
-
-
 class Divergence(Frozen):
     """How far the candidate's distribution of the next token is from the baseline's, on the same texts.
 
@@ -115,7 +103,6 @@ class EvaluationSummary(Frozen):
         looks: How many looks were planned.
         harness: What must be the same on both sides of a comparison, see `refuse_other_harness`.
         scoring: How log-likelihoods were computed, and why not with shared prefixes if they were not.
-        noise: The noise floor; of a baseline only.
         perplexity: Of the divergence's texts.
         divergence: Distance from the baseline; of a candidate only.
         groups: The groups that were asked for by name, each judged as one task.
@@ -133,7 +120,6 @@ class EvaluationSummary(Frozen):
     looks: int = 1
     harness: dict[str, str] = Field(default={})
     scoring: str = ""
-    noise: NoiseFloor | None = None
     perplexity: float | None = None
     divergence: Divergence | None = None
     groups: tuple[TaskGroup, ...] = ()

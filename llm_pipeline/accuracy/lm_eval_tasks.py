@@ -255,26 +255,17 @@ class PromptStyle:
     Attributes:
         few_shots: Solved examples in each prompt.
         chat: The chat format; None for plain text.
-        system_instruction: Before every prompt; None for none.
-        multiturn: In the chat format, examples are turns of their own.
     """
 
     few_shots: int
     chat: ChatTemplate | None
-    system_instruction: str | None
-    multiturn: bool
 
     @property
     def request_options(self) -> dict[str, Any]:
         """The same for lm-eval's `build_all_requests`."""
         if self.chat is None:
-            return {"system_instruction": self.system_instruction}
-        return {
-            "system_instruction": self.system_instruction,
-            "apply_chat_template": True,
-            "fewshot_as_multiturn": self.multiturn,
-            "chat_template": self.chat.render,
-        }
+            return {}
+        return {"apply_chat_template": True, "fewshot_as_multiturn": True, "chat_template": self.chat.render}
 
 
 def prompt_style(
@@ -285,8 +276,7 @@ def prompt_style(
     Raises:
         ConfigError: The task fixes its examples, or the model lacks the chat format that is asked for.
     """
-    options = options_of(name, loaded, evaluation)
-    wanted = evaluation.chat_template if options.chat_template is None else options.chat_template
+    wanted = evaluation.chat_template
     if wanted is True and chat is None:
         raise ConfigError(
             "the checkpoint's tokenizer has no chat template",
@@ -294,14 +284,7 @@ def prompt_style(
             hint="set evaluation.chat_template to false, or to auto",
         )
     used = chat if wanted is True or (wanted == "auto" and task.OUTPUT_TYPE == "generate_until") else None
-    if used is not None and evaluation.system_instruction:
-        used.refuse_without_system_turn()
-    return PromptStyle(
-        few_shots=_few_shots(name, task, options.num_fewshot),
-        chat=used,
-        system_instruction=evaluation.system_instruction,
-        multiturn=evaluation.fewshot_as_multiturn,
-    )
+    return PromptStyle(few_shots=_few_shots(name, task, options_of(name, loaded, evaluation).num_fewshot), chat=used)
 
 
 def options_of(task: str, loaded: LoadedTasks, evaluation: CheckpointEvaluation) -> TaskOptions:

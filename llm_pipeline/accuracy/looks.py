@@ -1,9 +1,8 @@
 """The order in which items are scored, after how many of them the gate looks, and how many a margin needs.
 
-    order = evaluation_order({"gsm8k": clusters_of_its_documents}, seed=20260101)
+    order = evaluation_order({"gsm8k": clusters_of_its_documents})
     plan = plan_looks(1319, policy)
     items_needed(margin=0.01, flips=0.05, confidence=0.95)  # 4,282: asked when no look decides earlier
-    expected_items(0.01, 0.05, 0.95, plan)  # what the looks make of it
 
 Flips are unknown beforehand. What earlier releases of a model flipped is the best guess; without any, `TYPICAL_FLIPS`.
 """
@@ -19,7 +18,6 @@ from itertools import pairwise
 
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.statistics.intervals import items_to_decide
-from llm_pipeline.statistics.spending import boundaries, futility_boundaries, late, stopping_chances
 
 Place = tuple[str, int]
 """A task and the number of a document in it."""
@@ -50,12 +48,11 @@ class LookPlan:
         return tuple(size / max(1, self.items) for size in self.sizes)
 
 
-def evaluation_order(items: Mapping[str, Sequence[str]], seed: int) -> tuple[Place, ...]:
+def evaluation_order(items: Mapping[str, Sequence[str]]) -> tuple[Place, ...]:
     """The order in which to ask: random, yet every part from the start holds the tasks in proportion.
 
     Args:
         items: For each task the cluster of each document, by the document's number; an empty name is none.
-        seed: Decides the order of each task, whatever other tasks there are.
 
     Returns:
         Task and number of every document. A cluster is not torn apart, so a part may be off proportion by one
@@ -63,7 +60,7 @@ def evaluation_order(items: Mapping[str, Sequence[str]], seed: int) -> tuple[Pla
     """
     placed = []
     for task, clusters in items.items():
-        draw = random.Random(f"{seed}/{task}")  # noqa: S311 - an order that anyone can draw again
+        draw = random.Random(f"0/{task}")  # noqa: S311 - an order that anyone can draw again, whatever other tasks there are
         blocks = _blocks(clusters)
         draw.shuffle(blocks)
         start = 0
@@ -103,26 +100,6 @@ def items_needed(margin: float, flips: float, confidence: float, power: float = 
     if needed is None:
         raise ValueError(f"no number of items can decide a margin of {margin}")
     return needed
-
-
-def expected_items(margin: float, flips: float, confidence: float, plan: LookPlan, loss: float = 0.0) -> int:
-    """Items that a plan's looks are expected to ask.
-
-    Args:
-        margin: Largest acceptable loss.
-        flips: Share of items that change either way; more than `loss`.
-        confidence: Confidence of the gate's one-sided bounds.
-        plan: The looks.
-        loss: What the model truly loses.
-    """
-    if len(plan.sizes) == 1:
-        return plan.items
-    alpha, shares = 1.0 - confidence, plan.shares
-    drift = (margin - loss) * (plan.items / (max(flips, loss) - loss**2)) ** 0.5
-    chances = stopping_chances(shares, boundaries(shares, late, alpha), futility_boundaries(shares, alpha), drift)
-    stopping = [above + below for above, below in zip(chances.above[:-1], chances.below[:-1], strict=True)]
-    asked = sum(chance * size for chance, size in zip(stopping, plan.sizes[:-1], strict=True))
-    return round(asked + (1.0 - sum(stopping)) * plan.items)
 
 
 def plan_looks(items: int, policy: AccuracyPolicy) -> LookPlan:

@@ -90,7 +90,8 @@ def chance_of_go(sample: LossSample, margin: float, plan: LookPlan, look: int, c
     """Predictive probability that the upper bound is below the margin at the last look.
 
     The last bound is the one that the sample, grown to its final size with the same share of flips, would have; the
-    loss still to come is as uncertain as what was seen leaves it (`spending.futility_boundaries`).
+    loss still to come is as uncertain as what was seen leaves it (D. J. Spiegelhalter, L. S. Freedman and P. R.
+    Blackburn, Controlled Clinical Trials 7 (1986) 8-17).
     """
     share = plan.shares[look - 1]
     rule = decision_rule(plan, len(plan.sizes))

@@ -30,7 +30,7 @@ _HEAD = (
 
 
 def format_evaluation(summary: EvaluationSummary) -> str:
-    """Items, score and how it came about, one line a task, with groups and noise; starts with a line break."""
+    """Items, score and how it came about, one line a task, with groups; starts with a line break."""
     rows = [_task_row(task, own, summary.metrics.get(task)) for task, own in summary.tasks.items()]
     head, *below = _aligned(_TASK_HEAD, rows)
     lines = [head, "-" * len(head), *below]
@@ -41,8 +41,6 @@ def format_evaluation(summary: EvaluationSummary) -> str:
     for read in summary.data:
         counts = ", ".join(f"{split} {count:,}" for split, count in read.documents.items())
         lines.append(f"data of {read.name}: {read.repository} at {read.commit[:12]}, {read.files} files, {counts}")
-    if noise := summary.noise:
-        lines.append(f"noise floor: {noise.flips} of {noise.items} items score differently at another batch size")
     return "\n" + "\n".join(lines)
 
 

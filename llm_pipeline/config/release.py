@@ -24,7 +24,6 @@ from llm_pipeline.config.model import (
     PositiveHours,
     PositiveMinutes,
     Revision,
-    Seed,
     Small,
     Tokens,
     Word,
@@ -135,13 +134,11 @@ class TaskOptions(ConfigModel):
         filter: lm-eval's name of the reading of an answer. None takes the group's, `flexible-extract` for GSM8K, or
             the first in its file.
         num_fewshot: Solved examples in each prompt; None for the number in the task's file, or none at all.
-        chat_template: Overrides `evaluation.chat_template` for this task.
     """
 
     metric: Word | None = None
     filter: Word | None = None
     num_fewshot: Annotated[int, Field(ge=0, le=100)] | None = None
-    chat_template: bool | None = None
 
 
 class CheckpointEvaluation(ConfigModel):
@@ -152,36 +149,27 @@ class CheckpointEvaluation(ConfigModel):
         task_options: Metric, filter, examples and chat format by task, or by group for all of its tasks.
         chat_template: Ask in the chat format of the checkpoint's tokenizer. `auto` does so where the tokenizer has one
             for tasks that generate text, as users of a chat model do; tasks that compare the likelihoods of given
-            texts are asked without, as published comparisons of quantized models are. True asks all tasks so.
-        system_instruction: Put before every prompt, as the system's turn where the chat format is used.
-        fewshot_as_multiturn: In the chat format, examples are turns of their own.
+            texts are asked without, as published comparisons of quantized models are. True asks all tasks so. Examples
+            are turns of their own.
         allow_task_code: Task files of `task_directory` may run Python that lies beside them (`!function`).
         allow_generated_code: Tasks may run code that the model writes, on the machine that evaluates (HumanEval, MBPP).
         limit: Items per task; None for all.
         batch_size: Requests a forward pass; `auto` takes what fits into the free memory of the device.
         maximum_length: Context length given to the model, in tokens.
-        seed: Seed of the order in which items are scored, if the gate may decide before all of them are.
         cluster_field: Field of a task's documents that says what belongs together (the same passage, the same
             template): items of one cluster are not independent, and are judged so. None finds documents that share a
             long text (see `accuracy/document_clusters.py`); `none` takes each item for itself.
-        noise_floor_items: Items that the baseline answers again at another batch size: what changes then is noise.
-        divergence_items: Items on whose texts the candidate's distribution of tokens is compared with the baseline's.
     """
 
     tasks: Annotated[Words, Field(min_length=1)]
     task_options: Annotated[dict[Word, TaskOptions], Field(max_length=1024)] = Field(default={})
     chat_template: Literal["auto"] | bool = "auto"
-    system_instruction: Line | None = None
-    fewshot_as_multiturn: bool = True
     allow_task_code: bool = False
     allow_generated_code: bool = False
     limit: Items | None = None
     batch_size: BatchSize | Literal["auto"] = "auto"
     maximum_length: Annotated[Tokens, Field(ge=8)] = 2048
-    seed: Seed = 0
     cluster_field: Word | None = None
-    noise_floor_items: ItemsOrNone = 200
-    divergence_items: ItemsOrNone = 64
 
 
 class Evaluation(CheckpointEvaluation):

@@ -34,7 +34,7 @@ def gate_lines(tasks: Sequence[TaskItems], gates: Sequence[GatePower]) -> list[s
     """What each accuracy gate needs, by share of flips, beside what it has."""
     pool = ", ".join(f"{task.name} {task.items if task.items is not None else '?'}" for task in tasks)
     flips = "/".join(f"{100 * needed.flips:g}" for needed in gates[0].needed)
-    header = ("gate", "margin", "items", "looks", "needed", "of each task", "expected")
+    header = ("gate", "margin", "items", "looks", "needed", "of each task")
     rows = [
         (
             gate.gate,
@@ -43,7 +43,6 @@ def gate_lines(tasks: Sequence[TaskItems], gates: Sequence[GatePower]) -> list[s
             _or_unknown(gate.looks),
             _joined(needed.pooled for needed in gate.needed),
             _joined(needed.task for needed in gate.needed),
-            _joined(needed.expected for needed in gate.needed),
         )
         for gate in gates
     ]
@@ -77,11 +76,9 @@ def gpu_lines(cost: GpuCost) -> list[str]:
     header = ("recipe", "calibration", "batch", "peak", "fits", "GPUs", "minutes")
     rows = [_recipe_row(recipe) for recipe in cost.recipes]
     scoring = "  scoring: not predicted, too little is known of a task"
-    if cost.scoring_minutes is not None and cost.expected_minutes is not None:
-        scoring = (
-            f"  scoring: baseline {_minutes(cost.scoring_minutes)} min, "
-            f"each recipe {_minutes(cost.expected_minutes)} min at 5 % flips, {_minutes(cost.scoring_minutes)} at most"
-        )
+    if cost.scoring_minutes is not None:
+        minutes = _minutes(cost.scoring_minutes)
+        scoring = f"  scoring: baseline {minutes} min, each recipe as long at most, and less where a look decides"
     title = f"quantization on {cost.count} x {cost.accelerator}, {cost.capacity / _GIGABYTE:.0f} GB each (predicted)"
     return [title, *aligned([header, *rows], 2), scoring]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from llm_pipeline.accuracy.looks import TYPICAL_FLIPS, expected_items, items_needed, plan_looks
+from llm_pipeline.accuracy.looks import TYPICAL_FLIPS, items_needed, plan_looks
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.loadtest.sample_size import SampleSize
@@ -27,13 +27,11 @@ class ItemsNeeded(Frozen):
         flips: Share of items that change either way.
         pooled: Items of all tasks together that hold the margin with a power of 0.9.
         task: Items of each task with which all of them hold the task margin, with the same power.
-        expected: Items that are probably asked until the gate decides; None where the pool is not known.
     """
 
     flips: float
     pooled: int
     task: int
-    expected: int | None
 
 
 class GatePower(Frozen):
@@ -74,7 +72,6 @@ def gate_power(gate: str, tasks: Sequence[TaskItems], policy: AccuracyPolicy) ->
             pooled=items_needed(policy.margin, flips, policy.confidence, POWER),
             # all tasks have to hold their margins at one look
             task=items_needed(policy.task_margin, flips, policy.confidence, POWER ** (1 / max(1, len(tasks)))),
-            expected=expected_items(policy.margin, flips, policy.confidence, plan) if plan else None,
         )
         for flips in FLIPS
     )

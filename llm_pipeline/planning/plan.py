@@ -229,7 +229,7 @@ def plan_release(
     asked = BackgroundCall(partial(ask_store, loaded, opened, steps, ladders), store_seconds) if store_seconds else None
     gates = _gates(release, tasks)
     requests = sample_size(release.workload, release.policy.load_test)
-    gpus = _gpu_cost(loaded, targets, facts, (tasks, gates[0]))
+    gpus = _gpu_cost(loaded, targets, facts, tasks)
     predicted = predicted_seconds(loaded, facts, gpus, tasks, ladders)
     seen = looked_up(asked, deployment)
     costs = step_costs(loaded, steps, seen.history, predicted)
@@ -326,7 +326,7 @@ def _gpu_cost(
     loaded: LoadedRelease,
     targets: tuple[TargetPlan, ...],
     facts: ModelFacts | None,
-    evidence: tuple[tuple[TaskItems, ...], GatePower],
+    tasks: tuple[TaskItems, ...],
 ) -> GpuCost | None:
     host_named = loaded.deployment.quantization_host
     if facts is None or host_named is None:
@@ -334,7 +334,7 @@ def _gpu_cost(
     useful = {recipe.recipe for target in targets for recipe in target.recipes if recipe.legal}
     recipes = [recipe for recipe in loaded.release.recipes if recipe.name in useful]
     try:
-        return gpu_cost(loaded.release, recipes, host_named, facts, evidence)
+        return gpu_cost(loaded.release, recipes, host_named, facts, tasks)
     except ConfigError as error:
         where = f"deployment {loaded.deployment.name}"
         raise ConfigError(f"quantization_host: {error.message}", where=where, hint=error.hint) from error

@@ -27,7 +27,6 @@ from llm_pipeline.config.release import Evaluation, ResolvedRelease
 from llm_pipeline.config.target import Parallelism
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.formats import BaselinePrecision, asked_by
-from llm_pipeline.planning.gate_power import FLIPS, GatePower
 from llm_pipeline.planning.memory import rank_weight_bytes, weight_bytes
 from llm_pipeline.planning.task_pool import TaskItems
 from llm_pipeline.planning.weight_storage import HALF_PRECISION, head_parameters
@@ -219,7 +218,6 @@ def _search_bytes(facts: ModelFacts, search: Search, rows: int, element: int) ->
 
 
 _ASSUMED_BATCH = 32
-_EXPECTED_FLIPS = FLIPS[1]
 
 
 class RecipeCost(Frozen):
@@ -256,7 +254,6 @@ class GpuCost(Frozen):
         capacity: Memory of each, in bytes.
         recipes: Each recipe that is legal somewhere.
         scoring_minutes: GPU time of scoring all items once; None where too little is known of a task.
-        expected_minutes: The same until the gate will probably have decided.
     """
 
     accelerator: str
@@ -264,7 +261,6 @@ class GpuCost(Frozen):
     capacity: int
     recipes: tuple[RecipeCost, ...]
     scoring_minutes: float | None
-    expected_minutes: float | None
 
 
 def gpu_cost(
@@ -272,7 +268,7 @@ def gpu_cost(
     recipes: Sequence[QuantizationRecipe],
     host: QuantizationHost,
     facts: ModelFacts,
-    evidence: tuple[Sequence[TaskItems], GatePower],
+    tasks: Sequence[TaskItems],
 ) -> GpuCost:
     """Predict what the given recipes of a release take.
 
@@ -281,12 +277,12 @@ def gpu_cost(
         recipes: Those of its recipes that will be made.
         host: Where.
         facts: The model.
-        evidence: The tasks that are scored on the checkpoint, and their gate.
+        tasks: What is scored on the checkpoint.
 
     Raises:
         ConfigError: The host's accelerator is not in the GPU catalog.
     """
-    gpu, (tasks, gate) = find_gpu(host.accelerator), evidence
+    gpu = find_gpu(host.accelerator)
     scoring = _scoring_minutes(release.evaluation, facts, tasks, gpu)
     return GpuCost(
         accelerator=gpu.name,
@@ -294,7 +290,6 @@ def gpu_cost(
         capacity=gpu.usable_bytes,
         recipes=tuple(_recipe_cost(recipe, facts, release.baseline.dtype, gpu, host.count) for recipe in recipes),
         scoring_minutes=scoring,
-        expected_minutes=None if scoring is None else scoring * _expected_share(tasks, gate),
     )
 
 
@@ -338,10 +333,3 @@ def _scoring_minutes(evaluation: Evaluation, facts: ModelFacts, tasks: Sequence[
     seconds = [scoring_seconds(facts, task, gpu, batch) for task in tasks]
     known = [value for value in seconds if value is not None]
     return sum(known) / 60 if len(known) == len(seconds) else None
-
-
-def _expected_share(tasks: Sequence[TaskItems], gate: GatePower) -> float:
-    """The expected share of items that are scored until the gate decides, if 5 % flip."""
-    items = sum(task.items or 0 for task in tasks)
-    expected = next(needed.expected for needed in gate.needed if needed.flips == _EXPECTED_FLIPS)
-    return expected / items if expected and items else 1.0

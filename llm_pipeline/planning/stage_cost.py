@@ -263,5 +263,5 @@ def _on_gpus(gpus: GpuCost) -> Iterator[tuple[Step, float]]:
     for recipe in gpus.recipes:
         if recipe.minutes is not None:
             yield from (((name, recipe.recipe), 60 * recipe.minutes) for name in steps_of(Work.QUANTIZATION))
-        if gpus.expected_minutes is not None:
-            yield from (((name, recipe.recipe), 60 * gpus.expected_minutes) for name in steps_of(Work.COMPARISON))
+        if gpus.scoring_minutes is not None:
+            yield from (((name, recipe.recipe), 60 * gpus.scoring_minutes) for name in steps_of(Work.COMPARISON))

@@ -205,7 +205,6 @@ class _Collector:
             failures=failures,
             gates=self._gates(),
             margin=record.release.policy.accuracy.margin,
-            noise=before.noise if before else None,
             trials=reader.trials(ladder, variants, accuracy, failures),
             variants=variants,
             accuracy=accuracy,

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from llm_pipeline.accuracy.evaluation import DataRead, Divergence, NoiseFloor
+from llm_pipeline.accuracy.evaluation import DataRead, Divergence
 from llm_pipeline.accuracy.paired import Comparison, PairedAccuracy
 from llm_pipeline.base.errors import ErrorDocument
 from llm_pipeline.base.records import ArtifactRef, Frozen
@@ -254,7 +254,6 @@ class ReportData(Frozen):
         title: The release config's name.
         recipe: In words: `recipe int4_awq`, or what became of the choice.
         margin: Accepted loss over all items, a fraction.
-        noise: What the baseline itself flips when it is asked again; None when that was not tried.
         trials: Every recipe, the cheapest first.
         evaluation_data: The data of the hub that the tasks read.
     """
@@ -271,7 +270,6 @@ class ReportData(Frozen):
     failures: tuple[FailedStage, ...] = ()
     gates: tuple[Gate, ...] = ()
     margin: float = 0.0
-    noise: NoiseFloor | None = None
     trials: tuple[Trial, ...] = ()
     variants: tuple[Variant, ...] = ()
     accuracy: tuple[AccuracyStudy, ...] = ()

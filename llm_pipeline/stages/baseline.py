@@ -58,7 +58,7 @@ def request(flow: ReleaseProgress, _subject: str) -> tuple[BaselineConfig, Mappi
 
 STAGE = Stage(
     name="baseline",
-    version=5,
+    version=6,
     config=BaselineConfig,
     request=request,
     run=run,

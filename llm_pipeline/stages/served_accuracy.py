@@ -79,7 +79,7 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     model = ServedModel(config.endpoint)
     before = read_summary(context.inputs["baseline"])
     refuse_other_harness(before.harness, questions.identity)
-    order = evaluation_order(questions.clusters, config.evaluation.seed)
+    order = evaluation_order(questions.clusters)
     tasks = sorted(questions.clusters)
     baseline, scoring = read_items(context.inputs["baseline"]), Scoring.of(before)
     plan = plan_looks(len(order), config.policy)

@@ -12,7 +12,7 @@ Group Sequential Methods with Applications to Clinical Trials (2000), chapter 19
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -70,47 +70,8 @@ def boundaries(shares: tuple[float, ...], spending: Spending, alpha: float) -> t
     for share in shares:
         target, before = spending(alpha, share) - before, spending(alpha, share)
         found.append(walk.boundary(share, target))
-        walk = walk.on(share, -math.inf, found[-1])
+        walk = walk.on(share, found[-1])
     return tuple(found)
-
-
-def futility_boundaries(shares: tuple[float, ...], alpha: float) -> tuple[float, ...]:
-    """The z-values below which passing at the last look has become `IMPROBABLE`; minus infinity at the last look.
-
-    The predictive probability, with the loss still to come as uncertain as what was seen leaves it (D. J.
-    Spiegelhalter, L. S. Freedman and P. R. Blackburn, Controlled Clinical Trials 7 (1986) 8-17), solved for z.
-    """
-    last, quantile = boundaries(shares, late, alpha)[-1], _NORMAL.inv_cdf(IMPROBABLE)
-    before = tuple(last * math.sqrt(share) + quantile * math.sqrt(1.0 - share) for share in shares[:-1])
-    return (*before, -math.inf)
-
-
-@dataclass(frozen=True)
-class StoppingChances:
-    """Chance to stop at each look: above the upper boundary, or below the lower one."""
-
-    above: tuple[float, ...]
-    below: tuple[float, ...]
-
-
-def stopping_chances(
-    shares: Sequence[float], upper: Sequence[float], lower: Sequence[float], drift: float
-) -> StoppingChances:
-    """Follow a test statistic through its looks.
-
-    Args:
-        shares: Share of all items that each look has seen.
-        upper: Upper boundaries as z-values.
-        lower: Lower boundaries; minus infinity where a look cannot stop below.
-        drift: Expected z-value when all items are seen.
-    """
-    walk = _Walk.start(drift)
-    above, below = [], []
-    for share, high, low in zip(shares, upper, lower, strict=True):
-        above.append(walk.beyond(share, high))
-        below.append(walk.below(share, low))
-        walk = walk.on(share, low, high)
-    return StoppingChances(tuple(above), tuple(below))
 
 
 @dataclass(frozen=True)
@@ -118,16 +79,12 @@ class _Walk:
     """Where a Brownian motion may be that no boundary has stopped: points with their weights of probability."""
 
     share: float
-    drift: float
     points: NDArray[np.float64]
     weights: NDArray[np.float64]
 
     @classmethod
-    def start(cls, drift: float = 0.0) -> _Walk:
-        return cls(0.0, drift, np.zeros(1), np.ones(1))
-
-    def beyond(self, share: float, boundary: float) -> float:
-        return float(self.weights @ _normal_cdf(-self._standardised(share, boundary)))
+    def start(cls) -> _Walk:
+        return cls(0.0, np.zeros(1), np.ones(1))
 
     def boundary(self, share: float, chance: float) -> float:
         """The boundary that the walk is beyond with this chance, of a half at most.
@@ -139,7 +96,9 @@ class _Walk:
         ahead, quantile = math.sqrt(share - self.share), -_NORMAL.inv_cdf(chance)
         found = min(quantile, (float(self.points[-1]) + ahead * quantile) / math.sqrt(share))
         for _ in range(_MOST_NEWTON_STEPS):
-            there, distance = self.beyond(share, found), self._standardised(share, found)
+            distance = (found * math.sqrt(share) - self.points) / ahead
+            # value by value: importing scipy takes longer than all that a plan asks of it
+            there = float(self.weights @ [0.5 * math.erfc(one / math.sqrt(2.0)) for one in distance.tolist()])
             density = math.sqrt(share / (2.0 * math.pi)) / ahead * float(self.weights @ np.exp(-0.5 * distance**2))
             step = math.log(chance / there) * there / density
             found -= step
@@ -147,30 +106,14 @@ class _Walk:
                 break
         return found
 
-    def below(self, share: float, boundary: float) -> float:
-        return float(self.weights @ _normal_cdf(self._standardised(share, boundary)))
-
-    def on(self, share: float, lower: float, upper: float) -> _Walk:
-        """Advance to the next look, and keep the density between its boundaries (Simpson's rule)."""
+    def on(self, share: float, upper: float) -> _Walk:
+        """Advance to the next look, and keep the density below its boundary (Simpson's rule)."""
         root, step = math.sqrt(share), math.sqrt(share - self.share)
-        low = max(lower * root, self.drift * share - _WIDTH * root)
-        high = min(upper * root, self.drift * share + _WIDTH * root)
-        if high <= low:
-            return _Walk(share, self.drift, np.zeros(1), np.zeros(1))
+        low, high = -_WIDTH * root, min(upper, _WIDTH) * root
         steps = 2 * min(_MOST_STEPS, max(20, math.ceil(_STEPS_PER_DEVIATION * (high - low) / step / 2)))
         points = np.linspace(low, high, steps + 1)
         simpson = np.where(np.arange(steps + 1) % 2, 4.0, 2.0)
         simpson[[0, -1]] = 1.0
-        moved = (points[:, None] - self.points[None, :] - self.drift * (share - self.share)) / step
+        moved = (points[:, None] - self.points[None, :]) / step
         density = np.exp(-0.5 * moved * moved) @ self.weights / (step * math.sqrt(2.0 * math.pi))
-        return _Walk(share, self.drift, points, density * simpson * (high - low) / steps / 3.0)
-
-    def _standardised(self, share: float, boundary: float) -> NDArray[np.float64]:
-        ahead = share - self.share
-        distance: NDArray[np.float64] = boundary * math.sqrt(share) - self.points - self.drift * ahead
-        return distance / math.sqrt(ahead)
-
-
-def _normal_cdf(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Value by value: importing scipy takes longer than all that a plan asks of it."""
-    return 0.5 * np.array([*map(math.erfc, (values / -math.sqrt(2.0)).tolist())])
+        return _Walk(share, points, density * simpson * (high - low) / steps / 3.0)

@@ -90,7 +90,7 @@ def tasks(tmp_path_factory):
 
 
 def evaluation(*names, **changes):
-    defaults = {"batch_size": 4, "maximum_length": 256, "noise_floor_items": 0, "divergence_items": 2}
+    defaults = {"batch_size": 4, "maximum_length": 256}
     return Evaluation(tasks=names, served_tasks=names[:1], **defaults | changes)
 
 
@@ -120,24 +120,11 @@ def test_the_chat_format_can_be_asked_for_and_left_out(checkpoint, tasks, tmp_pa
     assert prompt("say", chat_template=False)[0] == "Is water 0 wet?"
     assert prompt("pick")[0] == "Is water 0 wet?"
     assert prompt("pick", chat_template=True) == ("[user]Is water 0 wet?[/][assistant]", "yes")
-    assert prompt("say", task_options={"say": TaskOptions(chat_template=False)})[0] == "Is water 0 wet?"
-    system = prompt("say", system_instruction="Be brief.")[0]
-    assert system == "[system]Be brief.[/][user]Is water 0 wet?[/][assistant]"
     shots = {"say": TaskOptions(num_fewshot=1)}
     turns = prompt("say", task_options=shots)[0]
     assert turns.count("[user]") == 2
-    assert prompt("say", task_options=shots, fewshot_as_multiturn=False)[0].count("[user]") == 1
     with pytest.raises(ConfigError, match="no chat template"):
         Questions.load(tasks, evaluation("say", chat_template=True), ("say",), None)
-
-
-def test_a_template_without_a_system_turn_refuses_a_system_instruction(tasks):
-    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}" + TEMPLATE
-    chat = ChatTemplate(template=refusing, tokens={"bos_token": "<s>"})
-    turns = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
-    assert chat.render(turns) == "<s>[user]b[/][assistant]"
-    with pytest.raises(ConfigError, match="takes no system instruction: no system turn"):
-        Questions.load(tasks, evaluation("say", system_instruction="Be brief."), ("say",), chat)
 
 
 def test_a_template_that_names_the_day_writes_the_same_prompt_on_any_day():
@@ -171,7 +158,7 @@ def test_a_group_and_a_loss_are_judged_in_both_lanes_of_a_real_model(checkpoint,
     (directory / "pick_again.yaml").write_text(json.dumps(PICK | {"task": "again"}))
     whole = {"group": "whole", "task": ["pick", "again"], "aggregate_metric_list": [{"metric": "acc"}]}
     (directory / "whole.yaml").write_text(json.dumps(whole))
-    inputs, asked = {"checkpoint": checkpoint, "tasks": directory}, evaluation("whole", "read", divergence_items=0)
+    inputs, asked = {"checkpoint": checkpoint, "tasks": directory}, evaluation("whole", "read")
     before = evaluate_baseline(inputs, asked, "float16", tmp_path / "before")
     policy = AccuracyPolicy(margin=0.05, task_margin=0.2, minimum_items=60)
     after, judgement = evaluate_candidate(
@@ -187,7 +174,7 @@ def test_a_group_and_a_loss_are_judged_in_both_lanes_of_a_real_model(checkpoint,
 
 
 def test_prompts_and_scores_are_those_of_lm_eval_itself(checkpoint, tasks):
-    asked = evaluation("say", "pick", "read", chat_template=True, system_instruction="Be brief.")
+    asked = evaluation("say", "pick", "read", chat_template=True)
     ours = evaluate_checkpoint(checkpoint, tasks, asked, "float16", device="cpu")
     theirs = lm_eval.simple_evaluate(
         model=HFLM(
@@ -195,7 +182,7 @@ def test_prompts_and_scores_are_those_of_lm_eval_itself(checkpoint, tasks):
             add_bos_token=True, max_length=256,
         ),
         tasks=list(asked.tasks), task_manager=task_manager(tasks, asked, asked.tasks), bootstrap_iters=0,
-        apply_chat_template=True, fewshot_as_multiturn=True, system_instruction="Be brief.",
+        apply_chat_template=True, fewshot_as_multiturn=True,
     )  # fmt: skip
     by_task = {task: [item for item in ours.items if item.task == task] for task in asked.tasks}
     for item, sample in zip(by_task["say"], theirs["samples"]["say"], strict=True):

@@ -12,7 +12,7 @@ from load_sample import POLICY as LOAD_POLICY
 from load_sample import sample_load_test
 
 from llm_pipeline.accuracy.choice import RecipeAttempt, choose_recipe
-from llm_pipeline.accuracy.evaluation import DataRead, Divergence, NoiseFloor, summarise, write_evaluation
+from llm_pipeline.accuracy.evaluation import DataRead, Divergence, summarise, write_evaluation
 from llm_pipeline.accuracy.gate import judge_pairs
 from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.paired import pair_items
@@ -176,8 +176,7 @@ class SampleRelease:
         read = DataRead(
             name="openai/gsm8k (main)", repository="openai/gsm8k", commit="e1" * 20, files=2, documents={"test": 1319}
         )
-        noise = NoiseFloor(items=200, flips=3)
-        evaluation = self.publish_items(self.baseline, perplexity=11.25, noise=noise, data=(read,))
+        evaluation = self.publish_items(self.baseline, perplexity=11.25, data=(read,))
         self.add("baseline", seconds=31.0, artifacts={"evaluation": evaluation}, reused=True)
 
     def try_recipes(self, recipes: Sequence[str] = tuple(RECIPES), *, choose: bool = True) -> None:

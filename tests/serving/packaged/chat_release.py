@@ -28,8 +28,7 @@ TASK = {
     "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
 }  # fmt: skip
 EVALUATION = {
-    "tasks": ["say"], "served_tasks": ["say"], "batch_size": 4, "maximum_length": 128, "noise_floor_items": 0,
-    "divergence_items": 0, "chat_template": True,
+    "tasks": ["say"], "served_tasks": ["say"], "batch_size": 4, "maximum_length": 128, "chat_template": True,
 }  # fmt: skip
 
 
