@@ -32,8 +32,7 @@ from numpy.typing import NDArray
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
-from llm_pipeline.loadtest.attainment import SERVICE_LEVEL_MET
-from llm_pipeline.loadtest.gate import judge_windows
+from llm_pipeline.loadtest.gate import SERVICE_LEVEL_MET, judge_windows
 from llm_pipeline.loadtest.records import COLUMNS, Answered, Records, column_type
 from llm_pipeline.loadtest.sample_size import needed_requests
 from llm_pipeline.loadtest.windows import QUANTILES, latency

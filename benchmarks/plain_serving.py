@@ -39,8 +39,7 @@ from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import LoadTestPolicy, RateSearch, ServiceLevel
 from llm_pipeline.config.workload import Workload
-from llm_pipeline.loadtest.attainment import good
-from llm_pipeline.loadtest.gate import void_reason
+from llm_pipeline.loadtest.gate import good, void_reason
 from llm_pipeline.loadtest.measure import LoadClient
 from llm_pipeline.loadtest.outcome import RatePoint
 from llm_pipeline.loadtest.records import Fault

@@ -100,6 +100,17 @@ class ServiceLevel(ConfigModel):
     longest_stall_milliseconds: PositiveMilliseconds | None = None
     together: bool = True
 
+    @property
+    def in_words(self) -> str:
+        """The limits for a sentence."""
+        limits = (
+            (self.first_token_milliseconds, "to the first token"),
+            (self.time_per_output_token_milliseconds, "a token after it"),
+            (self.longest_stall_milliseconds, "of silence"),
+            (self.end_to_end_milliseconds, "to the end"),
+        )
+        return ", ".join(f"{limit:g} ms {words}" for limit, words in limits if limit is not None)
+
 
 class RateSearch(ConfigModel):
     """The search for the highest rate at which the service level is met: brackets, then bisects.

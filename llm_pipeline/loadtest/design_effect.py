@@ -37,7 +37,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_pipeline.loadtest.attainment import Severity
+Severity = NDArray[np.float64]
+"""Each request's latency divided by its limit: above 1 is missed, infinite failed, NaN not measurable."""
 
 _MOST_BATCHES = 50_000
 

@@ -14,7 +14,6 @@ from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.text_table import aligned
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
-from llm_pipeline.loadtest.attainment import level_in_words
 from llm_pipeline.loadtest.outcome import (
     Latency,
     LoadTestOutcome,
@@ -73,7 +72,7 @@ def rates_in_words(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> tuple[st
     """The required and the reached rates, a sentence each."""
     level, rate = policy.service_level, outcome.target_rate_per_second
     within = "all of" if level.together else "each of"
-    wanted = f"{100 * policy.attainment:g} % of requests within {within} {level_in_words(level)}"
+    wanted = f"{100 * policy.attainment:g} % of requests within {within} {level.in_words}"
     reached = [f"the workload's rate is {per_second(rate)}"]
     if outcome.highest_rate_per_second is not None:
         reached.append(f"the search met the service level up to {per_second(outcome.highest_rate_per_second)}")

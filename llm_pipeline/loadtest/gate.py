@@ -19,12 +19,13 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
-from llm_pipeline.config.policy import LoadTestPolicy
+from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
 from llm_pipeline.loadtest import anomalies
-from llm_pipeline.loadtest.attainment import SERVICE_LEVEL_MET, Severity, level_in_words, severities, worst_severity
 from llm_pipeline.loadtest.design_effect import (
+    Severity,
     autocorrelation_time,
     design_effect,
     effect_of_misses,
@@ -46,7 +47,51 @@ from llm_pipeline.loadtest.sample_size import (
     worth_of,
 )
 
+SERVICE_LEVEL_MET = "service level met"
+MINIMUM_RATE_SHARE = 0.98
+"""A client that sent less than this share of the offered rate has not offered it."""
+
 _TOLD_FACTOR = 1.005
+_ORDER = (Verdict.ANOMALOUS, Verdict.NO_GO, Verdict.INCONCLUSIVE, Verdict.GO)
+_ADVICE = (
+    "The load generator could not keep up, so the run says nothing about the server. Its host was too busy: run "
+    "less beside it, give the test a host or cores of its own, or a lower rate; maximum_client_lag_milliseconds may "
+    "rise as far as such a delay does not matter for the service level."
+)
+
+
+def severities(records: Records, level: ServiceLevel) -> dict[str, Severity]:
+    """The severity of each request for each limit, by the limit's name: latency by limit, infinite for a failure.
+
+    The time per output token is measured on answers of two tokens or more; elsewhere it is NaN.
+    """
+    several = records["output_tokens"] > 1
+    limits = {
+        "first token in time": (records["first_token_seconds"], level.first_token_milliseconds),
+        "tokens in time": (records.time_per_output_token_seconds, level.time_per_output_token_milliseconds),
+        "no long stall": (records["longest_gap_seconds"], level.longest_stall_milliseconds),
+        "whole answer in time": (records["total_seconds"], level.end_to_end_milliseconds),
+    }
+    found: dict[str, Severity] = {}
+    for name, (seconds, limit) in limits.items():
+        if limit is None:
+            continue
+        by_limit = 1e3 * np.where(np.isnan(seconds), np.inf, seconds) / limit
+        asked = np.where(several, by_limit, np.nan) if name == "tokens in time" else by_limit
+        found[name] = np.where(records.answered, asked, np.inf)
+    return found
+
+
+def worst_severity(limits: dict[str, Severity]) -> Severity:
+    """Each request's worst severity; infinite if none could be measured."""
+    stacked = np.stack(list(limits.values()))
+    worst: Severity = np.where(np.isnan(stacked), -np.inf, stacked).max(axis=0)
+    return np.where(np.isneginf(worst), np.inf, worst)
+
+
+def good(records: Records, level: ServiceLevel) -> NDArray[np.bool_]:
+    """Which requests were answered, and within all limits of the service level."""
+    return np.asarray(worst_severity(severities(records, level)) <= 1.0)
 
 
 def judge_windows(
@@ -86,15 +131,36 @@ def judge_windows(
         *anomalies.against_physics(judged, physics),
         *anomalies.against_floor(judged, floor),
     ]
-    client, enough = client_facts(windows, policy), _enough(judged, policy)
-    confidence = confidence_of_a_look(policy.confidence, looks)
+    asked, answered = (sum(map(len, judged)), sum(int(np.sum(window.answered)) for window in judged))
+    few = asked < policy.minimum_requests
+    enough = Evidence(
+        name="finished requests",
+        verdict=Verdict.INCONCLUSIVE if few else Verdict.GO,
+        measured=float(asked),
+        limit=float(policy.minimum_requests),
+        unit="requests",
+        samples=asked,
+        detail="Too few to judge a share: raise the workload's duration or rate."
+        if few
+        else f"{answered} of them were answered.",
+    )
+    client = _client_facts(windows, policy)
     void = any(fact.verdict is not Verdict.GO for fact in client)
-    usable = not void and enough.verdict is Verdict.GO
+    confidence = confidence_of_a_look(policy.confidence, looks)
     aside = [window.judged for window in before]
-    attained = _attainments(judged, aside, policy, confidence, usable=usable, same_rate=same_rate)
-    facts = [_errors(judged, policy, confidence, void=void), *attained]
-    judgement = judge("", _most_telling_first([*impossible, *client, enough, *facts], attained))
-    return judgement.model_copy(update={"summary": _summary(judgement, judged, policy, look, looks)})
+    attained = _attainments(judged, aside, policy, confidence, usable=not void and not few, same_rate=same_rate)
+    facts = [*impossible, *client, enough, _errors(judged, policy, confidence, void=void), *attained]
+    # the reason of the verdict first; that of a GO is the service level, and not that nothing spoke against it
+    facts.sort(key=lambda fact: (_ORDER.index(fact.verdict), fact.verdict is Verdict.GO and fact not in attained))
+    judgement = judge("", facts)
+    share = f"at least {100 * policy.attainment:g} % of requests within "
+    share += f"{'' if policy.service_level.together else 'each of: '}{policy.service_level.in_words}"
+    if judgement.verdict is Verdict.GO:
+        summary = f"Shown at {100 * policy.confidence:g} % confidence: {share}. {not_excluded(judged, policy)}"
+    else:
+        at = f" at look {look} of {looks}" if looks > 1 else ""
+        summary = f"Not shown{at}: {share}. {judgement.evidence[0].name}: {judgement.evidence[0].detail}"
+    return judgement.model_copy(update={"summary": summary})
 
 
 def probe_verdict(records: Records, policy: LoadTestPolicy) -> Verdict:
@@ -111,6 +177,12 @@ def probe_verdict(records: Records, policy: LoadTestPolicy) -> Verdict:
     asked = [worst_severity(limits)] if policy.service_level.together else list(limits.values())
     shares = [float(np.mean(limit[~np.isnan(limit)] <= 1.0)) for limit in asked if not np.all(np.isnan(limit))]
     return Verdict.GO if shares and min(shares) >= policy.attainment else Verdict.NO_GO
+
+
+def void_reason(records: Records, policy: LoadTestPolicy) -> str:
+    """Why a window of an open loop is void; empty when it is not."""
+    facts = _client_facts([records], policy)
+    return next((f"{fact.name}: {fact.detail}" for fact in facts if fact.verdict is not Verdict.GO), "")
 
 
 def _attainments(
@@ -150,7 +222,7 @@ def _attainment(
     same_rate: bool,
 ) -> Evidence:
     asked, aside = ([window[~np.isnan(window)] for window in some] for some in (windows, before))
-    total, hits = sum(len(window) for window in asked), _hits(asked)
+    total, hits = sum(map(len, asked)), _hits(asked)
     if total == 0:
         return Evidence(
             name=name,
@@ -159,10 +231,16 @@ def _attainment(
             unit="fraction",
             detail="No request could be measured.",
         )
-    factor = slowdown([*(_as_long(aside, asked) if same_rate else ()), *asked], confidence)
+    alike: list[Severity] = []  # as long as the judged windows; a single one differs from none
+    if same_rate and len(asked) > 1:
+        length = total / len(asked)
+        alike = [piece for window in aside for piece in np.array_split(window, max(1, round(len(window) / length)))]
+    factor = slowdown([*alike, *asked], confidence)
     slower, faster = ([by * window for window in asked] for by in (factor, 1.0 / factor))
     waiting = waiting_effect([*aside, *asked], policy.attainment)
-    lower = _lower(slower, confidence, waiting)
+    late = upper_share(total - _hits(slower), total, confidence, waiting) if waiting > 1.0 else 0.0
+    seen = share_bounds(_hits(slower), total, confidence, effect_of_misses(slower)).lower
+    lower = min(seen, 1.0 - late)
     upper = share_bounds(_hits(faster), total, confidence, design_effect(faster, policy.attainment)).upper
     worth = worth_of(total, confidence, design_effect(slower, policy.attainment))
     verdict = Verdict.INCONCLUSIVE
@@ -170,6 +248,19 @@ def _attainment(
         verdict = Verdict.GO
     elif usable and upper < policy.attainment:
         verdict = Verdict.NO_GO
+    detail = f"{total - hits} of {total} requests missed it"
+    if worth < total:
+        detail += f"; they are correlated and count as {worth:.0f} independent ones"
+    if factor > _TOLD_FACTOR:
+        detail += f"; the windows differ, and further ones may be {factor:.2f} times as slow"
+    detail += f"; bounds at {100 * confidence:.4g} % each"
+    needed = needed_requests(policy.attainment, confidence, misses=int((total - hits) / total * worth))
+    inconclusive = verdict is Verdict.INCONCLUSIVE
+    detail += f", {needed} independent requests are needed." if inconclusive and worth < needed else "."
+    least = without_late(1.0 - policy.attainment, confidence, waiting)
+    if inconclusive and waiting > 1.0 and total < least:
+        spell = (1.0 + waiting) / 2.0
+        detail += f" Requests wait in spells of up to {spell:.0f}: even with none late, {math.ceil(least)} are needed."
     return Evidence(
         name=name,
         verdict=verdict,
@@ -179,54 +270,12 @@ def _attainment(
         limit=policy.attainment,
         unit="fraction",
         samples=total,
-        detail=_attained(total - hits, total, worth, confidence, factor)
-        + _enough_for_none(verdict, (total - hits) / total, worth, confidence, policy)
-        + _longer(verdict, total, waiting, confidence, policy),
+        detail=detail,
     )
 
 
 def _hits(windows: Sequence[Severity]) -> int:
     return sum(int(np.sum(window <= 1.0)) for window in windows)
-
-
-def _as_long(before: Sequence[Severity], judged: Sequence[Severity]) -> list[Severity]:
-    """Windows cut into pieces about as long as the judged ones; none where one is judged, which differs from none."""
-    if len(judged) == 1:
-        return []
-    length = sum(map(len, judged)) / len(judged)
-    return [piece for window in before for piece in np.array_split(window, max(1, round(len(window) / length)))]
-
-
-def _lower(windows: Sequence[Severity], confidence: float, waiting: float) -> float:
-    """The lower bound of the share within the limit, by the observed misses and by how requests wait in queues."""
-    total, hits = sum(len(window) for window in windows), _hits(windows)
-    seen = share_bounds(hits, total, confidence, effect_of_misses(windows)).lower
-    late = upper_share(total - hits, total, confidence, waiting) if waiting > 1.0 else 0.0
-    return min(seen, 1.0 - late)
-
-
-def _attained(missed: int, total: int, worth: float, confidence: float, factor: float) -> str:
-    counted = f"{missed} of {total} requests missed it"
-    if worth < total:
-        counted += f"; they are correlated and count as {worth:.0f} independent ones"
-    if factor > _TOLD_FACTOR:
-        counted += f"; the windows differ, and further ones may be {factor:.2f} times as slow"
-    return f"{counted}; bounds at {100 * confidence:.4g} % each"
-
-
-def _enough_for_none(verdict: Verdict, missed: float, worth: float, confidence: float, policy: LoadTestPolicy) -> str:
-    needed = needed_requests(policy.attainment, confidence, misses=int(missed * worth))
-    is_short = verdict is Verdict.INCONCLUSIVE and worth < needed
-    return f", {needed} independent requests are needed." if is_short else "."
-
-
-def _longer(verdict: Verdict, total: int, waiting: float, confidence: float, policy: LoadTestPolicy) -> str:
-    """That the test is too short for this queue; empty when it is not."""
-    needed = without_late(1.0 - policy.attainment, confidence, waiting)
-    if verdict is not Verdict.INCONCLUSIVE or waiting <= 1.0 or total >= needed:
-        return ""
-    spell = (1.0 + waiting) / 2.0
-    return f" Requests wait in spells of up to {spell:.0f}: even with none late, {math.ceil(needed)} are needed."
 
 
 def _errors(windows: Sequence[Records], policy: LoadTestPolicy, confidence: float, *, void: bool) -> Evidence:
@@ -242,6 +291,17 @@ def _errors(windows: Sequence[Records], policy: LoadTestPolicy, confidence: floa
     verdict = Verdict.GO if within else Verdict.INCONCLUSIVE
     if bounds.lower > limit and not void:
         verdict = Verdict.NO_GO
+    detail = "None failed."
+    if failed:  # by kind, most frequent first, with the first message of the most frequent kind
+        kinds = np.bincount(np.concatenate([window["fault"] for window in windows]), minlength=len(Fault))
+        counts = {fault: int(kinds[fault]) for fault in Fault if fault not in (Fault.NONE, Fault.LEFT) and kinds[fault]}
+        frequent = sorted(counts, key=lambda fault: -counts[fault])
+        detail = ", ".join(f"{counts[fault]} {fault.words}" for fault in frequent)
+        first = next((w.details[fault] for fault in frequent for w in windows if w.details.get(fault)), "")
+        detail += f"; the first: {first}" if first else "."
+    if verdict is Verdict.INCONCLUSIVE and limit:
+        needed = needed_requests(1.0 - limit, confidence, misses=failed)
+        detail += f" {needed} independent requests with no more failures are needed to show {100 * limit:g} %."
     return Evidence(
         name=name,
         verdict=verdict,
@@ -251,119 +311,39 @@ def _errors(windows: Sequence[Records], policy: LoadTestPolicy, confidence: floa
         limit=limit,
         unit="fraction",
         samples=total,
-        detail=f"{_by_kind(windows) if failed else 'None failed.'}{_still_needed(verdict, failed, confidence, limit)}",
+        detail=detail,
     )
 
 
-def _still_needed(verdict: Verdict, failed: int, confidence: float, limit: float) -> str:
-    if verdict is not Verdict.INCONCLUSIVE or not limit:
-        return ""
-    needed = needed_requests(1.0 - limit, confidence, misses=failed)
-    return f" {needed} independent requests with no more failures are needed to show {100 * limit:g} %."
-
-
-def _by_kind(windows: Sequence[Records]) -> str:
-    """The number of failures by kind, most frequent first, and the first message of the most frequent kind."""
-    kinds = np.bincount(np.concatenate([window["fault"] for window in windows]), minlength=len(Fault))
-    counts = {fault: int(kinds[fault]) for fault in Fault if fault not in (Fault.NONE, Fault.LEFT) and kinds[fault]}
-    frequent = sorted(counts, key=lambda fault: -counts[fault])
-    listed = ", ".join(f"{counts[fault]} {fault.words}" for fault in frequent)
-    said = (window.details[fault] for fault in frequent for window in windows if window.details.get(fault))
-    first = next(said, "")
-    return f"{listed}; the first: {first}" if first else f"{listed}."
-
-
-def _enough(windows: Sequence[Records], policy: LoadTestPolicy) -> Evidence:
-    answered = sum(int(np.sum(window.answered)) for window in windows)
-    asked = sum(len(window) for window in windows)
-    enough = asked >= policy.minimum_requests
-    return Evidence(
-        name="finished requests",
-        verdict=Verdict.GO if enough else Verdict.INCONCLUSIVE,
-        measured=float(asked),
-        limit=float(policy.minimum_requests),
-        unit="requests",
-        samples=asked,
-        detail=f"{answered} of them were answered."
-        if enough
-        else "Too few to judge a share: raise the workload's duration or rate.",
-    )
-
-
-_ORDER = (Verdict.ANOMALOUS, Verdict.NO_GO, Verdict.INCONCLUSIVE, Verdict.GO)
-
-
-def _most_telling_first(facts: Sequence[Evidence], attained: Sequence[Evidence]) -> list[Evidence]:
-    """The reason of the verdict first; that of a GO is the service level, and not that nothing spoke against it."""
-
-    def order(fact: Evidence) -> tuple[int, bool]:
-        return _ORDER.index(fact.verdict), fact.verdict is Verdict.GO and fact not in attained
-
-    return sorted(facts, key=order)
-
-
-def _summary(judgement: Judgement, windows: Sequence[Records], policy: LoadTestPolicy, look: int, looks: int) -> str:
-    level = policy.service_level
-    each = "" if level.together else "each of: "
-    share = f"at least {100 * policy.attainment:g} % of requests within {each}{level_in_words(level)}"
-    if judgement.verdict is Verdict.GO:
-        return f"Shown at {100 * policy.confidence:g} % confidence: {share}. {not_excluded(windows, policy)}"
-    at = f" at look {look} of {looks}" if looks > 1 else ""
-    fact = judgement.evidence[0]
-    return f"Not shown{at}: {share}. {fact.name}: {fact.detail}"
-
-
-MINIMUM_RATE_SHARE = 0.98
-"""A client that sent less than this share of the offered rate has not offered it."""
-
-_ADVICE = (
-    "The load generator could not keep up, so the run says nothing about the server. Its host was too busy: run "
-    "less beside it, give the test a host or cores of its own, more client_processes where cores are free, or a "
-    "lower rate; maximum_client_lag_milliseconds may rise as far as such a delay does not matter for the service level."
-)
-
-
-def void_reason(records: Records, policy: LoadTestPolicy) -> str:
-    """Why a window of an open loop is void; empty when it is not."""
-    facts = client_facts([records], policy)
-    return next((f"{fact.name}: {fact.detail}" for fact in facts if fact.verdict is not Verdict.GO), "")
-
-
-def client_facts(windows: Sequence[Records], policy: LoadTestPolicy) -> list[Evidence]:
+def _client_facts(windows: Sequence[Records], policy: LoadTestPolicy) -> list[Evidence]:
     """Whether the client kept up; of several windows the worst is reported."""
-    lag = max((_milliseconds(client_lag_seconds(window)) for window in windows), default=math.inf)
-    requests, limit = sum(len(window) for window in windows), policy.maximum_client_lag_milliseconds
-    share = min((_rate_share(window, limit / 1e3) for window in windows), default=0.0)
+    requests, limit = sum(map(len, windows)), policy.maximum_client_lag_milliseconds
+    lags = [1e3 * client_lag_seconds(window) for window in windows]
+    lag = max((math.inf if math.isnan(one) else one for one in lags), default=math.inf)
+    shares = []
+    for window in windows:  # without what the allowed delay alone takes from the rate in a short window
+        span = float(np.ptp(window["arrives_at"])) if len(window) else 0.0
+        shares.append(min(1.0, rate_share(window) * (1.0 + limit / 1e3 / span)) if span else rate_share(window))
+    share = min(shares, default=0.0)
+
+    def fact(name: str, measured: float, bound: float, unit: str, *, kept_up: bool) -> Evidence:
+        return Evidence(
+            name=name,
+            verdict=Verdict.GO if kept_up and requests else Verdict.INCONCLUSIVE,
+            measured=measured if requests and math.isfinite(measured) else None,
+            limit=bound,
+            unit=unit,
+            samples=requests,
+            detail="" if kept_up else _ADVICE,
+        )
+
     return [
-        _fact("client's own delay, p99", lag, limit, "ms", requests, kept_up=lag <= limit),
-        _fact(
+        fact("client's own delay, p99", lag, limit, "ms", kept_up=lag <= limit),
+        fact(
             "sent rate, share of the offered one",
             share,
             MINIMUM_RATE_SHARE,
             "fraction",
-            requests,
             kept_up=share >= MINIMUM_RATE_SHARE,
         ),
     ]
-
-
-def _rate_share(window: Records, allowed_seconds: float) -> float:
-    """The rate's share, without what the allowed delay alone takes from it in a short window."""
-    span = float(np.ptp(window["arrives_at"])) if len(window) else 0.0
-    return min(1.0, rate_share(window) * (1.0 + allowed_seconds / span)) if span else rate_share(window)
-
-
-def _fact(name: str, measured: float, limit: float, unit: str, requests: int, *, kept_up: bool) -> Evidence:
-    return Evidence(
-        name=name,
-        verdict=Verdict.GO if kept_up and requests else Verdict.INCONCLUSIVE,
-        measured=measured if requests and math.isfinite(measured) else None,
-        limit=limit,
-        unit=unit,
-        samples=requests,
-        detail="" if kept_up else _ADVICE,
-    )
-
-
-def _milliseconds(seconds: float) -> float:
-    return math.inf if math.isnan(seconds) else 1e3 * seconds

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.config.workload import Workload
-from llm_pipeline.loadtest.attainment import good
 from llm_pipeline.loadtest.design_effect import autocorrelation_time
-from llm_pipeline.loadtest.gate import void_reason
+from llm_pipeline.loadtest.gate import good, void_reason
 from llm_pipeline.loadtest.measure import LoadClient, MeasuredWindow, client_lag_seconds, rate_share
 from llm_pipeline.loadtest.outcome import Histogram, Latency, Phase, Quantile, SecondOfTraffic, WindowSummary
 from llm_pipeline.loadtest.records import GAP_EDGES, Fault, Records, write_records
