@@ -14,7 +14,6 @@ from llm_pipeline.config.model import (
     Fraction,
     HubId,
     Items,
-    ItemsOrNone,
     Line,
     Milliseconds,
     Minutes,
