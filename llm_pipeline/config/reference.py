@@ -28,7 +28,6 @@ from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.ranges import nested_models, range_of
 from llm_pipeline.config.release import ReleaseConfig
 from llm_pipeline.config.target import Target
-from llm_pipeline.config.triton_names import TRITON_NAMES
 
 CONFIG_FILES: dict[str, type[BaseModel]] = {
     "releases": ReleaseConfig,
@@ -75,7 +74,6 @@ def reference() -> str:
     ]
     for folder in CONFIG_FILES:
         parts += ["", *folder_reference(folder)]
-    parts += ["", "## A target's options in Triton's words", "", *_triton_names()]
     return "\n".join(parts) + "\n"
 
 
@@ -83,15 +81,6 @@ def folder_reference(folder: str) -> Iterator[str]:
     """The part of the reference about one folder's files."""
     yield f"## `configs/{folder}/*.yaml`"
     yield from _sections(CONFIG_FILES[folder], "", set())
-
-
-def _triton_names() -> Iterator[str]:
-    yield "Fields and parameters of `config.pbtxt` for TensorRT-LLM engines, the models of the in-flight batcher set."
-    yield ""
-    yield "| option | field or parameter | models | unit there |"
-    yield "|---|---|---|---|"
-    for name in TRITON_NAMES:
-        yield f"| `{name.option}` | `{name.place}` | {', '.join(name.models)} | {name.unit} |"
 
 
 def _sections(model: type[BaseModel], prefix: str, seen: set[type[BaseModel]]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     Field,
+    JsonValue,
     SerializeAsAny,
     SerializerFunctionWrapHandler,
     ValidationInfo,
@@ -17,11 +18,20 @@ from pydantic import (
 )
 
 from llm_pipeline.base.adapters import is_ours
-from llm_pipeline.config.engine_options import EngineBuildOptions
 from llm_pipeline.config.installed import installed_model
-from llm_pipeline.config.model import BatchSize, ConfigModel, Gpus, Line, Name, Queue, Ranks, Tokens, Word
-from llm_pipeline.config.runtime_options import RuntimeOptions
-from llm_pipeline.config.serving_options import ServingOptions
+from llm_pipeline.config.model import (
+    BatchSize,
+    ConfigModel,
+    Gpus,
+    Line,
+    Name,
+    ParameterValue,
+    PositiveMinutes,
+    Queue,
+    Ranks,
+    Tokens,
+    Word,
+)
 
 if TYPE_CHECKING:
     from llm_pipeline.config.quantization import QuantizationRecipe
@@ -88,6 +98,65 @@ class EngineLimits(ConfigModel):
     threads: Annotated[int, Field(ge=1, le=4096)] = 1
 
 
+TOKENS_PER_BLOCK = 32
+"""Of the paged KV cache, where the runtime does not choose."""
+
+
+class KvCacheOptions(ConfigModel):
+    """The paged KV cache.
+
+    Attributes:
+        free_memory_fraction: Share of the GPU memory left after loading that the cache may take; under vLLM, share of
+            the whole GPU that weights and cache may take together.
+        reuse_blocks: Keep the blocks of finished requests for others that begin alike.
+    """
+
+    free_memory_fraction: Annotated[float, Field(ge=0.001, le=1.0)] = 0.9
+    reuse_blocks: bool = True
+
+
+class RuntimeOptions(ConfigModel):
+    """How a GPU engine runs the model, in words that hold for all of them.
+
+    Attributes:
+        cuda_graphs: Run decoding steps as CUDA graphs. The LLM API and vLLM only.
+        chunked_context: Split long prompts over several steps, between which others go on decoding.
+        scheduler: `guaranteed_no_evict` starts a request when its whole answer fits; `max_utilization` starts more,
+            and may pause some. TensorRT-LLM only.
+        extra_llm_args: More keys of the LLM-args file of the target's TensorRT-LLM, such as `speculative_config` or
+            `moe_config`, checked against its recorded schema.
+    """
+
+    kv_cache: KvCacheOptions = KvCacheOptions()
+    cuda_graphs: bool = True
+    chunked_context: bool = True
+    scheduler: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
+    extra_llm_args: Annotated[dict[Word, JsonValue], Field(max_length=256)] = Field(default={})
+
+
+class EngineBuildOptions(ConfigModel):
+    """Options of the build.
+
+    Attributes:
+        time_limit_minutes: Longest build; it is stopped then.
+        flags: More flags of `trtllm-build`, by name without dashes, checked against its recorded table. Switches take
+            true and false; flags of several values take them separated by commas.
+    """
+
+    time_limit_minutes: PositiveMinutes = 120.0
+    flags: Annotated[dict[Word, ParameterValue], Field(max_length=256)] = Field(default={})
+
+
+class ServingOptions(ConfigModel):
+    """How Triton serves the engine.
+
+    Attributes:
+        add_special_tokens: The tokenizer adds the model's own, such as a begin-of-text token. GPU engines only.
+    """
+
+    add_special_tokens: bool = True
+
+
 class Target(ConfigModel):
     """One place a release is built for.
 
@@ -105,7 +174,7 @@ class Target(ConfigModel):
         container: Container image with its tag, and its digest if it is pinned, for GPU targets.
         environment: The deployment's environment that the build runs in: for GPU targets, one on a host with the
             target's GPUs and its runtime.
-        runtime: Options of TensorRT-LLM's executor.
+        runtime: How a GPU engine runs the model.
         build: Options of the build.
         serving: How Triton serves the engine.
     """

@@ -161,7 +161,7 @@ def _share_of_peak(window: Records, physics: PhysicalLimits) -> float:
     sends = window["arrives_at"] + window["lag_seconds"]
     span = float(np.max(window["arrives_at"] + window["total_seconds"]) - np.min(sends))
     outputs = float(window["output_tokens"].sum()) / physics.tokens_per_second
-    prompts = float(window["input_tokens"].sum()) * physics.prompt_token_seconds / physics.instances
+    prompts = float(window["input_tokens"].sum()) * physics.prompt_token_seconds
     return max(outputs, prompts) / max(span, 1e-9)
 
 

@@ -32,7 +32,6 @@ class PhysicalLimits(Frozen):
         token_seconds: Least time from one token of a request to the next.
         prompt_token_seconds: Least time for each token of a prompt that no cache holds; 0 where prompts share text.
         tokens_per_second: Most output tokens a second of all requests together.
-        instances: Instances of the engine, each with GPUs of its own.
     """
 
     accelerator: str
@@ -40,7 +39,6 @@ class PhysicalLimits(Frozen):
     token_seconds: float
     prompt_token_seconds: float
     tokens_per_second: float
-    instances: int = 1
 
     def least_seconds(self, records: Records) -> NDArray[np.float64]:
         """Least time from the send to the last token of each request, in seconds."""

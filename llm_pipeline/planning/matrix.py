@@ -30,8 +30,7 @@ from llm_pipeline.config.quantization import (
     QuantizationRecipe,
     WeightFormat,
 )
-from llm_pipeline.config.runtime_options import KvCacheOptions, RuntimeOptions
-from llm_pipeline.config.target import Target
+from llm_pipeline.config.target import KvCacheOptions, RuntimeOptions, Target
 from llm_pipeline.planning.compatibility import Refused, judge_compatibility
 from llm_pipeline.planning.cost_table import aligned
 

@@ -18,8 +18,7 @@ from math import ceil
 
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.quantization import KvCacheFormat, QuantizationRecipe
-from llm_pipeline.config.runtime_options import KvCacheOptions
-from llm_pipeline.config.target import EngineLimits, Parallelism
+from llm_pipeline.config.target import TOKENS_PER_BLOCK, EngineLimits, KvCacheOptions, Parallelism
 from llm_pipeline.model_facts.facts import CacheGroup, ModelFacts
 from llm_pipeline.planning.weight_storage import (
     HALF_PRECISION,
@@ -42,9 +41,8 @@ class Engine(Frozen):
         unquantized_bytes: Bytes of one unquantized weight once loaded.
         kv_bytes: Bytes of one element of an unquantized KV cache.
         quantizes_kv: Whether the engine stores the KV cache in the format that the recipe asks for.
-        kv_cache: How much of the memory the KV cache may take, and what it holds of a request.
+        kv_cache: How much of the memory the KV cache may take.
         shares_whole_memory: The fraction of `kv_cache` is of the capacity, for weights, runtime and cache together.
-        beam_width: Beams of a request; each is counted with a KV cache of its own, the most that they can need.
     """
 
     capacity: int
@@ -54,7 +52,6 @@ class Engine(Frozen):
     quantizes_kv: bool = True
     kv_cache: KvCacheOptions = KvCacheOptions()
     shares_whole_memory: bool = False
-    beam_width: int = 1
 
 
 class MemoryFit(Frozen):
@@ -127,16 +124,12 @@ def rank_kv_bytes_per_token(facts: ModelFacts, parallelism: Parallelism, element
     return ceil(_fullest_sum(elements, parallelism.pipeline) * element_bytes)
 
 
-def rank_kv_bytes_per_request(
-    facts: ModelFacts, parallelism: Parallelism, element_bytes: float, options: KvCacheOptions, tokens: int
-) -> int:
+def rank_kv_bytes_per_request(facts: ModelFacts, parallelism: Parallelism, element_bytes: float, tokens: int) -> int:
     """What one request keeps on the fullest rank: whole blocks of tokens in each layer, and states of fixed size."""
     elements = _by_layer(facts, lambda cache: ceil(cache.heads / parallelism.tensor) * cache.elements)
     states = _by_layer(facts, lambda cache: ceil(cache.state_bytes / parallelism.tensor))
-    held = [
-        elements[layer] * element_bytes * _tokens_held(tokens, layer, options) + states[layer]
-        for layer in range(facts.layers)
-    ]
+    whole = ceil(tokens / TOKENS_PER_BLOCK) * TOKENS_PER_BLOCK
+    held = [elements[layer] * element_bytes * whole + states[layer] for layer in range(facts.layers)]
     return ceil(_fullest_sum(held, parallelism.pipeline))
 
 
@@ -160,14 +153,12 @@ def fit_memory(
     element = kv_element_bytes(recipe, engine.kv_bytes) if engine.quantizes_kv else engine.kv_bytes
     per_token = rank_kv_bytes_per_token(facts, parallelism, element)
     tokens = limits.maximum_tokens_per_request
-    request = engine.beam_width * rank_kv_bytes_per_request(facts, parallelism, element, engine.kv_cache, tokens)
+    request = rank_kv_bytes_per_request(facts, parallelism, element, tokens)
     fraction = engine.kv_cache.free_memory_fraction
     if engine.shares_whole_memory:
         available = max(0, int(engine.capacity * fraction) - weights - runtime)
     else:
         available = int(max(0, engine.capacity - weights - runtime) * fraction)
-    if engine.kv_cache.maximum_tokens:
-        available = min(available, engine.kv_cache.maximum_tokens * per_token)
     return MemoryFit(
         capacity=engine.capacity,
         weights=weights,
@@ -203,14 +194,6 @@ def _fullest_share(facts: ModelFacts, stages: int) -> float:
         for layer in group.layers:
             numbers[layer] += group.parameters
     return _fullest_sum(numbers, stages) / (sum(numbers) or 1)
-
-
-def _tokens_held(tokens: int, layer: int, options: KvCacheOptions) -> int:
-    """Tokens that a layer keeps of a request of so many: its window's and the first ones, in whole blocks."""
-    if options.attention_windows:
-        window = options.attention_windows[layer % len(options.attention_windows)]
-        tokens = min(tokens, window + (options.sink_tokens or 0))
-    return ceil(tokens / options.tokens_per_block) * options.tokens_per_block
 
 
 def _layer_bytes(facts: ModelFacts, recipe: QuantizationRecipe, unquantized_bytes: int) -> int:

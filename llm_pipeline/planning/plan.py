@@ -62,7 +62,7 @@ from llm_pipeline.planning.target_plan import plan_target
 from llm_pipeline.planning.task_pool import TaskItems, check_tasks, judge_task_placement, task_pool
 from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.time_limits import time_limit
-from llm_pipeline.serving.launch_command import launch_mode
+from llm_pipeline.serving.launch_plan import launch_mode
 from llm_pipeline.store import open_store
 
 _TIGHT = 0.5

@@ -37,6 +37,9 @@ from llm_pipeline.planning.weight_storage import (
     stored_bytes,
 )
 
+_MOST_DRAFTED = 16
+"""Draft tokens of a step where the target does not say."""
+
 _FP8_BY_BF16 = 2.0
 """Peak of 8-bit tensor cores by that of the 16-bit ones, on every NVIDIA GPU that has them."""
 
@@ -46,7 +49,6 @@ class RooflineEngine(NamedTuple):
 
     Attributes:
         tokens_per_step: Most tokens that one step gives a request: 1, or more under speculative decoding.
-        windows: Tokens that layers attend to at most, repeated over the layers; empty for all there are.
     """
 
     facts: ModelFacts
@@ -54,7 +56,6 @@ class RooflineEngine(NamedTuple):
     gpu: Gpu
     parallelism: Parallelism = Parallelism()
     tokens_per_step: int = 1
-    windows: tuple[int, ...] = ()
 
 
 class RooflineFigures(Frozen):
@@ -108,11 +109,11 @@ def engine_of(facts: ModelFacts, target: Target, recipe: QuantizationRecipe) -> 
     Raises:
         ConfigError: The target's accelerator is not in the GPU catalog.
     """
-    speculative = target.runtime.speculative
-    drafted = speculative.draft_tokens if speculative else 0
-    cache = target.runtime.kv_cache
-    windows = tuple(window + (cache.sink_tokens or 0) for window in cache.attention_windows or ())
-    return RooflineEngine(facts, recipe, find_gpu(target.accelerator), target.parallelism, 1 + drafted, windows)
+    speculation, drafted = target.runtime.extra_llm_args.get("speculative_config"), 0
+    if isinstance(speculation, dict):
+        lengths = (speculation.get(key) for key in ("max_draft_len", "num_nextn_predict_layers"))
+        drafted = max((length for length in lengths if isinstance(length, int)), default=_MOST_DRAFTED)
+    return RooflineEngine(facts, recipe, find_gpu(target.accelerator), target.parallelism, 1 + drafted)
 
 
 def decode_step_seconds(engine: RooflineEngine, requests: int, context_tokens: float) -> float:
@@ -147,13 +148,10 @@ def most_tokens_per_second(engine: RooflineEngine, requests: int, tokens: Tokens
 
 def _cache_read(engine: RooflineEngine, context_tokens: float) -> float:
     """Bytes of a request's cache that one step reads at least; of states, whatever the context."""
-    elements, windows = 0.0, engine.windows
+    elements = 0.0
     for cache in engine.facts.caches:
-        for layer in cache.layers:
-            attended = min(context_tokens, cache.window or context_tokens)
-            if windows:
-                attended = min(attended, windows[layer % len(windows)])
-            elements += attended * cache.heads * cache.elements
+        attended = min(context_tokens, cache.window or context_tokens)
+        elements += len(cache.layers) * attended * cache.heads * cache.elements
     return elements * kv_element_bytes(engine.recipe) + engine.facts.state_bytes
 
 
@@ -234,7 +232,7 @@ def physical_limits(
     """
     if facts is None or target.accelerator == "cpu":
         return None
-    engine, instances = engine_of(facts, target, recipe), max(1, len(target.serving.gpu_device_ids))
+    engine = engine_of(facts, target, recipe)
     shared = workload.shared_prefixes is not None
     together = most_tokens_per_second(engine, target.limits.maximum_sequences, Tokens(prompt=0, output=1))
     return PhysicalLimits(
@@ -242,6 +240,5 @@ def physical_limits(
         first_token_seconds=prompt_seconds(engine, 1),
         token_seconds=decode_step_seconds(engine, 1, 0) / engine.tokens_per_step,
         prompt_token_seconds=0.0 if shared else prompt_seconds(engine, _LONG_PROMPT) / _LONG_PROMPT,
-        tokens_per_second=together * instances,
-        instances=instances,
+        tokens_per_second=together,
     )

@@ -8,12 +8,11 @@ Where there is no NVLink, the advice says so.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import ceil
 
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
-from llm_pipeline.config.target import EngineLimits, Parallelism, Target
+from llm_pipeline.config.target import TOKENS_PER_BLOCK, EngineLimits, Parallelism, Target
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.compatibility import Refused, in_format, is_known_to_run
@@ -62,7 +61,6 @@ def engine_memory(target: Target) -> Engine:
         runtime=engine.runtime_bytes,
         kv_cache=target.runtime.kv_cache,
         shares_whole_memory=engine.shares_whole_memory,
-        beam_width=target.runtime.beam_width,
     )
 
 
@@ -99,8 +97,6 @@ def _shortage(fit: MemoryFit, target: Target, facts: ModelFacts) -> str:
     limits, kv_cache = _limits(target, facts), target.runtime.kv_cache
     whole = engine_adapter(target.engine).shares_whole_memory
     share = f"{kv_cache.free_memory_fraction:.0%} of the {'whole for all three' if whole else 'rest'}"
-    if _is_capped(fit, target):
-        share = f"runtime.kv_cache.maximum_tokens {kv_cache.maximum_tokens}"
     return (
         f"{fit.weights / 1e9:.1f} GB weights + {fit.runtime / 1e9:.1f} GB runtime of {fit.capacity / 1e9:.1f} GB "
         f"leave {fit.kv_available / 1e9:.1f} GB for the KV cache ({share}), but "
@@ -109,16 +105,9 @@ def _shortage(fit: MemoryFit, target: Target, facts: ModelFacts) -> str:
     )
 
 
-def _is_capped(fit: MemoryFit, target: Target) -> bool:
-    """Whether it is the options of the KV cache that limit it, and not the memory."""
-    return fit.kv_available == (target.runtime.kv_cache.maximum_tokens or 0) * fit.kv_per_token > 0
-
-
 def _advice(fit: MemoryFit, target: Target, recipe: QuantizationRecipe, facts: ModelFacts) -> str:
     if fit.largest_batch:
         return f"limits.maximum_sequences: {fit.largest_batch}"
-    if _is_capped(fit, target):
-        return f"runtime.kv_cache.maximum_tokens: {ceil(fit.kv_wanted / fit.kv_per_token)}"
     pipeline = target.parallelism.pipeline
     for tensor in _TENSOR_STEPS:
         if not target.parallelism.tensor < tensor <= target.gpus_per_node or facts.attention_heads % tensor:
@@ -191,7 +180,7 @@ def capacity(target: Target, recipe: QuantizationRecipe, facts: ModelFacts) -> C
 
 def _longest(target: Target, recipe: QuantizationRecipe, facts: ModelFacts) -> int:
     """By bisection: more tokens never fit better."""
-    block = target.runtime.kv_cache.tokens_per_block
+    block = TOKENS_PER_BLOCK
     held, too_long = 0, facts.context_length // block + 1
     while too_long - held > 1:
         middle = (held + too_long) // 2

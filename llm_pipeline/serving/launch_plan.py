@@ -3,48 +3,63 @@
     plan = launch_plan(target, repository="/srv/view", ports=ports)
     plan.mode, plan.nodes, plan.command
 
-Four modes; the target decides on one:
+Three modes; the target decides on one:
 
 | | |
 |---|---|
 | `single` | one tritonserver; the LLM API starts the ranks of its GPUs by itself |
 | `leader` | an engine of several ranks: one tritonserver a rank, under mpirun; rank 0 answers |
-| `orchestrator` | an engine of several ranks or instances: one tritonserver, which starts workers on its own node |
 | `multi_node_launcher` | the LLM API over several nodes: `trtllm-llmapi-launch` in every rank; rank 0 answers |
 
 Source of modes, variables and flags: `triton_backend/scripts/launch_triton_server.py` and
 `tensorrt_llm/llmapi/trtllm-llmapi-launch` of NVIDIA/TensorRT-LLM, and for ranks that do not answer
-`docs/examples/tensorrt-llm/build/server.py` of kubernetes-sigs/lws at 060ab4da.
+`docs/examples/tensorrt-llm/build/server.py` of kubernetes-sigs/lws at 060ab4da. The rules are checked before a start,
+because a server that breaks one hangs in MPI, or ends after minutes of loading. No shell reads the argument lists,
+except that `trtllm-llmapi-launch` splits its arguments at blanks: none may hold one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+
 from pydantic import Field
 
-from llm_pipeline.artifacts.repository_layout import MODEL_NAME
-from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.artifacts.repository_layout import ENGINE_MODEL, MODEL_NAME
+from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.base.offline import OFFLINE
 from llm_pipeline.config.deployment import ServerPorts
-from llm_pipeline.config.model import ConfigModel
+from llm_pipeline.config.model import ConfigModel, Port
 from llm_pipeline.config.target import Target
-from llm_pipeline.serving.launch_command import (
-    LaunchMode,
-    MpiHosts,
-    ServerOptions,
-    launch_mode,
-    launcher_command,
-    rank_arguments,
-    require_launchable,
-)
+from llm_pipeline.engines.builder import engine_adapter
+from llm_pipeline.serving.endpoint_access import served_name
 
-__all__ = ["LaunchMode", "LaunchPlan", "MpiHosts", "RankProcess", "launch_plan"]
+LaunchMode = Literal["single", "leader", "multi_node_launcher"]
+_SERVER = "/opt/tritonserver/bin/tritonserver"
+_LLM_API_LAUNCHER = "trtllm-llmapi-launch"
+_MPIRUN = "mpirun"
+_MPIRUN_BY_PATH = "/opt/hpcx/ompi/bin/mpirun"
+"""Called by its path, Open MPI starts its daemons on other hosts from the same directory."""
 
-_ORCHESTRATOR = {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}
-_PROCESS_A_RANK = ("leader", "multi_node_launcher")
-
+_SEGMENTS = "llm_pipeline"
+_FORWARDED = ("HOME", "PATH", "LD_LIBRARY_PATH")
 _SHARED_MEMORY_GIB_PER_GPU = 8
 _LEAST_SHARED_MEMORY_GIB = 2
 """NVIDIA's pages start one GPU with 2 GiB and the examples of several with 20 GiB; ranks talk through it."""
+
+
+class MpiHosts(ConfigModel):
+    """The nodes of one server by name, and how mpirun reaches them.
+
+    Attributes:
+        names: Of each node; the first is the one that mpirun runs on.
+        ssh_port: Port of the other nodes' SSH servers.
+        ssh_options: Further arguments of `ssh`.
+    """
+
+    names: tuple[str, ...]
+    ssh_port: Port = 2222
+    ssh_options: tuple[str, ...] = ()
 
 
 class RankProcess(ConfigModel):
@@ -70,7 +85,6 @@ class LaunchPlan(ConfigModel):
         world_size: Ranks of one engine instance.
         nodes: Hosts that it takes.
         gpus_per_node: GPUs that it takes of each; 0 on a CPU.
-        instances: GPU ids of each engine instance, on each node.
         processes: What runs, by rank, without workers that a process starts itself.
         command: What is started on the first node: the first process, or the launcher of all of them.
         environment: Variables of every process; no secrets.
@@ -86,7 +100,6 @@ class LaunchPlan(ConfigModel):
     world_size: int
     nodes: int
     gpus_per_node: int
-    instances: tuple[tuple[int, ...], ...]
     processes: tuple[RankProcess, ...]
     command: tuple[str, ...]
     environment: dict[str, str]
@@ -95,6 +108,43 @@ class LaunchPlan(ConfigModel):
     ready_path: str = f"/v2/models/{MODEL_NAME}/ready"
     live_path: str = "/v2/health/live"
     shared_memory_gib: int = Field(ge=1)
+
+
+def nodes_of(target: Target) -> int:
+    """Hosts that one engine instance needs."""
+    return max(1, -(-target.accelerator_count // target.gpus_per_node))
+
+
+def launch_mode(target: Target) -> LaunchMode:
+    """How the ranks of a target's engine are started."""
+    ranks = engine_adapter(target.engine).ranks
+    if ranks == "launcher" and nodes_of(target) > 1:
+        return "multi_node_launcher"
+    return "leader" if ranks == "servers" and target.parallelism.world_size > 1 else "single"
+
+
+def require_launchable(target: Target, *, host_names: Sequence[str] = ()) -> None:
+    """Refuse a target whose ranks cannot be started on its GPUs.
+
+    Raises:
+        Unsupported: The mode cannot start this target; every reason is named.
+    """
+    mode, nodes = launch_mode(target), nodes_of(target)
+    ranks, gpus = target.parallelism.world_size, target.accelerator_count
+    problems = []
+    if engine_adapter(target.engine).ranks != "inside":
+        if ranks != gpus:
+            problems.append(f"{ranks} ranks need {ranks} GPUs, accelerator_count is {gpus}")
+        elif nodes > 1 and ranks != nodes * target.gpus_per_node:
+            problems.append(f"{ranks} ranks do not fill {nodes} nodes of {target.gpus_per_node} GPUs")
+    if mode == "single" and nodes > 1:
+        problems.append(f"{nodes} nodes are needed, and it is one process")
+    if host_names and len(host_names) != nodes:
+        problems.append(f"{len(host_names)} hosts are named, {nodes} are needed")
+    if mode == "leader" and nodes > 1 and not host_names:
+        problems.append("mpirun must know the hosts by name")
+    if problems:
+        raise Unsupported("; ".join(problems), where=f"target {target.name}, started as {mode}")
 
 
 def launch_plan(
@@ -122,30 +172,74 @@ def launch_plan(
     """
     if not repository.startswith("/") or repository.split() != [repository]:
         raise ConfigError(f"not an absolute path without blanks: {repository!r}", where=f"target {target.name}")
-    mode = launch_mode(target)
-    placement = require_launchable(target, host_names=hosts.names if hosts else ())
-    server = ServerOptions(repository, ports, digest, drain_seconds)
-    environment = OFFLINE | (_ORCHESTRATOR if mode == "orchestrator" else {})
-    processes = tuple(
-        RankProcess(
-            rank=rank,
-            node=placement.node_of(rank),
-            arguments=rank_arguments(target.engine, mode, placement, rank, server),
-        )
-        for rank in range(target.parallelism.world_size if mode in _PROCESS_A_RANK else 1)
+    require_launchable(target, host_names=hosts.names if hosts else ())
+    mode, nodes, ranks = launch_mode(target), nodes_of(target), target.parallelism.world_size
+    each = -(-target.accelerator_count // nodes)  # mpirun and srun fill one node after the other
+    shared = (
+        _SERVER,
+        f"--model-repository={repository}",
+        "--model-control-mode=explicit",
+        "--disable-auto-complete-config",
+        f"--exit-timeout-secs={drain_seconds}",
     )
-    ranks = [process.arguments for process in processes]
+    answering = (
+        *shared,
+        f"--backend-config=python,shm-region-prefix-name={_SEGMENTS}_0_",
+        *(f"--load-model={model}" for model in engine_adapter(target.engine).models),
+        f"--id={served_name(digest)}",
+        f"--http-port={ports.http}",
+        f"--grpc-port={ports.grpc}",
+        f"--metrics-port={ports.metrics}",
+        "--strict-readiness=false",  # each model's own readiness counts
+        "--log-format=ISO8601",
+    )
+    arguments: list[tuple[str, ...]] = [answering]
+    if mode == "multi_node_launcher":  # the launcher starts the command on rank 0 only
+        arguments = [(_LLM_API_LAUNCHER, *answering)] * ranks
+    elif mode == "leader":
+        silent = [f"--allow-{endpoint}=false" for endpoint in ("http", "grpc", "metrics")]
+        arguments += [
+            (
+                *shared,
+                f"--backend-config=python,shm-region-prefix-name={_SEGMENTS}_{rank}_",
+                f"--load-model={ENGINE_MODEL}",
+                *silent,
+            )
+            for rank in range(1, ranks)
+        ]
     return LaunchPlan(
         target=target.name,
         mode=mode,
-        world_size=target.parallelism.world_size,
-        nodes=placement.nodes,
-        gpus_per_node=placement.gpus_per_node,
-        instances=placement.instances,
-        processes=processes,
-        command=launcher_command(mode, ranks, placement, hosts, tuple(environment)),
-        environment=environment,
+        world_size=ranks,
+        nodes=nodes,
+        gpus_per_node=each,
+        processes=tuple(
+            RankProcess(rank=rank, node=rank // max(1, each), arguments=one) for rank, one in enumerate(arguments)
+        ),
+        command=_launcher_command(mode, arguments, nodes, each, hosts),
+        environment=OFFLINE,
         working_directory=repository,
         ports=ports,
-        shared_memory_gib=max(_LEAST_SHARED_MEMORY_GIB, _SHARED_MEMORY_GIB_PER_GPU * placement.gpus_per_node),
+        shared_memory_gib=max(_LEAST_SHARED_MEMORY_GIB, _SHARED_MEMORY_GIB_PER_GPU * each),
     )
+
+
+def _launcher_command(
+    mode: LaunchMode, ranks: Sequence[tuple[str, ...]], nodes: int, gpus: int, hosts: MpiHosts | None
+) -> tuple[str, ...]:
+    """What is started on the first node: by Slurm where the nodes of the LLM API have no names, else by mpirun."""
+    if mode == "single":
+        return ranks[0]
+    if mode == "multi_node_launcher" and hosts is None:
+        return ("srun", "-N", str(nodes), f"--ntasks-per-node={gpus}", "--mpi=pmix", *ranks[0])
+    start, exported = [_MPIRUN], list[str]()
+    if hosts:
+        slots = ",".join(f"{name}:{gpus}" for name in hosts.names)
+        ssh = " ".join(["-p", str(hosts.ssh_port), *hosts.ssh_options])
+        start = [_MPIRUN_BY_PATH, "--host", slots, "--mca", "plm_rsh_args", ssh]
+        # Open MPI applies `-x` to one program of several only, and forwards no other variable over SSH.
+        exported = [word for name in (*_FORWARDED, *OFFLINE) for word in ("-x", name)]
+    if mode == "multi_node_launcher":
+        return (*start, "-n", str(len(ranks)), *exported, *ranks[0])
+    contexts = [("-n", "1", *exported, *rank) for rank in ranks]
+    return (*start, *contexts[0], *(word for context in contexts[1:] for word in (":", *context)))

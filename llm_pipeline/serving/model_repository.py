@@ -12,13 +12,14 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llm_pipeline.artifacts import golden as golden_prompts
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.artifacts.repository_layout import (
     BASE_FILES,
+    CONFIG_FILE,
     ENGINE_DIRECTORY,
     FACT_PREFIX,
     FACTS_FILE,
@@ -30,14 +31,12 @@ from llm_pipeline.artifacts.repository_layout import (
     Tensor,
 )
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.serving_options import ServingOptions
 from llm_pipeline.config.target import EngineLimits, Target
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.serving.repository_links import write_links
-from llm_pipeline.serving.triton_config.inflight_batcher import write_config
 
 if TYPE_CHECKING:
-    from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 Fact = str | int | float | bool | None
 
@@ -136,7 +135,6 @@ def write_served_model(
     repository: Path,
     *,
     parameters: Mapping[str, str] | None = None,
-    instances: int = 1,
 ) -> Path:
     """Write the model `llm` and the engine's description; returns its version directory.
 
@@ -145,29 +143,35 @@ def write_served_model(
         code: Its `model.py`: the file, or the name of one of `serving/models`.
         repository: The model repository.
         parameters: Parameters of the model beside limits and facts.
-        instances: Engines side by side, each with GPUs of its own.
     """
+    from google.protobuf import text_format
+
     version = repository / MODEL_NAME / str(MODEL_VERSION)
     (version / ENGINE_DIRECTORY).mkdir(parents=True)
     engine.description.write(version / ENGINE_DIRECTORY)
     copy_code(code, version / MODEL_FILE)
     for file in BASE_FILES:
         copy_code(file.removesuffix(".py"), version / file)
-    write_config(served_config(engine, parameters or {}, instances), repository / MODEL_NAME)
+    text = text_format.MessageToString(served_config(engine, parameters or {}))
+    (repository / MODEL_NAME / CONFIG_FILE).write_text(text, encoding="utf-8")
     return version
 
 
-def served_config(engine: PackagedEngine, parameters: Mapping[str, str], instances: int = 1) -> ModelConfig:
+def served_config(engine: PackagedEngine, parameters: Mapping[str, str]) -> ModelConfig:
     """The configuration of the model `llm` as Triton's own message."""
     from tritonclient.grpc import model_config_pb2 as messages
+
+    def tensor_fields(tensor: Tensor) -> dict[str, Any]:
+        kind = messages.DataType.Value(tensor.data_type)
+        return {"name": tensor.name, "data_type": kind, "dims": tensor.dimensions}
 
     config = messages.ModelConfig(
         name=MODEL_NAME,
         backend="python",
         max_batch_size=0,
-        input=[_input(tensor) for tensor in INPUTS],
-        output=[_output(tensor) for tensor in OUTPUTS],
-        instance_group=[messages.ModelInstanceGroup(kind=messages.ModelInstanceGroup.KIND_CPU, count=instances)],
+        input=[messages.ModelInput(**tensor_fields(tensor), optional=tensor.optional) for tensor in INPUTS],
+        output=[messages.ModelOutput(**tensor_fields(tensor)) for tensor in OUTPUTS],
+        instance_group=[messages.ModelInstanceGroup(kind=messages.ModelInstanceGroup.KIND_CPU, count=1)],
     )
     config.model_transaction_policy.decoupled = True
     config.version_policy.latest.num_versions = 1
@@ -176,13 +180,9 @@ def served_config(engine: PackagedEngine, parameters: Mapping[str, str], instanc
     return config
 
 
-def text_switches(serving: ServingOptions) -> dict[str, str]:
-    """Parameters that say how a model of a GPU engine tokenizes and detokenizes."""
-    switches = {
-        "add_special_tokens": serving.add_special_tokens,
-        "skip_special_tokens": serving.skip_special_tokens,
-    }
-    return {name: str(value).lower() for name, value in switches.items()}
+def special_tokens(target: Target) -> dict[str, str]:
+    """The parameter that says how a model of a GPU engine tokenizes."""
+    return {"add_special_tokens": str(target.serving.add_special_tokens).lower()}
 
 
 def copy_code(code: str | Path, destination: Path) -> None:
@@ -199,22 +199,3 @@ def _limit_parameters(limits: EngineLimits) -> dict[str, str]:
 
 def _shown(facts: Mapping[str, Fact]) -> dict[str, str]:
     return {f"{FACT_PREFIX}{name}": "" if value is None else str(value) for name, value in facts.items()}
-
-
-def _input(tensor: Tensor) -> ModelInput:
-    from tritonclient.grpc import model_config_pb2 as messages
-
-    return messages.ModelInput(
-        name=tensor.name,
-        data_type=messages.DataType.Value(tensor.data_type),
-        dims=tensor.dimensions,
-        optional=tensor.optional,
-    )
-
-
-def _output(tensor: Tensor) -> ModelOutput:
-    from tritonclient.grpc import model_config_pb2 as messages
-
-    return messages.ModelOutput(
-        name=tensor.name, data_type=messages.DataType.Value(tensor.data_type), dims=tensor.dimensions
-    )

@@ -17,7 +17,6 @@ from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.config.model import ConfigModel
-from llm_pipeline.config.serving_options import ServingOptions
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BaselinePrecision, BuildInputs, engine_adapter, engine_builder
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
@@ -119,8 +118,7 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[BuildConfig, Mapping[s
         inputs["evaluation"] = flow.artifact("accuracy", recipe, "evaluation")  # its answers are the golden ones
     if engine_adapter(target.engine).compiles_export and (exported := quantized.get("tensorrt_llm_checkpoint")):
         inputs["tensorrt_llm_checkpoint"] = exported
-    serving = ServingOptions(add_special_tokens=target.serving.add_special_tokens)  # no other option changes the engine
-    target = target.model_copy(update={"description": "", "serving": serving})
+    target = target.model_copy(update={"description": ""})
     config = BuildConfig(target=target, dtype=flow.release.baseline.dtype, maximum_tokens=GOLDEN_MAXIMUM_TOKENS)
     return config, inputs
 

@@ -47,7 +47,7 @@ from llm_pipeline.release.execute import execute
 from llm_pipeline.runners.runner import Placement
 from llm_pipeline.runners.runners import Runners
 from llm_pipeline.serving.control import Candidate, StagingSlot, open_control
-from llm_pipeline.serving.launch_command import launch_mode
+from llm_pipeline.serving.launch_plan import launch_mode
 from llm_pipeline.stages.canary import can_replay
 from llm_pipeline.stages.request_parts import server_slot, staging_endpoint
 from llm_pipeline.store import open_store

@@ -206,7 +206,7 @@ def test_an_engine_of_another_version_is_never_one(inputs, tmp_path, monkeypatch
     [
         ((L40S,), {}, r"NVIDIA L40S \(sm89\), H100-SXM5-80GB is sm90"),
         ((H100, H200), {}, "GPUs are of several models"),
-        ((H100,), {"ranks": 2, "build": {"workers": 2}}, "2 GPUs are needed, 1 are visible"),
+        ((H100,), {"ranks": 2, "build": {"flags": {"workers": 2}}}, "2 GPUs are needed, 1 are visible"),
     ],
 )
 def test_another_host_is_refused_before_the_tool_is_started(inputs, gpu_host, tmp_path, *, gpus, changes, says):
@@ -274,7 +274,7 @@ def test_a_checkpoint_without_a_tokenizer_is_refused_before_the_build(inputs, tm
 def test_a_flag_for_other_architectures_is_refused(inputs, tmp_path):
     given = write_trtllm_checkpoint(tmp_path / "given", tensor=2, architecture="Qwen2ForCausalLM")
     with pytest.raises(Unsupported, match="--reduce_fusion works for LlamaForCausalLM"):
-        build(inputs(2, given=given, build={"reduce_fusion": True}), tmp_path)
+        build(inputs(2, given=given, build={"flags": {"reduce_fusion": True}}), tmp_path)
 
 
 def test_what_the_tool_will_change_by_itself_is_said_before_it_does(inputs, tmp_path, caplog):

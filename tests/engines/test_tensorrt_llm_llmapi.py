@@ -194,10 +194,11 @@ def test_llm_args_of_another_version_never_reach_a_gpu(checkpoint, monkeypatch):
 
 def test_an_engine_of_the_other_dialect_loads_with_its_version(checkpoint, monkeypatch):
     monkeypatch.setenv("TRTLLM_DOUBLE_VERSION", "1.3.0rc22")
-    runtime = {"speculative": {"method": "mtp", "draft_tokens": 2}}
+    speculation = {"decoding_type": "MTP", "max_draft_len": 2}
+    runtime = {"extra_llm_args": {"speculative_config": speculation}}
     engine = build(checkpoint, target(runtime_version="1.3.0rc22", runtime=runtime))
     rendered = yaml.safe_load((engine / "llm_args.yaml").read_text())
-    assert rendered["speculative_config"] == {"decoding_type": "MTP", "max_draft_len": 2}
+    assert rendered["speculative_config"] == speculation
     assert EngineDescription.read(engine).facts.versions["tensorrt_llm"] == "1.3.0rc22"
 
 

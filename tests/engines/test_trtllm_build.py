@@ -85,10 +85,9 @@ def test_what_the_table_says_of_other_flags_names_flags_of_the_table():
 def test_the_command_of_a_plain_target():
     assert command(target()) == (
         "trtllm-build --checkpoint_dir /in --output_dir /out --max_batch_size 48 --max_seq_len 8192 "
-        "--max_input_len 8191 --max_num_tokens 8192 --max_beam_width 1 --kv_cache_type paged "
-        "--remove_input_padding enable --tokens_per_block 32 --use_paged_context_fmha enable "
-        "--use_fp8_context_fmha enable --gpt_attention_plugin auto --multiple_profiles disable "
-        "--reduce_fusion disable --gemm_plugin auto --workers 1 --output_timing_cache /new"
+        "--max_input_len 8191 --max_num_tokens 8192 --kv_cache_type paged --remove_input_padding enable "
+        "--max_beam_width 1 --tokens_per_block 32 --use_paged_context_fmha enable --use_fp8_context_fmha enable "
+        "--gpt_attention_plugin auto --gemm_plugin auto --workers 1 --output_timing_cache /new"
     )
 
 
@@ -96,12 +95,11 @@ def test_the_command_of_a_target_with_options():
     options = target(
         4,
         build={
-            "workers": 2,
-            "gemm_plugin": None,
-            "gpt_attention_plugin": "bfloat16",
-            "fp8_context_fmha": False,
-            "reduce_fusion": True,
             "flags": {
+                "workers": 2,
+                "gpt_attention_plugin": "bfloat16",
+                "use_fp8_context_fmha": False,
+                "reduce_fusion": True,
                 "user_buffer": True,
                 "fast_build": True,
                 "weight_sparsity": False,
@@ -110,20 +108,14 @@ def test_the_command_of_a_target_with_options():
                 "max_lora_rank": 16,
             },
         },
-        runtime={
-            "beam_width": 2,
-            "kv_cache": {"tokens_per_block": 64},
-            "speculative": {"method": "draft_model", "draft_tokens": 5, "draft_model": "/d"},
-        },
     )
     assert command(options, timing_cache=Path("/old"), program="/bin/trtllm-build") == (
         "/bin/trtllm-build --checkpoint_dir /in --output_dir /out --max_batch_size 48 --max_seq_len 8192 "
-        "--max_input_len 8191 --max_num_tokens 8192 --max_beam_width 2 --kv_cache_type paged "
-        "--remove_input_padding enable --tokens_per_block 64 --use_paged_context_fmha enable "
-        "--use_fp8_context_fmha disable --gpt_attention_plugin bfloat16 --multiple_profiles disable "
-        "--reduce_fusion enable --speculative_decoding_mode draft_tokens_external --max_draft_len 5 "
-        "--user_buffer enable --fast_build --lora_plugin auto --lora_target_modules attn_q attn_v --max_lora_rank 16 "
-        "--workers 2 --input_timing_cache /old --output_timing_cache /new"
+        "--max_input_len 8191 --max_num_tokens 8192 --kv_cache_type paged --remove_input_padding enable "
+        "--max_beam_width 1 --tokens_per_block 32 --use_paged_context_fmha enable --use_fp8_context_fmha disable "
+        "--gpt_attention_plugin bfloat16 --gemm_plugin auto --workers 2 --reduce_fusion enable --user_buffer enable "
+        "--fast_build --lora_plugin auto --lora_target_modules attn_q attn_v --max_lora_rank 16 "
+        "--input_timing_cache /old --output_timing_cache /new"
     )
 
 
@@ -143,9 +135,9 @@ def test_ranks_are_no_flags_and_one_worker_builds_them_all_on_one_host():
 
 
 def test_one_error_names_all_problems():
-    flags = {"tp_size": 2, "max_batchsize": 3, "max_lora_rank": "much"}
+    flags = {"tp_size": 2, "max_batchsize": 3, "max_lora_rank": "much", "workers": 2}
     with pytest.raises(ConfigError, match="4 of the options") as caught:
-        command(target(build={"flags": flags, "workers": 2}))
+        command(target(build={"flags": flags}))
     for text in ("--tp_size was removed", "did you mean max_batch_size", "max_lora_rank takes", "the engine has 1"):
         assert text in caught.value.message
 
@@ -171,7 +163,6 @@ def test_each_removed_flag_is_refused_with_what_became_of_it(name):
         ({"user_buffer": True}, "--user_buffer needs --reduce_fusion enable"),
         ({"gemm_swiglu_plugin": "fp8", "use_fused_mlp": False}, "--gemm_swiglu_plugin needs --use_fused_mlp enable"),
         ({"max_decoder_seq_len": 9}, "--max_seq_len is set by limits.maximum_tokens_per_request"),
-        ({"workers": 1}, "--workers is set by build.workers"),
         ({"kv_cache_type": "continuous"}, "--kv_cache_type cannot be set: in-flight batching"),
         ({"max_multimodal_len": True}, "--max_prompt_embedding_table_size takes a whole number"),
         ({"model_cls_file": "/x.py"}, "--model_cls_file cannot be set: it would run code"),
@@ -194,22 +185,16 @@ def test_a_flag_that_is_off_or_fits_is_not_refused(flags):
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"build": {"multiple_profiles": True, "flags": {"opt_num_tokens": 64}}}, "cannot be used with --opt_num_tok"),
-        ({"build": {"gpt_attention_plugin": "fp8"}}, "--gpt_attention_plugin cannot be fp8"),
-        ({"build": {"reduce_fusion": True}}, "build.reduce_fusion needs tensor parallelism"),
+        ({"build": {"flags": {"multiple_profiles": True, "opt_num_tokens": 64}}}, "cannot be used with --opt_num_tok"),
+        ({"build": {"flags": {"gpt_attention_plugin": "fp8"}}}, "--gpt_attention_plugin cannot be fp8"),
+        ({"build": {"flags": {"reduce_fusion": True}}}, "reduce_fusion needs tensor parallelism"),
         ({"limits": {"maximum_batched_tokens": 16}}, "smaller than a KV block of 32"),
         (
             {"runtime": {"chunked_context": False}, "limits": {"maximum_batched_tokens": 1024}},
             "prompts of more than 1024 tokens",
         ),
-        ({"runtime": {"speculative": {"method": "mtp"}}}, "method mtp is for the LLM API"),
-        ({"runtime": {"speculative": {"method": "ngram"}}}, "method ngram is for the LLM API"),
-        ({"runtime": {"speculative": {"method": "eagle", "draft_model": "/d"}}}, "method eagle is for the LLM API"),
         (
-            {
-                "runtime": {"speculative": {"method": "draft_model", "draft_model": "/d"}},
-                "build": {"flags": {"gather_context_logits": True}},
-            },
+            {"build": {"flags": {"max_draft_len": 4, "gather_context_logits": True}}},
             "--gather_context_logits cannot be used with --max_draft_len",
         ),
     ],
@@ -452,7 +437,7 @@ def test_an_engine_without_the_kernels_that_its_runtime_options_need_is_refused(
     without = target(runtime={"chunked_context": False, "kv_cache": {"reuse_blocks": False}})
     refuse_lost_features(without, "W4A16_AWQ", "FP8", "sm90")
     with pytest.raises(Unsupported, match="paged_context_fmha is off"):
-        refuse_lost_features(target(build={"paged_context_fmha": False}), "FP8", "FP8", "sm90")
+        refuse_lost_features(target(build={"flags": {"use_paged_context_fmha": False}}), "FP8", "FP8", "sm90")
 
 
 @pytest.mark.parametrize(
@@ -467,8 +452,8 @@ def test_integer_formats_are_refused_on_blackwell_before_the_build(algorithm, kv
 
 def test_the_lengths_of_a_speculative_engine_are_predicted(tmp_path):
     limits = {"maximum_sequences": 256, "maximum_tokens_per_request": 1024, "maximum_batched_tokens": 2048}
-    speculative = {"method": "draft_model", "draft_tokens": 63, "draft_model": "/d"}
-    of = target(runtime={"speculative": speculative}, limits=limits)
+    flags = {"speculative_decoding_mode": "draft_tokens_external", "max_draft_len": 63}
+    of = target(build={"flags": flags}, limits=limits)
     checkpoint = read_build_checkpoint(write_trtllm_checkpoint(tmp_path / "in"), of)
     build = predict_config(of, checkpoint.config, "sm90").build
     assert build["max_seq_len"] == (1024 + 63,)

@@ -8,7 +8,6 @@ import pytest
 from published import known_facts
 
 from llm_pipeline.config.quantization import QuantizationRecipe
-from llm_pipeline.config.runtime_options import KvCacheOptions, RuntimeOptions
 from llm_pipeline.config.target import EngineLimits, Parallelism, Target
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.target_memory import advise_split, capacity, judge_memory
@@ -37,15 +36,14 @@ def target(accelerator: str, tensor: int = 1, pipeline: int = 1, **limits: Any) 
     )
 
 
-@pytest.mark.parametrize("block", [32, 48])
-def test_the_longest_request_fits_as_often_as_wanted_and_one_block_more_does_not(block: int):
-    model, runtime = shape("Llama-3.1-8B"), RuntimeOptions(kv_cache=KvCacheOptions(tokens_per_block=block))
-    held = capacity(target("L40S").model_copy(update={"runtime": runtime}), PLAIN, model)
+def test_the_longest_request_fits_as_often_as_wanted_and_one_block_more_does_not():
+    model, block = shape("Llama-3.1-8B"), 32
+    held = capacity(target("L40S"), PLAIN, model)
     assert held is not None
     longest = held.longest_request
     assert longest % block == 0
     for tokens, fits in ((longest, True), (longest + block, False)):
-        long = target("L40S", maximum_tokens_per_request=tokens).model_copy(update={"runtime": runtime})
+        long = target("L40S", maximum_tokens_per_request=tokens)
         fit, _ = judge_memory(long, PLAIN, model)
         assert fit is not None
         assert fit.fits is fits

@@ -12,8 +12,7 @@ from published import config_of, known_facts
 
 from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.quantization import CALIBRATED, QuantizationRecipe
-from llm_pipeline.config.runtime_options import KvCacheOptions
-from llm_pipeline.config.target import EngineLimits, Parallelism, Target
+from llm_pipeline.config.target import EngineLimits, KvCacheOptions, Parallelism, Target
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
 from llm_pipeline.planning.memory import (
@@ -171,9 +170,8 @@ def test_the_fullest_rank_of_a_pipeline_holds_the_embeddings_or_the_head_but_not
 
 def fit(shape: ModelFacts, weights: str, sequences: int, capacity: int, **changes: Any) -> MemoryFit:
     limits = EngineLimits(maximum_sequences=sequences, maximum_tokens_per_request=8192, maximum_batched_tokens=8192)
-    options = {key: changes.pop(key) for key in ("kv_cache_options", "beam_width") if key in changes}
-    options["kv_cache"] = KvCacheOptions.model_validate(options.pop("kv_cache_options", {}))
-    engine = Engine(capacity=capacity, runtime=2 * 2**30, **options)
+    kv_cache = KvCacheOptions.model_validate(changes.pop("kv_cache_options", {}))
+    engine = Engine(capacity=capacity, runtime=2 * 2**30, kv_cache=kv_cache)
     parallelism = changes.pop("parallelism", Parallelism())
     return fit_memory(shape, recipe(weights, **changes), engine, limits, parallelism)
 
@@ -207,39 +205,8 @@ def test_the_kv_cache_takes_the_share_that_the_target_names():
     assert half.largest_batch == most.largest_batch // 2
 
 
-def test_the_kv_cache_holds_no_more_tokens_than_the_target_names():
-    capped = fit(LLAMA_8B, "fp8", 8, H100, kv_cache_options={"maximum_tokens": 4 * 8192})
-    assert (capped.kv_available, capped.largest_batch) == (4 * 8192 * 131_072, 4)
-    assert not capped.fits
-    loose = fit(LLAMA_8B, "fp8", 8, H100, kv_cache_options={"maximum_tokens": 10**9})
-    assert loose == fit(LLAMA_8B, "fp8", 8, H100)
-
-
-@pytest.mark.parametrize(
-    ("windows", "sink", "tokens"),
-    [((8192,), None, 8192), ((512,), None, 512), ((512, 8192), None, 4352), ((512,), 32, 544), ((500,), None, 512)],
-)
-def test_a_layer_holds_no_more_tokens_than_its_window(windows: tuple[int, ...], sink: int | None, tokens: int):
-    options = KvCacheOptions(attention_windows=windows, sink_tokens=sink)
-    assert rank_kv_bytes_per_request(LLAMA_8B, Parallelism(), 2, options, 8192) == tokens * 131_072
-
-
 def test_requests_take_whole_blocks():
-    options = KvCacheOptions(tokens_per_block=64)
-    assert rank_kv_bytes_per_request(LLAMA_8B, Parallelism(), 2, options, 65) == 128 * 131_072
-
-
-def test_the_fullest_rank_of_a_pipeline_is_the_one_with_the_widest_windows():
-    options = KvCacheOptions(attention_windows=(*[512] * 16, *[8192] * 16))
-    whole, halves = (rank_kv_bytes_per_request(LLAMA_8B, Parallelism(pipeline=p), 2, options, 8192) for p in (1, 2))
-    assert whole == (512 + 8192) * 131_072 // 2
-    assert halves == 8192 * 131_072 // 2
-
-
-def test_every_beam_may_need_a_kv_cache_of_its_own():
-    alone, beams = fit(LLAMA_8B, "fp8", 4, H100), fit(LLAMA_8B, "fp8", 4, H100, beam_width=4)
-    assert beams.kv_wanted == 4 * alone.kv_wanted
-    assert beams.largest_batch == alone.largest_batch // 4
+    assert rank_kv_bytes_per_request(LLAMA_8B, Parallelism(), 2, 65) == 96 * 131_072
 
 
 def gpu_target(**changes: Any) -> Target:
@@ -248,13 +215,6 @@ def gpu_target(**changes: Any) -> Target:
 
 
 def test_a_target_is_judged_with_its_own_kv_cache_options():
-    _, refused = judge_memory(gpu_target(runtime={"kv_cache": {"maximum_tokens": 65536}}), recipe("fp8"), LLAMA_8B)
-    assert refused is not None
-    assert "runtime.kv_cache.maximum_tokens 65536" in refused.reason
-    assert refused.nearest == "limits.maximum_sequences: 8"
-    _, refused = judge_memory(gpu_target(runtime={"kv_cache": {"maximum_tokens": 4096}}), recipe("fp8"), LLAMA_8B)
-    assert refused is not None
-    assert refused.nearest == f"runtime.kv_cache.maximum_tokens: {32 * 8192}"
     _, refused = judge_memory(gpu_target(runtime={"kv_cache": {"free_memory_fraction": 0.1}}), recipe("fp8"), LLAMA_8B)
     assert refused is not None
     assert "(10% of the rest)" in refused.reason
@@ -297,13 +257,6 @@ def test_a_smaller_format_is_advised_only_where_the_targets_own_engine_reads_it(
     _, refused = judge_memory(judging.gpu_target(accelerator, **small, **engine), recipe("none"), LLAMA_70B)
     assert refused is not None
     assert advice in refused.nearest
-
-
-def test_a_target_is_judged_with_its_own_beam_width():
-    alone, beams = (judge_memory(gpu_target(runtime={"beam_width": b}), recipe("fp8"), LLAMA_8B)[0] for b in (1, 2))
-    assert alone is not None
-    assert beams is not None
-    assert beams.kv_wanted == 2 * alone.kv_wanted
 
 
 def test_experts_are_not_spread_where_there_are_none():

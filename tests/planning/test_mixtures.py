@@ -10,11 +10,10 @@ from published import config_of, facts_of
 
 from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.model_sizes import ModelSizes
-from llm_pipeline.config.runtime_options import KvCacheOptions
 from llm_pipeline.config.target import Parallelism
 from llm_pipeline.model_facts.layout import caches
 from llm_pipeline.model_facts.words import ConfigWords
-from llm_pipeline.planning.memory import rank_kv_bytes_per_request, rank_kv_bytes_per_token, rank_weight_bytes
+from llm_pipeline.planning.memory import rank_kv_bytes_per_token, rank_weight_bytes
 from llm_pipeline.planning.roofline import RooflineEngine, decode_step_seconds
 from llm_pipeline.planning.target_memory import judge_memory
 from llm_pipeline.planning.weight_storage import layer_parameters, touched_parameters
@@ -49,14 +48,6 @@ def test_the_fullest_stage_of_a_pipeline_is_one_without_the_dense_layers():
     deepseek = facts_of("DeepSeek-V3").model_copy(update={"stored_format": ""})
     halves = rank_weight_bytes(deepseek, PLAIN, Parallelism(pipeline=2))
     assert halves > 2 * deepseek.parameters / 2
-
-
-def test_windows_count_where_the_target_tells_its_engine_of_them():
-    gemma, whole = facts_of("Gemma-3-1B"), KvCacheOptions(tokens_per_block=32)
-    windowed = KvCacheOptions(tokens_per_block=32, attention_windows=(512, 512, 512, 512, 512, 32_768))
-    one = Parallelism()
-    assert rank_kv_bytes_per_request(gemma, one, 2, whole, 8192) == 26_624 * 8192
-    assert rank_kv_bytes_per_request(gemma, one, 2, windowed, 8192) == 1024 * (22 * 512 + 4 * 8192)
 
 
 def test_experts_that_cannot_be_spread_are_refused():

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from published import known_facts
 
 from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.quantization import Calibration, QuantizationRecipe, WeightFormat
-from llm_pipeline.config.runtime_options import KvCacheOptions, RuntimeOptions, SpeculativeDecoding
-from llm_pipeline.config.target import EngineLimits, Parallelism, Target
+from llm_pipeline.config.target import EngineLimits, Parallelism, RuntimeOptions, Target
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.roofline import (
     RooflineEngine,
@@ -39,13 +40,13 @@ def engine(size: str, weights: WeightFormat, gpu: str, tensor: int = 1, pipeline
     return RooflineEngine(shape(size), recipe(weights), find_gpu(gpu), parallelism)
 
 
-def gpu_target(speculative: SpeculativeDecoding | None = None, gpu: str = H200) -> Target:
+def gpu_target(gpu: str = H200, **llm_args: Any) -> Target:
     return Target(
         name="t",
         accelerator=gpu,
         engine="tensorrt_llm_llmapi",
         limits=EngineLimits(maximum_sequences=64),
-        runtime=RuntimeOptions(speculative=speculative),
+        runtime=RuntimeOptions(extra_llm_args=llm_args),
     )
 
 
@@ -128,24 +129,13 @@ def test_a_format_without_tensor_cores_is_multiplied_at_16_bit():
     assert decode_step_seconds(fp8, 1, 0) < decode_step_seconds(plain, 1, 0)
 
 
-def test_layers_with_a_window_read_no_more_of_the_cache_than_it_has():
-    windowed = gpu_target().model_copy(
-        update={"runtime": RuntimeOptions(kv_cache=KvCacheOptions(attention_windows=(1000, 8192), sink_tokens=24))}
-    )
-    plain, found = (engine_of(shape("8B"), target, recipe("none")) for target in (gpu_target(), windowed))
-    alone = decode_step_seconds(plain, 1, 0)
-    cache = decode_step_seconds(plain, 8, 8192) - alone
-    assert decode_step_seconds(found, 8, 8192) - alone == pytest.approx(cache * (1024 + 8192) / (2 * 8192))
-    assert decode_step_seconds(found, 8, 500) == decode_step_seconds(plain, 8, 500)
-
-
 def test_four_draft_tokens_allow_five_tokens_a_step():
-    speculative = SpeculativeDecoding(method="ngram", draft_tokens=4)
+    speculative = {"speculative_config": {"decoding_type": "NGram", "max_draft_len": 4}}
     plain = engine_of(shape("8B"), gpu_target(), recipe("none"))
-    drafted = engine_of(shape("8B"), gpu_target(speculative), recipe("none"))
+    drafted = engine_of(shape("8B"), gpu_target(**speculative), recipe("none"))
     tokens = Tokens(prompt=0, output=100)
     assert most_tokens_per_second(drafted, 1, tokens) == pytest.approx(5 * most_tokens_per_second(plain, 1, tokens))
-    figures = roofline_figures(shape("8B"), gpu_target(speculative), recipe("none"))
+    figures = roofline_figures(shape("8B"), gpu_target(**speculative), recipe("none"))
     assert figures is not None
     assert figures.token_milliseconds == pytest.approx(1e3 * decode_step_seconds(plain, 1, 0) / 5)
 

@@ -38,14 +38,13 @@ def split(tensor: int = 1, pipeline: int = 1, **more: Any) -> dict[str, Any]:
     [
         ({"build": {"flags": {"max_batch_sise": 4}}}, "trtllm-build has no --max_batch_sise"),
         ({"build": {"flags": {"max_batch_size": 4}}}, "is set by limits.maximum_sequences"),
-        ({"build": {"workers": 2}}, "build.workers is 2, the engine has 1 ranks"),
-        ({"build": {"reduce_fusion": True}}, "build.reduce_fusion needs tensor parallelism"),
-        ({"build": {"paged_context_fmha": False}}, "runtime.chunked_context and runtime.kv_cache.reuse_blocks need"),
+        ({"build": {"flags": {"workers": 2}}}, "workers is 2, the engine has 1 ranks"),
+        ({"build": {"flags": {"reduce_fusion": True}}}, "reduce_fusion needs tensor parallelism"),
+        (
+            {"build": {"flags": {"use_paged_context_fmha": False}}},
+            "runtime.chunked_context and runtime.kv_cache.reuse_blocks need",
+        ),
         ({"runtime": {"chunked_context": False}, "limits": {"maximum_batched_tokens": 512}}, "would be refused at run"),
-        ({"runtime": {"speculative": {"method": "ngram"}}}, "ngram is for the LLM API"),
-        ({"runtime": {"guided_decoding": "llguidance"}}, "guided by xgrammar only"),
-        ({"serving": {"extra_parameters": {"no_such": 1}}}, "the backend reads no parameter 'no_such'"),
-        ({"serving": {"preferred_batch_sizes": [64]}}, "exceed the largest batch, 32"),
         (split(2, expert=2), "engines do not spread experts"),
     ],
 )
@@ -59,10 +58,12 @@ def test_what_the_engine_builder_and_its_repository_refuse(changes: dict[str, An
     ("changes", "reason"),
     [
         ({"runtime": {"extra_llm_args": {"max_batchsize": 8}}}, "max_batchsize: unknown key"),
-        ({"runtime": {"extra_llm_args": {"max_beam_width": 8}}}, "max_beam_width is rendered from the target already"),
-        ({"runtime": {"moe_backend": "FASTEST"}}, "moe_config.backend: 'FASTEST' is not legal"),
+        ({"runtime": {"extra_llm_args": {"max_seq_len": 8}}}, "max_seq_len is rendered from the target already"),
+        (
+            {"runtime": {"extra_llm_args": {"moe_config": {"backend": "FASTEST"}}}},
+            "moe_config.backend: 'FASTEST' is not legal",
+        ),
         (split(2, expert=4), "moe_expert_parallel_size 4 must divide tensor_parallel_size 2"),
-        (split(2) | {"serving": {"gpu_device_ids": [[0], [1]]}}, "gpu_device_ids must name 2 GPUs, one for each rank"),
         (split(4, 3), "12 ranks do not fill 2 nodes of 8 GPUs"),
     ],
 )
@@ -105,33 +106,19 @@ def test_weights_that_the_engine_compiler_refuses_on_a_gpu():
 
 
 def test_options_that_an_engine_does_not_read_are_one_line():
-    assert target_warnings(gpu_target(serving={"gpu_device_ids": [[0]], "skip_special_tokens": False})) == ()
-    unread = {"streaming": False, "bls_instances": 2}
-    assert target_warnings(gpu_target(serving=unread, build={"workers": 1, "time_limit_minutes": 5})) == (
-        "the LLM API does not read serving.streaming, serving.bls_instances",
+    llm_args = {"extra_llm_args": {"stream_interval": 4}}
+    assert target_warnings(gpu_target(serving={"add_special_tokens": False}, runtime=llm_args)) == ()
+    assert target_warnings(gpu_target(build={"flags": {"workers": 1}, "time_limit_minutes": 5})) == (
+        "the LLM API does not read build.flags",
     )
-    runtime = {"cuda_graphs": None, "scheduler": "max_utilization", "stream_interval": 4}
-    assert target_warnings(engine(serving=unread, runtime=runtime)) == (
-        "a compiled engine does not read runtime.cuda_graphs, runtime.stream_interval",
+    assert target_warnings(engine(runtime={**llm_args, "cuda_graphs": False, "scheduler": "max_utilization"})) == (
+        "a compiled engine does not read runtime.cuda_graphs, runtime.extra_llm_args",
     )
-
-
-def test_options_of_an_option_that_an_engine_does_not_read_are_named():
-    """Of the recipes of vllm-project/recipes at 8959cf64 (2026-08-21), what is set most beside the limits."""
-    recipe = {
-        "kv_cache": {"free_memory_fraction": 0.85, "reuse_blocks": False, "tokens_per_block": 64, "host_gib": 8},
-        "cuda_graphs": {"maximum_batch_size": 2048},
-        "stream_interval": 20,
-        "moe_backend": "flashinfer_trtllm",
-        "speculative": {"method": "mtp", "draft_tokens": 2},
-    }
-    assert target_warnings(gpu_target(engine="vllm", runtime=recipe)) == (
-        "vLLM does not read runtime.kv_cache.host_gib, runtime.kv_cache.tokens_per_block, "
-        "runtime.cuda_graphs.maximum_batch_size, runtime.stream_interval, runtime.moe_backend, runtime.speculative",
+    kv_cache = {"free_memory_fraction": 0.85, "reuse_blocks": False}
+    assert target_warnings(gpu_target(engine="vllm", runtime={"kv_cache": kv_cache, "cuda_graphs": False})) == ()
+    assert target_warnings(gpu_target(engine="vllm", runtime=llm_args)) == (
+        "vLLM does not read runtime.extra_llm_args",
     )
-    read = {**recipe["kv_cache"], "tokens_per_block": 32, "host_gib": 0}
-    assert target_warnings(gpu_target(engine="vllm", runtime={"kv_cache": read, "cuda_graphs": None})) == ()
-    assert target_warnings(engine(runtime={"kv_cache": recipe["kv_cache"], "speculative": recipe["speculative"]})) == ()
 
 
 def test_doubtful_llm_args_are_told():
@@ -141,11 +128,11 @@ def test_doubtful_llm_args_are_told():
 
 
 def test_warnings_of_a_target_are_in_its_plan_once_whatever_the_recipes(configs, edit):
-    edit("targets/l40s.yaml", "runtime_version", "serving: { streaming: false }\nruntime_version")
+    edit("targets/l40s.yaml", "runtime_version", "build: { flags: { workers: 1 } }\nruntime_version")
     plan = plan_release(configs / "releases" / "llama-3.1-8b-instruct.yaml", store_seconds=0)
     assert len(plan.targets[0].recipes) > 1
     assert [line for line in plan.warnings if "does not read" in line] == [
-        "l40s: the LLM API does not read serving.streaming"
+        "l40s: the LLM API does not read build.flags"
     ]
 
 

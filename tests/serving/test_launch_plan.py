@@ -37,10 +37,6 @@ def target_with(name: str, **changes: Any) -> Target:
     return Target.model_validate({**example(name).model_dump(), **changes})
 
 
-def served(document: dict[str, Any]) -> dict[str, Any]:
-    return {"serving": document}
-
-
 def plan_of(name: str, *, hosts: MpiHosts | None = None, **changes: Any) -> LaunchPlan:
     return launch_plan(target_with(name, **changes), repository=VIEW, ports=PORTS, hosts=hosts, digest="0" * 64)
 
@@ -51,7 +47,6 @@ def test_every_example_is_one_server_process_with_a_gpu_for_each_rank(path: Path
     target = target_with(path.stem)
     assert (plan.mode, plan.nodes, plan.gpus_per_node) == ("single", 1, target.accelerator_count)
     assert plan.command == plan.processes[0].arguments
-    assert plan.instances == (tuple(range(target.accelerator_count)),)
     assert LaunchPlan.model_validate_json(plan.model_dump_json()) == plan
 
 
@@ -86,20 +81,6 @@ def test_each_rank_has_shared_memory_of_its_own():
     assert len(set(prefixes)) == 2
 
 
-def test_several_instances_of_an_engine_of_two_ranks_need_an_orchestrator():
-    plan = plan_of("l40s_engine", **TWO, **served({"gpu_device_ids": [[0, 1], [2, 3]]}))
-    assert (plan.mode, plan.gpus_per_node, plan.instances) == ("orchestrator", 4, ((0, 1), (2, 3)))
-    assert plan.environment["TRTLLM_ORCHESTRATOR"] == "1"
-    assert plan.environment["TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES"] == "1"
-    assert plan.command == ("mpirun", "-n", "1", *plan.processes[0].arguments)
-    assert "--cuda-memory-pool-byte-size=3:0" in plan.command
-
-
-def test_the_llm_api_runs_several_instances_in_one_process():
-    plan = plan_of("h100_tp2", **served({"gpu_device_ids": [[0, 1], [2, 3]]}))
-    assert (plan.mode, plan.gpus_per_node, len(plan.processes)) == ("single", 4, 1)
-
-
 def test_the_llm_api_over_two_nodes_is_started_by_its_launcher_in_every_rank():
     plan = plan_of("h200_tp4", hosts=HOSTS, **SIXTEEN)
     assert (plan.mode, plan.nodes, plan.gpus_per_node, plan.world_size) == ("multi_node_launcher", 2, 8, 16)
@@ -126,7 +107,6 @@ def test_an_engine_over_two_nodes_is_led_across_them():
         gpus_per_node=2,
         accelerator_count=4,
         parallelism={"tensor": 4},
-        **served({"extra_parameters": {"num_nodes": 2}}),
     )
     assert (plan.mode, [process.node for process in plan.processes]) == ("leader", [0, 0, 1, 1])
     assert plan.command.count(":") == 3
@@ -141,24 +121,8 @@ def test_an_engine_over_two_nodes_is_led_across_them():
         ("h100_tp2", {"accelerator_count": 4}, "2 ranks need 2 GPUs, accelerator_count is 4"),
         ("h200_tp4", {**SIXTEEN, "accelerator_count": 12}, "16 ranks need 16 GPUs"),
         ("h200_tp4", {"accelerator_count": 12, "parallelism": {"tensor": 12}}, "do not fill 2 nodes of 8 GPUs"),
-        ("l40s_engine", SIXTEEN | served({"gpu_device_ids": [[0], [1]]}), "the workers that it starts are on its own"),
         ("h200_vllm", SIXTEEN, "it is one process"),
         ("l40s_engine", SIXTEEN, "mpirun must know the hosts by name"),
-        ("l40s_engine", SIXTEEN, "must say num_nodes: 2"),
-        ("l40s_engine", TWO | served({"extra_parameters": {"num_nodes": "many"}}), "must say num_nodes: 1"),
-        ("h200_tp4", SIXTEEN | served({"gpu_device_ids": [[0], [1]]}), "2 instances need a server each"),
-        ("h100_tp2", served({"gpu_device_ids": [[0], [1]]}), "must name 2 GPUs, one for each rank"),
-        ("h100_tp2", served({"gpu_device_ids": [[7, 8]]}), "names GPU 8, a node has 8"),
-        (
-            "l40s_engine",
-            TWO | served({"extra_parameters": {"participant_ids": "1,2"}}),
-            "participant_ids is 1,2, the ranks are 0,1",
-        ),
-        (
-            "l40s_engine",
-            TWO | served({"extra_parameters": {"participant_ids": "0,1"}, "gpu_device_ids": [[0, 1], [2, 3]]}),
-            "this one starts its own",
-        ),
     ],
 )
 def test_what_could_not_start_is_refused_with_the_reason(name, changes, reason):
@@ -169,11 +133,6 @@ def test_what_could_not_start_is_refused_with_the_reason(name, changes, reason):
 def test_every_node_must_be_named_or_none():
     with pytest.raises(Unsupported, match="1 hosts are named, 2 are needed"):
         plan_of("h200_tp4", hosts=MpiHosts(names=("first",)), **SIXTEEN)
-
-
-def test_a_leader_whose_participants_are_its_ranks_starts():
-    plan = plan_of("l40s_engine", **TWO, **served({"extra_parameters": {"participant_ids": "0,1"}}))
-    assert plan.mode == "leader"
 
 
 @pytest.mark.parametrize("repository", ["view", "/srv/my view"])
@@ -195,7 +154,6 @@ def test_every_flag_is_one_of_the_real_server(tmp_path: Path):
     plans = [
         plan_of("h100"),
         plan_of("l40s_engine", **TWO),
-        plan_of("l40s_engine", **TWO, **served({"gpu_device_ids": [[0, 1], [2, 3]]})),
         plan_of("h200_tp4", hosts=HOSTS, **SIXTEEN),
     ]
     words = [word for plan in plans for process in plan.processes for word in process.arguments]

@@ -37,7 +37,7 @@ from llm_pipeline.serving.kubernetes_manifests.released import (
     workload_name,
 )
 from llm_pipeline.serving.kubernetes_manifests.rendering import render_manifests
-from llm_pipeline.serving.launch_command import nodes_of
+from llm_pipeline.serving.launch_plan import nodes_of
 from llm_pipeline.serving.server_log import telling_lines
 from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy
 

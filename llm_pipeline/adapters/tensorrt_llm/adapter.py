@@ -27,9 +27,7 @@ LLM_API = EngineAdapter(
     words="the LLM API",
     reads={
         "build": frozenset({"time_limit_minutes"}),
-        "serving": frozenset(
-            {"gpu_device_ids", "cancellation_check_milliseconds", "add_special_tokens", "skip_special_tokens"}
-        ),
+        "serving": frozenset({"add_special_tokens"}),
     },
     ranks="launcher",
     holds_weights=False,
@@ -42,9 +40,7 @@ COMPILED = EngineAdapter(
     runtime=_DISTRIBUTION,
     words="a compiled engine",
     reads={
-        "runtime": frozenset(
-            {"kv_cache.*", "chunked_context", "scheduler", "beam_width", "guided_decoding", "speculative"}
-        ),
+        "runtime": frozenset({"kv_cache.*", "chunked_context", "scheduler"}),
     },
     ranks="servers",
     models=("ensemble", MODEL_NAME, "postprocessing", "preprocessing", ENGINE_MODEL, "tensorrt_llm_bls"),

@@ -83,6 +83,7 @@ class _Build:
         self._versions = {"tensorrt_llm": str(inputs.target.runtime_version), "tensorrt": _installed_tensorrt()}
         self._progress = BuildProgress(len(checkpoint.rank_bytes))
         self._seconds: dict[str, float] = {}
+        self._settings = build_settings(self._target)
 
     def run(self) -> EngineFacts:
         """Compile, check, and describe the engine in `self.engine`."""
@@ -122,7 +123,7 @@ class _Build:
             timing_cache=timing_cache,
             new_timing_cache=self._new_cache,
         )
-        log.info("compiling", ranks=len(self._checkpoint.rank_bytes), workers=self._target.build.workers,
+        log.info("compiling", ranks=len(self._checkpoint.rank_bytes), workers=self._settings["workers"],
                  timing_cache=timing_cache is not None, command=" ".join(command))  # fmt: skip
         limit = self._target.build.time_limit_minutes * 60
         run = run_tool(command, time_limit_seconds=limit, on_line=self._progress)
@@ -155,7 +156,7 @@ class _Build:
             seconds=self._seconds,
             details={
                 "ranks": ranks,
-                "workers": self._target.build.workers,
+                "workers": self._settings["workers"],
                 "build_seconds": self._progress.build_seconds,
                 "peak_host_megabytes": self._progress.peak_host_megabytes,
                 "engine_share_of_checkpoint": self._share_of_checkpoint(),
@@ -187,7 +188,7 @@ def _refuse_version(target: Target) -> None:
 def _require_host(target: Target) -> HostFacts:
     """The facts of this host; a build needs as many of the target's GPUs as it has workers."""
     here = read_host_facts()
-    needed = target.model_copy(update={"parallelism": Parallelism(tensor=target.build.workers)})
+    needed = target.model_copy(update={"parallelism": Parallelism(tensor=int(build_settings(target)["workers"]))})
     problems = list(target_problems(needed, here))
     models = sorted({gpu.name for gpu in here.gpus})
     if len(models) > 1:

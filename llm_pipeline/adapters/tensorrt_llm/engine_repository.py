@@ -1,18 +1,21 @@
 """The repository of a TensorRT-LLM engine: our model `llm`, and the classic set for clients that use it.
 
 `tensorrt_llm` runs the engine, which is linked and not copied; `llm` and `tensorrt_llm_bls` call it, and `ensemble`
-wires it to `preprocessing` and `postprocessing`. Paths in configurations are relative to the repository, which must
-be the server's working directory.
+wires it to `preprocessing` and `postprocessing`. The set's configurations are filled from `templates/`. Paths in them
+are relative to the repository, which must be the server's working directory.
 """
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from string import Template
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from llm_pipeline.artifacts.repository_layout import (
+    CONFIG_FILE,
     ENGINE_DIRECTORY,
     ENGINE_MODEL,
     MODEL_FILE,
@@ -23,17 +26,11 @@ from llm_pipeline.artifacts.repository_layout import (
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.serving.model_repository import PackagedEngine, copy_code, text_switches, write_served_model
-from llm_pipeline.serving.triton_config.inflight_batcher import (
-    LogitsType,
-    bls_config,
-    engine_model_config,
-    ensemble_config,
-    postprocessing_config,
-    preprocessing_config,
-    write_config,
-)
+from llm_pipeline.config.target import Target
+from llm_pipeline.serving.launch_plan import nodes_of
+from llm_pipeline.serving.model_repository import PackagedEngine, copy_code, special_tokens, write_served_model
 
+_TEMPLATES = Path(__file__).parent / "templates"
 _ENGINE = f"{ENGINE_MODEL}/{MODEL_VERSION}/{ENGINE_DIRECTORY}"
 _TOKENIZER = f"{MODEL_NAME}/{MODEL_VERSION}/{TOKENIZER_DIRECTORY}"
 _CODE = {
@@ -43,6 +40,9 @@ _CODE = {
     "tensorrt_llm_bls": ("bls_model", "engine_call", "own_server", "llm_model_base"),
 }
 """Files of `serving/models` by the model that they are copied to."""
+
+LogitsType = Literal["float16", "float32", "bfloat16"]
+_TRITON_TYPES: dict[LogitsType, str] = {"float16": "TYPE_FP16", "float32": "TYPE_FP32", "bfloat16": "TYPE_BF16"}
 
 
 class _PretrainedConfig(BaseModel):
@@ -64,53 +64,41 @@ def write_engine_set(engine: PackagedEngine, repository: Path) -> dict[str, Arti
 
     Raises:
         IntegrityError: The engine has no `config.json` or no tokenizer.
-        ConfigError: Options of the target do not fit together.
-        Unsupported: The target asks for what only the LLM API has.
     """
-    logits = _logits_type(engine.directory)
-    write_served_model(engine, "engine_model", repository, parameters=_parameters(engine))
-    _copy_tokenizer(engine.directory, repository / _TOKENIZER)
-    configs = [
-        engine_model_config(
-            engine.target, engine_directory=_ENGINE, tokenizer_directory=_TOKENIZER, logits_type=logits
-        ),
-        preprocessing_config(engine.target, tokenizer_directory=_TOKENIZER),
-        postprocessing_config(engine.target, tokenizer_directory=_TOKENIZER),
-        ensemble_config(engine.target, logits_type=logits),
-        bls_config(engine.target, logits_type=logits),
-    ]
-    for config in configs:
-        write_config(config, repository / config.name)
-    _copy_code(repository)
+    config = load_record(_EngineConfig, engine.directory / "config.json", "not an engine of TensorRT-LLM")
+    if not (engine.directory / TOKENIZER_DIRECTORY).is_dir():
+        raise IntegrityError("the engine has no tokenizer", where=str(engine.directory / TOKENIZER_DIRECTORY))
+    write_served_model(engine, "engine_model", repository, parameters=special_tokens(engine.target))
+    shutil.copytree(engine.directory / TOKENIZER_DIRECTORY, repository / _TOKENIZER)
+    values = template_values(engine.target, config.pretrained_config.logits_dtype)
+    for template in _TEMPLATES.glob("*.pbtxt"):
+        model = repository / template.stem
+        model.mkdir()
+        (model / CONFIG_FILE).write_text(Template(template.read_text(encoding="utf-8")).substitute(values))
+    for name, files in _CODE.items():
+        for file in files:  # a model's own code is its `model.py`, and `llm` has its own already
+            place = MODEL_FILE if file.endswith("_model") else f"{file}.py"
+            copy_code(file, repository / name / str(MODEL_VERSION) / place)
     _describe_version(repository / "ensemble", "An ensemble has no code: its wiring is in config.pbtxt.")
     _describe_version(repository / ENGINE_MODEL, f"The engine is linked as {ENGINE_DIRECTORY}/ when a server starts.")
     return {_ENGINE: engine.ref}
 
 
-def _parameters(engine: PackagedEngine) -> dict[str, str]:
-    """What the model `llm` reads besides its limits."""
-    serving = engine.target.serving
-    return {**text_switches(serving), "streaming": str(serving.streaming).lower()}
-
-
-def _logits_type(engine: Path) -> LogitsType:
-    path = engine / "config.json"
-    return load_record(_EngineConfig, path, "not an engine of TensorRT-LLM").pretrained_config.logits_dtype
-
-
-def _copy_tokenizer(engine: Path, destination: Path) -> None:
-    if not (engine / TOKENIZER_DIRECTORY).is_dir():
-        raise IntegrityError("the engine has no tokenizer", where=str(engine / TOKENIZER_DIRECTORY))
-    shutil.copytree(engine / TOKENIZER_DIRECTORY, destination)
-
-
-def _copy_code(repository: Path) -> None:
-    """The code of each model, but for the `model.py` of `llm`, which is there already."""
-    for model, names in _CODE.items():
-        version = repository / model / str(MODEL_VERSION)
-        for name in names:
-            is_model = name.endswith("_model")
-            copy_code(name, version / (MODEL_FILE if is_model else f"{name}.py"))
+def template_values(target: Target, logits_type: LogitsType) -> dict[str, object]:
+    """What the templates of the set name."""
+    runtime = target.runtime
+    return {
+        "engine": _ENGINE,
+        "tokenizer": _TOKENIZER,
+        "logits": _TRITON_TYPES[logits_type],
+        "sequences": target.limits.maximum_sequences,
+        "nodes": nodes_of(target),
+        "scheduler": runtime.scheduler,
+        "chunked_context": str(runtime.chunked_context).lower(),
+        "reuse_blocks": str(runtime.kv_cache.reuse_blocks).lower(),
+        "free_memory_fraction": runtime.kv_cache.free_memory_fraction,
+        **special_tokens(target),
+    }
 
 
 def _describe_version(model: Path, text: str) -> None:

@@ -11,8 +11,7 @@ from llm_pipeline.artifacts.repository_layout import CHECKPOINT_DIRECTORY, LLM_F
 from llm_pipeline.base.errors import ConfigError, IntegrityError, unless_io
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.yaml_document import parse_yaml
-from llm_pipeline.config.target import Target
-from llm_pipeline.serving.model_repository import PackagedEngine, text_switches, write_served_model
+from llm_pipeline.serving.model_repository import PackagedEngine, special_tokens, write_served_model
 
 LLM_ARGUMENTS_FILE = "llm_args.yaml"
 """In the engine: the arguments of `LLM` as they were checked by the build."""
@@ -27,11 +26,8 @@ def write_llm_api(engine: PackagedEngine, repository: Path) -> dict[str, Artifac
     checkpoint = engine.description.checkpoint
     if checkpoint is None:
         raise IntegrityError("the engine names no checkpoint", where=str(engine.directory))
-    sets = engine.target.serving.gpu_device_ids
-    devices = {"gpu_device_ids": ";".join(",".join(map(str, one)) for one in sets)} if sets else {}
-    parameters = {**text_switches(engine.target.serving), **devices}
-    version = write_served_model(engine, "llmapi_model", repository, parameters=parameters, instances=len(sets) or 1)
-    document = model_file(read_arguments(engine.directory), engine.target)
+    version = write_served_model(engine, "llmapi_model", repository, parameters=special_tokens(engine.target))
+    document = {**read_arguments(engine.directory), "model": CHECKPOINT_DIRECTORY}
     (version / LLM_FILE).write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
     return {f"{MODEL_NAME}/{MODEL_VERSION}/{CHECKPOINT_DIRECTORY}": checkpoint}
 
@@ -52,13 +48,3 @@ def read_arguments(engine: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise IntegrityError("the arguments for LLM are not a mapping", where=str(path))
     return document
-
-
-def model_file(arguments: dict[str, Any], target: Target) -> dict[str, Any]:
-    """The content of `model.yaml`: the arguments, the checkpoint beside it, and what the Triton model reads."""
-    triton = {
-        "max_batch_size": 0,
-        "decoupled": True,
-        "cancellation_check_period_ms": target.serving.cancellation_check_milliseconds,
-    }
-    return {**arguments, "model": CHECKPOINT_DIRECTORY, "triton_config": triton}

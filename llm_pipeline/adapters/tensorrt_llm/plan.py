@@ -55,12 +55,7 @@ from llm_pipeline.quantization.tensorrt_llm_checkpoint import (
     refuse_unsupported_tensorrt_llm_checkpoint,
     tensorrt_llm_names,
 )
-from llm_pipeline.serving.launch_command import nodes_of, require_launchable
-from llm_pipeline.serving.triton_config.inflight_batcher import (
-    extra_parameters,
-    refuse_large_batches,
-    target_parameters,
-)
+from llm_pipeline.serving.launch_plan import nodes_of, require_launchable
 
 if TYPE_CHECKING:
     from llm_pipeline.engines.llm_args.checking import LlmArgsCheck
@@ -143,13 +138,7 @@ def _engine_problem(target: Target) -> Problem | None:
     if (target.parallelism.expert or 1) > 1:
         return Problem("engines do not spread experts", "no parallelism.expert, or engine: tensorrt_llm_llmapi")
     if problems := command_problems(target):
-        return Problem(f"{PROGRAM}: {'; '.join(problems)}", "correct them under build, limits and runtime")
-    try:
-        target_parameters(target, "tensorrt_llm")
-        extra_parameters(target)
-        refuse_large_batches(target.serving, target.limits.maximum_sequences)
-    except (ConfigError, Unsupported) as error:
-        return Problem(error.message, error.hint)
+        return Problem(f"{PROGRAM}: {'; '.join(problems)}", "correct them under build.flags, limits and runtime")
     return features_problem(target, "none", "none")
 
 
@@ -159,7 +148,7 @@ def _launch_problem(target: Target) -> Problem | None:
     try:
         require_launchable(target, host_names=hosts)
     except Unsupported as error:
-        return Problem(error.message, "correct gpus_per_node, parallelism and serving of the target")
+        return Problem(error.message, "correct gpus_per_node and parallelism of the target")
     return None
 
 

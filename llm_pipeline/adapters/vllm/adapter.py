@@ -17,7 +17,7 @@ from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import EngineModel
 from llm_pipeline.engines.builder import EngineAdapter
-from llm_pipeline.serving.model_repository import PackagedEngine, copy_code, text_switches, write_served_model
+from llm_pipeline.serving.model_repository import PackagedEngine, copy_code, special_tokens, write_served_model
 
 _START_SECONDS = 55.0
 """Most of it is compilation: on an H200 with vLLM 0.20, 0.1B in 46 and 67 s, 8B in 47 and 69 s."""
@@ -33,12 +33,7 @@ def _write_repository(engine: PackagedEngine, repository: Path) -> dict[str, Art
     checkpoint = engine.description.checkpoint
     if checkpoint is None:
         raise IntegrityError("the engine names no checkpoint", where=str(engine.directory))
-    serving = engine.target.serving
-    parameters = {
-        **text_switches(serving),
-        "cancellation_check_milliseconds": str(serving.cancellation_check_milliseconds),
-    }
-    version = write_served_model(engine, "vllm_model", repository, parameters=parameters)
+    version = write_served_model(engine, "vllm_model", repository, parameters=special_tokens(engine.target))
     for name in ("vllm_batcher", "vllm_process"):
         copy_code(name, version / f"{name}.py")
     if (engine.directory / COMPILED_DIRECTORY).is_dir():
@@ -59,7 +54,7 @@ ADAPTER = EngineAdapter(
             {"cuda_graphs", "kv_cache.free_memory_fraction", "kv_cache.reuse_blocks", "chunked_context"}
         ),
         "build": frozenset(),
-        "serving": frozenset({"cancellation_check_milliseconds", "add_special_tokens", "skip_special_tokens"}),
+        "serving": frozenset({"add_special_tokens"}),
     },
     holds_weights=False,
     start_seconds=_START_SECONDS,

@@ -136,14 +136,14 @@ def runtime_properties(target: Target, dtype: str, quantization: QuantizationMet
         "enable_prefix_caching": runtime.kv_cache.reuse_blocks,
         "kv_cache_dtype": "fp8" if quantization.kv_cache == "FP8" else "auto",
         "enable_chunked_prefill": runtime.chunked_context,
-        "enforce_eager": runtime.cuda_graphs is None,
+        "enforce_eager": not runtime.cuda_graphs,
         "generation_config": "vllm",
         "load_format": "safetensors",
         "seed": 0,
         "skip_tokenizer_init": True,
         "trust_remote_code": False,
     }
-    if runtime.cuda_graphs is not None and target.accelerator != "cpu":
+    if runtime.cuda_graphs and target.accelerator != "cpu":
         arguments["max_cudagraph_capture_size"] = max(_GRAPH_TOKENS, 2 * target.limits.maximum_sequences)
     return {"arguments": json.dumps(arguments, sort_keys=True)}
 

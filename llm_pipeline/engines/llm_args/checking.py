@@ -29,8 +29,6 @@ _ALIKE = 0.5
 _DISCRIMINATOR = "decoding_type"
 """Where it is illegal, the union's branch is unknown, and errors of any branch would mislead."""
 
-_NOT_LLM_ARGS = {"triton_config": "it belongs into Triton's model.yaml only, and is not an argument of the LLM API"}
-
 
 class LlmArgsCheck(Frozen):
     """Errors and uncertain keys of an LLM-args file.
@@ -55,7 +53,7 @@ class LlmArgsCheck(Frozen):
 
 
 def check_llm_args(document: object, version: str) -> LlmArgsCheck:
-    """Check a parsed LLM-args file, or a Triton `model.yaml` less its `triton_config`.
+    """Check a parsed LLM-args file.
 
     Args:
         document: As YAML gives it; anything but a mapping is an error of the file.
@@ -115,8 +113,6 @@ def _problems(error: ValidationError, dialect: Dialect) -> Iterator[Problem]:
 
 def _unknown_key(path: tuple[str, ...], key: str, legal: Iterable[str], dialect: Dialect) -> Problem:
     schema, dotted = recorded_schema(dialect), ".".join((*path, key))
-    if not path and key in _NOT_LLM_ARGS:
-        return Problem(path=dotted, problem="not an LLM arg", hint=_NOT_LLM_ARGS[key])
     others = (other.name for other in _others(dialect) if key in recorded_schema(other).legal_keys(path))
     if other := next(others, None):
         successor = schema.successor(key)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
 from llm_pipeline.base.errors import Unsupported
-from llm_pipeline.config.runtime_options import SpeculativeMethod
 
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(?:rc(\d+))?")
 _FINAL = 10_000
@@ -38,32 +37,14 @@ class Dialect:
     Attributes:
         name: The versions that it stands for.
         schema: Name of its recorded schema.
-        decoding_types: What it calls each way of speculative decoding.
-        draft_length_keys: Its key for the number of draft tokens, where it is not `max_draft_len`.
-        draft_model_key: Its key for the draft model's directory.
     """
 
     name: Literal["1.2.x", "main"]
     schema: str
-    decoding_types: Mapping[SpeculativeMethod, str]
-    draft_length_keys: Mapping[SpeculativeMethod, str]
-    draft_model_key: str
 
 
-_ONE_TWO = Dialect(
-    name="1.2.x",
-    schema="llm_args_1_2",
-    decoding_types={"ngram": "NGram", "eagle": "Eagle", "mtp": "MTP", "draft_model": "DraftTarget"},
-    draft_length_keys={"mtp": "num_nextn_predict_layers"},
-    draft_model_key="speculative_model_dir",
-)
-_MAIN = Dialect(
-    name="main",
-    schema="llm_args_main",
-    decoding_types={"ngram": "NGram", "eagle": "Eagle3", "mtp": "MTP", "draft_model": "Draft_Target"},
-    draft_length_keys={},
-    draft_model_key="speculative_model",
-)
+_ONE_TWO = Dialect(name="1.2.x", schema="llm_args_1_2")
+_MAIN = Dialect(name="main", schema="llm_args_main")
 DIALECTS = (_ONE_TWO, _MAIN)
 
 

@@ -15,9 +15,8 @@ from pydantic import JsonValue
 from llm_pipeline.artifacts.checkpoint_files import read_quantization
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.config.runtime_options import CudaGraphOptions, RuntimeOptions, SpeculativeDecoding
-from llm_pipeline.config.target import Target
-from llm_pipeline.engines.llm_args.recorded_schema import Dialect, dialect_of
+from llm_pipeline.config.target import TOKENS_PER_BLOCK, Target
+from llm_pipeline.engines.llm_args.recorded_schema import dialect_of
 
 Document = dict[str, JsonValue]
 
@@ -69,71 +68,34 @@ def render_llm_args(
             f"LLM args are TensorRT-LLM's, and this target of {target.engine} names no runtime_version of it",
             where=f"targets/{target.name}.yaml",
         )
-    dialect = dialect_of(target.runtime_version)
+    dialect_of(target.runtime_version)  # refuses a version whose LLM args are not recorded
+    parallelism, limits, runtime = target.parallelism, target.limits, target.runtime
+    kv_cache: Document = {
+        "free_gpu_memory_fraction": runtime.kv_cache.free_memory_fraction,
+        "enable_block_reuse": runtime.kv_cache.reuse_blocks,
+        "dtype": _kv_cache_type(checkpoint),
+    }
+    if limits.kv_cache_blocks:
+        kv_cache["max_tokens"] = limits.kv_cache_blocks * TOKENS_PER_BLOCK
     document: Document = {
         "model": model,
         "trust_remote_code": False,
         **({} if dtype is None else {"dtype": dtype}),
-        **_parallelism(target),
-        **_limits(target),
-        **_scheduling(target.runtime),
-        "kv_cache_config": _kv_cache(target, checkpoint),
-        "cuda_graph_config": _cuda_graphs(target.runtime.cuda_graphs, target.limits.maximum_sequences),
-        **_features(target.runtime, dialect),
-    }
-    merged = _merge(document, target.runtime.extra_llm_args, ())
-    return LlmArgs(version=target.runtime_version, document=merged)
-
-
-def _parallelism(target: Target) -> Document:
-    parallelism = target.parallelism
-    document: Document = {
         "tensor_parallel_size": parallelism.tensor,
         "pipeline_parallel_size": parallelism.pipeline,
-    }
-    if parallelism.expert is not None:
-        document["moe_expert_parallel_size"] = parallelism.expert
-    if target.runtime.attention_data_parallel:
-        document["enable_attention_dp"] = True
-    return document
-
-
-def _limits(target: Target) -> Document:
-    return {
-        "max_batch_size": target.limits.maximum_sequences,
-        "max_num_tokens": target.limits.maximum_batched_tokens,
-        "max_seq_len": target.limits.maximum_tokens_per_request,
-        "max_beam_width": target.runtime.beam_width,
-    }
-
-
-def _scheduling(runtime: RuntimeOptions) -> Document:
-    return {
+        **({} if parallelism.expert is None else {"moe_expert_parallel_size": parallelism.expert}),
+        "max_batch_size": limits.maximum_sequences,
+        "max_num_tokens": limits.maximum_batched_tokens,
+        "max_seq_len": limits.maximum_tokens_per_request,
         "enable_chunked_prefill": runtime.chunked_context,
-        "disable_overlap_scheduler": not runtime.overlap_scheduler,
         "scheduler_config": {"capacity_scheduler_policy": runtime.scheduler.upper()},
-        "stream_interval": runtime.stream_interval,
+        "kv_cache_config": kv_cache,
+        # Never with `batch_sizes` besides: 1.2.x refuses both together.
+        "cuda_graph_config": (
+            {"enable_padding": True, "max_batch_size": limits.maximum_sequences} if runtime.cuda_graphs else None
+        ),
     }
-
-
-def _kv_cache(target: Target, checkpoint: Path | None) -> Document:
-    options, blocks = target.runtime.kv_cache, target.limits.kv_cache_blocks
-    most = [tokens for tokens in (options.maximum_tokens, blocks and blocks * options.tokens_per_block) if tokens]
-    document: Document = {
-        "free_gpu_memory_fraction": options.free_memory_fraction,
-        "enable_block_reuse": options.reuse_blocks,
-        "tokens_per_block": options.tokens_per_block,
-        "dtype": _kv_cache_type(checkpoint),
-    }
-    if most:
-        document["max_tokens"] = min(most)
-    if options.host_gib:
-        document["host_cache_size"] = int(options.host_gib * 2**30)
-    if options.attention_windows is not None:
-        document["max_attention_window"] = list(options.attention_windows)
-    if options.sink_tokens is not None:
-        document["sink_token_length"] = options.sink_tokens
-    return document
+    return LlmArgs(version=target.runtime_version, document=_merge(document, runtime.extra_llm_args, ()))
 
 
 def _kv_cache_type(checkpoint: Path | None) -> str:
@@ -145,37 +107,6 @@ def _kv_cache_type(checkpoint: Path | None) -> str:
             hint="quantize with kv_cache: fp8, or none",
         )
     return _KV_CACHE_TYPES[algorithm]
-
-
-def _cuda_graphs(options: CudaGraphOptions | None, maximum_sequences: int) -> Document | None:
-    """Never with `batch_sizes` besides: 1.2.x refuses both together."""
-    if options is None:
-        return None
-    return {
-        "enable_padding": options.padding,
-        "max_batch_size": options.maximum_batch_size or maximum_sequences,
-    }
-
-
-def _features(runtime: RuntimeOptions, dialect: Dialect) -> Document:
-    document: Document = {}
-    if runtime.moe_backend is not None:
-        document["moe_config"] = {"backend": runtime.moe_backend}
-    if runtime.guided_decoding is not None:
-        document["guided_decoding_backend"] = runtime.guided_decoding
-    if runtime.speculative is not None:
-        document["speculative_config"] = _speculation(runtime.speculative, dialect)
-    return document
-
-
-def _speculation(options: SpeculativeDecoding, dialect: Dialect) -> Document:
-    document: Document = {
-        "decoding_type": dialect.decoding_types[options.method],
-        dialect.draft_length_keys.get(options.method, "max_draft_len"): options.draft_tokens,
-    }
-    if options.draft_model is not None:
-        document[dialect.draft_model_key] = options.draft_model
-    return document
 
 
 def _merge(rendered: Mapping[str, JsonValue], extra: Mapping[str, JsonValue], path: tuple[str, ...]) -> Document:

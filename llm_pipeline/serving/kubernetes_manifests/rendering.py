@@ -16,8 +16,7 @@ from llm_pipeline.serving.kubernetes_manifests.pods import (
     worker_pod,
 )
 from llm_pipeline.serving.kubernetes_manifests.released import INSTANCE_LABEL, ServedRelease
-from llm_pipeline.serving.launch_command import nodes_of
-from llm_pipeline.serving.launch_plan import LaunchPlan, MpiHosts, launch_plan
+from llm_pipeline.serving.launch_plan import LaunchPlan, MpiHosts, launch_plan, nodes_of
 from llm_pipeline.serving.protocols.triton import ACTIVE_REQUESTS
 
 WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
@@ -144,7 +143,7 @@ def horizontal_pod_autoscaler(
     release: ServedRelease, plan: LaunchPlan, options: ServingManifestOptions
 ) -> dict[str, Any]:
     """An `autoscaling/v2` HorizontalPodAutoscaler on the metric of the pods themselves."""
-    target = {"type": "AverageValue", "averageValue": str(wanted_requests(release, plan))}
+    target = {"type": "AverageValue", "averageValue": str(wanted_requests(release))}
     return {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",
@@ -168,7 +167,7 @@ def scaled_object(release: ServedRelease, plan: LaunchPlan, options: ServingMani
         "metadata": {
             "serverAddress": options.prometheus,
             "query": f"sum({series})",
-            "threshold": str(wanted_requests(release, plan)),
+            "threshold": str(wanted_requests(release)),
             "ignoreNullValues": "false",
         },
     }
@@ -187,10 +186,9 @@ def scaled_object(release: ServedRelease, plan: LaunchPlan, options: ServingMani
     }
 
 
-def wanted_requests(release: ServedRelease, plan: LaunchPlan) -> int:
+def wanted_requests(release: ServedRelease) -> int:
     """Requests that a server should have on average: a server is added before requests wait."""
-    held = release.target.limits.maximum_sequences * len(plan.instances)
-    return max(1, round(_BUSY_SHARE * held))
+    return max(1, round(_BUSY_SHARE * release.target.limits.maximum_sequences))
 
 
 def _workload(release: ServedRelease, plan: LaunchPlan) -> dict[str, str]:

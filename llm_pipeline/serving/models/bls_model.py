@@ -4,7 +4,7 @@ This file is copied into a model repository as `tensorrt_llm_bls/1/model.py`, be
 `own_server.py` and `llm_model_base.py`, and stands alone there. An instance serves a request at a time: there are as
 many as may run side by side. New clients use the model `llm`, which does the same in one process and counts requests.
 
-A stream carries new text, or all text so far with `accumulate_tokens`; never half a character. Its tokens come over
+A stream carries new text, never half a character. Its tokens come over
 HTTP (why: `engine_call.py`), and so without the logits, which JSON has no FP16 for; everything else is called as Triton
 offers it: this process has no other thread.
 """
@@ -77,7 +77,6 @@ class TritonPythonModel:
         """Read transaction policy, parameters and output types from the model's configuration."""
         config, parameters = json.loads(args["model_config"]), base.parameters(args)
         self._decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
-        self._accumulate = parameters.get("accumulate_tokens") == "true"
         self._engine = parameters["tensorrt_llm_model_name"]
         self._types = {
             output["name"]: pb_utils.triton_string_to_numpy(output["data_type"])
@@ -127,18 +126,17 @@ class TritonPythonModel:
         yield from self._stream(engine_call.EngineCall(self._address, self._engine, inputs), sender)
 
     def _stream(self, call: engine_call.EngineCall, sender: Any) -> Iterator[Any]:
-        window, text = base.TokenWindow(), ""
+        window = base.TokenWindow()
         for outputs in call:
             if sender.is_cancelled():
                 call.stop()
                 return
             window.tokens += outputs["output_ids"][: outputs["sequence_length"][0]]
             piece = window.advance(*self._window_texts(window), last=False)
-            text = text + piece if self._accumulate else piece
-            yield response([text.encode()], self._beside(outputs))
+            yield response([piece.encode()], self._beside(outputs))
         if window.read < len(window.tokens):  # the answer was cut inside a character
             piece = window.advance(*self._window_texts(window), last=True)
-            yield response([(text + piece if self._accumulate else piece).encode()], {})
+            yield response([piece.encode()], {})
 
     def _beside(self, outputs: dict[str, list[Any]]) -> dict[str, Any]:
         """The engine's other outputs as arrays: of one request and one beam."""

@@ -47,8 +47,8 @@ class TritonPythonModel(served_model.ServedModel):
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the tokenizer; an exception here makes the model unavailable."""
-        parameters, directory = self.set_up(args), Path(__file__).with_name("tokenizer")
-        self._streaming = parameters["streaming"] == "true"
+        self.set_up(args)
+        directory = Path(__file__).with_name("tokenizer")
         self._codec = engine_tokenizer.open_codec(directory)
         self._ends = engine_tokenizer.end_tokens(directory, self._codec)
         self._address = own_server.ServerAddress.of_parent()
@@ -117,7 +117,7 @@ class TritonPythonModel(served_model.ServedModel):
         """Send what may be sent of new tokens; returns whether the answer is complete."""
         self._metrics.generated(len(tokens))
         live.window.tokens += tokens
-        before, after = (self._codec.decode(one, skip_special=self._skip_special) for one in live.window.windows())
+        before, after = (self._codec.decode(one) for one in live.window.windows())
         piece = live.window.advance(before, after, last=bool(finish_reason))
         reason = live.reply.add(piece, len(tokens), finish_reason)
         if reason:
@@ -131,7 +131,7 @@ class TritonPythonModel(served_model.ServedModel):
             "input_ids": np.array([live.prompt], np.int32),
             "input_lengths": np.array([[len(live.prompt)]], np.int32),
             "request_output_len": np.array([[asked.maximum_tokens]], np.int32),
-            "streaming": np.array([[self._streaming]], bool),
+            "streaming": np.array([[True]], bool),
             "exclude_input_in_output": np.array([[True]], bool),
             "pad_id": np.array([[self._ends[0]]], np.int32),
         }

@@ -21,8 +21,8 @@ class Codec(Protocol):
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Tokens of a text; `special` adds the model's own, such as a begin-of-text token."""
 
-    def decode(self, tokens: Sequence[int], *, skip_special: bool) -> str:
-        """The text of tokens; `skip_special` leaves the model's own tokens out."""
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, without the model's own."""
 
     def token_id(self, token: str) -> int | None:
         """The number of a token; None if there is none."""
@@ -42,8 +42,8 @@ class FastCodec:
     def encode(self, text: str, *, special: bool) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
-    def decode(self, tokens: Sequence[int], *, skip_special: bool) -> str:
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special))
+    def decode(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def token_id(self, token: str) -> int | None:
         number: int | None = self._tokenizer.token_to_id(token)
@@ -66,8 +66,8 @@ class SlowCodec:
     def encode(self, text: str, *, special: bool) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=special))
 
-    def decode(self, tokens: Sequence[int], *, skip_special: bool) -> str:
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special))
+    def decode(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def token_id(self, token: str) -> int | None:
         number: int | None = self._tokenizer.convert_tokens_to_ids(token)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 import time
 from dataclasses import dataclass
@@ -29,23 +28,8 @@ else:
     import llm_model_base as base
     import served_model
 
-DEFAULT_CANCELLATION_CHECK_MILLISECONDS = 100
-
-
-@dataclass(frozen=True)
-class ModelFile:
-    """The content of `model.yaml`: the arguments of `LLM`, and what only the Triton model reads."""
-
-    arguments: dict[str, Any]
-    cancellation_check_seconds: float
-
-    @staticmethod
-    def read(version: Path) -> ModelFile:
-        """Read the file in the version directory; the model's path in it is relative to that directory."""
-        document = yaml.safe_load((version / "model.yaml").read_text(encoding="utf-8"))
-        triton = document.pop("triton_config")
-        milliseconds = triton.get("cancellation_check_period_ms", DEFAULT_CANCELLATION_CHECK_MILLISECONDS)
-        return ModelFile({**document, "model": str(version / document["model"])}, milliseconds / 1e3)
+CANCELLATION_SECONDS = 0.1
+"""How often clients that are gone are looked for."""
 
 
 @dataclass(eq=False)
@@ -65,19 +49,6 @@ class Live:
             self.result.abort()
 
 
-def take_gpus(args: dict[str, str]) -> int:
-    """Show this instance its own GPUs only, before anything that knows CUDA is imported; returns their number.
-
-    `gpu_device_ids` holds a set for each instance, `0,1;2,3` for two instances of two GPUs; 0 without it.
-    """
-    sets = [one for one in base.parameters(args).get("gpu_device_ids", "").split(";") if one]
-    if not sets:
-        return 0
-    own = sets[int(args["model_instance_name"].rsplit("_", 1)[1])]
-    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["TRTLLM_VISIBLE_DEVICES"] = own
-    return len(own.split(","))
-
-
 class TritonPythonModel(served_model.ServedModel):
     """The entry points that Triton calls, and the event loop beside them."""
 
@@ -86,7 +57,7 @@ class TritonPythonModel(served_model.ServedModel):
         self.set_up(args)
         self._live: set[Live] = set()
         started = time.monotonic()
-        self._load(Path(args["model_repository"]) / args["model_version"], take_gpus(args))
+        self._load(Path(args["model_repository"]) / args["model_version"])
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)
         self._thread.start()
@@ -110,12 +81,12 @@ class TritonPythonModel(served_model.ServedModel):
 
     # Triton's thread
 
-    def _load(self, version: Path, gpus: int) -> None:
+    def _load(self, version: Path) -> None:
         from tensorrt_llm import LLM, SamplingParams
 
-        file = ModelFile.read(version)
-        self._check_seconds, self._sampling_params = file.cancellation_check_seconds, SamplingParams
-        self._llm = LLM(**{**file.arguments, **({"gpus_per_node": gpus} if gpus else {})})
+        self._sampling_params = SamplingParams
+        arguments = yaml.safe_load((version / "model.yaml").read_text(encoding="utf-8"))
+        self._llm = LLM(**{**arguments, "model": str(version / arguments["model"])})
 
     def _accept(self, request: Any, sender: Any) -> Live:
         self._drill.fail_if_due()
@@ -167,7 +138,7 @@ class TritonPythonModel(served_model.ServedModel):
         return self._sampling_params(
             max_tokens=asked.maximum_tokens,
             ignore_eos=asked.ignore_eos,
-            skip_special_tokens=self._skip_special,
+            skip_special_tokens=True,
             **sampled,
         )
 
@@ -179,7 +150,7 @@ class TritonPythonModel(served_model.ServedModel):
     async def _watch(self) -> None:
         """End requests whose clients are gone: their part of the batch and KV cache is freed."""
         while True:
-            await asyncio.sleep(self._check_seconds)
+            await asyncio.sleep(CANCELLATION_SECONDS)
             for live in list(self._live):
                 if live.task and live.reply.sender.is_cancelled():
                     live.task.cancel()

@@ -28,7 +28,6 @@ class TritonPythonModel:
         parameters = {name: value["string_value"] for name, value in configured.items()}
         directory = Path(args["model_repository"]).parent / parameters["tokenizer_dir"]
         self._codec = engine_tokenizer.open_codec(directory)
-        self._skip_special = parameters.get("skip_special_tokens", "true") == "true"
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Decode the tokens of each request; one response each, in order."""
@@ -38,7 +37,7 @@ class TritonPythonModel:
         tokens = pb_utils.get_input_tensor_by_name(request, "TOKENS_BATCH").as_numpy()  # [requests, beams, tokens]
         counts = pb_utils.get_input_tensor_by_name(request, "SEQUENCE_LENGTH").as_numpy()  # [requests, beams]
         texts = [
-            [self._codec.decode(beam[:count].tolist(), skip_special=self._skip_special).encode() for beam, count in row]
+            [self._codec.decode(beam[:count].tolist()).encode() for beam, count in row]
             for row in (zip(*one, strict=True) for one in zip(tokens, counts, strict=True))
         ]
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", np.array(texts, dtype=object))])

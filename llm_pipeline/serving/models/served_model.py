@@ -202,7 +202,6 @@ class ServedModel:
         parameters = base.parameters(args)
         self._limits = base.Limits.from_parameters(parameters)
         self._add_special = parameters.get("add_special_tokens") == "true"
-        self._skip_special = parameters.get("skip_special_tokens") == "true"
         self._drill = base.Drill.from_environment()
         self._metrics = Metrics()
         self._places = Places(self._limits, self._metrics)

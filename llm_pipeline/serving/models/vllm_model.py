@@ -32,6 +32,9 @@ else:
     import vllm_batcher
 
 IDLE_POLL_SECONDS = 0.5
+CANCELLATION_SECONDS = 0.1
+"""How often clients that are gone are looked for."""
+
 ANSWERS_AT_ONCE = 4
 """A piece takes Triton some 0.1 to 0.2 ms: a first token never waits for more of other requests' pieces than these."""
 GENERIC_TOKENIZERS = {f"transformers.tokenization_utils_{name}" for name in ("base", "fast", "tokenizers")}
@@ -73,15 +76,15 @@ class Live:
         return self.reply.add(piece, tokens, self.finish_reason)
 
 
-def decoder_of(tokenizer: Any, *, skip_special_tokens: bool) -> Callable[[list[int]], str]:
+def decoder_of(tokenizer: Any) -> Callable[[list[int]], str]:
     """What turns tokens into text: the library below Transformers where that adds nothing of its own.
 
     Its checks of what kind of tensor a list may be take more than three quarters of a short text's time.
     """
     methods = (getattr(type(tokenizer), name) for name in ("batch_decode", "decode", "_decode"))
     if hasattr(tokenizer, "backend_tokenizer") and all(method.__module__ in GENERIC_TOKENIZERS for method in methods):
-        return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=skip_special_tokens)
-    return partial(tokenizer.decode, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+        return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=True)
+    return partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 class TritonPythonModel(served_model.ServedModel):
@@ -89,8 +92,7 @@ class TritonPythonModel(served_model.ServedModel):
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the checkpoint and start the threads; an exception here makes the model unavailable."""
-        parameters = self.set_up(args)
-        self._cancellation_seconds = int(parameters["cancellation_check_milliseconds"]) / 1e3
+        self.set_up(args)
         self._metrics.show_engine(args["model_instance_name"])
         self._inbox: queue.SimpleQueue[Live] = queue.SimpleQueue()
         self._waiting: list[Live] = []
@@ -148,7 +150,7 @@ class TritonPythonModel(served_model.ServedModel):
         settings = vllm_batcher.Settings.of(description["runtime_properties"], asdict(self._limits), engine)
         self._batcher = vllm_batcher.Batcher(version / "checkpoint", settings)
         self._tokenizer = self._batcher.tokenizer
-        self._decode = decoder_of(self._tokenizer, skip_special_tokens=self._skip_special)
+        self._decode = decoder_of(self._tokenizer)
 
     def _accept(self, request: Any, sender: Any) -> Live:
         self._drill.fail_if_due()
@@ -239,7 +241,7 @@ class TritonPythonModel(served_model.ServedModel):
         One at a time: a check takes as long as a piece, and a first token must not wait for those of all requests.
         """
         now = time.monotonic()
-        if not self._unchecked and now - self._looked_at >= self._cancellation_seconds:
+        if not self._unchecked and now - self._looked_at >= CANCELLATION_SECONDS:
             self._looked_at = now
             self._unchecked.extend([*self._running.values(), *self._waiting])
         if self._unchecked:

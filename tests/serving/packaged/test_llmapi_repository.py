@@ -36,7 +36,7 @@ def write(gpu_engine, tmp_path):
 
 
 def test_the_files_are_the_golden_ones(write):
-    repository = write(serving={"gpu_device_ids": [[0, 1], [2, 3]], "cancellation_check_milliseconds": 50})
+    repository = write(serving={"add_special_tokens": False})
     for name in ("llm/config.pbtxt", "llm/1/model.yaml", "links.json"):
         if "UPDATE_GOLDEN" in os.environ:
             (GOLDEN_FILES / name).parent.mkdir(parents=True, exist_ok=True)

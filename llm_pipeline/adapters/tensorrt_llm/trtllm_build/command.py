@@ -21,7 +21,7 @@ from typing import Any, Literal
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.tables import find_gpu
-from llm_pipeline.config.target import Target
+from llm_pipeline.config.target import TOKENS_PER_BLOCK, Target
 
 FlagValue = str | int | bool
 _OFF: tuple[FlagValue | None, ...] = (None, False, 0, "", "disable")
@@ -35,18 +35,18 @@ _SET_BY = {
     "max_seq_len": "limits.maximum_tokens_per_request",
     "max_input_len": "limits.maximum_tokens_per_request",
     "max_num_tokens": "limits.maximum_batched_tokens",
-    "max_beam_width": "runtime.beam_width",
-    "tokens_per_block": "runtime.kv_cache.tokens_per_block",
-    "speculative_decoding_mode": "runtime.speculative",
-    "max_draft_len": "runtime.speculative.draft_tokens",
-    "workers": "build.workers",
-    "gemm_plugin": "build.gemm_plugin",
-    "gpt_attention_plugin": "build.gpt_attention_plugin",
-    "use_paged_context_fmha": "build.paged_context_fmha",
-    "use_fp8_context_fmha": "build.fp8_context_fmha",
-    "multiple_profiles": "build.multiple_profiles",
-    "reduce_fusion": "build.reduce_fusion",
 }
+_DEFAULTS: dict[str, FlagValue] = {
+    "max_beam_width": 1,
+    "tokens_per_block": TOKENS_PER_BLOCK,
+    "use_paged_context_fmha": True,
+    "use_fp8_context_fmha": True,
+    "gpt_attention_plugin": "auto",
+    "gemm_plugin": "auto",
+    "workers": 1,
+}
+"""What `build.flags` may change. Ranks are compiled by `workers` at a time, each on a GPU of its own."""
+
 _NEVER = {
     "kv_cache_type": "in-flight batching needs the paged KV cache",
     "paged_kv_cache": "in-flight batching needs the paged KV cache",
@@ -58,8 +58,6 @@ _NEVER = {
     "dry_run": "it makes no engine",
     "strip_plan": "an engine without weights cannot be served as it is",
 }
-_SPECULATION = {"draft_model": "draft_tokens_external"}
-"""The others need the LLM API, or a checkpoint with a drafter's layers, which no recipe exports."""
 
 
 class GpuLimit(Frozen):
@@ -257,30 +255,19 @@ def _parts(text: str) -> list[str]:
 
 def build_settings(target: Target) -> dict[str, FlagValue]:
     """The flags that decide what the engine is, by name without dashes; paths are not among them."""
-    limits, runtime, options = target.limits, target.runtime, target.build
-    sequence = limits.maximum_tokens_per_request
+    limits, sequence = target.limits, target.limits.maximum_tokens_per_request
     settings: dict[str, FlagValue] = {
         "max_batch_size": limits.maximum_sequences,
         "max_seq_len": sequence,
         "max_input_len": sequence - 1,
         "max_num_tokens": min(limits.maximum_batched_tokens, limits.maximum_sequences * sequence),
-        "max_beam_width": runtime.beam_width,
         "kv_cache_type": "paged",
         "remove_input_padding": True,
-        "tokens_per_block": runtime.kv_cache.tokens_per_block,
-        "use_paged_context_fmha": options.paged_context_fmha,
-        "use_fp8_context_fmha": options.fp8_context_fmha,
-        "gpt_attention_plugin": options.gpt_attention_plugin,
-        "multiple_profiles": options.multiple_profiles,
-        "reduce_fusion": options.reduce_fusion,
+        **_DEFAULTS,
     }
-    if options.gemm_plugin is not None:
-        settings["gemm_plugin"] = options.gemm_plugin
-    if runtime.speculative and runtime.speculative.method in _SPECULATION:
-        settings["speculative_decoding_mode"] = _SPECULATION[runtime.speculative.method]
-        settings["max_draft_len"] = runtime.speculative.draft_tokens
-    given = {flag.key if (flag := find_flag(key)) else key: value for key, value in options.flags.items()}
-    return {**settings, **{key: value for key, value in given.items() if key not in settings}}
+    return settings | {
+        flag.key if (flag := find_flag(key)) else key: value for key, value in target.build.flags.items()
+    }
 
 
 def render_build_command(
@@ -309,7 +296,6 @@ def render_build_command(
     command = [program, "--checkpoint_dir", str(checkpoint), "--output_dir", str(output)]
     for key, value in build_settings(target).items():
         command += render_flag(build_flags()[key], value)
-    command += ["--workers", str(target.build.workers)]
     if timing_cache is not None:
         command += ["--input_timing_cache", str(timing_cache)]
     return [*command, "--output_timing_cache", str(new_timing_cache)]
@@ -355,20 +341,19 @@ def _flags_of_others(target: Target) -> Iterator[str]:
 
 
 def _limit_problems(target: Target) -> Iterator[str]:
-    limits, runtime, options = target.limits, target.runtime, target.build
-    ranks, block = target.parallelism.world_size, runtime.kv_cache.tokens_per_block
-    tokens = min(limits.maximum_batched_tokens, limits.maximum_sequences * limits.maximum_tokens_per_request)
-    if tokens < block:
-        yield f"a step of {tokens} tokens (limits.maximum_batched_tokens) is smaller than a KV block of {block}"
-    if not runtime.chunked_context and tokens < limits.maximum_tokens_per_request - 1:
+    limits, settings = target.limits, build_settings(target)
+    ranks, tokens = target.parallelism.world_size, int(settings["max_num_tokens"])
+    if tokens < int(settings["tokens_per_block"]):
+        yield (
+            f"a step of {tokens} tokens (limits.maximum_batched_tokens) is smaller than a KV block of "
+            f"{settings['tokens_per_block']}"
+        )
+    if not target.runtime.chunked_context and tokens < limits.maximum_tokens_per_request - 1:
         yield (
             f"prompts of more than {tokens} tokens (limits.maximum_batched_tokens) would be refused at run time: "
             "raise it, or set runtime.chunked_context"
         )
-    if options.workers > ranks:
-        yield f"build.workers is {options.workers}, the engine has {ranks} ranks"
-    if runtime.speculative and runtime.speculative.method not in _SPECULATION:
-        known = ", ".join(_SPECULATION)
-        yield f"runtime.speculative.method {runtime.speculative.method} is for the LLM API; engines have {known}"
-    if options.reduce_fusion and target.parallelism.tensor == 1:
-        yield "build.reduce_fusion needs tensor parallelism"
+    if int(settings["workers"]) > ranks:
+        yield f"workers is {settings['workers']}, the engine has {ranks} ranks"
+    if is_on(settings.get("reduce_fusion")) and target.parallelism.tensor == 1:
+        yield "reduce_fusion needs tensor parallelism"

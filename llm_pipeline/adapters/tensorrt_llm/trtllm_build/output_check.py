@@ -107,7 +107,7 @@ def refuse_lost_features(target: Target, algorithm: str | None, kv_algorithm: st
     }
     lost = [name for name, asked in wanted.items() if asked]
     if lost and not kernels.paged:
-        reason = kernels.why or "build.paged_context_fmha is off"
+        reason = kernels.why or "use_paged_context_fmha is off"
         raise Unsupported(
             f"{' and '.join(lost)} need paged context attention, which the engine would not have: {reason}",
             where=where,
