@@ -199,7 +199,7 @@ def _target(host: Host, subject: Subject) -> dict[str, Any]:
         },
         "runtime": {
             "kv_cache": {"free_memory_fraction": host.memory_share},
-            **({"cuda_graphs": None} if host.is_cpu else {}),
+            **({"cuda_graphs": False} if host.is_cpu else {}),
         },
     }
 

@@ -169,7 +169,7 @@ def _target(options: argparse.Namespace) -> Target:
         maximum_tokens_per_request=1024,
         maximum_batched_tokens=8192 if not options.smoke else 1024,
     )
-    runtime: dict[str, Any] = {"cuda_graphs": None} if options.eager or options.smoke else {}
+    runtime: dict[str, Any] = {"cuda_graphs": False} if options.eager or options.smoke else {}
     if options.smoke:
         runtime |= {"kv_cache": {"free_memory_fraction": 0.2}}
         return Target(

@@ -19,7 +19,8 @@ from llm_pipeline.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from llm_pipeline.serving.kubernetes_manifests import ServedRelease, ServingManifestOptions
+    from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
+    from llm_pipeline.serving.kubernetes_manifests import ServedRelease
 
 
 def add_commands(commands: Commands) -> None:
@@ -73,8 +74,7 @@ def _add_manifests(commands: Commands) -> None:
 
 
 def _render(options: argparse.Namespace) -> int:
-    from llm_pipeline.serving.kubernetes_manifests import pod_launch_plan, render_manifests, to_yaml
-    from llm_pipeline.serving.kubernetes_manifests.pods import server_image
+    from llm_pipeline.serving.kubernetes_manifests import pod_launch_plan, render_manifests, server_image, to_yaml
 
     manifest_options = _manifest_options(options)
     release = _served_release(options)
@@ -92,8 +92,8 @@ def _render(options: argparse.Namespace) -> int:
 
 def _manifest_options(options: argparse.Namespace) -> ServingManifestOptions:
     """The options of the file, with the deployment's store where they name none."""
+    from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
     from llm_pipeline.config.loading import load_yaml
-    from llm_pipeline.serving.kubernetes_manifests import ServingManifestOptions
 
     chosen = load_yaml(options.options, ServingManifestOptions) if options.options else ServingManifestOptions()
     changes: dict[str, object] = {"image": options.image} if options.image else {}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from llm_pipeline.config.environment import ClaimMount, Claims, Toleration, Tolerations
 from llm_pipeline.config.model import (
     ConfigModel,
-    Cores,
     Instances,
     Labels,
     Name,
@@ -20,9 +19,6 @@ from llm_pipeline.config.model import (
 )
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.config.store import Store, store_settings
-
-Amount = Annotated[int, Field(ge=0, le=2**53)]
-"""A quantity of one of a node's resources."""
 
 _STORE = "/srv/llm-pipeline/store"
 
@@ -47,27 +43,19 @@ class ServingManifestOptions(ConfigModel):
         image_pull_secrets: Secrets for the images' registry.
         minimum_replicas: Fewest servers.
         maximum_replicas: Most servers.
-        surge: Servers beyond the wanted number during an update; with 0 one is taken down first, for clusters without
-            spare GPUs.
         autoscaler: A HorizontalPodAutoscaler on the pods' own metric, which needs an adapter for custom metrics; a
             KEDA ScaledObject, which asks Prometheus; or none, for as many servers as `minimum_replicas`. Either adds
             a server when those there hold 80 % of the requests that they can.
         prometheus: URL of Prometheus, for KEDA.
-        gpu_resource: The resource that GPUs are counted in.
         gpu_product: Value of the label `nvidia.com/gpu.product` of the nodes; None for that of the target's GPU.
-        extra_resources: Further resources of each pod, such as network adapters for servers over several nodes.
         node_selector: Further labels that a node must have.
         tolerations: Taints of GPU nodes.
-        cpu: CPU request of a pod, in cores; None for none.
         memory_gib: Memory request and limit of a pod, which its shared memory counts towards; None for none.
         user: `uid:gid` of the pods. SSH wants the image to know the user's name, for servers over several nodes.
         ports: Ports of the server.
         startup_minutes: Longest start: fetching, verifying and loading weights.
         drain_seconds: Longest wait for requests in flight when a pod ends.
         endpoint_seconds: Time between the end of new requests to a pod and the signal to end.
-        group_topology: Node label, such as one of a rack, whose value the nodes of one server must share, and no other
-            server's may have; None for any nodes. For servers over several nodes.
-        labels: Further labels of everything.
     """
 
     namespace: Name = "llm-serving"
@@ -80,23 +68,17 @@ class ServingManifestOptions(ConfigModel):
     image_pull_secrets: Names = ()
     minimum_replicas: Instances = 1
     maximum_replicas: Instances = 4
-    surge: int = Field(default=1, ge=0, le=1024)
     autoscaler: Literal["hpa", "keda", "none"] = "hpa"
     prometheus: PlainUrl = "http://prometheus-operated.monitoring.svc:9090"
-    gpu_resource: Word = "nvidia.com/gpu"
     gpu_product: Word | None = None
-    extra_resources: Annotated[dict[Word, Amount], Field(max_length=64)] = Field(default={})
     node_selector: Labels = Field(default={})
     tolerations: Tolerations = (Toleration(key="nvidia.com/gpu", effect="NoSchedule"),)
-    cpu: Cores | None = None
     memory_gib: PositiveGib | None = None
     user: str = Field(default="1000:1000", pattern=r"^[1-9]\d*(:\d+)?$", max_length=32)
     ports: ServerPorts = ServerPorts(http=8000, grpc=8001, metrics=8002)
     startup_minutes: int = Field(default=30, ge=1, le=1_440)
     drain_seconds: int = Field(default=60, ge=1, le=86_400)
     endpoint_seconds: int = Field(default=10, ge=1, le=3_600)
-    group_topology: Word | None = None
-    labels: Labels = Field(default={})
 
     @model_validator(mode="after")
     def _replicas_are_a_range(self) -> Self:

@@ -23,7 +23,7 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 from llm_pipeline.serving.control import Candidate, ServerControl, StagedServer, StagingSlot, open_control
 from llm_pipeline.serving.endpoint_access import require_served
-from llm_pipeline.serving.kubernetes_manifests.released import ServedRelease
+from llm_pipeline.serving.kubernetes_manifests import ServedRelease
 from llm_pipeline.serving.repository_links import fetch_links, refuse_other_host
 from llm_pipeline.serving.triton_server import SlotBusy
 from llm_pipeline.stages.request_parts import served_release, server_slot

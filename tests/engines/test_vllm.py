@@ -92,7 +92,7 @@ def test_steps_with_a_prompt_are_graphs_too_unless_the_target_has_none(target, s
     gpu = {"engine": "vllm", "accelerator": "H100-SXM-80GB", "accelerator_count": 1}
     places = (
         target(**gpu, limits=LIMITS | {"maximum_sequences": sequences}),
-        target(**gpu, runtime={"cuda_graphs": None}),
+        target(**gpu, runtime={"cuda_graphs": False}),
         target(engine="vllm"),  # on a CPU
     )
     arguments = [json.loads(runtime_properties(place, "float16", PLAIN)["arguments"]) for place in places]
@@ -103,7 +103,7 @@ def test_the_targets_options_become_engine_arguments(target):
     place = target(
         engine="vllm",
         parallelism={"tensor": 2},
-        runtime={"cuda_graphs": None, "kv_cache": {"free_memory_fraction": 0.5, "reuse_blocks": False}},
+        runtime={"cuda_graphs": False, "kv_cache": {"free_memory_fraction": 0.5, "reuse_blocks": False}},
     )
     arguments = json.loads(runtime_properties(place, "float16", PLAIN)["arguments"])
     assert arguments["tensor_parallel_size"] == 2

@@ -20,12 +20,12 @@ from pydantic import TypeAdapter
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.environment import ClaimMount
+from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.config.store import Signing, Store, store_settings
 from llm_pipeline.config.target import Target
 from llm_pipeline.serving.kubernetes_manifests import (
     ServedRelease,
-    ServingManifestOptions,
     pod_launch_plan,
     render_manifests,
     to_yaml,
@@ -84,9 +84,7 @@ VARIANTS = {
             store=S3,
             claims=(ClaimMount(claim="llm-pipeline-keys", path="/etc/llm-pipeline"),),
             service_account="llm-serving",
-            cpu=8,
             memory_gib=192,
-            surge=0,
         ),
     ),
     "two_nodes_h200_tp16": (
@@ -94,8 +92,6 @@ VARIANTS = {
         options_with(
             autoscaler="none",
             minimum_replicas=2,
-            extra_resources={"rdma/shared_device_a": 1},
-            group_topology="example.com/rack",
         ),
     ),
     "l40s_engine": (released("l40s_engine"), options_with(autoscaler="keda")),
@@ -320,12 +316,9 @@ def test_the_server_gets_the_gpus_of_its_plan_on_nodes_that_have_them():
 
 
 def test_what_a_cluster_calls_its_gpus_and_how_many_servers_it_may_start_are_its_operators():
-    options = options_with(
-        gpu_resource="nvidia.com/mig-3g.40gb", gpu_product="NVIDIA-H100-MIG", maximum_replicas=7, endpoint_seconds=25
-    )
+    options = options_with(gpu_product="NVIDIA-H100-MIG", maximum_replicas=7, endpoint_seconds=25)
     manifests = render_manifests(released("h100"), options)
     spec = manifests["deployment.yaml"]["spec"]["template"]["spec"]
     assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-MIG"}
-    assert spec["containers"][0]["resources"]["limits"] == {"nvidia.com/mig-3g.40gb": "1"}
     assert spec["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"] == 25
     assert manifests["horizontalpodautoscaler.yaml"]["spec"]["maxReplicas"] == 7

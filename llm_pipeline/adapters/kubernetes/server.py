@@ -29,14 +29,14 @@ from llm_pipeline.serving.control.server import (
     await_no_requests,
     endpoint_of,
 )
-from llm_pipeline.serving.kubernetes_manifests.released import (
+from llm_pipeline.serving.kubernetes_manifests import (
     INSTANCE_LABEL,
     ServedRelease,
+    render_manifests,
     staging_name,
     workload_endpoint,
     workload_name,
 )
-from llm_pipeline.serving.kubernetes_manifests.rendering import render_manifests
 from llm_pipeline.serving.launch_plan import nodes_of
 from llm_pipeline.serving.server_log import telling_lines
 from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy

@@ -24,7 +24,7 @@ from llm_pipeline.serving.ports import loopback_endpoint
 from llm_pipeline.serving.protocols import MODEL_PATH, header_secrets, without
 
 if TYPE_CHECKING:
-    from llm_pipeline.serving.kubernetes_manifests.released import ServedRelease
+    from llm_pipeline.serving.kubernetes_manifests import ServedRelease
 
 
 @dataclass(frozen=True)

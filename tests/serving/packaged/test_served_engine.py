@@ -45,7 +45,7 @@ ANSWERS = {
 
 @pytest.fixture(scope="module")
 def engine(gpu_engine, byte_tokenizer):
-    engine, target = gpu_engine("tensorrt_llm_engine", serving={"bls_instances": 1})
+    engine, target = gpu_engine("tensorrt_llm_engine")
     shutil.copytree(byte_tokenizer, engine / "tokenizer")
     (engine / "config.json").write_text('{"pretrained_config": {"logits_dtype": "float16"}, "build_config": {}}')
     (engine / "rank0.engine").write_bytes(b"plan")

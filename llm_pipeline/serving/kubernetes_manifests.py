@@ -1,21 +1,38 @@
-"""The pods that serve: one that answers, and for servers over several nodes workers that only offer their GPUs.
+"""Kubernetes manifests that serve a release's model repository: workload, network, metrics and autoscaling.
 
-They meet the "restricted" Pod Security Standard. A first container lays out the server's view of the repository, from
-verified artifacts, and refuses a host that the engine was not built for; then the server starts.
+    for name, manifest in render_manifests(release, options).items():
+        (directory / name).write_text(to_yaml(manifest))
+
+A server on one node is a Deployment; one over several nodes is a LeaderWorkerSet, whose leader starts the ranks on its
+workers. Pods hold no weights: a first container lays out the server's view of the repository, from artifacts in the
+store that it verifies, and refuses a host that the engine was not built for; then the server starts. Pods meet the
+"restricted" Pod Security Standard.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
+from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.labels import LABEL_PREFIX, label_value
+from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
 from llm_pipeline.config.store import StoreModel
 from llm_pipeline.config.target import Target
-from llm_pipeline.serving.kubernetes_manifests.released import ServedRelease
-from llm_pipeline.serving.launch_plan import LaunchPlan
+from llm_pipeline.serving.launch_plan import LaunchPlan, MpiHosts, launch_plan, nodes_of
+from llm_pipeline.serving.protocols.triton import ACTIVE_REQUESTS
+
+INSTANCE_LABEL = "app.kubernetes.io/instance"
+"""Prometheus has it on every series, as `app_kubernetes_io_instance`."""
+
+_LONGEST_NAME = 40
+"""LeaderWorkerSets and autoscalers append to it, and labels take 63 characters."""
 
 VIEW = "/srv/llm-pipeline/view"
 REPOSITORY = f"{VIEW}/repository"
@@ -55,6 +72,117 @@ CONFINED = {
 _STARTUP_PERIOD_SECONDS = 10
 _PACKAGE = ("python3", "-m", "llm_pipeline")
 _POD_NAME = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+
+WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
+"""Label that the controller puts on pods: 0 on leaders."""
+
+_KEPT_REVISIONS = 5
+_UPDATE = {"maxSurge": 1, "maxUnavailable": 0}
+_SCRAPE_INTERVAL = "15s"
+_BUSY_SHARE = 0.8
+_POLLING_SECONDS = 15
+_BEHAVIOR = {
+    "scaleUp": {
+        "stabilizationWindowSeconds": 0,
+        "policies": [{"type": "Percent", "value": 100, "periodSeconds": 60}],
+    },
+    "scaleDown": {
+        "stabilizationWindowSeconds": 600,
+        "policies": [{"type": "Pods", "value": 1, "periodSeconds": 300}],
+    },
+}
+"""Weights take minutes to load, so servers are added at once and removed slowly. The measure is the served model's own
+gauge, which every engine of this package has: `nv_trt_llm_*` metrics exist only with the C++ backend, and Triton's
+queue of a decoupled model is always empty."""
+_WIDTH = 120
+
+
+def workload_name(name: str, target_name: str) -> str:
+    """Name of the workload of a release config on a target: a DNS label."""
+    exact = f"{name}-{target_name}"
+    readable = re.sub(r"[^a-z0-9]+", "-", f"llm-{exact}").strip("-")
+    if len(readable) <= _LONGEST_NAME:
+        return readable
+    return f"{readable[: _LONGEST_NAME - 9].strip('-')}-{sha256_json(exact)[:8]}"
+
+
+def workload_endpoint(name: str, target_name: str) -> str:
+    """Name of the workload's Service; a LeaderWorkerSet uses its own name for a headless one."""
+    return f"{workload_name(name, target_name)}-endpoint"
+
+
+def staging_name(release_name: str) -> str:
+    """Name of a release config while it is staged, so that its pods are not the production pods."""
+    return f"{release_name}-staging"
+
+
+class ServedRelease(Frozen):
+    """A release on one target, ready to be served.
+
+    Attributes:
+        name: The release config's name.
+        release_id: The release.
+        model_id: The model on the hub.
+        target: What it was built for.
+        repository: Its model repository.
+        engine: The engine in it.
+        checkpoint: The checkpoint that the engine was made from, or links to.
+    """
+
+    name: str
+    release_id: str
+    model_id: str
+    target: Target
+    repository: ArtifactRef
+    engine: ArtifactRef
+    checkpoint: ArtifactRef
+
+    @property
+    def workload(self) -> str:
+        """Name of the workload: a DNS label, the same for every release of one release config on one target."""
+        return workload_name(self.name, self.target.name)
+
+    @property
+    def endpoint(self) -> str:
+        """Name of the Service, which is not the workload's: a LeaderWorkerSet uses that."""
+        return workload_endpoint(self.name, self.target.name)
+
+    @property
+    def selector(self) -> dict[str, str]:
+        """Labels that all pods of the workload have, and no others."""
+        return {"app.kubernetes.io/name": "tritonserver", INSTANCE_LABEL: self.workload}
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """Digests of the served artifacts, and texts with characters that labels may not have."""
+        return {
+            f"{LABEL_PREFIX}release": self.release_id,
+            f"{LABEL_PREFIX}model": self.model_id,
+            f"{LABEL_PREFIX}repository-digest": self.repository.digest,
+            f"{LABEL_PREFIX}engine-digest": self.engine.digest,
+            f"{LABEL_PREFIX}checkpoint-digest": self.checkpoint.digest,
+        }
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of every object of the workload."""
+        return {
+            **self.selector,
+            "app.kubernetes.io/component": "serving",
+            "app.kubernetes.io/part-of": label_value(self.name),
+            "app.kubernetes.io/managed-by": "llm-pipeline",
+            f"{LABEL_PREFIX}release": label_value(self.release_id),
+            f"{LABEL_PREFIX}target": label_value(self.target.name),
+        }
+
+    def metadata(self, options: ServingManifestOptions, name: str | None = None) -> dict[str, Any]:
+        """Metadata of an object; by default it has the workload's name."""
+        return {
+            "name": name or self.workload,
+            "namespace": options.namespace,
+            "labels": self.labels,
+            "annotations": self.annotations,
+        }
 
 
 @dataclass(frozen=True)
@@ -229,7 +357,7 @@ def _template(
         "containers": [container],
         "volumes": [volume.manifest for volume in volumes],
     }
-    return {"metadata": {"labels": release.labels(options), "annotations": release.annotations}, "spec": spec}
+    return {"metadata": {"labels": release.labels, "annotations": release.annotations}, "spec": spec}
 
 
 def _container(name: str, image: str, command: Sequence[str], volumes: Sequence[Volume]) -> dict[str, Any]:
@@ -317,9 +445,8 @@ def _lifecycle(plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, A
 
 
 def _resources(plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, dict[str, str]]:
-    extra = {name: str(count) for name, count in options.extra_resources.items()}
-    gpus = {options.gpu_resource: str(plan.gpus_per_node)} if plan.gpus_per_node else {}
-    return resources(extra | gpus, memory_gib=options.memory_gib, cpu=options.cpu)
+    gpus = {"nvidia.com/gpu": str(plan.gpus_per_node)} if plan.gpus_per_node else {}
+    return resources(gpus, memory_gib=options.memory_gib, cpu=None)
 
 
 def _node_selector(release: ServedRelease, options: ServingManifestOptions) -> dict[str, str]:
@@ -341,3 +468,206 @@ def _spread(release: ServedRelease) -> dict[str, Any]:
         "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": release.selector},
     }
+
+
+def deployment(release: ServedRelease, plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, Any]:
+    """An `apps/v1` Deployment. It never has fewer servers than wanted during an update."""
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": release.metadata(options),
+        "spec": {
+            **_replicas(options),
+            "revisionHistoryLimit": _KEPT_REVISIONS,
+            "progressDeadlineSeconds": 60 * options.startup_minutes + 600,
+            "selector": {"matchLabels": release.selector},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": _UPDATE},
+            "template": serving_pod(release, plan, options),
+        },
+    }
+
+
+def leader_worker_set(release: ServedRelease, plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, Any]:
+    """A `leaderworkerset.x-k8s.io/v1` LeaderWorkerSet: a group of pods, one a node, for each server.
+
+    A group is recreated as a whole: MPI does not survive the loss of a rank.
+    """
+    return {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": "LeaderWorkerSet",
+        "metadata": release.metadata(options),
+        "spec": {
+            **_replicas(options),
+            "startupPolicy": "LeaderCreated",  # the leader waits for its workers, so they must not wait for it
+            "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdateConfiguration": _UPDATE},
+            "networkConfig": {"subdomainPolicy": "Shared"},
+            "leaderWorkerTemplate": {
+                "size": plan.nodes,
+                "restartPolicy": "RecreateGroupOnPodRestart",
+                "leaderTemplate": serving_pod(release, plan, options),
+                "workerTemplate": worker_pod(release, plan, options),
+            },
+        },
+    }
+
+
+def answering_pods(release: ServedRelease, plan: LaunchPlan) -> dict[str, str]:
+    """Labels of the pods that take requests."""
+    return release.selector | ({WORKER_INDEX: "0"} if plan.nodes > 1 else {})
+
+
+def _replicas(options: ServingManifestOptions) -> dict[str, int]:
+    """Left out with an autoscaler, whose number each new `kubectl apply` would reset."""
+    return {"replicas": options.minimum_replicas} if options.autoscaler == "none" else {}
+
+
+def service(release: ServedRelease, plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, Any]:
+    """A `v1` Service with the ports of the server; older servers apply no port server-side without its protocol."""
+    protocols = {"http": "http", "grpc": "kubernetes.io/h2c", "metrics": "http"}
+    ports = [
+        {"name": name, "port": port, "targetPort": name, "protocol": "TCP", "appProtocol": protocols[name]}
+        for name, port in plan.ports.by_name().items()
+    ]
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": release.metadata(options, release.endpoint),
+        "spec": {"type": "ClusterIP", "selector": answering_pods(release, plan), "ports": ports},
+    }
+
+
+def pod_monitor(release: ServedRelease, plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, Any]:
+    """A `monitoring.coreos.com/v1` PodMonitor of the server's metrics."""
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PodMonitor",
+        "metadata": release.metadata(options),
+        "spec": {
+            "selector": {"matchLabels": answering_pods(release, plan)},
+            "podTargetLabels": [INSTANCE_LABEL],
+            "podMetricsEndpoints": [{"port": "metrics", "path": "/metrics", "interval": _SCRAPE_INTERVAL}],
+        },
+    }
+
+
+def disruption_budget(release: ServedRelease, options: ServingManifestOptions) -> dict[str, Any]:
+    """A `policy/v1` PodDisruptionBudget: nodes are emptied one pod at a time."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": release.metadata(options),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": release.selector}},
+    }
+
+
+def horizontal_pod_autoscaler(
+    release: ServedRelease, plan: LaunchPlan, options: ServingManifestOptions
+) -> dict[str, Any]:
+    """An `autoscaling/v2` HorizontalPodAutoscaler on the metric of the pods themselves."""
+    target = {"type": "AverageValue", "averageValue": str(wanted_requests(release))}
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": release.metadata(options),
+        "spec": {
+            "scaleTargetRef": _workload(release, plan),
+            "minReplicas": options.minimum_replicas,
+            "maxReplicas": options.maximum_replicas,
+            "metrics": [{"type": "Pods", "pods": {"metric": {"name": ACTIVE_REQUESTS}, "target": target}}],
+            "behavior": _BEHAVIOR,
+        },
+    }
+
+
+def scaled_object(release: ServedRelease, plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, Any]:
+    """A `keda.sh/v1alpha1` ScaledObject that asks Prometheus; without data nothing is scaled."""
+    series = f'{ACTIVE_REQUESTS}{{namespace="{options.namespace}",app_kubernetes_io_instance="{release.workload}"}}'
+    trigger = {
+        "type": "prometheus",
+        "metricType": "AverageValue",
+        "metadata": {
+            "serverAddress": options.prometheus,
+            "query": f"sum({series})",
+            "threshold": str(wanted_requests(release)),
+            "ignoreNullValues": "false",
+        },
+    }
+    return {
+        "apiVersion": "keda.sh/v1alpha1",
+        "kind": "ScaledObject",
+        "metadata": release.metadata(options),
+        "spec": {
+            "scaleTargetRef": _workload(release, plan),
+            "minReplicaCount": options.minimum_replicas,
+            "maxReplicaCount": options.maximum_replicas,
+            "pollingInterval": _POLLING_SECONDS,
+            "triggers": [trigger],
+            "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _BEHAVIOR}},
+        },
+    }
+
+
+def wanted_requests(release: ServedRelease) -> int:
+    """Requests that a server should have on average: a server is added before requests wait."""
+    return max(1, round(_BUSY_SHARE * release.target.limits.maximum_sequences))
+
+
+def _workload(release: ServedRelease, plan: LaunchPlan) -> dict[str, str]:
+    over_nodes = plan.nodes > 1
+    return {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1" if over_nodes else "apps/v1",
+        "kind": "LeaderWorkerSet" if over_nodes else "Deployment",
+        "name": release.workload,
+    }
+
+
+def pod_launch_plan(release: ServedRelease, options: ServingManifestOptions) -> LaunchPlan:
+    """How the pods of a release start their server.
+
+    Raises:
+        Unsupported: The target cannot be started.
+    """
+    nodes = nodes_of(release.target)
+    names = MpiHosts(names=host_names(release, nodes), ssh_port=SSH_PORT, ssh_options=SSH_OPTIONS)
+    return launch_plan(
+        release.target,
+        repository=REPOSITORY,
+        ports=options.ports,
+        hosts=names if nodes > 1 else None,
+        digest=release.repository.digest,
+        drain_seconds=options.drain_seconds,
+    )
+
+
+def render_manifests(release: ServedRelease, options: ServingManifestOptions) -> dict[str, dict[str, Any]]:
+    """The manifests by file name, in the order in which they may be applied.
+
+    Raises:
+        Unsupported: The target cannot be started.
+        ConfigError: The options lack an image, the store's claim, or the label of the target's nodes.
+    """
+    plan = pod_launch_plan(release, options)
+    workload = leader_worker_set if plan.nodes > 1 else deployment
+    manifests = [
+        workload(release, plan, options),
+        service(release, plan, options),
+        pod_monitor(release, plan, options),
+        disruption_budget(release, options),
+    ]
+    if options.autoscaler == "hpa":
+        manifests.append(horizontal_pod_autoscaler(release, plan, options))
+    if options.autoscaler == "keda":
+        manifests.append(scaled_object(release, plan, options))
+    return {f"{manifest['kind'].lower()}.yaml": manifest for manifest in manifests}
+
+
+def to_yaml(manifest: dict[str, Any]) -> str:
+    """A manifest as YAML, with its keys in the order in which they were rendered."""
+    return yaml.dump(manifest, Dumper=_Plain, sort_keys=False, width=_WIDTH)
+
+
+class _Plain(yaml.SafeDumper):
+    """Writes repeated parts in full: `kubectl` reads YAML anchors, people do not."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the base's signature
+        return True
