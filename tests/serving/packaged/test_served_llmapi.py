@@ -32,7 +32,7 @@ SECONDS_PER_TOKEN = 0.005
 
 @pytest.fixture(scope="module")
 def repository(gpu_engine, tmp_path_factory):
-    engine, target = gpu_engine("tensorrt_llm_llmapi", serving={"cancellation_check_milliseconds": 20})
+    engine, target = gpu_engine("tensorrt_llm_llmapi")
     (engine / "llm_args.yaml").write_text("backend: pytorch\nmax_batch_size: 4\n")
     golden = [GoldenPrompt(prompt="which colour?", completion=ANSWERS["which colour?"], maximum_tokens=40)] * 20
     destination = tmp_path_factory.mktemp("llmapi") / "repository"

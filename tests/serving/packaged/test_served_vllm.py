@@ -32,7 +32,7 @@ DEADLY = "\x0b"
 @pytest.fixture(scope="module")
 def repository(gpu_engine, tmp_path_factory):
     properties = {"arguments": '{"kv_cache_dtype": "auto"}'}
-    engine, target = gpu_engine("vllm", properties, serving={"cancellation_check_milliseconds": 20})
+    engine, target = gpu_engine("vllm", properties)
     golden = [GoldenPrompt(prompt=PROMPT, completion="?", maximum_tokens=4)]
     destination = tmp_path_factory.mktemp("vllm") / "repository"
     ref = ArtifactRef(kind="engine", digest="e" * 64)
