@@ -90,7 +90,6 @@ workload:
   rate_per_second: 2
   duration_seconds: 60
   output_tokens: { kind: lognormal, median: 32, p95: 90, minimum: 2, maximum: 128 }
-  warmup_requests: 20
   seed: 7
 approval: { required: true, timeout_hours: 1 }
 YAML

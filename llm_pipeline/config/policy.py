@@ -158,8 +158,6 @@ class LoadTestPolicy(ConfigModel):
             several windows tell how much, and by how much windows differ. The fewer they are, the more is charged for
             a difference that is seen, and with two or three it decides little; a single one tells nothing of others.
         search: How the highest rate is looked for; None for no search: the target rate alone is confirmed.
-        confirmation_multiple: Length of the confirmation, by that of the workload's window; three times as long if it
-            stays undecided.
         regression: The comparison with production; None for none.
     """
 
@@ -171,7 +169,6 @@ class LoadTestPolicy(ConfigModel):
     maximum_client_lag_milliseconds: PositiveMilliseconds = 50.0
     seeds: int = Field(default=5, ge=1, le=20)
     search: RateSearch | None = RateSearch()
-    confirmation_multiple: Ratio = 2.0
     regression: Regression | None = None
 
 

@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 from llm_pipeline.config.model import (
     ConfigModel,
     Fraction,
-    ItemsOrNone,
     PathText,
     PositiveSeconds,
     Rate,
@@ -88,7 +87,6 @@ class Workload(ConfigModel):
         shared_prefixes: Prompts that begin alike, each followed by a prompt of `prompt_tokens`; without them every
             prompt is new to a prefix cache.
         cancelled_share: Requests whose user leaves half-way, of all; they are not judged.
-        warmup_requests: Least requests before the first window.
         seed: Seed of all draws of the first attempt; a load test that is tried again draws anew.
     """
 
@@ -100,7 +98,6 @@ class Workload(ConfigModel):
     output_tokens: Lengths = (4, 16)
     shared_prefixes: SharedPrefixes | None = None
     cancelled_share: Fraction = 0.0
-    warmup_requests: ItemsOrNone = 10
     seed: Seed = 0
 
     @model_validator(mode="after")

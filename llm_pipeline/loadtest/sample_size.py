@@ -28,13 +28,11 @@ from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.config.workload import Workload
+from llm_pipeline.loadtest.duration import CONFIRMATION_MULTIPLE, EXTENSIONS
 from llm_pipeline.statistics.intervals import clopper_pearson_upper, critical_value
 
 if TYPE_CHECKING:
     from llm_pipeline.loadtest.records import Records
-
-EXTENSIONS = 3
-"""An undecided confirmation is extended up to this multiple of its length."""
 
 MOST_RATES = 3
 """Rates that a confirmation tries: from the one that the search found down to the workload's."""
@@ -149,7 +147,8 @@ def sample_size(workload: Workload, policy: LoadTestPolicy) -> SampleSize:
     """The sample sizes of a load test that confirms the workload's rate and no other."""
     looks = looks_at_most(policy)
     stay = 1.0 - workload.cancelled_share
-    first = workload.rate_per_second * workload.duration_seconds * policy.confirmation_multiple * stay
+    seconds = workload.duration_seconds * CONFIRMATION_MULTIPLE
+    first = workload.rate_per_second * seconds * stay
     least = max(policy.minimum_requests, needed_requests(policy.attainment, policy.confidence, looks=looks))
     if policy.maximum_error_fraction:
         least = max(least, needed_requests(1.0 - policy.maximum_error_fraction, policy.confidence, looks=looks))
@@ -159,9 +158,7 @@ def sample_size(workload: Workload, policy: LoadTestPolicy) -> SampleSize:
         first_look=math.floor(first),
         last_look=math.floor(first * EXTENSIONS),
         looks=looks,
-        excluded_period_seconds=excluded_period(
-            workload.duration_seconds * policy.confirmation_multiple, policy.confidence
-        ),
+        excluded_period_seconds=excluded_period(seconds, policy.confidence),
     )
 
 

@@ -28,12 +28,12 @@ from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.policy import RateSearch
-from llm_pipeline.loadtest.duration import alone_seconds
+from llm_pipeline.loadtest.duration import CONFIRMATION_MULTIPLE, EXTENSIONS, WARM_UP_REQUESTS, alone_seconds
 from llm_pipeline.loadtest.gate import judge_windows, probe_verdict
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, RatePoint, ServerUse
 from llm_pipeline.loadtest.physics import FloorTimes, PhysicalLimits
 from llm_pipeline.loadtest.records import Records
-from llm_pipeline.loadtest.sample_size import EXTENSIONS, MOST_RATES, looks_at_most
+from llm_pipeline.loadtest.sample_size import MOST_RATES, looks_at_most
 from llm_pipeline.loadtest.windows import Windows
 
 _log = get_logger(__name__)
@@ -44,7 +44,6 @@ _REQUESTS_A_USER = 200
 _BEYOND_CEILING = 1.2
 """Rates far above the closed loop's throughput are not probed."""
 
-_WARMUP_REQUESTS = 100
 _CONFIRMED_SHARE = 0.9
 """Of the highest rate that the search found, what is confirmed."""
 
@@ -85,7 +84,7 @@ def warm_up(windows: Windows, users: int) -> tuple[int, float]:
     Raises:
         Transient: Not one request was answered.
     """
-    started, most = time.monotonic(), max(_WARMUP_REQUESTS, windows.workload.warmup_requests)
+    started, most = time.monotonic(), WARM_UP_REQUESTS
     records = windows.warm_up(max(1, users // 2), _WARMUP_SECONDS, most=most)
     if not records.answered.any():
         raise Transient("no warm-up request was answered", where="load test", hint="look at the server's log")
@@ -187,7 +186,7 @@ def rates_to_confirm(target: float, highest: float | None) -> tuple[float, ...]:
 def _hold(windows: Windows, place: int, rate: float, limits: Limits, before: Sequence[Records]) -> Judgement:
     policy, held, servers = windows.policy, list[Records](), list[ServerUse]()
     looks, numbers = looks_at_most(policy), count(1)
-    seconds = windows.workload.duration_seconds * policy.confirmation_multiple / policy.seeds
+    seconds = windows.workload.duration_seconds * CONFIRMATION_MULTIPLE / policy.seeds
     for look in range(1, EXTENSIONS + 1):
         for _ in range(policy.seeds):
             name = f"confirmation-{place + 1}-{next(numbers)}"  # `outcome.deciding_windows` reads the rate from it

@@ -66,7 +66,6 @@ class Site:
         policy["load_test"] |= {
             "search": None,
             "regression": None,
-            "confirmation_multiple": 1,
             "attainment": 0.6,
             "service_level": {"first_token_milliseconds": 1000, "end_to_end_milliseconds": 2400},
             "maximum_client_lag_milliseconds": 500,

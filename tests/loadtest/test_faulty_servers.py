@@ -46,7 +46,6 @@ POLICY = LoadTestPolicy(
     confidence=0.9,
     maximum_client_lag_milliseconds=400,  # the hosts of tests are busy
     seeds=1,
-    confirmation_multiple=1.0,
     search=None,
 )
 USERS, TIMEOUT_SECONDS = 16, 3.0
@@ -55,6 +54,7 @@ USERS, TIMEOUT_SECONDS = 16, 3.0
 @pytest.fixture(autouse=True)
 def _no_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llm_pipeline.loadtest.session.EXTENSIONS", 1)
+    monkeypatch.setattr("llm_pipeline.loadtest.session.CONFIRMATION_MULTIPLE", 1.0)
 
 
 @pytest.fixture(scope="module")

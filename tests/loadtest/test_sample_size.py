@@ -14,12 +14,12 @@ from llm_pipeline.loadtest.sample_size import needed_requests, require_enough, s
 
 POLICY = LoadTestPolicy(
     service_level=ServiceLevel(first_token_milliseconds=100), attainment=0.99, confidence=0.99, search=None,
-    confirmation_multiple=1.0, minimum_requests=10,
+    minimum_requests=10,
 )  # fmt: skip
 
 
 def workload(**changes: object) -> Workload:
-    return Workload.model_validate({"prompts": "p.jsonl", "rate_per_second": 10, "duration_seconds": 19, **changes})
+    return Workload.model_validate({"prompts": "p.jsonl", "rate_per_second": 10, "duration_seconds": 9.5, **changes})
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_requests_that_are_alike_count_for_fewer():
 def test_a_load_test_that_never_can_is_refused_with_what_it_needs():
     require_enough(workload(), POLICY)
     with pytest.raises(ConfigError, match=r"540 requests can never show 99 % .*: 568 are needed") as told:
-        require_enough(workload(duration_seconds=18), POLICY)
-    assert "duration_seconds of 19 or more" in str(told.value)
+        require_enough(workload(duration_seconds=9), POLICY)
+    assert "duration_seconds of 10 or more" in str(told.value)
 
 
 def test_users_who_leave_are_not_counted():

@@ -82,7 +82,7 @@ class Release:
             "endpoint": self.endpoint.model_dump(mode="json"),
             "repository_digest": self.repository.digest,
             "users": 4,
-            "workload": {"prompts": "p.jsonl", "rate_per_second": 4, "duration_seconds": 10, "warmup_requests": 5,
+            "workload": {"prompts": "p.jsonl", "rate_per_second": 4, "duration_seconds": 10,
                          "output_tokens": [8, 8]},
             "policy": {"service_level": {"first_token_milliseconds": 60000, "end_to_end_milliseconds": 60000},
                        "minimum_requests": 40, "maximum_client_lag_milliseconds": 500, "attainment": 0.6, "seeds": 4,

@@ -88,7 +88,7 @@ class Release:
                            "state": str(self.root / "comparison")},
             "repository_digest": digest or self.repository.digest,
             "users": 8,
-            "workload": {"prompts": "p.jsonl", "rate_per_second": 50, "duration_seconds": 2, "warmup_requests": 5},
+            "workload": {"prompts": "p.jsonl", "rate_per_second": 50, "duration_seconds": 2},
             "policy": {"service_level": {"first_token_milliseconds": 2000, "end_to_end_milliseconds": 4000},
                        "minimum_requests": 60, "maximum_client_lag_milliseconds": 500, "attainment": 0.6, "seeds": 4,
                        "search": {"maximum_multiple": 2, "window_seconds": 1, "minimum_requests": 60},
