@@ -47,7 +47,7 @@ from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.inspection.release_index import INDEX_NAME, INDEXED, index_release, read_releases
 from llm_pipeline.local_run import LocalRun
-from llm_pipeline.planning.history import read_history
+from llm_pipeline.planning.reuse import read_history
 from llm_pipeline.release import execute
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.stages.resolve import model_released_before

@@ -19,7 +19,7 @@ from llm_pipeline.notifications.local_run import LocalTeller
 from llm_pipeline.operations.approval import answer
 from llm_pipeline.operations.decisions import decide, put
 from llm_pipeline.operations.replacement import replace
-from llm_pipeline.planning.directories import require_directories
+from llm_pipeline.planning.host import require_directories
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.questions import question_of, replaces_nothing
 from llm_pipeline.release.claim import Claimant, LocalProcess, ReleaseClaim

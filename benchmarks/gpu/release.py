@@ -260,12 +260,12 @@ def _beside_the_plan(document: dict[str, Any]) -> Iterator[bool]:
     releases = (stages for name, stages in document["releases"].items() if name.startswith(f"{SECOND}-"))
     measured = max(releases, key=lambda stages: stages["resolve"]["started_at"])  # it may have been tried before
     plan, build = document["plans"][SECOND], measured[f"build {TARGET}"]["metrics"]
-    memory, speed = plan["memory"], plan["throughput"]
+    memory, speed = plan["memory"], plan["speed"]
     tokens = build["kv_cache_blocks"] * build["block_tokens"]
     cache = _compared("KV cache, tokens", memory["kv_available"] / memory["kv_per_token"], tokens)
     weights = _compared("weights, bytes", memory["weights"], build["checkpoint_bytes"])
     if speed:
-        _compared("tokens/s of one request", speed["alone"], build["single_stream_tokens_per_second"])
+        _compared("tokens/s of one request", speed["tokens_alone"], build["single_stream_tokens_per_second"])
     yield at_most("release_memory_error", max(cache, weights), _MEMORY_ERROR, "")
 
 
@@ -322,7 +322,7 @@ def _plan(path: Path) -> dict[str, Any]:
         f"{step['stage']} {step['subject']}".rstrip(): {key: step["cost"][key] for key in ("seconds", "price")}
         for step in plan["stages"]
     }
-    return {"memory": recipe["memory"], "throughput": recipe["throughput"], "steps": steps}
+    return {"memory": recipe["memory"], "speed": recipe["speed"], "steps": steps}
 
 
 def _nvidia() -> str:

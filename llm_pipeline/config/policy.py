@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 
 from llm_pipeline.config.model import (
     Alpha,
-    BatchSize,
     Confidence,
     ConfigModel,
     Fraction,
@@ -53,18 +52,6 @@ class AccuracyPolicy(ConfigModel):
     confidence: Confidence = 0.95
     minimum_items: Annotated[Items, Field(ge=30)] = 500
     looks: int = Field(default=5, ge=1, le=5)
-
-
-class SpeedPolicy(ConfigModel):
-    """How fast a recipe must be on its target, beside the unquantized model there.
-
-    Attributes:
-        minimum_ratio: Output tokens per second, the recipe's by the baseline's, as predicted for the target.
-        requests: How many requests are decoded together. 4-bit weights win at one request and may lose at many.
-    """
-
-    minimum_ratio: Annotated[float, Field(ge=0.001, le=1000.0)] = 1.0
-    requests: BatchSize = 64
 
 
 class StagingPolicy(ConfigModel):
@@ -311,7 +298,6 @@ class Policy(ConfigModel):
     name: Name
     time_limit: TimeLimitPolicy = TimeLimitPolicy()
     accuracy: AccuracyPolicy = AccuracyPolicy()
-    speed: SpeedPolicy | None = None
     served_accuracy: AccuracyPolicy = AccuracyPolicy()
     staging: StagingPolicy = StagingPolicy()
     load_test: LoadTestPolicy

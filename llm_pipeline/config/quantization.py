@@ -118,14 +118,10 @@ class Search(ConfigModel):
     Attributes:
         formats: What a layer may become; unquantized is always possible, too.
         effective_bits: Mean bits of a weight, one rung each, rising.
-        method: How a layer's sensitivity is scored: by `gradient` (needs labels, fast) or `kl_div`.
-        score_samples: Calibration samples that sensitivity is scored on.
     """
 
     formats: tuple[SearchableFormat, ...] = Field(min_length=1, max_length=64)
     effective_bits: tuple[Annotated[float, Field(ge=1.0, le=16.0)], ...] = Field(min_length=1, max_length=64)
-    method: Literal["gradient", "kl_div"] = "gradient"
-    score_samples: Annotated[int, Field(ge=1, le=1_000_000)] = 128
 
     @model_validator(mode="after")
     def _rungs_rise(self) -> Search:

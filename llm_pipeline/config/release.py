@@ -28,7 +28,6 @@ from llm_pipeline.config.model import (
     Word,
     Words,
 )
-from llm_pipeline.config.model_sizes import ModelSizes
 from llm_pipeline.config.policy import Policy
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import Target
@@ -36,6 +35,13 @@ from llm_pipeline.config.workload import Workload
 
 _DATA_SOURCE = r"^(hub|file:///[^?#]+)$"
 _SOURCE = r"^(hub|file:///[^?#]+|s3://[a-z0-9][a-z0-9.-]{2,62}/[^?#]+)$"
+
+Size = Literal[
+    "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings", "tie_word_embeddings",
+    "num_experts_per_tok", "parameters", "kv_bytes_per_token", "state_bytes_per_sequence",
+]  # fmt: skip
+"""What a release config may state of a model by hand."""
 
 
 class ModelSource(ConfigModel):
@@ -46,15 +52,16 @@ class ModelSource(ConfigModel):
         revision: Branch, tag or commit; pinned to a commit by the first stage. Only the hub has any.
         source: `hub`, a directory (`file:///absolute/path`) or an S3 prefix (`s3://bucket/prefix`).
         licenses: Licences that may be released, as the hub writes them; None for any.
-        sizes: The model's sizes, for `plan`: what its own files do not say, and all of them where it cannot be read.
-            What is read from the model counts more.
+        sizes: What `plan` takes for a fact where the model's own files do not say it, or cannot be read: keys of
+            config.json, and `parameters` (all of them), `kv_bytes_per_token` (at 16 bit, over all layers) and
+            `state_bytes_per_sequence` for an architecture that plan cannot tell from its config.
     """
 
     id: HubId
     revision: Revision = "main"
     source: str = Field(default="hub", pattern=_SOURCE, max_length=4096)
     licenses: Words | None = None
-    sizes: ModelSizes | None = None
+    sizes: dict[Size, Annotated[int, Field(ge=0, le=2**53)] | bool | Word] | None = None
 
 
 class Watch(ConfigModel):
@@ -81,13 +88,11 @@ class Ladder(ConfigModel):
     """In which order recipes are tried, and when to stop. Each target has a ladder of the recipes that are legal there.
 
     Attributes:
-        strategy: `climb` tries the cheapest recipe first and the next one only when it did not pass its accuracy gate;
+        strategy: `climb` tries the smallest recipe first and the next one only when it did not pass its accuracy gate;
             `every` tries all of them at once: more work, a whole table, and less time where there are machines for it.
-        order: What is cheap: the `size` of the checkpoint, or the predicted `speed` on the target.
     """
 
     strategy: LadderStrategy = "climb"
-    order: Literal["size", "speed"] = "size"
 
 
 class ExpectedScore(ConfigModel):

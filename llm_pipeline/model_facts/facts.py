@@ -15,7 +15,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from llm_pipeline.config.model import ConfigModel
-from llm_pipeline.config.model_sizes import Heads, Layers
 
 Count = Annotated[int, Field(ge=0)]
 LayerNumbers = tuple[Count, ...]
@@ -106,8 +105,8 @@ class ModelFacts(ConfigModel):
     model_type: str
     architecture: str = ""
     hidden_size: Count
-    layers: Layers
-    attention_heads: Heads
+    layers: Annotated[int, Field(ge=1, le=10_000)]
+    attention_heads: Annotated[int, Field(ge=1, le=2**16)]
     head_size: Count
     intermediate_size: Count
     vocabulary_size: Count

@@ -43,7 +43,7 @@ def caches(words: ConfigWords) -> tuple[CacheGroup, ...]:
         ConfigError: A kind of layer is not known, or a number that its cache follows from is missing.
     """
     layers = words.count("num_hidden_layers")
-    if (stated := words.sizes.kv_bytes_per_token) is not None:
+    if (stated := words.sizes.get("kv_bytes_per_token")) is not None:
         return (_stated(words, layers, stated),)
     kinds = layer_kinds(words, layers)
     groups: dict[CacheGroup, list[int]] = {}
@@ -201,7 +201,7 @@ def _state_of_heads(keys: tuple[int, int], values: tuple[int, int], kernel: int 
 
 def _stated(words: ConfigWords, layers: int, kv_bytes: int) -> CacheGroup:
     """The release config's own figures, spread evenly over the layers."""
-    state = words.sizes.state_bytes_per_sequence or 0
+    state = words.sizes.get("state_bytes_per_sequence", 0)
     return CacheGroup(
         layers=tuple(range(layers)),
         heads=1,

@@ -17,7 +17,6 @@ from math import prod
 from typing import Any
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.model_sizes import ModelSizes
 from llm_pipeline.model_facts.facts import MatrixGroup, ModelFacts
 from llm_pipeline.model_facts.grouping import Grouped, HeldTensor, Packing, group_tensors
 from llm_pipeline.model_facts.layout import caches, expected_tensors, head_size, is_known, kv_heads
@@ -128,7 +127,7 @@ BY_HAND = ModelDocuments({}, origin="the release config (model.sizes)")
 """Nothing of the model is read."""
 
 
-def read_facts(documents: ModelDocuments, sizes: ModelSizes | None = None) -> ModelFacts:
+def read_facts(documents: ModelDocuments, sizes: Mapping[Any, Any] | None = None) -> ModelFacts:
     """What a model is.
 
     Args:
@@ -170,13 +169,15 @@ def read_facts(documents: ModelDocuments, sizes: ModelSizes | None = None) -> Mo
     )
 
 
-@cache
-def stated_facts(sizes: ModelSizes | None) -> ModelFacts | None:
+def stated_facts(sizes: Mapping[Any, Any] | None) -> ModelFacts | None:
     """The facts that a release config states by hand; None where it does not state all that is needed."""
-    if sizes is None:
-        return None
+    return _stated_facts(tuple(sorted(sizes.items()))) if sizes else None
+
+
+@cache
+def _stated_facts(sizes: tuple[tuple[str, Any], ...]) -> ModelFacts | None:
     try:
-        return read_facts(BY_HAND, sizes)
+        return read_facts(BY_HAND, dict(sizes))
     except ConfigError:
         return None
 
@@ -200,7 +201,7 @@ def _grouped(documents: ModelDocuments, words: ConfigWords, packing: Packing) ->
         plain = (HeldTensor(name, "BF16", shape, 2 * prod(shape)) for name, shape in expected)
         grouped = group_tensors(plain, words, packing)
         return grouped._replace(bytes={"": _stored(grouped, packing)})
-    parameters = words.sizes.parameters
+    parameters = words.sizes.get("parameters")
     if parameters is None:
         raise words.unknown("parameters", f"is of architecture {words.model_type}, whose layers plan does not know")
     embedding = words.count("vocab_size") * words.count("hidden_size")
@@ -235,7 +236,7 @@ def _check_keys(words: ConfigWords, matrices: Sequence[MatrixGroup]) -> None:
     Raises:
         ConfigError: They contradict each other, or there is nothing to hold it against.
     """
-    if words.sizes.kv_bytes_per_token is not None or words.optional("kv_lora_rank") is not None:
+    if "kv_bytes_per_token" in words.sizes or words.optional("kv_lora_rank") is not None:
         return
     keys = {group.rows for group in matrices if group.name.endswith(".k_proj")}
     if not keys and not (is_known(words) or words.model_type in _ONE_PROJECTION or words.named_layers):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.model_sizes import LARGEST_HEADS, LARGEST_LAYERS, ModelSizes
+from llm_pipeline.config.release import Size
 
 NAMES: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),
@@ -29,8 +29,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 """What architectures call a number, by the name that most of them use."""
 
 LARGEST: Mapping[str, int] = {
-    "num_hidden_layers": LARGEST_LAYERS,
-    "num_attention_heads": LARGEST_HEADS,
+    "num_hidden_layers": 10_000,
+    "num_attention_heads": 2**16,
     "max_position_embeddings": 2**32,
 }
 """What no model has more of: a file that says so is broken, and would keep the planner busy for hours."""
@@ -52,11 +52,11 @@ class ConfigWords:
         sizes: What the release config states.
     """
 
-    def __init__(self, config: Mapping[str, Any], sizes: ModelSizes | None = None) -> None:
+    def __init__(self, config: Mapping[str, Any], sizes: Mapping[Any, Any] | None = None) -> None:
         self.whole = config
         nested = next((config[name] for name in _PARTS if isinstance(config.get(name), Mapping)), None)
         self.part: Mapping[str, Any] = config if nested is None else nested
-        self.sizes = sizes or ModelSizes()
+        self.sizes: Mapping[Any, Any] = sizes or {}
 
     @property
     def model_type(self) -> str:
@@ -65,7 +65,7 @@ class ConfigWords:
         Raises:
             ConfigError: It is not named.
         """
-        named = self.part.get("model_type") or self.whole.get("model_type") or self.sizes.model_type
+        named = self.part.get("model_type") or self.whole.get("model_type") or self.sizes.get("model_type")
         if not isinstance(named, str):
             raise self.unknown("model_type", "names no architecture")
         return named
@@ -125,21 +125,20 @@ class ConfigWords:
                 if type(value) is not int or not 0 < value <= LARGEST.get(name, _LARGEST_NUMBER):
                     raise self.unknown(name, f"says {alias} {str(value)[:40]}, which is no such number")
                 return value
-        if name == "num_hidden_layers" and self.named_layers and len(self.named_layers) <= LARGEST_LAYERS:
+        if name == "num_hidden_layers" and self.named_layers and len(self.named_layers) <= LARGEST[name]:
             return len(self.named_layers)
-        stated: int | None = getattr(self.sizes, name, None)
-        return stated
+        stated = self.sizes.get(name)
+        return stated if type(stated) is int and 0 < stated <= LARGEST.get(name, _LARGEST_NUMBER) else None
 
     def flag(self, name: str, default: bool) -> bool:
         """A switch; the default where it is not set."""
         value = self.get(name)
-        if value is None and name == "tie_word_embeddings" and self.sizes.tie_word_embeddings is not None:
-            return self.sizes.tie_word_embeddings
+        value = self.sizes.get(name) if value is None else value
         return default if value is None else bool(value)
 
     def unknown(self, name: str, problem: str) -> ConfigError:
         """The error for a fact that the model's files do not state."""
-        stated = name if name in ModelSizes.model_fields else "kv_bytes_per_token and state_bytes_per_sequence"
+        stated = name if name in get_args(Size) else "kv_bytes_per_token and state_bytes_per_sequence"
         return ConfigError(
             f"the size of the model is not known: its config.json {problem}",
             where="model",

@@ -1,35 +1,227 @@
-"""Which recipe is legal on which target. Pure.
+"""Which recipe is legal on which target: formats by GPU and runtime, and what engines' judgements share. Pure.
 
-Each engine's adapter judges by its own rules (`judge` of its `EngineAdapter`, in `plan.py` of its folder); here is what
-these judgements have in common.
+A format needs two things of TensorRT-LLM: kernels for it on that generation (the support matrix), and a reader that
+knows the name under which modelopt exports it. The worse of the two counts. Each engine's adapter judges by its own
+rules (`judge` of its `EngineAdapter`, in `plan.py` of its folder).
 
 The tables say yes, no, partial or unknown. Only `no` refuses; `partial` and `unknown` are legal with a warning that
-says so, since a missing entry in a vendor's table proves nothing.
+says so, since a missing entry in a vendor's table, or a model's family that is in none, proves nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import reduce
+from typing import Literal, NamedTuple
 
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.catalog.modelopt_recipes import ALGORITHMS, MIXED, known_modelopt_recipe
 from llm_pipeline.catalog.runtime_versions import (
     release_numbers,
 )
-from llm_pipeline.catalog.tables import Column, find_family, find_gpu
-from llm_pipeline.config.quantization import KvCacheFormat, QuantizationRecipe, WeightFormat
+from llm_pipeline.catalog.tables import (
+    Column,
+    SupportCell,
+    find_family,
+    find_gpu,
+    find_reader_support,
+    find_support,
+    lists_format,
+)
+from llm_pipeline.config.quantization import NEEDS_CUDA, KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import EngineModel, Target
 from llm_pipeline.engines.builder import engine_adapter
-from llm_pipeline.planning.formats import (
-    BaselinePrecision,
-    FormatRequest,
-    Platform,
-    Support,
-    nearest_kv_cache,
-    nearest_weights,
+from llm_pipeline.planning.memory import bits_per_weight, format_bits
+
+BaselinePrecision = Literal["float16", "bfloat16"]
+
+OFFERED: tuple[WeightFormat, ...] = (
+    "fp8",
+    "int8_smoothquant",
+    "fp8_per_channel_token",
+    "fp8_block",
+    "int8_weight_only",
+    "int4_awq",
+    "nvfp4",
+    "w4a8_awq",
+    "nvfp4_awq",
+    "mxfp4",
+    "int4_blockwise",
+    "none",
 )
-from llm_pipeline.planning.weight_storage import bits_per_weight
+"""All formats; those of the same size in the order in which we would offer them."""
+
+_FP4: frozenset[WeightFormat] = frozenset({"nvfp4", "nvfp4_awq", "mxfp4"})
+CPU_FORMATS = tuple(name for name in OFFERED if name not in _FP4)
+"""Formats whose packed weights the CPU engine builder can put into its graph: all but those of FP4."""
+
+CPU_KV_FORMATS: tuple[KvCacheFormat, ...] = ("fp8", "none")
+"""KV cache formats whose rounding the CPU engine's graph can reproduce."""
+
+VLLM_FORMATS: tuple[WeightFormat, ...] = ("fp8", "fp8_per_channel_token", "fp8_block", "nvfp4", "none")
+VLLM_KV_FORMATS: tuple[KvCacheFormat, ...] = ("fp8", "none")
+"""What vLLM's reader of modelopt's checkpoints takes: `QUANT_ALGOS` and `KV_CACHE_QUANT_ALGOS` in its
+`model_executor/layers/quantization/modelopt.py`."""
+
+
+_KV_BITS: Mapping[KvCacheFormat, int] = {"fp8": 8, "int8": 8, "nvfp4": 4, "none": 16}
+_MATRIX_ROWS: Mapping[WeightFormat, str] = {
+    "fp8": "fp8",
+    "fp8_per_channel_token": "fp8_rowwise",
+    "fp8_block": "fp8_block",
+    "int8_smoothquant": "int8_sq",
+    "int8_weight_only": "int8_wo",
+    "int4_blockwise": "int4_wo",
+    "int4_awq": "int4_awq",
+    "w4a8_awq": "w4a8_awq",
+    "nvfp4": "nvfp4",
+    "nvfp4_awq": "nvfp4",
+    "mxfp4": "mxfp4",
+}
+_WEIGHT_ONLY_NAMES: Mapping[WeightFormat, str] = {"nvfp4": "W4A16_NVFP4"}
+
+
+class FormatRequest(NamedTuple):
+    """What a recipe asks for, whoever wrote it down: itself, its search, or a recipe file of modelopt's.
+
+    Attributes:
+        weights: Formats that layers may get.
+        kv_cache: Format of the KV cache.
+        weight_only: modelopt's recipe quantizes no activations.
+        mixed: Layers may differ.
+    """
+
+    weights: tuple[WeightFormat, ...]
+    kv_cache: KvCacheFormat
+    weight_only: bool = False
+    mixed: bool = False
+
+    @property
+    def needs_cuda(self) -> bool:
+        """Whether it can be quantized on an NVIDIA GPU only."""
+        return self.kv_cache == "nvfp4" or not NEEDS_CUDA.isdisjoint(self.weights)
+
+
+def asked_by(recipe: QuantizationRecipe) -> FormatRequest:
+    """The formats of a recipe.
+
+    Raises:
+        ConfigError: It names a recipe of modelopt's that is unknown or cannot be used.
+    """
+    if recipe.search:
+        return FormatRequest(recipe.search.formats, recipe.kv_cache, mixed=True)
+    if recipe.modelopt_recipe is None:
+        return FormatRequest((recipe.weights,), recipe.kv_cache)
+    known = known_modelopt_recipe(recipe.modelopt_recipe)
+    kv_cache = known.kv_cache if recipe.kv_cache == "none" else recipe.kv_cache
+    return FormatRequest(known.formats, kv_cache, known.weight_only, mixed=len(known.formats) > 1)
+
+
+class Platform(NamedTuple):
+    """A GPU generation under one backend of TensorRT-LLM.
+
+    Attributes:
+        family: Family of the model, for NVIDIA's tables of models; None for what holds of any.
+    """
+
+    sm: str
+    column: Column
+    family: str | None = None
+
+    @property
+    def backend(self) -> str:
+        """The backend in words."""
+        return {
+            "engine_1_2": "TensorRT engines",
+            "pytorch_1_2": "TensorRT-LLM 1.x",
+            "pytorch_main": "TensorRT-LLM 1.3 and later",
+        }[self.column]
+
+
+class Support(NamedTuple):
+    """Whether something runs on a platform, in words that say what and why."""
+
+    value: Literal["yes", "no", "partial", "unknown"]
+    text: str
+
+
+def weights_support(
+    platform: Platform,
+    weights: WeightFormat,
+    dtype: BaselinePrecision,
+    *,
+    weight_only: bool = False,
+    mixed: bool = False,
+) -> Support:
+    """Kernels and readers for one format; `none` is the baseline's own precision."""
+    row = _MATRIX_ROWS.get(weights, "fp16" if dtype == "float16" else "bf16")
+    names = [_WEIGHT_ONLY_NAMES.get(weights) if weight_only else None, ALGORITHMS.get(weights)]
+    read = [_read(platform, weights, name) for name in (next(filter(None, names), None), MIXED if mixed else None)]
+    listed = Support("yes", "") if weights == "none" else _listed(platform, row, f"{weights} weights")
+    return reduce(worse, (*read, listed), _hardware(platform, row, weights))
+
+
+def worse(first: Support, second: Support) -> Support:
+    """Whichever of the two says less; the first of equals."""
+    order = ("yes", "partial", "unknown", "no")
+    return max(first, second, key=lambda support: order.index(support.value))
+
+
+def kv_support(platform: Platform, kv_cache: KvCacheFormat) -> Support:
+    """Whether a KV cache format runs."""
+    if kv_cache == "none":
+        return Support("yes", "")
+    row, what = f"kv_{kv_cache}", f"an {kv_cache} KV cache"
+    return worse(_hardware(platform, row, what), _listed(platform, row, what))
+
+
+def legal_weights(platform: Platform, dtype: BaselinePrecision) -> tuple[WeightFormat, ...]:
+    """The formats that are known to run."""
+    return tuple(name for name in OFFERED if weights_support(platform, name, dtype).value == "yes")
+
+
+def legal_kv_caches(platform: Platform) -> tuple[KvCacheFormat, ...]:
+    """The KV cache formats that are known to run."""
+    return tuple(name for name in _KV_BITS if kv_support(platform, name).value == "yes")
+
+
+def nearest_weights(bits: float, legal: Collection[WeightFormat]) -> WeightFormat:
+    """The legal format whose weights are nearest in size; unquantized where none is known to run."""
+    return min(legal or ("none",), key=lambda name: (abs(format_bits(name) - bits), OFFERED.index(name)))
+
+
+def nearest_kv_cache(wanted: KvCacheFormat, legal: Collection[KvCacheFormat]) -> KvCacheFormat:
+    """The legal KV cache format that is nearest in size."""
+    order = list(_KV_BITS)
+    return min(legal, key=lambda name: (abs(_KV_BITS[name] - _KV_BITS[wanted]), order.index(name)))
+
+
+def _read(platform: Platform, weights: WeightFormat, name: str | None) -> Support:
+    if name is None:
+        return Support("yes", "")
+    cell = find_reader_support(name, platform.column)
+    if cell.value == "no":
+        return Support("no", f"{weights} checkpoints are not read by {platform.backend} ({name} is {cell.why})")
+    return Support(cell.value, _in_tables(f"{weights} checkpoints ({name}) read by {platform.backend}", cell))
+
+
+def _hardware(platform: Platform, row: str, what: str) -> Support:
+    cell = find_support(platform.sm, row, platform.column)
+    if cell.value == "no":
+        return Support("no", f"{what} does not run on {platform.sm} with {platform.backend} ({cell.why})")
+    return Support(cell.value, _in_tables(f"{what} on {platform.sm} with {platform.backend}", cell))
+
+
+def _listed(platform: Platform, row: str, what: str) -> Support:
+    if platform.family is None or lists_format(platform.family, row, platform.column):
+        return Support("yes", "")
+    return Support("unknown", f"{what} of {platform.family} models are in no table of NVIDIA's for {platform.backend}")
+
+
+def _in_tables(what: str, cell: SupportCell) -> str:
+    return f"{what} is {cell.value} in our tables ({cell.why})"
+
 
 Fits = Callable[[WeightFormat], bool]
 

@@ -32,7 +32,7 @@ from llm_pipeline.config.quantization import (
 )
 from llm_pipeline.config.target import KvCacheOptions, RuntimeOptions, Target
 from llm_pipeline.planning.compatibility import Refused, judge_compatibility
-from llm_pipeline.planning.cost_table import aligned
+from llm_pipeline.planning.table import aligned
 
 Backend = Literal["tensorrt_llm_llmapi", "tensorrt_llm_engine"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 
 from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import Frozen
@@ -15,9 +14,10 @@ from llm_pipeline.planning.canary_power import CanaryPower
 from llm_pipeline.planning.evaluation_data import PlannedData
 from llm_pipeline.planning.gate_power import GatePower
 from llm_pipeline.planning.memory import weight_bytes
-from llm_pipeline.planning.planned_target import TargetPlan
 from llm_pipeline.planning.quantization_plan import GpuCost
+from llm_pipeline.planning.reuse import Comparison
 from llm_pipeline.planning.stage_cost import PlannedStage, TotalCost
+from llm_pipeline.planning.target_plan import TargetPlan
 from llm_pipeline.planning.task_pool import TaskItems
 
 _COPIES = 2
@@ -101,14 +101,6 @@ class DiskPlan(Frozen):
             return _short("store and work_root", store + work, self.free_work)
         short = () if self.free_store is None else _short("store", store, self.free_store)
         return (*short, *_short("work_root", work, self.free_work))
-
-
-class Comparison(Frozen):
-    """The earlier release that a plan is compared with: its commit counts until the hub has a newer one."""
-
-    release_id: str
-    commit: str
-    resolved_at: datetime
 
 
 class Plan(Frozen):

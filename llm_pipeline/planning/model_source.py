@@ -99,10 +99,9 @@ def _contradictions(documents: ModelDocuments, asked: ModelSource) -> list[str]:
     """Stated sizes that the model's config.json has otherwise: what is read counts."""
     nested = documents.config.get("text_config")
     config = nested if isinstance(nested, dict) else documents.config
-    stated = asked.sizes.model_dump(exclude_none=True) if asked.sizes else {}
     return [
         f"model.sizes.{name} is {value}, but the model's config.json says {config[name]}, which is used"
-        for name, value in stated.items()
+        for name, value in (asked.sizes or {}).items()
         if config.get(name, value) != value
     ]
 

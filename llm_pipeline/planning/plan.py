@@ -26,14 +26,12 @@ from llm_pipeline.planning import host
 from llm_pipeline.planning.background import BackgroundCall
 from llm_pipeline.planning.budget import check_budget
 from llm_pipeline.planning.canary_power import canary_power
-from llm_pipeline.planning.cost_table import expected_warnings
-from llm_pipeline.planning.directories import UNBLOCK, blocked_directories, check_directories
 from llm_pipeline.planning.evaluation_data import EvaluationData, evaluation_data
 from llm_pipeline.planning.gate_power import GatePower, gate_power, load_test_warnings
-from llm_pipeline.planning.ladder import target_order
+from llm_pipeline.planning.host import UNBLOCK, blocked_directories, check_directories
+from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.model import DiskPlan, Plan, disk_need
 from llm_pipeline.planning.model_source import look_at_model
-from llm_pipeline.planning.planned_target import TargetPlan
 from llm_pipeline.planning.quantization_plan import GpuCost, gpu_cost
 from llm_pipeline.planning.release_checks import (
     adapter_warnings,
@@ -46,7 +44,7 @@ from llm_pipeline.planning.release_checks import (
     recipe_warnings,
     router_warnings,
 )
-from llm_pipeline.planning.reuse import Step
+from llm_pipeline.planning.reuse import Step, StoreLookup, ask_holders, ask_store, looked_up, place_warnings
 from llm_pipeline.planning.stage_cost import (
     PlannedStage,
     StepCost,
@@ -56,9 +54,8 @@ from llm_pipeline.planning.stage_cost import (
     step_costs,
     total_cost,
 )
-from llm_pipeline.planning.store_lookup import StoreLookup, ask_holders, ask_store, looked_up, place_warnings
-from llm_pipeline.planning.table import format_plan
-from llm_pipeline.planning.target_plan import plan_target
+from llm_pipeline.planning.table import expected_warnings, format_plan
+from llm_pipeline.planning.target_plan import TargetPlan, plan_target
 from llm_pipeline.planning.task_pool import TaskItems, check_tasks, judge_task_placement, task_pool
 from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.time_limits import time_limit
@@ -73,8 +70,7 @@ def size_warnings(release: ResolvedRelease, facts: ModelFacts | None) -> tuple[s
     """What cannot be judged while the model's sizes are unknown."""
     if facts:
         return ()
-    speed = ", policy speed" if release.policy.speed else ""
-    return (f"memory and disk{speed} are not judged: the sizes of {release.model.id} are not known",)
+    return (f"memory and disk are not judged: the sizes of {release.model.id} are not known",)
 
 
 def gpu_warnings(
@@ -299,10 +295,8 @@ def _ladders(
     release: ResolvedRelease, targets: tuple[TargetPlan, ...], facts: ModelFacts | None
 ) -> dict[str, tuple[str, ...]]:
     legal = {target.name: {recipe.recipe for recipe in target.recipes if recipe.legal} for target in targets}
-    return {
-        target.name: tuple(recipe for recipe in target_order(release, target, facts) if recipe in legal[target.name])
-        for target in release.targets
-    }
+    order = climbing_order(release, facts)
+    return {name: tuple(recipe for recipe in order if recipe in recipes) for name, recipes in legal.items()}
 
 
 def _check_task_placement(loaded: LoadedRelease, tasks: tuple[TaskItems, ...]) -> tuple[str, ...]:

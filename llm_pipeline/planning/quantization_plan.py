@@ -26,10 +26,9 @@ from llm_pipeline.config.quantization import QuantizationRecipe, Search, WeightF
 from llm_pipeline.config.release import Evaluation, ResolvedRelease
 from llm_pipeline.config.target import Parallelism
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.formats import BaselinePrecision, asked_by
-from llm_pipeline.planning.memory import rank_weight_bytes, weight_bytes
+from llm_pipeline.planning.compatibility import BaselinePrecision, asked_by
+from llm_pipeline.planning.memory import HALF_PRECISION, head_parameters, rank_weight_bytes, weight_bytes
 from llm_pipeline.planning.task_pool import TaskItems
-from llm_pipeline.planning.weight_storage import HALF_PRECISION, head_parameters
 
 _SHARE_USED = 0.7
 """What a calibration batch may take of the memory that the weights leave free: the allocator's fragments and the tools'
@@ -52,6 +51,7 @@ _PASSES: Mapping[WeightFormat, float] = {
 }
 """Time of a calibration, by that of a plain pass over the same tokens; AWQ's others are taken as INT4's."""
 
+_SCORED_SAMPLES = 128
 _BACKWARD_PASSES = 3.0
 """A score by gradients: the pass itself, once more for the checkpointed layer, and back; formats come on top."""
 
@@ -88,9 +88,7 @@ def _passes(recipe: QuantizationRecipe) -> float | None:
     calibrated = sum(_PASSES.get(name, 1.0) for name in formats)
     if recipe.search is None or recipe.calibration is None:
         return calibrated
-    if recipe.search.method == "kl_div":
-        return None
-    scored = min(1.0, recipe.search.score_samples / recipe.calibration.samples)
+    scored = min(1.0, _SCORED_SAMPLES / recipe.calibration.samples)
     return calibrated + scored * (_BACKWARD_PASSES + len(formats))
 
 
@@ -185,9 +183,8 @@ def _layer_width(facts: ModelFacts) -> int:
 
 
 def _logit_bytes(facts: ModelFacts, recipe: QuantizationRecipe, element: int) -> int:
-    if recipe.search:  # the logits, as float32, their softmax and, for gradients, what flows back
-        back = _SINGLE_PRECISION + element if recipe.search.method == "gradient" else 0
-        return element + 2 * _SINGLE_PRECISION + back
+    if recipe.search:  # the logits, as float32, their softmax, and what flows back
+        return 2 * element + 3 * _SINGLE_PRECISION
     return element if head_parameters(facts, recipe)[0] else 0
 
 
@@ -207,8 +204,6 @@ def _method_bytes(facts: ModelFacts, recipe: QuantizationRecipe, rows: int, elem
 
 
 def _search_bytes(facts: ModelFacts, search: Search, rows: int, element: int) -> int:
-    if search.method == "kl_div":  # the unquantized model's distribution is kept beside the quantized one's
-        return rows * facts.vocabulary_size * _SINGLE_PRECISION
     heads = facts.head_size * (facts.attention_heads + 2 * facts.key_value_heads)
     outputs = heads + 2 * facts.hidden_size + 2 * facts.intermediate_size
     changes = len(search.formats) * rows * outputs * element

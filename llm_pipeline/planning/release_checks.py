@@ -21,8 +21,8 @@ from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.loadtest.workload import check_workload, longest_request
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host
-from llm_pipeline.planning.formats import asked_by
-from llm_pipeline.planning.weight_storage import HALF_PRECISION, is_excluded, least_effective_bits
+from llm_pipeline.planning.compatibility import asked_by
+from llm_pipeline.planning.memory import HALF_PRECISION, is_excluded, least_effective_bits
 from llm_pipeline.quantization.calibration import choose_samples, read_source
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import refuse_unsupported_tensorrt_llm_checkpoint
 from llm_pipeline.release.loading import LoadedRelease

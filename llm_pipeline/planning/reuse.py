@@ -1,4 +1,7 @@
-"""Which steps of a release the store already holds the results of, and why the others will be computed.
+"""What a store holds of earlier releases: how long their steps took, and which of their results are used again.
+
+    history = read_history(open_store(deployment.store), loaded)
+    history.seconds("quantize", "fp8")  # (11.2, 10.9): of the releases in which it was computed
 
 Each stage is given what the flow would give it, and its key is looked up, as the stage itself will do. What cannot be
 known here is taken from the newest earlier release: the commit that the model's revision names, and the versions of
@@ -10,35 +13,146 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from llm_pipeline.base.digest import digest_file
-from llm_pipeline.base.errors import IntegrityError, InternalError
+from llm_pipeline.base.errors import IntegrityError, InternalError, PipelineError
 from llm_pipeline.base.records import ArtifactRef, Frozen
+from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.quantization import NAMED_SET, Calibration
 from llm_pipeline.flow import MissingResult, ReleaseProgress, passed
+from llm_pipeline.planning.background import BackgroundCall, side_by_side
+from llm_pipeline.planning.host import ForeignServer, refuse_foreign_servers
 from llm_pipeline.release import step as release_step
 from llm_pipeline.release.contract import Stage, StageFailure, StageRequest, StageResult
 from llm_pipeline.release.datasets import PROMPTS_DATASET, TASKS_DATASET, calibration_dataset
 from llm_pipeline.release.execute import KeyContent, StageRecord, key_content, trusted_stage_record
 from llm_pipeline.release.flow import release_flow, step_named
-from llm_pipeline.release.record import ReleaseRecord
+from llm_pipeline.release.loading import LoadedRelease
+from llm_pipeline.release.newest import NotedRelease, newest_of_config, newest_of_model
+from llm_pipeline.release.record import ReleaseRecord, readable_record
 from llm_pipeline.release.registry import load_stage
 from llm_pipeline.release.step import Scope
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.manifest import Manifest, ManifestFile
+from llm_pipeline.store.places import Holder, PlaceTaken, require_place
 
 if TYPE_CHECKING:
-    from llm_pipeline.planning.history import History
     from llm_pipeline.release.loading import LoadedRelease
 
-_KIND = "dataset"
+
+RELEASES_READ = 5
+"""Newest releases whose results are read."""
+
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class PastRelease:
+    """One release and all results of its stages."""
+
+    record: ReleaseRecord
+    results: Mapping[tuple[str, str], StageResult]
+
+
+@dataclass(frozen=True)
+class History:
+    """Earlier releases of a config, the newest first; of its model, where the config has none.
+
+    Attributes:
+        name: The config's name.
+        releases: At most `RELEASES_READ`.
+    """
+
+    name: str
+    releases: tuple[PastRelease, ...] = ()
+
+    @property
+    def newest(self) -> ReleaseRecord | None:
+        """The newest release's record."""
+        return self.releases[0].record if self.releases else None
+
+    def last(self, stage: str, subject: str) -> StageResult | None:
+        """The newest result of a stage."""
+        found = (past.results.get((stage, subject)) for past in self.releases)
+        return next((result for result in found if result), None)
+
+    def tools(self, stage: str, names: Collection[str]) -> dict[str, str]:
+        """Versions of these tools when a stage last ran with them, whatever it worked on."""
+        results = (result for past in self.releases for result in past.results.values() if result.stage == stage)
+        return next((result.tools for result in results if result.tools.keys() == set(names)), {})
+
+    def at(self, revision: str) -> History:
+        """The releases of what that revision named when they were resolved, or of that commit."""
+
+        def is_of(record: ReleaseRecord) -> bool:
+            named = record.overrides.revision or record.release.model.revision
+            return record.model.commit == revision if _COMMIT.fullmatch(revision) else named == revision
+
+        return replace(self, releases=tuple(past for past in self.releases if is_of(past.record)))
+
+    def seconds(self, stage: str, subject: str) -> tuple[float, ...]:
+        """How long a stage took in the releases of this very config that computed it."""
+        ours = (past.results.get((stage, subject)) for past in self.releases if past.record.release.name == self.name)
+        return tuple(result.timings.total_seconds for result in ours if result and not result.reused)
+
+
+def read_history(store: ArtifactStore, loaded: LoadedRelease) -> History:
+    """Read the releases that a new one of this config is compared with: those of the same source and revision.
+
+    Raises:
+        Transient: The store cannot be read now.
+        ConfigError: There is no such store.
+    """
+    records = _records(store, newest_of_config(store, loaded.config.name))
+    own = [record for record in _alike(loaded, records) if record.release.name == loaded.config.name]
+    if not own:
+        own = _alike(loaded, _records(store, newest_of_model(store, loaded.config.model.id)))
+    newest = sorted(own, key=lambda record: record.created_at, reverse=True)[:RELEASES_READ]
+    return History(loaded.config.name, tuple(PastRelease(record, _results(store, record)) for record in newest))
+
+
+def _records(store: ArtifactStore, noted: Sequence[NotedRelease]) -> list[ReleaseRecord | None]:
+    return side_by_side(partial(readable_record, store), [one.release_id for one in noted])
+
+
+def _alike(loaded: LoadedRelease, records: Iterable[ReleaseRecord | None]) -> list[ReleaseRecord]:
+    """Releases of the same model, source and revision: their commit may be pinned again."""
+    asked = loaded.release.model
+
+    def is_alike(record: ReleaseRecord) -> bool:
+        model = record.release.model
+        if (model.id, model.source) != (asked.id, asked.source):
+            return False
+        return record.model.commit == asked.revision if _COMMIT.fullmatch(asked.revision) else (
+            model.revision == asked.revision
+        )  # fmt: skip
+
+    return [record for record in records if record is not None and is_alike(record)]
+
+
+def _results(store: ArtifactStore, record: ReleaseRecord) -> dict[tuple[str, str], StageResult]:
+    wanted = store.list_documents(f"releases/{record.release_id}/results")
+    found = [result for result in side_by_side(partial(_result, store), wanted) if result]
+    return {(result.stage, result.subject): result for result in found}
+
+
+def _result(store: ArtifactStore, name: str) -> StageResult | None:
+    document = store.read_document(name)
+    try:
+        return StageResult.model_validate(document.value) if document else None
+    except ValidationError:
+        return None
+
+
+_KIND = "dataset"
 
 
 def expected_datasets(loaded: LoadedRelease, earlier: ReleaseRecord) -> dict[str, ArtifactRef]:
@@ -303,3 +417,117 @@ def _changed(before: Mapping[str, JsonValue], now: Mapping[str, JsonValue], *, i
             yield from (f"{name}.{key}" for key in _changed(old, new, inside=True))
         else:
             yield name
+
+
+class Comparison(Frozen):
+    """The earlier release that a plan is compared with: its commit counts until the hub has a newer one."""
+
+    release_id: str
+    commit: str
+    resolved_at: datetime
+
+
+@dataclass(frozen=True)
+class StoreLookup:
+    """What the store says of the steps.
+
+    Attributes:
+        history: Earlier releases; None where the store was not asked, or did not answer.
+        newest: The one whose commit was taken; None where there is none of this revision.
+        reuse: What will become of each step; None in the same case.
+        warnings: Why they are not known.
+    """
+
+    history: History | None = None
+    newest: ReleaseRecord | None = None
+    reuse: Mapping[Step, StepReuse] | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def compared_with(self) -> Comparison | None:
+        """The earlier release whose commit was taken."""
+        newest = self.newest
+        if newest is None:
+            return None
+        return Comparison(release_id=newest.release_id, commit=newest.model.commit, resolved_at=newest.created_at)
+
+
+def ask_store(
+    loaded: LoadedRelease,
+    opened: Callable[[], ArtifactStore],
+    steps: Sequence[Step],
+    ladders: Mapping[str, tuple[str, ...]],
+) -> StoreLookup:
+    """Read the store.
+
+    Raises:
+        Transient: It cannot be read now.
+        ConfigError: There is no such store, or nobody may read it.
+    """
+    store = opened()
+    history = read_history(store, loaded)
+    alike = history.at(loaded.overrides.revision or loaded.release.model.revision)
+    return StoreLookup(history, alike.newest, predict_reuse(store, alike, loaded, steps, ladders))
+
+
+def looked_up(asked: BackgroundCall[StoreLookup] | None, deployment: Deployment) -> StoreLookup:
+    """The store's answer; a warning instead if it has not answered in time."""
+    if asked is None:
+        return StoreLookup()
+    try:
+        return asked.answer()
+    except (PipelineError, OSError) as error:
+        uri = deployment.store.uri
+        reason = error.message if isinstance(error, PipelineError) else str(error)
+        return StoreLookup(warnings=(f"reuse and measured times are not known: {uri} cannot be read now: {reason}",))
+
+
+def ask_holders(
+    loaded: LoadedRelease, opened: Callable[[], ArtifactStore], seconds: float
+) -> BackgroundCall[dict[str, Holder | None]] | None:
+    """Ask the store, in the background, who has the release's places; not if no time is allowed."""
+    return BackgroundCall(partial(_ask_places, loaded, opened), seconds) if seconds else None
+
+
+def place_warnings(
+    asked: BackgroundCall[dict[str, Holder | None]] | None, loaded: LoadedRelease, *, replace: bool
+) -> tuple[str, ...]:
+    """The warnings from the answer to `ask_holders`.
+
+    Args:
+        asked: The question.
+        loaded: The release config.
+        replace: The release is meant to take its places over from whoever holds them.
+
+    Raises:
+        PlaceTaken: Another model holds one of them, and it is not handed over.
+        ForeignServer: Another deployment serves there.
+    """
+    if asked is None:
+        return ()
+    model_id = loaded.config.model.id
+    try:
+        holders = asked.answer()
+    except PlaceTaken as error:
+        if not replace:
+            raise
+        return (f"{error.message}: it is handed over to {model_id}",)
+    except ForeignServer:
+        raise
+    except (PipelineError, OSError) as error:
+        reason = error.message if isinstance(error, PipelineError) else str(error)
+        return (
+            f"which models hold the places is not known: {loaded.deployment.store.uri} cannot be read now: {reason}",
+        )
+    return tuple(
+        f"place {place} is handed over by {holder.model_id}: its users get {model_id} once this release is promoted"
+        for place, holder in holders.items()
+        if holder is not None and holder.model_id != model_id
+    )
+
+
+def _ask_places(loaded: LoadedRelease, opened: Callable[[], ArtifactStore]) -> dict[str, Holder | None]:
+    store = opened()
+    for place in loaded.places.values():
+        refuse_foreign_servers(store, loaded.deployment, place)
+    return {place: require_place(store, place, loaded.config.model.id) for place in loaded.places.values()}

@@ -44,8 +44,8 @@ from llm_pipeline.release.step import Work
 from llm_pipeline.release.tasks import canary_subject, well_gone_steps
 
 if TYPE_CHECKING:
-    from llm_pipeline.planning.history import History
     from llm_pipeline.planning.quantization_plan import GpuCost
+    from llm_pipeline.planning.reuse import History
     from llm_pipeline.planning.task_pool import TaskItems
     from llm_pipeline.release.loading import LoadedRelease
 

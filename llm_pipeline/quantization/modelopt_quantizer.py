@@ -48,6 +48,9 @@ from llm_pipeline.quantization.tensorrt_llm_checkpoint import (
 
 log = get_logger(__name__)
 
+_SCORED_SAMPLES = 128
+"""Calibration samples that the sensitivity of layers is scored on, as modelopt advises."""
+
 _SHARD = "1GB"
 """Size of an export's files: many are hashed, copied and loaded on as many cores."""
 
@@ -141,17 +144,16 @@ class Quantizer:
 
     def _search(self, model: Any, search: Search, passes: CalibrationPasses) -> None:
         """AutoQuantize: calibrate every format, score every layer, and give each the format that hurts least."""
-        batches, gradient = list(passes.batches), search.method == "gradient"
+        batches = list(passes.batches)
         random.Random(0).shuffle(batches)  # noqa: S311 - what is scored has to be like the rest, no secret
         steps = next(
-            (number for number in range(len(batches)) if sum(map(len, batches[:number])) >= search.score_samples),
+            (number for number in range(len(batches)) if sum(map(len, batches[:number])) >= _SCORED_SAMPLES),
             len(batches),
         )
 
         def forward_step(searched: Any, batch: Sequence[Tokens]) -> Any:
             ids = _input_ids(searched, batch)
-            output = searched(input_ids=ids, labels=ids if gradient else None, use_cache=False)
-            return output if gradient else output.logits
+            return searched(input_ids=ids, labels=ids, use_cache=False)
 
         wanted, hint = search.effective_bits[0], "ask for more bits, or add a smaller format"
         try:
@@ -161,11 +163,10 @@ class Quantizer:
                 quantization_formats=search_formats(self._recipe),
                 data_loader=batches,
                 forward_step=forward_step,
-                loss_func=(lambda output, _batch: output.loss) if gradient else None,
+                loss_func=lambda output, _batch: output.loss,
                 disabled_layers=disabled_layers(self._recipe),
                 num_calib_steps=len(batches),
                 num_score_steps=steps,
-                method=search.method,
             )
         except ValueError as error:  # the bits cannot be reached, and it names the fewest that can
             raise ConfigError(str(error), where="search", hint=hint) from error

@@ -28,8 +28,8 @@ from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, deciding_windows, read_outcome
 from llm_pipeline.loadtest.records import Records, join, read_records
 from llm_pipeline.planning.ladder import climbing_order
-from llm_pipeline.planning.planned_target import TargetPlan
 from llm_pipeline.planning.stage_cost import PlannedStage, TotalCost
+from llm_pipeline.planning.target_plan import TargetPlan
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.record import ReleaseRecord, read_record
 from llm_pipeline.reporting.failures import flow_order, read_failures

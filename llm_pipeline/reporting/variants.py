@@ -10,7 +10,7 @@ from llm_pipeline.accuracy.evaluation import EvaluationSummary
 from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.planning.ladder import climbing_order
-from llm_pipeline.planning.planned_target import TargetPlan
+from llm_pipeline.planning.target_plan import TargetPlan
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import results_name
 from llm_pipeline.release.newest import newest_of_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -14,7 +14,6 @@ from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.config.model import ConfigModel, HubId
-from llm_pipeline.config.model_sizes import ModelSizes
 from llm_pipeline.config.release import ModelSource
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import read_facts
@@ -44,7 +43,7 @@ class DownloadConfig(ConfigModel):
     source: str = "hub"
     versions: dict[str, ObjectVersion] = Field(default={})
     hub: HubAccess = HubAccess()
-    sizes: ModelSizes | None = None
+    sizes: dict[str, int | bool | str] | None = None
     facts: ModelFacts | None = None
 
 
@@ -59,7 +58,7 @@ def download_config(
         source=source.source,
         versions=model.versions,
         hub=hub,
-        sizes=source.sizes,
+        sizes=None if source.sizes is None else {**source.sizes},
         facts=facts,
     )
 
@@ -93,7 +92,7 @@ def _run(context: StageContext[DownloadConfig]) -> StageOutput:
     )
 
 
-def _require_same(planned: ModelFacts, checkpoint: Path, sizes: ModelSizes | None) -> None:
+def _require_same(planned: ModelFacts, checkpoint: Path, sizes: Mapping[Any, Any] | None) -> None:
     """Judge the model once more, by the bytes that came: memory and legality were judged by what was seen before.
 
     Raises:

@@ -253,7 +253,7 @@ def _milliseconds(latencies: Iterable[Latency | None]) -> float | None:
 
 def request(flow: ReleaseProgress, subject: str) -> tuple[LoadTestConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
-    from llm_pipeline.planning.roofline import physical_limits
+    from llm_pipeline.planning.speed import physical_limits
 
     repository, target = flow.artifact("package", subject, "repository"), flow.release.target(subject)
     recipe, workload = flow.release.recipe(flow.chosen_recipe(subject)), flow.release.workload

@@ -40,8 +40,7 @@ from llm_pipeline.planning.compatibility import Legal
 from llm_pipeline.planning.host import missing_interpreters
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.planning.release_checks import problems_of
-from llm_pipeline.planning.target_checks import target_warnings
-from llm_pipeline.planning.target_plan import judge_model
+from llm_pipeline.planning.target_plan import judge_model, target_warnings
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.execute import execute
 from llm_pipeline.runners.runner import Placement

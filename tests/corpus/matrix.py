@@ -88,7 +88,7 @@ def cpu_recipes() -> dict[str, QuantizationRecipe]:
                 continue
             calibration |= {"samples": 32, "batch_size": 16}
         if "search" in content:
-            content["search"] |= {"effective_bits": [8.0], "score_samples": 16}
+            content["search"] |= {"effective_bits": [8.0]}
         recipe = QuantizationRecipe(name=path.stem, **content).rungs()[0]
         if not formats_of(recipe) & NEEDS_CUDA and recipe.kv_cache != "nvfp4":
             found[path.stem] = recipe

@@ -7,7 +7,7 @@ import pytest
 
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.planning.canary_power import CanaryPower, canary_power
-from llm_pipeline.planning.cost_table import canary_lines
+from llm_pipeline.planning.table import canary_lines
 from llm_pipeline.statistics.eprocess import RareTest, RateTest
 from llm_pipeline.statistics.sequential_power import Arms, chance_within, median_requests, median_requests_if_rare
 

@@ -10,7 +10,7 @@ from published import known_facts
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import EngineLimits, Parallelism, Target
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.target_memory import advise_split, capacity, judge_memory
+from llm_pipeline.planning.target_plan import advise_split, capacity, judge_memory
 
 PLAIN = QuantizationRecipe(name="none", weights="none")
 FP8 = QuantizationRecipe.model_validate(

@@ -10,7 +10,6 @@ import pytest
 from published import config_of, facts_of
 
 from llm_pipeline.base.errors import ConfigError, Unsupported
-from llm_pipeline.config.model_sizes import ModelSizes
 from llm_pipeline.model_facts.facts import MatrixGroup
 from llm_pipeline.model_facts.grouping import HeldTensor
 from llm_pipeline.model_facts.layout import caches
@@ -111,7 +110,7 @@ def test_any_value_of_any_key_is_facts_or_one_clear_error(config: dict[str, Any]
     for document in changed(config):
         stated_context(document)
         try:
-            read_facts(ModelDocuments({**document, "num_hidden_layers": 2}), ModelSizes(parameters=10**9))
+            read_facts(ModelDocuments({**document, "num_hidden_layers": 2}), {"parameters": 10**9})
         except ConfigError as error:
             hints.add(error.hint)
     assert all(hints)

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from llm_pipeline.config.quantization import CALIBRATED, QuantizationRecipe
 from llm_pipeline.config.release import ResolvedRelease
-from llm_pipeline.config.target import Target
-from llm_pipeline.planning.ladder import climbing_order, target_order
+from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.release.loading import load_release
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -22,14 +21,9 @@ def recipe(name: str, weights: str = "", **changes: object) -> QuantizationRecip
     return QuantizationRecipe.model_validate(fields)
 
 
-def release(*recipes: QuantizationRecipe, order: str = "size", model: str = "", **changes: object) -> ResolvedRelease:
-    ladder = LLAMA.ladder.model_copy(update={"order": order})
+def release(*recipes: QuantizationRecipe, model: str = "", **changes: object) -> ResolvedRelease:
     source = LLAMA.model.model_copy(update={"id": model or LLAMA.model.id})
-    return LLAMA.model_copy(update={"recipes": recipes, "ladder": ladder, "model": source, **changes})
-
-
-def gpu(name: str, accelerator: str) -> Target:
-    return LLAMA.targets[0].model_copy(update={"name": name, "accelerator": accelerator})
+    return LLAMA.model_copy(update={"recipes": recipes, "model": source, **changes})
 
 
 def test_the_smallest_checkpoint_comes_first_scales_and_exclusions_counted():
@@ -50,33 +44,9 @@ def test_rungs_of_a_search_stand_by_their_bits():
     assert climbing_order(given) == ("int4_awq", "auto-5.5", "auto-7", "fp8", "none")
 
 
-def test_the_fastest_comes_first_when_speed_is_what_is_cheap():
-    given = release(recipe("int4_awq"), recipe("none"), recipe("fp8"), order="speed")
-    assert climbing_order(given) == ("fp8", "none", "int4_awq")
-
-
-def test_ladders_of_targets_may_differ_and_their_merger_agrees_with_all_where_they_agree():
-    alone, crowded = gpu("alone", "H200-SXM-141GB"), gpu("crowded", "H200-SXM-141GB")
-    alone = alone.model_copy(update={"limits": alone.limits.model_copy(update={"maximum_sequences": 1})})
-    given = release(recipe("none"), recipe("int4_awq"), recipe("fp8"), order="speed", targets=(alone, crowded))
-    assert target_order(given, alone) == ("fp8", "int4_awq", "none")
-    assert target_order(given, crowded) == ("fp8", "none", "int4_awq")
-    merged = climbing_order(given)
-    for first in merged:
-        for later in merged[merged.index(first) + 1 :]:
-            orders = [target_order(given, target) for target in given.targets]
-            assert any(order.index(first) < order.index(later) for order in orders)
-
-
-def test_a_cpu_goes_by_size_also_when_others_go_by_speed():
-    cpu = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu")
-    given = release(recipe("fp8"), recipe("int4_awq"), order="speed", targets=(cpu,))
-    assert climbing_order(given) == ("int4_awq", "fp8")
-
-
 def test_a_dag_file_can_ask_for_the_order_each_time_it_is_read():
     recipes = [recipe(f"r{number}", weights) for number, weights in enumerate(("fp8", "int4_awq", "w4a8_awq") * 4)]
-    given = release(*recipes, order="speed", model="meta-llama/Llama-3.1-405B-Instruct")
+    given = release(*recipes, model="meta-llama/Llama-3.1-405B-Instruct")
     climbing_order(given)
     start = time.process_time()
     climbing_order(given)

@@ -27,7 +27,7 @@ from llm_pipeline.planning.memory import (
 )
 from llm_pipeline.planning.model import DiskPlan, disk_need
 from llm_pipeline.planning.plan import _plan_disk
-from llm_pipeline.planning.target_memory import judge_memory
+from llm_pipeline.planning.target_plan import judge_memory
 from llm_pipeline.release.loading import load_release
 
 ROOT = Path(__file__).parents[2]

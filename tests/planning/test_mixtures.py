@@ -9,14 +9,17 @@ from judging import gpu_target, recipe
 from published import config_of, facts_of
 
 from llm_pipeline.catalog.tables import find_gpu
-from llm_pipeline.config.model_sizes import ModelSizes
 from llm_pipeline.config.target import Parallelism
 from llm_pipeline.model_facts.layout import caches
 from llm_pipeline.model_facts.words import ConfigWords
-from llm_pipeline.planning.memory import rank_kv_bytes_per_token, rank_weight_bytes
-from llm_pipeline.planning.roofline import RooflineEngine, decode_step_seconds
-from llm_pipeline.planning.target_memory import judge_memory
-from llm_pipeline.planning.weight_storage import layer_parameters, touched_parameters
+from llm_pipeline.planning.memory import (
+    layer_parameters,
+    rank_kv_bytes_per_token,
+    rank_weight_bytes,
+    touched_parameters,
+)
+from llm_pipeline.planning.speed import RooflineEngine, decode_step_seconds
+from llm_pipeline.planning.target_plan import judge_memory
 
 H200 = find_gpu("H200-SXM-141GB")
 PLAIN = recipe("none")
@@ -91,7 +94,7 @@ def test_linear_attention_keeps_a_matrix_a_head():
 
 
 def test_what_a_sequence_keeps_may_be_stated_by_hand():
-    sizes = ModelSizes(kv_bytes_per_token=4_000, state_bytes_per_sequence=9_000)
+    sizes = {"kv_bytes_per_token": 4_000, "state_bytes_per_sequence": 9_000}
     (group,) = caches(ConfigWords({"model_type": "of_its_own", "num_hidden_layers": 4}, sizes))
     assert (group.elements * group.heads, group.state_bytes) == (500, 2_250)
 

@@ -19,10 +19,10 @@ from llm_pipeline.model_facts.reader import ModelDocuments, read_facts, stated_c
 from llm_pipeline.model_facts.words import ConfigWords
 from llm_pipeline.planning.compatibility import Legal, Refused
 from llm_pipeline.planning.host import installed_transformers
+from llm_pipeline.planning.memory import head_parameters
 from llm_pipeline.planning.plan import Plan, plan_release
 from llm_pipeline.planning.release_checks import recipe_problems
 from llm_pipeline.planning.target_plan import judge_model
-from llm_pipeline.planning.weight_storage import head_parameters
 from llm_pipeline.release.loading import load_release
 
 CONFIGS = Path(__file__).parents[2] / "configs"

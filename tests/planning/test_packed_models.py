@@ -15,7 +15,7 @@ from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.grouping import HeldTensor
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
 from llm_pipeline.planning.memory import rank_weight_bytes, weight_bytes
-from llm_pipeline.planning.roofline import RooflineEngine, decode_step_seconds, prompt_seconds
+from llm_pipeline.planning.speed import RooflineEngine, decode_step_seconds, prompt_seconds
 
 ROWS, COLUMNS, VOCABULARY = 256, 512, 1024
 CONFIG = {

@@ -6,7 +6,7 @@ from published import known_facts
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import EngineLimits, Target
 from llm_pipeline.config.workload import SharedPrefixes, Workload
-from llm_pipeline.planning.roofline import engine_of, physical_limits, prompt_seconds
+from llm_pipeline.planning.speed import engine_of, physical_limits, prompt_seconds
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 BF16 = QuantizationRecipe(name="none", weights="none")

@@ -318,33 +318,6 @@ def test_a_release_of_this_machine_with_a_format_that_needs_cuda_is_an_error(con
     assert "modelopt needs CUDA to quantize it, too -> weights: int4_awq" in error_of(demo(configs)).message
 
 
-def test_a_recipe_slower_than_the_policy_demands_is_refused_with_both_figures(configs: Path, edit):
-    edit("policies/production.yaml", "staging:", "speed:\n  minimum_ratio: 1.0\n  requests: 64\nstaging:")
-    message = error_of(real(configs)).message
-    assert "recipe int4_awq_chat on target h200: predicted at 0.85 of the unquantized model's speed" in message
-    assert "with 64 requests, policy speed demands 1.00 -> weights: w4a8_awq" in message
-    assert "fp8_chat" not in message
-    edit("policies/production.yaml", "requests: 64", "requests: 1")
-    plan = plan_release(real(configs), store_seconds=0)
-    assert plan.ladders["h200"] == ("int4_awq_chat", "fp8_chat")
-
-
-def test_speed_on_a_cpu_is_not_judged_and_the_plan_says_so(configs: Path, edit):
-    edit("policies/demo.yaml", "staging:", "speed: {}\nstaging:")
-    plan = plan_release(demo(configs))
-    assert all(recipe.legal and recipe.speed is None for recipe in plan.targets[0].recipes)
-    assert any("fp8 on cpu: policy speed is not judged" in line for line in plan.warnings)
-
-
-def test_each_target_has_the_ladder_of_its_own_order(configs: Path, edit):
-    edit("releases/llama-3.1-8b-instruct.yaml", RECIPES, f"ladder: {{ order: speed }}\n{RECIPES}")
-    edit("targets/l40s.yaml", "maximum_sequences: 24", "maximum_sequences: 1")
-    plan = plan_release(real(configs), store_seconds=0)
-    assert plan.ladders["h200"] == ("fp8_chat", "int4_awq_chat")
-    assert plan.ladders["l40s"] == ("int4_awq_chat", "fp8_chat")
-    assert "  ladder: fp8_chat, int4_awq_chat\n" in format_plan(plan)
-
-
 def test_a_search_for_fewer_bits_than_the_model_can_have_is_refused_with_those_it_can(configs: Path, edit):
     (configs / "quantization" / "searched.yaml").write_text(
         "weights: auto\n"

@@ -18,9 +18,8 @@ from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.flow import ReleaseProgress, resolve_request
 from llm_pipeline.loadtest.workload import locate_prompts
-from llm_pipeline.planning.history import History, PastRelease
 from llm_pipeline.planning.plan import Plan, format_plan, plan_release
-from llm_pipeline.planning.reuse import expected_data_commits, expected_datasets
+from llm_pipeline.planning.reuse import History, PastRelease, expected_data_commits, expected_datasets
 from llm_pipeline.planning.stage_cost import planned_steps
 from llm_pipeline.release import execute
 from llm_pipeline.release.contract import Produced, StageContext, StageOutput, StageResult

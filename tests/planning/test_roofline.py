@@ -9,15 +9,16 @@ from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.quantization import Calibration, QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import EngineLimits, Parallelism, RuntimeOptions, Target
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.roofline import (
+from llm_pipeline.planning.speed import (
+    PUBLISHED,
     RooflineEngine,
+    Tokens,
     decode_step_seconds,
     engine_of,
     most_tokens_per_second,
     prompt_seconds,
-    roofline_figures,
+    tokens_per_second,
 )
-from llm_pipeline.planning.speed import PUBLISHED, Tokens, tokens_per_second
 
 H100, H200, B200 = "H100-SXM5-80GB", "H200-SXM-141GB", "B200-SXM-180GB"
 
@@ -135,16 +136,3 @@ def test_four_draft_tokens_allow_five_tokens_a_step():
     drafted = engine_of(shape("8B"), gpu_target(**speculative), recipe("none"))
     tokens = Tokens(prompt=0, output=100)
     assert most_tokens_per_second(drafted, 1, tokens) == pytest.approx(5 * most_tokens_per_second(plain, 1, tokens))
-    figures = roofline_figures(shape("8B"), gpu_target(**speculative), recipe("none"))
-    assert figures is not None
-    assert figures.token_milliseconds == pytest.approx(1e3 * decode_step_seconds(plain, 1, 0) / 5)
-
-
-def test_the_figures_of_a_target_are_ordered_and_a_cpu_has_none():
-    figures = roofline_figures(shape("8B"), gpu_target(), recipe("fp8"))
-    assert figures is not None
-    assert figures.requests == 64
-    assert figures.alone < 1e3 / figures.token_milliseconds
-    assert figures.alone < figures.together < figures.ceiling <= 64e3 / figures.token_milliseconds
-    cpu = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu")
-    assert roofline_figures(shape("8B"), cpu, recipe("none")) is None

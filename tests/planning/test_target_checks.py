@@ -17,8 +17,7 @@ from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
 from llm_pipeline.planning.compatibility import Legal
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.planning.release_checks import check_recipes
-from llm_pipeline.planning.target_checks import target_warnings
-from llm_pipeline.planning.target_memory import advise_split
+from llm_pipeline.planning.target_plan import advise_split, target_warnings
 from llm_pipeline.release.loading import load_release
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"

@@ -9,8 +9,8 @@ import pytest
 
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.planning.planned_target import RecipePlan, TargetPlan
-from llm_pipeline.planning.target_speed import SpeedFigures
+from llm_pipeline.planning.speed import SpeedFigures
+from llm_pipeline.planning.target_plan import RecipePlan, TargetPlan
 from llm_pipeline.reporting.accuracy_plot import plot_pareto
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.html import render_report
@@ -119,7 +119,9 @@ def test_predicted_and_measured_speeds_are_told_apart(sample, tmp_path: Path) ->
     release.measure_baseline()
     release.try_recipes(["fp8"])
     release.build()
-    speed = SpeedFigures(alone=1.41, together=1.3, requests=64)
+    speed = SpeedFigures(
+        alone=1.41, together=1.3, requests=64, tokens_alone=1, tokens_together=2, prompt_tokens=3, output_tokens=4
+    )
     recipe = RecipePlan(recipe="fp8", weights="fp8", legal=True, speed=speed)
     target = TargetPlan(
         name="h200", accelerator="h200", accelerators=1, engine="tensorrt_llm_llmapi", recipes=(recipe,)

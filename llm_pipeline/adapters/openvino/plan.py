@@ -5,8 +5,18 @@ from __future__ import annotations
 from llm_pipeline.catalog.runtime_versions import release_numbers
 from llm_pipeline.catalog.tables import find_gpu, newest_transformers, read_table
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.compatibility import OTHER_ENGINE, Asked, Legal, Refused, changes, fitting
-from llm_pipeline.planning.formats import CPU_FORMATS, CPU_KV_FORMATS, asked_by, nearest_kv_cache
+from llm_pipeline.planning.compatibility import (
+    CPU_FORMATS,
+    CPU_KV_FORMATS,
+    OTHER_ENGINE,
+    Asked,
+    Legal,
+    Refused,
+    asked_by,
+    changes,
+    fitting,
+    nearest_kv_cache,
+)
 
 _OF_SEVERAL_PARTS = "ForConditionalGeneration"
 """End of the names of classes that read images or sounds beside text."""

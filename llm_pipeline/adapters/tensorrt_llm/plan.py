@@ -28,29 +28,27 @@ from llm_pipeline.engines.llm_args.rendering import render_llm_args
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.compatibility import (
     Asked,
+    BaselinePrecision,
     Fits,
     Legal,
+    Platform,
     Refused,
+    Support,
+    asked_by,
     changes,
     fitting,
     gpu_target_refusal,
-    legal,
-    platform_of,
-    refused_on_cpu,
-)
-from llm_pipeline.planning.formats import (
-    BaselinePrecision,
-    Platform,
-    Support,
-    asked_by,
     kv_support,
+    legal,
     legal_kv_caches,
     legal_weights,
     nearest_weights,
+    platform_of,
+    refused_on_cpu,
     weights_support,
     worse,
 )
-from llm_pipeline.planning.weight_storage import bits_per_weight
+from llm_pipeline.planning.memory import bits_per_weight
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import (
     refuse_unsupported_tensorrt_llm_checkpoint,
     tensorrt_llm_names,

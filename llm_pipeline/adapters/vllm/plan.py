@@ -8,15 +8,18 @@ from llm_pipeline.catalog.runtime_versions import release_numbers
 from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.planning.compatibility import (
+    VLLM_FORMATS,
+    VLLM_KV_FORMATS,
     Asked,
     Legal,
     Refused,
+    Support,
+    asked_by,
     changes,
     fitting,
     gpu_target_refusal,
     legal,
 )
-from llm_pipeline.planning.formats import VLLM_FORMATS, VLLM_KV_FORMATS, Support, asked_by
 
 _OLDEST, _NEWEST = (0, 20), (0, 33)
 """The engine's asynchronous interface is not stable: from the oldest that it was run with, to before the first that it
