@@ -299,20 +299,6 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, damage, file, problem):
         read_build_checkpoint(made, target(2))
 
 
-def _rewrite(path, change):
-    """Change a file's header; the bytes of what goes are left to the others."""
-    data = path.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    change(header)
-    end = 0
-    for entry in header.values():
-        start, end = end, end + entry["data_offsets"][1] - entry["data_offsets"][0]
-        entry["data_offsets"] = [start, end]
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
-
-
 def test_weights_of_more_ranks_than_the_mapping_has_are_refused(tmp_path):
     made = write_trtllm_checkpoint(tmp_path / "in", tensor=2)
     (made / "rank1.safetensors").rename(made / "rank2.safetensors")
