@@ -17,7 +17,6 @@ from llm_pipeline.config.model import (
     Name,
     Percent,
     PositiveMilliseconds,
-    PositiveMinutes,
     PositiveSeconds,
     ProperFraction,
     Ratio,
@@ -272,31 +271,16 @@ class CanaryPolicy(ConfigModel):
         return self
 
 
-class TimeLimitPolicy(ConfigModel):
-    """When a stage hangs: it is stopped then, and tried again like after any other fault of a machine.
-
-    A stage that says how far it is may take longer than its limit, as long as it gets on. It hangs if it does not get
-    on for a `factor`-th of its limit, and at least for `minimum_minutes`. Builds, load tests, server starts and canary
-    steps may take longer where their own settings say so.
+class Policy(ConfigModel):
+    """All gate thresholds of a release, and how long its stages may take.
 
     Attributes:
-        factor: Its limit, in times what the plan expects of it.
-        minimum_minutes: The limit is never shorter.
-        default_hours: The limit of a stage of which the plan expects nothing.
-        maximum_hours: No stage takes longer altogether.
+        longest_stage_hours: No stage takes longer altogether. One that hangs is stopped before: it may take four times
+            what the plan expects of it, or longer as long as it gets on.
     """
 
-    factor: Annotated[float, Field(ge=1.5, le=100)] = 4.0
-    minimum_minutes: PositiveMinutes = 30.0
-    default_hours: LimitHours = 4.0
-    maximum_hours: LimitHours = 24.0
-
-
-class Policy(ConfigModel):
-    """All gate thresholds of a release, and how long its stages may take."""
-
     name: Name
-    time_limit: TimeLimitPolicy = TimeLimitPolicy()
+    longest_stage_hours: LimitHours = 24.0
     accuracy: AccuracyPolicy = AccuracyPolicy()
     served_accuracy: AccuracyPolicy = AccuracyPolicy()
     staging: StagingPolicy = StagingPolicy()

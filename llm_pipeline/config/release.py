@@ -72,13 +72,11 @@ class Watch(ConfigModel):
         quiet_minutes: A commit is released when no other followed it for this long, so that several
             commits of one upload count as one.
         rebuilds_per_day: Most releases started in 24 hours; a later commit waits its turn.
-        files: Patterns of files whose change counts, out of those that are fetched at all; `*` crosses no `/`.
     """
 
     poll_minutes: PositiveMinutes = 5.0
     quiet_minutes: Minutes = 10.0
     rebuilds_per_day: Small = 4
-    files: Annotated[Words, Field(min_length=1)] = ("*", "*/*")
 
 
 LadderStrategy = Literal["climb", "every"]

@@ -23,49 +23,45 @@ class Listing:
     commit: str
     files: Mapping[str, str]
 
-    def reference(self, patterns: tuple[str, ...]) -> Reference:
+    def reference(self) -> Reference:
         """The commit and the digest of its files that count."""
         try:
-            return Reference(commit=self.commit, content=content_digest(self.files, patterns))
+            return Reference(commit=self.commit, content=content_digest(self.files))
         except (IntegrityError, Unsupported):
             return Reference(commit=self.commit, content="")
 
-    def head(self, revision: str, patterns: tuple[str, ...], since: Listing | None) -> Head:
+    def head(self, revision: str, since: Listing | None) -> Head:
         """The commit as the policy sees it, with the files that differ from those of `since`."""
         try:
-            counted = counted_files(self.files, patterns)
+            counted = counted_files(self.files)
         except (IntegrityError, Unsupported) as error:
             return Head(commit=self.commit, revision=revision, unusable=error.message)
         changed = _differences(self.files, since.files) if since is not None else frozenset()
-        counted_before = since.counted(patterns) if since is not None else frozenset()
+        counted_before = since.counted() if since is not None else frozenset()
         relevant = changed & (counted.keys() | counted_before)
         return Head(
             commit=self.commit,
             revision=revision,
-            content=content_digest(self.files, patterns),
+            content=content_digest(self.files),
             counted=tuple(sorted(relevant)),
             others=tuple(sorted(changed - relevant)),
         )
 
-    def counted(self, patterns: tuple[str, ...]) -> frozenset[str]:
+    def counted(self) -> frozenset[str]:
         """Names of the files that count; none when the commit cannot be released."""
         try:
-            return frozenset(counted_files(self.files, patterns))
+            return frozenset(counted_files(self.files))
         except (IntegrityError, Unsupported):
             return frozenset()
 
 
 class Observer:
-    """Looks at one revision again and again; keeps the listings of the last two commits that mattered.
+    """Looks at one revision again and again; keeps the listings of the last two commits that mattered."""
 
-    `patterns` name the files whose change counts, as in `Watch.files`.
-    """
-
-    def __init__(self, hub: Hub, model_id: str, revision: str, patterns: tuple[str, ...]) -> None:
+    def __init__(self, hub: Hub, model_id: str, revision: str) -> None:
         self._hub = hub
         self._model_id = model_id
         self._revision = revision
-        self._patterns = patterns
         self._listings: dict[str, Listing] = {}
 
     def head(self, reference: Reference | None) -> Head:
@@ -82,17 +78,7 @@ class Observer:
         listing = self._listing(commit)
         before = self._listing_if_there(reference.commit) if reference is not None else None
         self._listings = {one.commit: one for one in (listing, before) if one is not None}
-        return listing.head(self._revision, self._patterns, before)
-
-    def with_these_patterns(self, reference: Reference) -> Reference:
-        """The reference, recomputed if it was made with other patterns; unchanged if its commit is gone.
-
-        Raises:
-            HubUnavailable: The hub cannot be asked now.
-            IntegrityError: The answer is malformed.
-        """
-        listing = self._listing_if_there(reference.commit)
-        return reference if listing is None else listing.reference(self._patterns)
+        return listing.head(self._revision, before)
 
     def _listing(self, commit: str) -> Listing:
         if commit not in self._listings:

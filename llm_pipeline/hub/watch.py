@@ -3,9 +3,9 @@
     state, decision = decide(watch, state, Head(commit=..., content=...), now)
     if decision.start: ...  # start a run of exactly decision.start.commit
 
-What counts is content, not history: the files that a release fetches, as far as `watch.files` names them. A commit
-that changes none of them, or that brings the content of the last release back, starts nothing. A commit is released
-once: whichever run took it up first has its claim, and a branch that is forced back to it starts nothing.
+What counts is content, not history: the files that a release fetches. A commit that changes none of them, or that
+brings the content of the last release back, starts nothing. A commit is released once: whichever run took it up first
+has its claim, and a branch that is forced back to it starts nothing.
 
 The first look at a revision is where the watch starts from: it releases nothing, because nothing is *new* yet. If
 runs of this release config released a commit before, that commit is where it starts from, so a lost state misses
@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from fnmatch import fnmatchcase
 from typing import Literal
 
 from pydantic import AwareDatetime
@@ -59,7 +58,6 @@ class WatchState(ConfigModel):
     """What a watch remembers; small, and JSON.
 
     Attributes:
-        files: The patterns that `reference` was made with.
         reference: What is released, or where the watch started from.
         head: The commit that the revision named last.
         since: When it named that commit first.
@@ -70,7 +68,6 @@ class WatchState(ConfigModel):
         words: The last decision, for people.
     """
 
-    files: tuple[str, ...] = ()
     reference: Reference | None = None
     head: str = ""
     since: AwareDatetime | None = None
@@ -164,29 +161,19 @@ class Decision:
     start: Start | None = None
 
 
-def counted_files(paths: Mapping[str, str], patterns: tuple[str, ...]) -> dict[str, str]:
-    """Identities of the files that a release fetches and whose change counts, out of a commit's.
-
-    Args:
-        paths: Identity (SHA-256, or Git's blob id) by path.
-        patterns: As in `Watch.files`; `*` crosses no `/`.
+def counted_files(paths: Mapping[str, str]) -> dict[str, str]:
+    """Identities (SHA-256, or Git's blob id) of the files that a release fetches, out of all of a commit's.
 
     Raises:
         IntegrityError: The listing names unsafe files.
         Unsupported: It is not a model that can be released.
     """
-    fetched = select_files(paths).fetched
-    return {path: paths[path] for path in fetched if any(_matches(path, pattern) for pattern in patterns)}
+    return {path: paths[path] for path in select_files(paths).fetched}
 
 
-def content_digest(paths: Mapping[str, str], patterns: tuple[str, ...]) -> str:
+def content_digest(paths: Mapping[str, str]) -> str:
     """One digest over the files that count; see `counted_files` for arguments and errors."""
-    return sha256_json(counted_files(paths, patterns))
-
-
-def _matches(path: str, pattern: str) -> bool:
-    names, wanted = path.split("/"), pattern.split("/")
-    return len(names) == len(wanted) and all(fnmatchcase(*pair) for pair in zip(names, wanted, strict=True))
+    return sha256_json(counted_files(paths))
 
 
 def decide(watch: Watch, state: WatchState, seen: Head | Trouble, now: datetime) -> tuple[WatchState, Decision]:
@@ -241,7 +228,7 @@ def _looked(watch: Watch, state: WatchState, seen: Head, now: datetime) -> tuple
     if state.reference is None:
         reference = Reference(commit=seen.commit, content=seen.content)
         words = f"first look: {_short(seen.commit)} is where the watch starts from; trigger the DAG to release it"
-        state = state.model_copy(update={"reference": reference, "files": watch.files})
+        state = state.model_copy(update={"reference": reference})
         return state, Decision(Outcome.BASELINE, words, poll)
     if settled := _nothing_to_start(state, state.reference, seen):
         return state, Decision(*settled, poll)

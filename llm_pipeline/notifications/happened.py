@@ -66,17 +66,6 @@ def asked(origin: Origin, question: str, *, key: str, subject: str = "", until: 
     )  # fmt: skip
 
 
-def reminder(question: Event) -> Event:
-    """What is told again of a question that still waits when most of its time has passed."""
-    update = {
-        "id": f"reminder/{question.id}",
-        "kind": "deadline",
-        "title": question.title.replace("Waiting for", "Still waiting for", 1),
-        "why": "Most of the time to answer has passed.",
-    }
-    return question.model_copy(update=update)
-
-
 def answered(origin: Origin, question: str, *, key: str, subject: str = "", answer: str, by: str) -> Event:
     """A question has its answer."""
     return Event(

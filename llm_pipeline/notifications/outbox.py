@@ -1,8 +1,7 @@
 """Writes down what happened, and sends each event once on each channel: how far each got is a document in the store.
 
-Whoever tells events claims the channel first, by compare-and-swap, and writes down each one that was taken, so several
-senders side by side (a step's task, the guard, a local run) tell nothing twice. One that dies between sending and
-writing it down leaves that one event to be told again by the next, once its claim has run out.
+Whoever tells an event writes that down first, by compare-and-swap, so several senders side by side (a step's task, the
+guard, a local run) tell nothing twice. An event that is not taken is tried again for a day.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ from llm_pipeline.notifications.stream import append, read
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood
 
-MOST_ATTEMPTS = 8
-CLAIM_SECONDS = 60.0
-FIRST_PAUSE_SECONDS = 5.0
-LONGEST_PAUSE_SECONDS = 600.0
+PAUSE_SECONDS = 60.0
+"""After an event that a channel did not take."""
+
 STALE_SECONDS = 24 * 3600.0
 """Older events are no longer sent."""
 
@@ -36,19 +34,15 @@ log = get_logger(__name__)
 
 
 class DeliveryState(Frozen):
-    """What one channel has been sent. Times are seconds since 1970.
+    """What one channel has been sent.
 
     Attributes:
         through: Number of the last event of the stream that needs no telling any more.
-        attempts: How often the one after it was tried, in vain or without a word of what became of it.
-        not_before: When it may be tried again.
-        claimed_until: Somebody is sending until then.
+        not_before: When the next one may be tried again, in seconds since 1970.
     """
 
     through: int = 0
-    attempts: int = 0
     not_before: float = 0.0
-    claimed_until: float = 0.0
 
 
 class _WrittenDown(Frozen):
@@ -141,63 +135,42 @@ class _Outbox:
 
     def send(self) -> int:
         """Send what is new, oldest first, until one is not taken; returns how many were."""
-        told, now = self._load(), time.time()
-        if max(told.not_before, told.claimed_until) > now:
+        told, sent = self._load(), 0
+        if told.not_before > time.time():
             return 0
-        new = list(read(self._store, told.through))
+        through = told.through
         try:
-            return self._send(new, told) if new else 0
+            for event in read(self._store, told.through):
+                through = event.number
+                if not self._wants(event):
+                    continue
+                told = self._save(DeliveryState(through=through))  # before it is sent: of several senders one goes on
+                try:
+                    if isinstance(self._channel, Recorder):
+                        self._channel.record(event, self._store)
+                    else:
+                        self._channel.send(message_of(event))
+                except NotSent as error:
+                    self._log("notification not sent yet", event, error)
+                    self._save(DeliveryState(through=through - 1, not_before=time.time() + PAUSE_SECONDS))
+                    return sent
+                except Refused as error:
+                    self._log("notification not sent", event, error)
+                    continue
+                sent += 1
+            if through > told.through:
+                self._save(DeliveryState(through=through))
         except Conflict:
             log.info("another process is sending it", channel=self._channel_name)
-            return 0
-
-    def _send(self, new: Sequence[Event], told: DeliveryState) -> int:
-        sent = 0
-        for event in new:
-            wanted = self._wants(event)
-            given_up = wanted and told.attempts >= MOST_ATTEMPTS
-            if given_up:
-                log.warning(
-                    "notification not sent",
-                    channel=self._channel_name, about=event.kind, attempt=told.attempts,
-                    reason="each attempt broke or was killed",
-                )  # fmt: skip
-            if given_up or not wanted:
-                told = DeliveryState(through=event.number, claimed_until=told.claimed_until)
-                continue
-            claimed = {"claimed_until": time.time() + CLAIM_SECONDS, "attempts": told.attempts + 1}
-            told = self._save(told.model_copy(update=claimed))  # whatever becomes of it, it was tried
-            try:
-                if isinstance(self._channel, Recorder):
-                    self._channel.record(event, self._store)
-                else:
-                    self._channel.send(message_of(event))
-            except (NotSent, Refused) as error:
-                told = self._after_failure(error, event, told)
-                if told.through < event.number:
-                    break
-                continue
-            sent += 1
-            told = DeliveryState(through=event.number)
-        self._save(told.model_copy(update={"claimed_until": 0.0}))
         return sent
+
+    def _log(self, what: str, event: Event, error: NotSent | Refused) -> None:
+        log.warning(what, channel=self._channel_name, about=event.kind, reason=str(error))
 
     def _wants(self, event: Event) -> bool:
         fresh = time.time() - event.at.timestamp() <= STALE_SECONDS
         ours = event.deployment == self._deployment
         return fresh and ours and event.kind in self._kinds and event.severity in self._severities
-
-    def _after_failure(self, error: NotSent | Refused, event: Event, told: DeliveryState) -> DeliveryState:
-        """Later again, or never: an event that is not taken for long holds up those after it no longer."""
-        gives_up = isinstance(error, Refused) or told.attempts >= MOST_ATTEMPTS
-        log.warning(
-            "notification not sent" if gives_up else "notification not sent yet",
-            channel=self._channel_name, about=event.kind, attempt=told.attempts, reason=str(error),
-        )  # fmt: skip
-        if gives_up:
-            return DeliveryState(through=event.number)
-        pause = min(FIRST_PAUSE_SECONDS * 2 ** (told.attempts - 1), LONGEST_PAUSE_SECONDS)
-        return told.model_copy(update={"not_before": time.time() + pause})
 
     def _load(self) -> DeliveryState:
         """How far it got. Where that is damaged, what is not stale is sent again: rather twice than never."""

@@ -144,7 +144,7 @@ def time_warnings(release: ResolvedRelease, costs: Mapping[Step, StepCost]) -> I
             hours, most = f"{cost.seconds / 3600:.2g}", f"{limit.longest_seconds / 3600:.2g}"
             yield (
                 f"{stage} {subject}".strip() + f" is expected to take {hours} h and is stopped after {most} h: "
-                f"raise time_limit.maximum_hours of policy {release.policy.name}"
+                f"raise longest_stage_hours of policy {release.policy.name}"
             )
 
 

@@ -42,7 +42,7 @@ class TimeLimit(Frozen):
     stall_seconds: float = Field(default=24 * 3600.0, gt=0.0)
     longest_seconds: float = Field(default=24 * 3600.0, gt=0.0)
     basis: str = ""
-    setting: str = "time_limit of the policy"
+    setting: str = "longest_stage_hours of the policy"
 
 
 class HostGpus(Frozen):
@@ -202,7 +202,6 @@ class Stage(Generic[ConfigT]):
         run: The work.
         environment: Which interpreter runs it.
         tools: Distributions whose versions are part of the stage key, or what tells them from the config.
-        imports: Heavy modules that `run` imports, so that it can be done while the inputs are verified.
         places: Top-level config fields that say where, not what (addresses, ports): not part of the stage key.
         reusable: False for a stage that acts on the world (starts a server, shifts traffic).
         publishes: False for a stage that publishes no artifact, so that it needs nothing to sign with.
@@ -221,7 +220,6 @@ class Stage(Generic[ConfigT]):
     run: Callable[[StageContext[ConfigT]], StageOutput]
     environment: EnvironmentName
     tools: tuple[str, ...] | Callable[[ConfigT], tuple[str, ...]] = ()
-    imports: tuple[str, ...] = ()
     places: frozenset[str] = frozenset()
     reusable: bool = True
     publishes: bool = True

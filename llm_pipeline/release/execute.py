@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +58,6 @@ log = get_logger(__name__)
 
 _RECORD_FORMAT = 2
 """Raised whenever a stage's record gets another form: a store with older ones computes anew, and fails nothing."""
-
-_TURN_SECONDS = 0.0005
-_SMALL_INPUTS_SECONDS = 0.1
 
 
 def execute(request: StageRequest) -> StageResult | StageFailure:
@@ -259,11 +254,8 @@ def _compute(
     title = f"{stage.name} {request.subject}".strip()
     read = ", ".join(f"{name} {ref}" for name, ref in request.inputs.items())
     log.info(f"{title} of {request.release_id} starts", inputs=read or "none", key=key[:12])
-    fetched = threading.Event()
-    threading.Thread(target=_begin_early, args=(stage, fetched), daemon=True).start()
-    with _frequent_turns():
-        inputs = {name: store.fetch(ref) for name, ref in request.inputs.items()}
-    fetched.set()
+    inputs = {name: store.fetch(ref) for name, ref in request.inputs.items()}
+    imports_done()  # garbage is collected as usual from here on
     context = StageContext(request=request, config=config, inputs=inputs, workdir=workdir, store=store, key=key)
     with held(request.gpus, Path(request.work_root)):
         output: StageOutput = stage.run(context)
@@ -283,38 +275,6 @@ def _compute(
         tools=content.tools,
         timings=Timings(started_at=started, total_seconds=time.monotonic() - clock, tool_seconds=output.tool_seconds),
     )
-
-
-def _begin_early(stage: Stage[Any], fetched: threading.Event) -> None:
-    """In a thread of its own, have git say what provenance names (`here` keeps it), and import modules.
-
-    Code that needs a module imports it itself, and raises its error. Small inputs are verified before: while a library
-    is loaded, no other thread of Python runs. Garbage is collected as usual once all modules are there: before, that is
-    a fifth of the time that torch and modelopt take.
-    """
-    if stage.publishes:
-        threading.Thread(target=here, daemon=True).start()  # git may take its time, which holds up no import
-    fetched.wait(_SMALL_INPUTS_SECONDS)
-    try:
-        with contextlib.suppress(ImportError):
-            for module in stage.imports:
-                import_module(module)
-    finally:
-        imports_done()
-
-
-@contextlib.contextmanager
-def _frequent_turns() -> Iterator[None]:
-    """Let threads that hash files get on beside one that imports: each of their blocks waits for the interpreter twice.
-
-    With Python's 5 ms a turn, 16 threads would hash some 400 MB a second, whatever the disk gives.
-    """
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(_TURN_SECONDS)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(usual)
 
 
 def _publish(

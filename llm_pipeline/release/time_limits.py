@@ -10,6 +10,13 @@ from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.step import Work
 
 _HOUR = 3600.0
+_FACTOR = 4.0
+"""The limit of a stage, in times what the plan expects of it; it hangs if it does not get on for that part of it."""
+
+_LEAST_SECONDS = _HOUR / 2
+_UNPLANNED_SECONDS = 4 * _HOUR
+"""Of a stage of which the plan expects nothing."""
+
 _LOAD_TEST_FACTOR = 5.0
 """Extensions, more rounds of the comparison and waits between windows, by the shortest session."""
 
@@ -22,24 +29,23 @@ def time_limit(release: ResolvedRelease, stage: str, planned_seconds: float | No
         stage: Name of the stage.
         planned_seconds: What the plan expects of it for this subject; None where it expects nothing.
     """
-    policy = release.policy.time_limit
-    least, most, own = 60 * policy.minimum_minutes, _HOUR * policy.maximum_hours, _own_seconds(release, stage)
+    most, own = _HOUR * release.policy.longest_stage_hours, _own_seconds(release, stage)
     if planned_seconds is None:
-        seconds, basis = _HOUR * policy.default_hours, "of a stage of which nothing is planned"
+        seconds, basis = _UNPLANNED_SECONDS, "of a stage of which nothing is planned"
     else:
-        seconds, basis = policy.factor * planned_seconds, f"{policy.factor:g} x the planned {duration(planned_seconds)}"
-    if seconds < least:
-        seconds, basis = least, "the shortest of any stage"
+        seconds, basis = _FACTOR * planned_seconds, f"{_FACTOR:g} x the planned {duration(planned_seconds)}"
+    if seconds < _LEAST_SECONDS:
+        seconds, basis = _LEAST_SECONDS, "the shortest of any stage"
     if seconds > most:
         seconds, basis = most, "the longest of any stage"
     if own > seconds:
         seconds, basis = own, "by the stage's own settings"
     return TimeLimit(
         seconds=seconds,
-        stall_seconds=min(seconds, max(least, seconds / policy.factor, own)),
+        stall_seconds=min(seconds, max(_LEAST_SECONDS, seconds / _FACTOR, own)),
         longest_seconds=max(most, own),
         basis=basis,
-        setting=f"time_limit of policy {release.policy.name}",
+        setting=f"longest_stage_hours of policy {release.policy.name}",
     )
 
 

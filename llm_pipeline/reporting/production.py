@@ -52,7 +52,6 @@ def last_start(results: Results) -> datetime | None:
 
 _BACK = "rolling back"
 _ON_STABLE = "traffic on stable"
-_SOON_SECONDS = 0.1
 
 
 def find_rollback(marks: Sequence[TimelineMark]) -> CanaryRollback | None:
@@ -79,21 +78,32 @@ def ended_in_rollback(results: Results) -> bool:
 
 
 def rollback_in_words(results: Results, pointers: Mapping[str, Pointers], canaries: Sequence[CanaryStudy]) -> str:
-    """For each target: what was caught and when, that production is as it was, and what was lost."""
+    """For each target: what was caught and when, what serves, and what was lost."""
     studies = {study.target: study for study in canaries}
     texts = []
     for target, place in pointers.items():
         last = _last(results, target)
         if last is None or last.metrics.get("phase") != Phase.ROLLED_BACK.value:
             continue
-        study = studies.get(target)
-        parts = (
-            _caught(target, study.rollback if study else None, _judgement(results, target)),
-            _back(results, target, study.rollback if study else None),
-            _production(results, target, place),
-            _lost(study),
-        )
-        texts.append(" ".join(part for part in parts if part))
+        study, judged = studies.get(target), _judgement(results, target)
+        rollback = study.rollback if study else None
+        step, after, until = "", "", None
+        if rollback is not None:
+            step, until = f" at the {rollback.step} step" if rollback.step else "", rollback.seconds_until_stable
+            if rollback.seconds_after_shift is not None:
+                after = f", {duration(rollback.seconds_after_shift)} after the shift"
+        reason = judged.summary if judged else (rollback.reason if rollback else "") or "no gate asked for it"
+        texts.append(f"Taken back on {target}{step}{after}: {reason.rstrip('.')}.")
+        if last.metrics.get("traffic_confirmed") == 0:
+            texts.append("The router has not confirmed that traffic is back on stable.")
+        elif until is not None:
+            texts.append(f"All traffic was back on stable {duration(until)} later.")
+        if place.production is not None:
+            texts.append(f"{place.production.recipe} of release {place.production.release_id} serves.")
+        if study is not None and study.samples:
+            seen = sum(sample.candidate.requests + sample.stable.requests for sample in study.samples)
+            lost = sum(sample.candidate.lost + sample.stable.lost for sample in study.samples)
+            texts.append(f"Requests lost during the canary: {lost:,} of {seen:,}.")
     return " ".join(texts)
 
 
@@ -112,59 +122,3 @@ def _judgement(results: Results, target: str) -> Judgement | None:
     last = max(steps, key=lambda result: result.timings.started_at, default=None)
     judged = last.judgement if last else None
     return judged if judged and judged.verdict is not Verdict.GO else None
-
-
-def _caught(target: str, rollback: CanaryRollback | None, judgement: Judgement | None) -> str:
-    reason = judgement.summary.rstrip(".") if judgement else rollback.reason if rollback else ""
-    step = f" at the {rollback.step} step" if rollback and rollback.step else ""
-    after = rollback.seconds_after_shift if rollback else None
-    when = f", {duration(after)} after the shift" if after is not None else ""
-    if not reason:
-        return f"Taken back on {target}{step}{when}; no gate asked for it."
-    caught = judgement is None or judgement.verdict in (Verdict.NO_GO, Verdict.ANOMALOUS)
-    return f"{'Caught' if caught else 'Taken back'} on {target}{step}{when}: {_lowered(reason)}{_proof(judgement)}."
-
-
-def _lowered(reason: str) -> str:
-    """The reason within a sentence; abbreviations keep their capitals."""
-    return reason if reason[1:2].isupper() else reason[:1].lower() + reason[1:]
-
-
-def _proof(judgement: Judgement | None) -> str:
-    """What was seen, from the evidence that did not pass: `candidate 3/3, stable 0/75 beyond 26 ms`."""
-    worst = [fact for fact in judgement.evidence if fact.verdict is judgement.verdict] if judgement else []
-    seen = worst[0].detail.partition(";")[0].partition(": ")[2] if worst else ""
-    return f"; {seen}" if seen else ""
-
-
-def _back(results: Results, target: str, rollback: CanaryRollback | None) -> str:
-    until = rollback.seconds_until_stable if rollback else None
-    confirmed = results.get(("rollback", target))
-    if confirmed is not None and confirmed.metrics.get("traffic_confirmed") == 0:
-        return "The router has not confirmed that traffic is back on stable."
-    if until is None:
-        return ""
-    soon = "less than 0.1 s" if until < _SOON_SECONDS else duration(until)
-    return f"All traffic was back on stable {soon} later."
-
-
-def _production(results: Results, target: str, place: Pointers) -> str:
-    """Unchanged is said only of a production pointer that is older than the rolled back canary."""
-    production = place.production
-    if production is None:
-        return "Nothing was in production before, and nothing is now."
-    what = f"{production.recipe} of release {production.release_id}"
-    last = _last(results, target)
-    if last is not None and production.promoted_at > last.timings.started_at:
-        return f"Production has moved on since: {what} serves."
-    return f"Production is unchanged: {what} serves."
-
-
-def _lost(study: CanaryStudy | None) -> str:
-    if study is None or not study.samples:
-        return "How many requests were lost is not known: the canary left no measurements."
-    candidate = sum(sample.candidate.requests for sample in study.samples)
-    total = candidate + sum(sample.stable.requests for sample in study.samples)
-    lost = sum(sample.candidate.lost + sample.stable.lost for sample in study.samples)
-    words = {0: "No request was lost", 1: "1 request was lost"}.get(lost, f"{lost:,} requests were lost")
-    return f"{words} of the {total:,} seen during the canary ({candidate:,} of them sent to the candidate)."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Protocol, TypeVar
 
 from llm_pipeline.accuracy.evaluation import EvaluationSummary
@@ -13,8 +12,7 @@ from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.target_plan import TargetPlan
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import results_name
-from llm_pipeline.release.newest import newest_of_model
-from llm_pipeline.release.record import ReleaseRecord, read_record, record_name
+from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.reporting.failures import failure_in_words
 from llm_pipeline.reporting.model import AccuracyStudy, EngineSpeed, FailedStage, Trial, Variant
 from llm_pipeline.reporting.production import UNQUANTIZED, Results, chosen_recipes, served_before
@@ -54,34 +52,12 @@ class VariantReader:
             return
         found = [self._baseline_speed(target, pointer) for target, pointer in before.items()]
         engines = tuple(speed for speed in found if speed is not None)
-        served = {pointer.release_id for pointer in before.values() if pointer}
-        origins = dict.fromkeys(
-            f"{'in production before: ' if engine.release_id in served else ''}{self._origin(engine)}"
-            for engine in engines
-        )
+        origins = dict.fromkeys(f"in production before: {self._origin(engine)}" for engine in engines)
         yield Variant(name="baseline (none)", bytes=size, is_baseline=True, origin="; ".join(origins), engines=engines)
 
     def _baseline_speed(self, target: str, before: Pointer | None) -> EngineSpeed | None:
-        if before is not None and before.recipe == UNQUANTIZED:
-            return self._speed_elsewhere(before.release_id, target)
-        for record in self._unquantized_releases():
-            if speed := self._speed_elsewhere(record.release_id, target):
-                return speed
-        return None
-
-    def _unquantized_releases(self) -> Iterator[ReleaseRecord]:
-        """Other releases of the same model that chose recipe `none`, newest first."""
-        for release_id in (noted.release_id for noted in newest_of_model(self._store, self._record.model.id)):
-            gone = self._store.read_document(record_name(release_id)) is None
-            if gone or release_id == self._record.release_id:
-                continue
-            record = self._attempt(f"release {release_id}", partial(read_record, self._store, release_id))
-            if record is not None and record.model.id == self._record.model.id and self._chose_none(record):
-                yield record
-
-    def _chose_none(self, record: ReleaseRecord) -> bool:
-        choices = [self._result(record.release_id, "choose", target.name) for target in record.release.targets]
-        return any(choice is not None and choice.metrics.get("recipe") == UNQUANTIZED for choice in choices)
+        unquantized = before is not None and before.recipe == UNQUANTIZED
+        return self._speed_elsewhere(before.release_id, target) if before is not None and unquantized else None
 
     def _predecessors(self, before: Mapping[str, Pointer | None]) -> Iterator[Variant]:
         """What was in production before, by release; the unquantized one is the baseline's row already."""
@@ -200,40 +176,34 @@ class TrialReader:
         published = next((variant.bytes for variant in variants if variant.is_baseline), None)
         sizes = {variant.name: variant for variant in variants if not variant.is_reference}
         studies = {study.name: study for study in accuracy}
+        chosen = chosen_recipes(self._results)
         found = []
         for recipe in recipes:
-            trial = self._trial(recipe, self._outcome(recipe.name, failures))
-            variant, study = sizes.get(recipe.name), studies.get(recipe.name)
-            found.append(
-                trial.model_copy(
-                    update={
-                        "bytes": variant.bytes if variant else None,
-                        "size_ratio": variant.bytes / published if variant and published else None,
-                        "pooled": study.comparison.pooled if study else None,
-                        "speeds": (*_predicted(recipe.name, self._planned), *(_measured(variant) if variant else ())),
-                    }
-                )
+            name = recipe.name
+            variant, study = sizes.get(name), studies.get(name)
+            gate, quantized = self._results.get(("accuracy", name)), self._results.get(("quantize", name))
+            summary = self._summary("accuracy", name) or EvaluationSummary(tasks={}, seconds={}, versions={})
+            bits = quantized.metrics.get("effective_bits") if quantized else None
+            trial = Trial(
+                name=name,
+                weights=recipe.weights,
+                verdict=gate.judgement.verdict if gate and gate.judgement else None,
+                outcome=self._outcome(name, failures),
+                chosen_on=tuple(target for target, taken in chosen.items() if taken == name),
+                bytes=variant.bytes if variant else None,
+                size_ratio=variant.bytes / published if variant and published else None,
+                effective_bits=float(bits) if isinstance(bits, int | float) else None,
+                pooled=study.comparison.pooled if study else None,
+                asked=summary.asked,
+                planned=summary.planned,
+                look=summary.look,
+                looks=summary.looks,
+                divergence=summary.divergence,
+                perplexity_before=self._baseline.perplexity if self._baseline else None,
+                speeds=(*_predicted(name, self._planned), *(_measured(variant) if variant else ())),
             )
+            found.append(trial)
         return tuple(found)
-
-    def _trial(self, recipe: QuantizationRecipe, outcome: str) -> Trial:
-        gate, quantized = self._results.get(("accuracy", recipe.name)), self._results.get(("quantize", recipe.name))
-        summary = self._summary("accuracy", recipe.name) or EvaluationSummary(tasks={}, seconds={}, versions={})
-        bits = quantized.metrics.get("effective_bits") if quantized else None
-        return Trial(
-            name=recipe.name,
-            weights=recipe.weights,
-            verdict=gate.judgement.verdict if gate and gate.judgement else None,
-            outcome=outcome,
-            chosen_on=tuple(target for target, name in chosen_recipes(self._results).items() if name == recipe.name),
-            effective_bits=float(bits) if isinstance(bits, int | float) else None,
-            asked=summary.asked,
-            planned=summary.planned,
-            look=summary.look,
-            looks=summary.looks,
-            divergence=summary.divergence,
-            perplexity_before=self._baseline.perplexity if self._baseline else None,
-        )
 
     def _outcome(self, recipe: str, failures: Sequence[FailedStage]) -> str:
         """An error comes first: it is of the last time that the recipe was tried."""

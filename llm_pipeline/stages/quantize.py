@@ -112,5 +112,4 @@ STAGE = Stage(
     run=run,
     environment="model",
     tools=("nvidia-modelopt", "torch", "transformers", "tokenizers"),
-    imports=("torch", "modelopt.torch.quantization", "modelopt.torch.export"),
 )

@@ -28,9 +28,7 @@ from llm_pipeline.base.untrusted_text import markdown
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.store import Store
 from llm_pipeline.flow import ReleaseProgress
-from llm_pipeline.notifications.event import Event
 from llm_pipeline.notifications.happened import answered, asked
-from llm_pipeline.notifications.stream import append
 from llm_pipeline.questions import planned_text, question_of, replaces_nothing
 from llm_pipeline.release.evidence_text import facts_table
 from llm_pipeline.release.tasks import canary_subject
@@ -40,7 +38,7 @@ from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.connections import config_with_secrets, fetch_secrets
 from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.logs import get_logger
-from llm_pipeline_airflow.notifications import ReleaseNotifier, attempt_of, page_of, reminder_of, tell
+from llm_pipeline_airflow.notifications import ReleaseNotifier, attempt_of, page_of, tell
 from llm_pipeline_airflow.operators import RELEASE_ID_TEMPLATE
 from llm_pipeline_airflow.promotion import PromotionOrder
 from llm_pipeline_airflow.states import passed_targets, require_any
@@ -49,7 +47,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from llm_pipeline.canary.approvals import StepApproval
-    from llm_pipeline.notifications.event import Origin
+    from llm_pipeline.notifications.event import Event, Origin
     from llm_pipeline.operations.decisions import Decision
     from llm_pipeline_airflow.notifications import Happened
 
@@ -57,9 +55,6 @@ log = get_logger(__name__)
 
 LOOK_SECONDS = 5.0
 """Between two reads of the document: one small read for each question that is open."""
-
-_REMINDED_AFTER = 0.75
-"""The part of the time to answer after which people are told again."""
 
 _FOR_THE_TRIGGER = timedelta(minutes=10)
 """The trigger has so much longer than the human; without a triggerer Airflow fails the task then."""
@@ -102,15 +97,10 @@ class DecisionTrigger(BaseTrigger):
         yes: The form's option for an approval.
         no: Its option for a denial, and for no answer in time.
         until: When the time is over, in ISO 8601.
-        reminder: The event as JSON that tells people of the question again; empty for none.
-        remind_at: When, in ISO 8601.
     """
 
-    def __init__(
-        self, *, ti_id: str, awaited: str, yes: str, no: str, until: str, reminder: str = "", remind_at: str = ""
-    ) -> None:
+    def __init__(self, *, ti_id: str, awaited: str, yes: str, no: str, until: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.reminder, self.remind_at = reminder, remind_at
         self.ti_id, self.yes, self.no, self.until = str(ti_id), yes, no, until
         self._json = awaited
         self.awaited = AwaitedAnswer.model_validate_json(awaited)
@@ -118,14 +108,13 @@ class DecisionTrigger(BaseTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The class and its arguments; see `BaseTrigger`."""
-        names = ("ti_id", "yes", "no", "until", "reminder", "remind_at")
+        names = ("ti_id", "yes", "no", "until")
         arguments = {"awaited": self._json, **{name: getattr(self, name) for name in names}}
         return "llm_pipeline_airflow.approvals.DecisionTrigger", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look every few seconds; a store that cannot be read now is asked again. People are reminded once."""
+        """Look every few seconds; a store that cannot be read now is asked again."""
         approved, until = None, datetime.fromisoformat(self.until)
-        remind_at = datetime.fromisoformat(self.remind_at) if self.reminder else until
         while approved is None and datetime.now(UTC) < until:
             await asyncio.sleep(LOOK_SECONDS)
             with contained(f"reading {self.awaited.document}") as faults:
@@ -134,9 +123,6 @@ class DecisionTrigger(BaseTrigger):
                 approved = await asyncio.to_thread(self._look)
             for fault in faults:
                 log.warning("cannot read whether the question was answered: %s", fault)
-            if approved is None and remind_at <= datetime.now(UTC) < until:
-                await asyncio.to_thread(self._remind)
-                remind_at = until
         chosen = [self.yes if approved else self.no]
         await self._close_form(chosen)
         yield TriggerEvent(  # type: ignore[no-untyped-call]
@@ -153,14 +139,6 @@ class DecisionTrigger(BaseTrigger):
         self._store = self._store or open_store(self.awaited.store)
         document = self._store.read_document(self.awaited.document)
         return self.awaited.found(document.value) if document is not None else None
-
-    def _remind(self) -> None:
-        """Write the reminder down; the guard sends it. A triggerer that starts again writes the same one."""
-        with contained("reminding people of the question") as faults:
-            event = Event.model_validate_json(self.reminder)
-            append(open_store(self.awaited.store), [event.model_copy(update={"at": datetime.now(UTC)})])
-        for fault in faults:
-            log.warning("nobody is reminded of the question: %s", fault)
 
     async def _close_form(self, chosen: list[str]) -> None:
         """Answer the form, so that nobody is asked any more."""
@@ -218,8 +196,6 @@ class DecisionOperator(ApprovalOperator):
                 yes=self.APPROVE,
                 no=self.REJECT,
                 until=(now + timeout).isoformat(),
-                reminder=reminder_of(context),
-                remind_at=(now + _REMINDED_AFTER * timeout).isoformat(),
             )
             self.defer(trigger=trigger, method_name=wait.method_name, timeout=timeout + _FOR_THE_TRIGGER)
 

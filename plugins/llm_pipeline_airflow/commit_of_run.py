@@ -14,7 +14,6 @@ from airflow.sdk.exceptions import AirflowSkipException
 from pydantic import ValidationError
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.release import Watch
 from llm_pipeline.hub.watch import Reference, Start
 from llm_pipeline.release.loading import ConfiguredRelease, LoadedRelease
 from llm_pipeline.release.record import read_record
@@ -56,7 +55,7 @@ def remember_commit(loaded: ConfiguredRelease, release_id: str, context: Context
         Transient: The store cannot be used now.
     """
     store = open_store(loaded.deployment.store)
-    reference = _reference(store, release_id, _patterns(loaded))
+    reference = _reference(store, release_id)
     claim_commit(store, loaded.config.name, _claim(reference, run_name(context), _cause(context)))
 
 
@@ -103,7 +102,7 @@ def _new_commit_or_skip(loaded: LoadedRelease, context: Context) -> str:
 
     access, model = loaded.deployment.hub, loaded.config.model
     hub = connect(access.endpoint, access.token_variable)
-    head = list_commit(hub, model.id, head_commit(hub, model.id, model.revision)).reference(_patterns(loaded))
+    head = list_commit(hub, model.id, head_commit(hub, model.id, model.revision)).reference()
     store = open_store(loaded.deployment.store)
     claim = read_claim(store, loaded.config.name, head.commit)
     if claim is not None and claim.run == run_name(context):  # cleared by somebody who wants it to run again
@@ -135,14 +134,10 @@ def _serving(store: ArtifactStore, loaded: LoadedRelease, target: str) -> Refere
         return None
     if record.release != loaded.release:
         return None
-    return _reference(store, production.release_id, _patterns(loaded))
+    return _reference(store, production.release_id)
 
 
-def _reference(store: ArtifactStore, release_id: str, patterns: tuple[str, ...]) -> Reference:
+def _reference(store: ArtifactStore, release_id: str) -> Reference:
     from llm_pipeline.hub.observe import listing_of
 
-    return listing_of(read_record(store, release_id).model).reference(patterns)
-
-
-def _patterns(loaded: ConfiguredRelease) -> tuple[str, ...]:
-    return (loaded.config.watch or Watch()).files
+    return listing_of(read_record(store, release_id).model).reference()

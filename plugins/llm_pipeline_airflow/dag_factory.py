@@ -28,14 +28,12 @@ from llm_pipeline.release.step import Effect, Ending, Group, Kind, Scope, Start
 from llm_pipeline.release.tasks import Lane, Task, release_tasks
 from llm_pipeline_airflow.approvals import QuestionOperator, StepApprovalOperator
 from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
+from llm_pipeline_airflow.dag_options import dag_tags, task_defaults
 from llm_pipeline_airflow.form import form_of
-from llm_pipeline_airflow.ladder import NeedingOperator, RecipeOperator
 from llm_pipeline_airflow.operators import LABEL_TEMPLATE, ResolveOperator, StageOperator
 from llm_pipeline_airflow.placement import placement_arguments
 from llm_pipeline_airflow.promotion import CanaryStepOperator, PromotionOrder, RollbackOperator
-from llm_pipeline_airflow.retries import task_defaults
 from llm_pipeline_airflow.runs import dag_id_of
-from llm_pipeline_airflow.tags import dag_tags
 from llm_pipeline_airflow.watch import release_schedule
 
 _LADDERS = {
@@ -150,12 +148,11 @@ class _Drawing:
             return RollbackOperator, {"canary_steps": task.tears_down}
         if step.scope is Scope.CANARY_STEP:
             return CanaryStepOperator, {"step": f"{task.percent:g}", "turn": turn(task)}
-        if step.scope is Scope.RECIPE:
-            return RecipeOperator, {"needs": _needed(task), "useless_without": task.useless_without}
-        if task.needs and step.decides:
-            needs, wants = (_needed(task, otherwise) for otherwise in (Ending.FAILED, Ending.SKIPPED))
-            return NeedingOperator, {"needs": needs, "wants": wants}
-        return StageOperator, {}
+        if not step.decides:
+            return StageOperator, {}
+        needs, wants = (_needed(task, otherwise) for otherwise in (Ending.FAILED, Ending.SKIPPED))
+        more = {"useless_without": task.useless_without, "of_recipe": step.scope is Scope.RECIPE}
+        return StageOperator, {"needs": needs, "wants": wants, **more}
 
     def _question(self, task: Task, item: str) -> BaseOperator:
         release, shared = self._loaded.release, self._shared(task)
@@ -209,9 +206,9 @@ def turn(task: Task) -> PromotionOrder:
     return PromotionOrder(last_gates=task.offered, needs=needs, promoted_before=dict(task.stopped_by))
 
 
-def _needed(task: Task, otherwise: Ending | None = None) -> tuple[str, ...]:
-    """Ids of the tasks that one needs, whatever its trigger rule: all, or those without which it ends so."""
-    return tuple(name for need in task.needs if otherwise in (None, need.otherwise) for name in need.tasks)
+def _needed(task: Task, otherwise: Ending) -> tuple[str, ...]:
+    """Ids of the tasks without which one ends so, whatever its trigger rule."""
+    return tuple(name for need in task.needs if need.otherwise is otherwise for name in need.tasks)
 
 
 def dag_doc(loaded: LoadedRelease, ladder: Sequence[str]) -> str:

@@ -21,13 +21,11 @@ from llm_pipeline.config.loading import each_file_read_once
 from llm_pipeline.release.loading import load_release
 from llm_pipeline_airflow.command import CommandOperator, FoundWrong
 from llm_pipeline_airflow.connections import deployment_with_secrets
+from llm_pipeline_airflow.dag_options import cron_timetable, dag_tags, task_defaults
 from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.placement import placement_of_targets
-from llm_pipeline_airflow.retries import task_defaults
-from llm_pipeline_airflow.schedule import cron_timetable
 from llm_pipeline_airflow.settings import release_configs
-from llm_pipeline_airflow.tags import dag_tags
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

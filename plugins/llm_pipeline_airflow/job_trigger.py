@@ -23,9 +23,8 @@ from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.deployment import Deployment, Workers
 from llm_pipeline.runners.runner import Job
-from llm_pipeline.runners.runners import Runners
+from llm_pipeline.runners.runners import Runners, Watch
 from llm_pipeline.runners.stage_environment import secret_connections
-from llm_pipeline.runners.watch import Watch
 from llm_pipeline_airflow.connections import fetch_secrets
 from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.logs import get_logger

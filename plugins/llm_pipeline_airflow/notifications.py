@@ -20,7 +20,6 @@ from llm_pipeline.base.errors import PipelineError, places_of
 from llm_pipeline.base.logging import Lines
 from llm_pipeline.notifications.channel import Connection
 from llm_pipeline.notifications.event import Event, Origin
-from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.links import REPORT_ROUTE
 from llm_pipeline_airflow.logs import get_logger
 
@@ -104,21 +103,6 @@ class ReleaseNotifier(BaseNotifier):
         origin = replace(origin, link=ti.log_url if origin.link else "")
         again, began = self.happened == "retried", getattr(ti, "start_date", None)
         return (failed(origin, stage, subject, cause, key=attempt_of(context), tried_again=again, began=began),)
-
-
-def reminder_of(context: Context) -> str:
-    """The reminder of a task's question as JSON, for whoever waits for the answer; empty where there is none."""
-    with contained("making a question's reminder") as faults:
-        from llm_pipeline.notifications.happened import reminder
-
-        task = context["task"]
-        deployment, name = _whose(task)
-        if deployment is not None and isinstance(task, TellingOperator):
-            told = task.events_of(_origin(deployment, name, context), "asked", context) or ()
-            return "".join(reminder(event).model_dump_json() for event in told[:1])
-    for fault in faults:
-        log.warning("nobody is reminded of the question: %s", fault)
-    return ""
 
 
 def callbacks() -> dict[str, Any]:

@@ -30,8 +30,7 @@ from llm_pipeline.release.evidence_text import log_table, metric_table
 from llm_pipeline.release.loading import ConfiguredRelease, load_release
 from llm_pipeline.release.time_limit import GRACE_SECONDS, out_of_time
 from llm_pipeline.runners.runner import Job
-from llm_pipeline.runners.runners import Runners
-from llm_pipeline.runners.watch import Watch
+from llm_pipeline.runners.runners import Runners, Watch
 from llm_pipeline.store import open_store
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.commit_of_run import remember_commit, revision_of_run, run_name
@@ -43,7 +42,7 @@ from llm_pipeline_airflow.links import ReleaseReportLink
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.placement import queue_of
 from llm_pipeline_airflow.runs import remember_run
-from llm_pipeline_airflow.states import require_any
+from llm_pipeline_airflow.states import failed, require_any, task_states, unsuccessful
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
@@ -81,6 +80,10 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         step: Appended to the subject as `:<step>`: a canary step's percentage.
         release_id: The release; by default what the task `resolve` returned.
         any_of: Task ids of which one instance must have succeeded, though the trigger rule lets this one run.
+        needs: Ids of tasks without whose success it fails, though the trigger rule lets it run.
+        wants: Ids of tasks without whose success it is skipped.
+        useless_without: Ids of tasks that it does not wait for: it is skipped when one has failed by then.
+        of_recipe: Whether its subject is a recipe, which is passed over when a cheaper one passed everywhere.
     """
 
     template_fields: Collection[str] = ("subject", "release_id")
@@ -99,11 +102,19 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         step: str = "",
         release_id: str = RELEASE_ID_TEMPLATE,
         any_of: tuple[str, ...] = (),
+        needs: tuple[str, ...] = (),
+        wants: tuple[str, ...] = (),
+        useless_without: tuple[str, ...] = (),
+        of_recipe: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.config_path = config_path
         self.any_of = any_of
+        self.needs = needs
+        self.wants = wants
+        self.useless_without = useless_without
+        self.of_recipe = of_recipe
         self.stage = stage
         self.subject = subject
         self.step = step
@@ -178,18 +189,36 @@ class StageOperator(ResumableJobMixin, BaseOperator):
     def request(self, context: Context) -> StageRequest:
         """What the stage is asked to do.
 
+        No trigger rule says "all done, but these well" when some are skipped (`all_done_min_one_success` skips with
+        them), so it is asked here how the tasks before this one ended.
+
         Raises:
-            AirflowSkipException: This run does not have it.
+            AirflowFailException: What it needs did not end well; a result of an earlier run is none of this one.
+            AirflowSkipException: This run does not have it, or what it wants did not end well.
         """
         require_any(context, self.any_of)
+        if missing := unsuccessful(context, self.needs):
+            if set(task_states(context, missing).values()) == {"skipped"}:
+                raise self._skipped("not begun", f"{', '.join(missing)} were skipped")
+            raise AirflowFailException(f"{self.stage} cannot run: {', '.join(missing)} did not succeed in this run")
+        if missing := unsuccessful(context, self.wants):
+            raise self._skipped("not begun", f"{', '.join(missing)} did not succeed in this run")
+        if missing := failed(context, self.useless_without):
+            raise self._skipped("not begun", f"{', '.join(missing)} failed in this run")
         if not self.release_id:
-            raise AirflowSkipException("there is no release: its first stage failed")
+            raise self._skipped("not begun", "there is no release: its first stage failed")
         flow = self.flow()
         if why := flow.left_out(self.stage, self.subject):
-            self._ending = "left out"
-            log.info("%s", why)  # the UI shows of a skip nothing but the state
-            raise AirflowSkipException(why)
+            raise self._skipped("left out", why)
+        if self.of_recipe and (why := flow.passed_over(self.subject)):
+            raise self._skipped("passed over", why)
         return flow.request(self.stage, f"{self.subject}:{self.step}" if self.step else self.subject)
+
+    def _skipped(self, ending: str, why: str) -> AirflowSkipException:
+        """What to raise; the log says it too, for the UI shows of a skip nothing but the state."""
+        self._ending = ending
+        log.info("%s is skipped: %s", self.subject or self.stage, why)
+        return AirflowSkipException(why)
 
     @cached_property
     def configured(self) -> ConfiguredRelease:

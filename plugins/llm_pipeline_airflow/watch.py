@@ -37,10 +37,10 @@ from llm_pipeline.release.watch_record import (
 from llm_pipeline.runners.stage_environment import secret_connections
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline_airflow.connections import fetch_secrets
+from llm_pipeline_airflow.dag_options import cron_timetable
 from llm_pipeline_airflow.faults import known_fault
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.runs import dag_id_of
-from llm_pipeline_airflow.schedule import cron_timetable
 
 if TYPE_CHECKING:
     from llm_pipeline.hub.observe import Observer
@@ -215,9 +215,6 @@ class HubRevisionTrigger(BaseEventTrigger):
     def _decide(self, state: WatchState, *, busy: bool) -> tuple[WatchState, Decision]:
         """One look at the hub and the store, and what it leads to; blocking."""
         watched, store, observer = self.watched, self._store_here(), self._observer_here()
-        if state.reference is not None and state.files != watched.watch.files:
-            reference = observer.with_these_patterns(state.reference)
-            state = state.model_copy(update={"reference": reference, "files": watched.watch.files})
         head = observer.head(state.reference)
         commits = {head.commit} | ({state.firing.commit} if state.firing else set())
         claims = {one: claim.run for one in commits if (claim := read_claim(store, watched.config, one))}
@@ -235,7 +232,7 @@ class HubRevisionTrigger(BaseEventTrigger):
 
             watched = self.watched
             hub = connect(watched.endpoint, watched.token_variable)
-            self._observer = Observer(hub, watched.model_id, watched.revision, watched.watch.files)
+            self._observer = Observer(hub, watched.model_id, watched.revision)
         return self._observer
 
     def _tell(self, before: WatchState, state: WatchState, decision: Decision) -> None:

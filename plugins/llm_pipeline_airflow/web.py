@@ -29,11 +29,13 @@ from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.references import PointerReference, ReleaseReference, readable_pointers
 from llm_pipeline_airflow.connections import config_with_secrets
 from llm_pipeline_airflow.faults import contained
-from llm_pipeline_airflow.guarded_routes import guarded_route
-from llm_pipeline_airflow.html_page import SECURITY_HEADERS, failed, message, page
-from llm_pipeline_airflow.releases_page import (
+from llm_pipeline_airflow.pages import (
+    SECURITY_HEADERS,
     Asked,
+    GuardedRoute,
     filter_form,
+    message,
+    page,
     problem_list,
     releases_table,
     serving_table,
@@ -47,7 +49,7 @@ log = get_logger(__name__)
 
 
 app = FastAPI(title="LLM releases", docs_url=None, redoc_url=None, openapi_url=None)
-app.router.route_class = guarded_route(failed)
+app.router.route_class = GuardedRoute
 
 
 @app.get(

@@ -166,7 +166,7 @@ def test_a_cost_is_refused_as_budget_where_a_gpu_has_no_price(project):
 @pytest.mark.parametrize("answer", [True, False])
 def test_the_dag_asks_and_a_refusal_ends_it_well(project, airflow_database, monkeypatch, answer, caplog):
     monkeypatch.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(project.config.parent))
-    monkeypatch.setattr("llm_pipeline_airflow.retries._FIRST_DELAY", timedelta(0))
+    monkeypatch.setattr("llm_pipeline_airflow.dag_options._FIRST_DELAY", timedelta(0))
     asked = []
 
     def ask(operator, context, _awaited) -> object:

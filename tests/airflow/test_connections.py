@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from airflow.sdk.configuration import clear_secrets_backends_cache
 from llm_pipeline_airflow import connections
-from llm_pipeline_airflow.approvals import awaited_answer
-from llm_pipeline_airflow.command import CommandOperator
-from llm_pipeline_airflow.connections import config_with_secrets, fetch_secrets
+from llm_pipeline_airflow.connections import fetch_secrets
 from llm_pipeline_airflow.operators import StageOperator
 from pydantic import ValidationError
 
@@ -62,38 +59,11 @@ def test_a_secret_is_fetched_again_and_a_new_one_takes_its_place(monkeypatch: py
     assert os.environ["VLLM_TEST_KEY"] == "the-next-one"
 
 
-def test_a_secret_that_two_threads_fetch_at_once_is_no_secret_of_somebody_elses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    others: list[Future[None]] = []
-    pool = ThreadPoolExecutor(1)
-
-    class Given(dict[str, tuple[str, str]]):
-        def __setitem__(self, variable: str, value: tuple[str, str]) -> None:
-            if not others:
-                others.append(pool.submit(fetch_secrets, KEYS))
-                wait(others, timeout=0.5)
-            super().__setitem__(variable, value)
-
-    monkeypatch.setattr(connections, "_given", Given())
-    with pool:
-        fetch_secrets(KEYS)
-        assert others[0].result() is None
-    assert os.environ["VLLM_TEST_KEY"] == KEY
-
-
 def test_a_deployment_without_its_connection_does_not_get_anothers_secret(caplog: pytest.LogCaptureFixture) -> None:
     fetch_secrets(KEYS)
     fetch_secrets({"VLLM_TEST_KEY": "of_another_deployment"})
     assert not os.environ.get("VLLM_TEST_KEY")
     assert "the connection of_another_deployment" in caplog.text
-    fetch_secrets(KEYS)
-    assert os.environ["VLLM_TEST_KEY"] == KEY
-
-
-def test_a_connection_that_cannot_be_had_for_a_moment_takes_no_secret_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    fetch_secrets(KEYS)
-    monkeypatch.delenv("AIRFLOW_CONN_VLLM")
     fetch_secrets(KEYS)
     assert os.environ["VLLM_TEST_KEY"] == KEY
 
@@ -118,33 +88,6 @@ def test_a_secrets_backend_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert os.environ["VLLM_TEST_KEY"] == KEY
 
 
-@pytest.mark.parametrize("given", ["{ no connection " + KEY, json.dumps({"conn_type": "http", "host": KEY}), None])
-def test_a_connection_without_a_key_is_told_by_its_name(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, given: str | None
-) -> None:
-    monkeypatch.delenv("AIRFLOW_CONN_VLLM")
-    if given is not None:
-        monkeypatch.setenv("AIRFLOW_CONN_VLLM", given)
-    fetch_secrets(KEYS)
-    assert os.environ["VLLM_TEST_KEY"] == ""
-    assert "the connection vllm" in caplog.text
-    assert KEY not in caplog.text
-
-
-class Asking(CommandOperator):
-    """Runs no command."""
-
-    environment: Mapping[str, str]
-
-    def command(self, context: object) -> Sequence[str]:  # noqa: ARG002
-        return ("guard",)
-
-    def _run(self, command: list[str], environment: dict[str, str]) -> int:
-        assert KEY not in " ".join(command)
-        self.environment = environment
-        return 0
-
-
 @pytest.fixture
 def deployment_file(tmp_path: Path) -> Path:
     slots = {
@@ -167,26 +110,11 @@ def test_a_deployment_names_the_connections_of_its_servers_and_its_own(deploymen
     }
 
 
-def test_commands_of_a_deployment_get_the_key_of_its_slots(deployment_file: Path) -> None:
-    operator = Asking(task_id="guard", deployment_file=str(deployment_file), subject="gpu")
-    operator.execute({})  # type: ignore[typeddict-item] - it reads nothing of the run
-    assert operator.environment["VLLM_TEST_KEY"] == KEY
-
-
 def test_a_stage_begins_with_the_secrets_of_its_deployment(project, monkeypatch: pytest.MonkeyPatch) -> None:
     deployment = project.config.parents[1] / "deployments" / "here.yaml"
     deployment.write_text(deployment.read_text() + "airflow_connections: { VLLM_TEST_KEY: vllm }\n")
     operator = StageOperator(task_id="download", config_path=str(project.config), stage="download", release_id="r1")
     assert operator.configured.deployment.airflow_connections == KEYS
-    assert os.environ["VLLM_TEST_KEY"] == KEY
-
-
-def test_pages_and_the_watch_name_the_same_connections(project, monkeypatch: pytest.MonkeyPatch) -> None:
-    deployment = project.config.parents[1] / "deployments" / "here.yaml"
-    deployment.write_text(deployment.read_text() + "airflow_connections: { VLLM_TEST_KEY: vllm }\n")
-    answer = awaited_answer(load_yaml(deployment, Deployment), "answers/1", {})
-    assert answer.connections == KEYS
-    config_with_secrets(project.config)
     assert os.environ["VLLM_TEST_KEY"] == KEY
 
 

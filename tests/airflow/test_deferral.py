@@ -295,52 +295,6 @@ def test_a_triggerer_that_cannot_run_the_trigger_leaves_the_stage_to_a_worker(pl
     assert task.starts() == 1
 
 
-def test_a_triggerer_that_sees_another_engine_gives_the_stage_back_to_its_worker(engine, task, monkeypatch, caplog):
-    from docker_engine import DockerEngine
-
-    put(task.project, in_containers)
-    waiting = task.deferred()
-    (elsewhere := task.project.root / "elsewhere").mkdir()
-    other = DockerEngine(elsewhere)
-    with monkeypatch.context() as triggerer:
-        triggerer.setenv("DOCKER_HOST", f"unix://{other.socket}")
-        event = woken(waiting.trigger)
-    other.close()
-    with ThreadPoolExecutor(1) as worker:
-        returned = worker.submit(task.resume, waiting, event)
-        wait_until(lambda: "the triggerer sees another engine than this worker" in caplog.text)
-        task.end()
-    assert returned.result()["metrics"] == {"bytes": 1003}
-    assert task.starts() == 1
-
-
-def test_a_triggerer_without_an_engine_says_so(engine, task, monkeypatch, caplog):
-    put(task.project, in_containers)
-    waiting = task.deferred()
-    with monkeypatch.context() as triggerer:
-        triggerer.setenv("DOCKER_HOST", "unix:///no/such/socket")
-        event = woken(waiting.trigger)
-    assert "the Docker engine does not answer" in event["problem"]
-    task.end()
-    assert task.resume(waiting, event)["metrics"] == {"bytes": 1003}
-    assert "the triggerer cannot see the stage" in caplog.text
-
-
-def test_a_cluster_that_is_away_for_a_moment_wakes_nobody(cluster, task, monkeypatch, caplog):
-    # The stage's warning may have been read by the worker, so that this is the triggerer's first look.
-    monkeypatch.setattr("llm_pipeline_airflow.job_trigger._PATIENCE_AT_FIRST_SECONDS", 30.0)
-    put(task.project, in_pods)
-    waiting = task.deferred()
-    with ThreadPoolExecutor(1) as triggerer:
-        event = triggerer.submit(woken, waiting.trigger)
-        wait_until(lambda: "a warning of the stage" in caplog.text)
-        cluster.answer(403, times=2, to="GET jobs")
-        wait_until(lambda: "cannot see whether the stage still runs" in caplog.text)
-        assert not event.done()
-        task.end()
-    assert task.resume(waiting, event.result())["metrics"] == {"bytes": 1003}
-
-
 def watchable(monkeypatch, environment, *, executor="CeleryExecutor", queues="False", engine="") -> bool:
     from llm_pipeline_airflow.job_trigger import may_be_watched
 

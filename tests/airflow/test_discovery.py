@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from llm_pipeline_airflow import dag_factory, deployment_dags
 from llm_pipeline_airflow.deployment_dags import guard_dags, retention_dags, rollback_dags, verify_dags
 from llm_pipeline_airflow.discovery import check_release_configs, release_dags
 
@@ -166,73 +165,6 @@ def test_a_config_that_raises_anything_leaves_every_other_dag_alone(project, odd
         assert len(dags((releases,))) == 1
     assert "Traceback" in caplog.text
     assert "hunter2" not in caplog.text
-
-
-def test_a_config_that_raises_anything_is_named_in_the_import_error(project, odd):
-    with pytest.raises(ConfigError, match=r"odd.yaml: OverflowError: cannot reach https://\*\*\*@hub") as refused:
-        check_release_configs((odd.parent,))
-    assert "tiny.yaml" not in str(refused.value)
-
-
-def test_a_dag_that_cannot_be_made_of_a_config_that_loads_is_named_too(project, monkeypatch):
-    monkeypatch.setattr(dag_factory, "form_of", lambda *_: (_ for _ in ()).throw(OverflowError("too long")))
-    assert release_dags((project.config.parent,)) == {}
-    with pytest.raises(ConfigError, match=r"tiny\.yaml: OverflowError: too long"):
-        check_release_configs((project.config.parent,))
-
-
-def test_a_deployment_whose_dag_cannot_be_made_is_named_and_the_others_have_theirs(project, monkeypatch):
-    there = project.config.parents[1] / "deployments/there.yaml"
-    there.write_text(there.with_name("here.yaml").read_text())
-    project.config.with_name("other.yaml").write_text(project.config.read_text().replace("here", "there"))
-    real = deployment_dags.placement_of_targets
-
-    def place(deployment, targets):
-        if deployment.name == "here":
-            raise KeyError("cpu-a")
-        return real(deployment, targets)
-
-    monkeypatch.setattr(deployment_dags, "placement_of_targets", place)
-    assert set(guard_dags((project.config.parent,))) == {"guard__there"}
-    with pytest.raises(ConfigError, match=r"^here\.yaml: .*KeyError"):
-        check_release_configs((project.config.parent,))
-
-
-def test_the_check_of_correct_configs_adds_no_dag_of_its_own(project, monkeypatch):
-    from airflow.dag_processing.dagbag import DagBag
-
-    monkeypatch.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(project.config.parent))
-    bag = DagBag(dag_folder=str(DAGS / "release_config_errors.py"))
-    assert (bag.dags, bag.import_errors) == ({}, {})
-
-
-@pytest.mark.parametrize("file", sorted(path.name for path in DAGS.glob("*.py")))
-def test_no_dag_file_fails_because_of_one_config(project, odd, file):
-    """Each file of `dags/`, as Airflow runs it; a new one is in this test by itself."""
-    import runpy
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(odd.parent))
-        if file == "release_config_errors.py":
-            with pytest.raises(ConfigError, match=r"odd\.yaml"):
-                runpy.run_path(str(DAGS / file))
-            return
-        made = [name for name in runpy.run_path(str(DAGS / file)) if "__" in name.strip("_")]
-    assert made
-    assert all(name.endswith(("__tiny", "__here")) for name in made)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["approval: { timeout_hours: 1e300 }", "schedule: !!bool foo", f"x: {'[' * 10**5}", 'a: "\\0"', "on: 1", "a: \0"],
-    ids=["huge_number", "tag", "brackets", "nul", "boolean_key", "control_character"],
-)  # fmt: skip
-def test_an_odd_config_leaves_the_other_dags_alone_and_is_named(project, text):
-    odd = project.config.with_name("odd.yaml")
-    odd.write_text(project.config.read_text() + text + "\n")
-    assert set(release_dags((project.config.parent,))) == {"release__tiny"}
-    with pytest.raises(ConfigError, match=r"odd\.yaml:\d+: "):
-        check_release_configs((odd.parent,))
 
 
 def test_a_file_that_many_releases_share_is_read_once_a_parse(project, monkeypatch):

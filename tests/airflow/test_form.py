@@ -57,7 +57,7 @@ def test_a_wrong_value_is_refused_before_the_run_waits_for_its_turn(project, ask
 def run(project, airflow_database, in_process, monkeypatch):
     """Runs the release's DAG with such parameters; returns the DAG run's state, and each task's by id and index."""
     monkeypatch.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(project.config.parent))
-    monkeypatch.setattr("llm_pipeline_airflow.retries._FIRST_DELAY", timedelta(0))
+    monkeypatch.setattr("llm_pipeline_airflow.dag_options._FIRST_DELAY", timedelta(0))
 
     def run_with(**conf):
         ended = release_dag(project.config).test(run_conf=conf)

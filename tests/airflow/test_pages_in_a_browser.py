@@ -119,36 +119,6 @@ def test_the_page_is_found_from_airflow_s_menu_and_its_links_stay_below_the_path
     browse(site, visit)
 
 
-def test_the_list_is_narrowed_and_two_releases_are_compared_by_the_keyboard_alone(site):
-    async def visit(browser: Browser) -> None:
-        async def press(key: str, **more: object) -> None:
-            for kind in ("keyDown", "keyUp"):
-                await browser.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, **more)
-
-        async def tab_to(condition: str) -> None:
-            for _ in range(60):
-                await press("Tab", windowsVirtualKeyCode=9)
-                if await browser.evaluate(f"document.activeElement.matches({condition!r})"):
-                    return
-            raise AssertionError(f"the keyboard does not reach {condition}")
-
-        await open_page(browser, site, "releases", "All releases")
-        for release in site.releases[::-1]:
-            await tab_to(f"input[value='{release}']")
-            await press(" ", windowsVirtualKeyCode=32, text=" ")
-        await tab_to("form[action=compare] button")
-        await press("Enter", windowsVirtualKeyCode=13, text="\r")
-        await browser.wait_for("(document.body?.innerText ?? '').includes('Gates')", "the comparison")
-        assert "load_test cpu" in await browser.evaluate("document.body.innerText")
-        await open_page(browser, site, "releases", "All releases")
-        await tab_to("input[type=search]")
-        await browser.call("Input.insertText", text="00000002")
-        await press("Enter", windowsVirtualKeyCode=13, text="\r")
-        await browser.wait_for("document.querySelectorAll('input[type=checkbox]').length == 1", "one release")
-
-    browse(site, visit)
-
-
 def pages(site: Site) -> dict[str, str]:
     """Each page's path, and a text on it."""
     first, second = site.releases

@@ -13,8 +13,7 @@ from airflow.jobs.job import Job
 from airflow.models.dagbag import DBDagBag
 from airflow.models.pool import Pool
 from airflow.models.taskinstance import TaskInstance, clear_task_instances
-from airflow.providers.standard.operators.empty import EmptyOperator
-from airflow.sdk import DAG, task_group
+from airflow.sdk import DAG
 from airflow.utils.types import DagRunTriggeredByType, DagRunType
 from llm_pipeline_airflow import cluster_policy
 from llm_pipeline_airflow.dag_factory import release_dag
@@ -129,27 +128,6 @@ def test_a_deployment_that_names_no_workers_changes_nothing(project):
         assert (task.queue, task.pool, task.pool_slots, task.executor_config) == (*DEFAULT, {})
 
 
-def test_targets_without_workers_of_their_own_stay_where_they_were(project, airflow_database):
-    append(project, "workers: { targets: { cpu-b: { queue: on-b } } }")
-    another = project.config.rename(project.config.with_name("another.yaml"))  # one DAG is stored once in ten seconds
-    found = placed(created(release_dag(another)))
-    assert {found["targets.build", 0], found["promotion_1.rollback", 0]} == {DEFAULT}
-    assert {found["targets.build", 1], found["promotion_2.rollback", 0]} == {ON_B}
-
-
-def test_dags_of_others_are_left_alone(airflow_database):
-    with DAG("of_others", schedule=None) as dag:
-
-        @task_group
-        def mapped(name: str) -> None:
-            EmptyOperator(task_id="mine", executor_config={"of": "others"}, queue="theirs")
-
-        mapped.expand(name=["a", "b"])
-        EmptyOperator(task_id="plain")
-    theirs = ("theirs", *DEFAULT[1:])
-    assert placed(created(dag)) == {("mapped.mine", 0): theirs, ("mapped.mine", 1): theirs, ("plain", -1): DEFAULT}
-
-
 def test_workers_of_a_target_without_a_place_are_refused(project):
     append(project, "workers: { targets: { cpu-c: { queue: on-c } } }")
     with pytest.raises(ConfigError, match=r"here\.yaml:\d+: workers: targets cpu-c have no place"):
@@ -170,18 +148,6 @@ def test_pools_that_are_missing_or_too_small_are_named_before_a_task_waits_for_e
     }
     assert found["pool gpus-a"].fix == 'airflow pools set gpus-a <GPUs> "<host>" --include-deferred'
     assert found["pool gpus-b"].detail == "1 slots, and one task takes 2: it would never start"
-
-
-def test_a_pool_of_another_size_than_the_deployment_counts_is_named(workers, airflow_database):
-    deployment = workers.root / "configs/deployments/here.yaml"
-    deployment.write_text(deployment.read_text().replace("pool: gpus-h200 }", "pool: gpus-h200, gpus: 8 }"))
-    Pool.create_or_update_pool("gpus-h200", 4, "", include_deferred=False)
-    loaded = load_release(workers.config)
-    found = {check.subject: check for check in examine(loaded.deployment, loaded.release.targets)}
-    assert (found["pool gpus-h200"].state, found["pool gpus-h200"].detail) == (
-        "failed",
-        "4 slots, and the deployment counts 8 GPUs",
-    )
 
 
 def test_a_pool_must_count_the_deferred_tasks_of_containers_and_a_triggerer_must_run(workers, airflow_database):

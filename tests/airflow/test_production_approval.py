@@ -23,7 +23,7 @@ from llm_pipeline.cli import main
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.notifications.stream import read
-from llm_pipeline.operations.decisions import Decision, NotApproved, decide, decision_name, offered_targets, put
+from llm_pipeline.operations.decisions import Decision, NotApproved, decide, decision_name, put
 from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote
 from llm_pipeline.questions import production_question
 from llm_pipeline.release.contract import StageContext
@@ -167,13 +167,6 @@ def test_who_approved_on_the_command_line_is_not_asked_again(
     assert standing(flow_of(project)).asked_at is None
 
 
-def test_nothing_is_offered_before_the_gates_have_passed(flow) -> None:
-    forget(flow)
-    assert offered_targets(flow, "approve") == BOTH
-    flow.store.delete_document(results_name(RELEASE, "load_test", "cpu-a"))
-    assert offered_targets(flow, "approve") == ["cpu-b"]
-
-
 @pytest.fixture
 def task(released, flow, monkeypatch) -> QuestionOperator:
     forget(flow)
@@ -269,20 +262,6 @@ def test_a_question_that_waits_is_told_with_its_page_and_how_to_answer_and_so_is
     task.execute_complete(CONTEXT, fired(trigger))
     ReleaseNotifier("done")({"task": task, "ti": TI})
     assert [event.why for event in read(flow.store, after=question.number)] == ["denied by bob"]
-
-
-def test_people_are_reminded_once_of_a_question_before_its_time_is_over(flow, trigger, closed_forms) -> None:
-    asked_at, until = (datetime.fromisoformat(text) for text in (trigger.remind_at, trigger.until))
-    assert asked_at < until
-    number = [event.number for event in read(flow.store)][-1]
-    for _ in range(2):  # the triggerer starts again
-        trigger.remind_at = datetime.now(UTC).isoformat()
-        with pytest.raises(TimeoutError):
-            fired(trigger, 0.5)
-    (told,) = read(flow.store, after=number)
-    assert (told.kind, told.severity) == ("deadline", "warning")
-    assert told.title == "Still waiting for a person: Promote demo/tiny to production on cpu-a, cpu-b?"
-    assert f"`llm-pipeline approve {RELEASE} [--deny]`" in told.next_action
 
 
 @pytest.mark.parametrize(("approved", "option"), [(True, "Approve"), (False, "Reject")])

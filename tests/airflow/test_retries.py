@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from airflow.sdk import RetryAction
-from llm_pipeline_airflow.retries import task_defaults
+from llm_pipeline_airflow.dag_options import task_defaults
 
 from llm_pipeline.base.errors import ConfigError, InternalError, StageCrashed, Transient
 

@@ -15,10 +15,7 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.notifications import outbox
-from llm_pipeline.notifications.channel import no_connections
-from llm_pipeline.notifications.stream import read
 from llm_pipeline.release.loading import load_release
-from llm_pipeline.store import open_store
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra otel is not installed")
 
@@ -34,7 +31,7 @@ CHANNEL = "\nnotifications: { telemetry: { kind: opentelemetry } }\n"
 def received(monkeypatch):
     with otlp_receiver() as telemetry:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", telemetry.url)
-        monkeypatch.setattr(outbox, "FIRST_PAUSE_SECONDS", 0.0)
+        monkeypatch.setattr(outbox, "PAUSE_SECONDS", 0.0)
         monkeypatch.setattr(outbox, "LONGEST_PAUSE_SECONDS", 0.0)
         yield telemetry
 
@@ -95,33 +92,6 @@ def test_airflow_and_the_run_without_it_give_the_same_spans_and_counters_go_on(
     assert all(received.points[series] >= value for series, value in counted.items())
     reused = [labels for (_, _, labels) in received.points if ("outcome", "reused") in labels]
     assert reused
-
-
-def test_what_a_receiver_does_not_take_comes_later_and_once(told, received):
-    received.status = 400
-    told.script(download={"error": "terminal"})
-    with pytest.raises(Exception, match="asked for a terminal error"):
-        LocalRun(told.config, approve=lambda _: True).run()
-    assert not received.spans
-    received.status = 200
-    loaded = load_release(told.config)
-    store = open_store(loaded.deployment.store)
-    for _ in range(3):
-        outbox.tell(store, loaded.deployment, no_connections)
-    spans = by_name(received)
-    failed = spans["download"]
-    assert failed.status.code == failed.status.STATUS_CODE_ERROR
-    assert "asked for a terminal error" in failed.status.message
-    counted = dict(received.points)
-    store.delete_document("told/here.telemetry.json")  # as if it died before it wrote down what it had sent
-    received.spans.clear()
-    outbox.tell(store, loaded.deployment, no_connections)
-    again = by_name(received)
-    assert {name: span.span_id for name, span in again.items()} == {name: span.span_id for name, span in spans.items()}
-    assert received.points == counted, "nothing is counted twice"
-    assert sum(value for (name, _, labels), value in received.points.items() if "events" in name) == len(
-        [event for event in read(store) if event.kind != "stage"]
-    )
 
 
 def test_doctor_says_what_is_sent(monkeypatch):

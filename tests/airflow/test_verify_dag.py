@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from airflow.sdk import DAG
 from llm_pipeline_airflow.command import FoundWrong
+from llm_pipeline_airflow.dag_options import dag_tags
 from llm_pipeline_airflow.deployment_dags import VerifyOperator, verify_dags
 from llm_pipeline_airflow.discovery import all_dags
 from llm_pipeline_airflow.notifications import ReleaseNotifier
-from llm_pipeline_airflow.tags import dag_tags
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef

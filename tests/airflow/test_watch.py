@@ -41,7 +41,6 @@ from llm_pipeline.store.pointers import Pointer, Pointers
 from ..hub.conftest import LocalHub, local_hub  # noqa: F401, TID252 - a fixture of the hub's tests
 
 WATCH = "watch: { poll_minutes: 5, quiet_minutes: 0, rebuilds_per_day: 5 }\n"
-PATTERNS = ("*", "*/*")
 
 
 class Killed(BaseException):
@@ -155,22 +154,6 @@ def test_a_commit_of_documentation_starts_nothing_and_names_its_files(watching):
     assert watching.words().endswith("README.md, logo.png")
 
 
-def test_only_files_that_the_config_names_count(project, local_hub):  # noqa: F811
-    local_hub.publish()
-    watching = Watching(project, local_hub, WATCH.replace(" }", ", files: ['*.safetensors'] }"))
-    watching.events(1)
-    local_hub.publish(config__json=b'{"model_type": "qwen"}')
-    assert watching.events(2) == []
-    assert "config.json" in watching.words()
-
-
-def test_other_patterns_are_no_new_commit(watching):
-    config = watching.project.config
-    config.write_text(config.read_text().replace("rebuilds_per_day: 5", "files: ['*.safetensors']"))
-    watching.hub.publish(README__md=b"# better words")
-    assert watching.events(2) == []
-
-
 def test_a_triggerer_killed_before_it_remembers_has_fired_nothing_and_fires_after(watching):
     commit = watching.hub.publish(config__json=b"{}")
     watching.memory.fails = True
@@ -195,16 +178,6 @@ def _firing(watching: Watching) -> dict[str, str]:
 
 def _now() -> datetime:
     return datetime.now(UTC)
-
-
-def test_a_triggerer_killed_after_the_run_claimed_fires_nothing_more(watching, monkeypatch):
-    monkeypatch.setattr(policy, "FIRST_PATIENCE", timedelta(0))
-    watching.hub.publish(config__json=b"{}")
-    before = dict(watching.memory.values)
-    (start,) = watching.events(most=1)
-    watching.claim(start)
-    watching.memory.values = before  # what it remembered of the start is lost too
-    assert watching.events() == []
 
 
 def test_a_lost_memory_goes_on_from_what_runs_released(watching):
@@ -262,23 +235,8 @@ def test_an_exception_that_nobody_expected_is_logged_once_and_the_watch_goes_on(
     assert "hunter2" not in caplog.text
 
 
-def test_what_the_watch_decided_is_written_when_it_changes_and_shown_on_the_page(watching):
-    def revision() -> str:
-        return watching.store.read_document("watch/tiny.json").revision
-
-    before = revision()
-    watching.events()
-    assert revision() == before
-    commit = watching.hub.publish(README__md=b"# other")
-    watching.events(2)
-    assert revision() != before
-    status = read_status(watching.store, "tiny")
-    assert (status.model, status.revision, status.commit) == ("demo/tiny", "main", commit)
-    assert "README.md" in status.words
-
-
 def test_the_page_shows_what_people_wrote_as_text(watching, monkeypatch):
-    from llm_pipeline_airflow.releases_page import watches_table
+    from llm_pipeline_airflow.pages import watches_table
 
     watching.hub.publish(**{"<script>.md": b"x"})
     watching.events(2)
@@ -452,23 +410,10 @@ def test_a_scheduled_run_runs_when_one_target_serves_something_else_or_the_confi
     assert scheduled(watching) == other
 
 
-def test_a_scheduled_run_runs_when_production_was_made_from_another_config(watching):
-    commit = watching.hub.publish(config__json=b"{}")
-    promote(watching, commit, "cpu-a", "cpu-b", description="as it was")
-    assert scheduled(watching) == commit
-
-
-def test_a_scheduled_run_runs_when_nobody_knows_what_production_was_made_from(watching):
-    commit = watching.hub.publish(config__json=b"{}")
-    promote(watching, commit, "cpu-a", "cpu-b")
-    watching.store.delete_document(record_name(f"tiny-{commit[:8]}"))
-    assert scheduled(watching) == commit
-
-
 def test_a_scheduled_run_that_is_cleared_runs_again(watching):
     commit = watching.hub.publish(config__json=b"{}")
     promote(watching, commit, "cpu-a", "cpu-b")
-    content = list_commit(connect(watching.hub.endpoint, "NO_TOKEN"), "demo/tiny", commit).reference(PATTERNS).content
+    content = list_commit(connect(watching.hub.endpoint, "NO_TOKEN"), "demo/tiny", commit).reference().content
     start = Start(commit=commit, content=content, revision="main", reason="", seen_at=_now())
     watching.claim(start, run_name(context("run 9", "scheduled")))
     assert scheduled(watching, "run 9") == commit

@@ -92,25 +92,6 @@ def test_a_store_that_this_host_does_not_have_is_no_empty_store(client, project,
     assert "No report yet" not in answer.text
 
 
-def test_a_store_that_cannot_be_read_is_told_once_and_not_again_for_what_is_watched(client, project):
-    text = project.config.read_text()
-    project.config.write_text(text + "watch: { poll_minutes: 5, quiet_minutes: 0, rebuilds_per_day: 5 }\n")
-    answer = client.get("/releases")
-    assert answer.status_code == 503
-    assert answer.text.count("<li>") == 1
-
-
-def test_releases_that_cannot_be_read_are_counted_and_not_left_out_silently(client, project, caplog):
-    record = project.root / "store/releases/tiny-0/release.json"
-    record.parent.mkdir(parents=True)
-    record.write_text("{")
-    answer = client.get("/releases")
-    assert answer.status_code == 503
-    assert "1 documents cannot be read" in answer.text
-    assert "No release yet" not in answer.text
-    assert "tiny-0" in caplog.text
-
-
 def test_a_dag_that_is_none_of_a_release_has_no_report(client):
     answer = client.get(REPORT.replace("tiny", "other"))
     assert answer.status_code == 404
@@ -168,25 +149,6 @@ def test_the_list_is_narrowed_by_text_and_state(client, two_releases, query, sho
     assert answer.status_code == 200
     assert {number for number, one in enumerate(two_releases) if f'value="{one}"' in answer.text} == shown
     assert "No release yet" not in answer.text
-
-
-def test_of_more_releases_than_the_index_holds_the_newest_are_listed_and_all_that_serve_are_shown(
-    client, project, two_releases, monkeypatch
-):
-    first, second = two_releases
-    history = History(project.root)
-    history.pass_days(2)
-    third = history.resolve(3)
-    for module in ("llm_pipeline.inspection.release_index", "llm_pipeline_airflow.web"):
-        monkeypatch.setattr(f"{module}.INDEXED", 1)
-    assert first in client.get("/releases").text  # read from the records, once
-    answer = client.get("/releases")
-    serving, listed = answer.text.split("All releases", 1)
-    assert answer.status_code == 200
-    assert second in serving
-    assert third in listed
-    assert not {one for one in two_releases if one in listed}
-    assert "only the newest 1 releases" in listed
 
 
 def test_what_is_typed_into_the_filter_is_shown_as_text(client, two_releases):

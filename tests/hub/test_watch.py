@@ -43,7 +43,7 @@ T0 = datetime(2026, 1, 1, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 WATCH = Watch(poll_minutes=5, quiet_minutes=10, rebuilds_per_day=2)
 A, B, C, D = ("a" * 40, "b" * 40, "c" * 40, "d" * 40)
-RELEASED = WatchState(reference=Reference(commit=A, content="old"), head=A, since=T0, files=WATCH.files)
+RELEASED = WatchState(reference=Reference(commit=A, content="old"), head=A, since=T0)
 
 
 def see(state: WatchState, seen: Head | Trouble, minutes: float = 0, watch: Watch = WATCH):
@@ -222,29 +222,19 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("patterns", "counted"),
-    [
-        (("*", "*/*"), {"config.json", "model.safetensors", "additional_chat_templates/a.jinja"}),
-        (("*",), {"config.json", "model.safetensors"}),
-        (("*.safetensors",), {"model.safetensors"}),
-        (("*.md", "*.py"), set()),
-        (("additional_*/*.jinja",), {"additional_chat_templates/a.jinja"}),
-    ],
-)
-def test_only_files_that_are_fetched_and_named_by_the_config_count(patterns, counted):
-    assert set(counted_files(FILES, patterns)) == counted
+def test_only_files_that_are_fetched_count():
+    assert set(counted_files(FILES)) == {"config.json", "model.safetensors", "additional_chat_templates/a.jinja"}
 
 
 def test_what_is_no_model_counts_for_nothing():
     with pytest.raises(Unsupported):
-        content_digest({"README.md": "1"}, ("*",))
+        content_digest({"README.md": "1"})
 
 
 def test_an_observer_names_what_changed_by_whether_it_counts(local_hub: LocalHub, hub: Hub):
     first = local_hub.publish()
-    observer = Observer(hub, "demo/tiny", "main", ("*", "*/*"))
-    reference = list_commit(hub, "demo/tiny", first).reference(("*", "*/*"))
+    observer = Observer(hub, "demo/tiny", "main")
+    reference = list_commit(hub, "demo/tiny", first).reference()
     assert observer.head(reference) == Head(first, content=reference.content)
 
     readme = local_hub.publish(README__md=b"# other words\n")
@@ -259,7 +249,7 @@ def test_an_observer_names_what_changed_by_whether_it_counts(local_hub: LocalHub
 
 def test_a_look_at_an_unchanged_branch_is_one_request(local_hub: LocalHub, hub: Hub):
     first = local_hub.publish()
-    observer = Observer(hub, "demo/tiny", "main", ("*",))
+    observer = Observer(hub, "demo/tiny", "main")
     before = len(local_hub.faults.requests)
     observer.head(Reference(commit=first, content="x"))
     assert len(local_hub.faults.requests) == before + 1
@@ -267,17 +257,16 @@ def test_a_look_at_an_unchanged_branch_is_one_request(local_hub: LocalHub, hub: 
 
 def test_a_reference_whose_commit_is_gone_is_compared_by_its_digest(local_hub: LocalHub, hub: Hub):
     commit = local_hub.publish()
-    digest = list_commit(hub, "demo/tiny", commit).reference(("*",)).content
-    observer = Observer(hub, "demo/tiny", "main", ("*",))
+    digest = list_commit(hub, "demo/tiny", commit).reference().content
+    observer = Observer(hub, "demo/tiny", "main")
     gone = Reference(commit="f" * 40, content=digest)
     head = observer.head(gone)
     assert (head.content, head.counted, head.others) == (digest, (), ())
-    assert observer.with_these_patterns(gone) == gone
 
 
 def test_a_commit_without_weights_is_unusable_not_trouble(local_hub: LocalHub, hub: Hub):
     local_hub.publish(model__safetensors=None)
-    head = Observer(hub, "demo/tiny", "main", ("*",)).head(None)
+    head = Observer(hub, "demo/tiny", "main").head(None)
     assert "no safetensors" in head.unusable
 
 

@@ -81,7 +81,7 @@ def answers(url: str) -> bool:
 @pytest.fixture
 def releases(tmp_path, monkeypatch):
     """A deployment with the channel, in whose store releases are written, and what tells of their stages."""
-    monkeypatch.setattr(outbox, "FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(outbox, "PAUSE_SECONDS", 0.0)
     history = History(tmp_path)
     history.deployment = history.deployment.model_copy(update={"notifications": CHANNEL})
 

@@ -107,7 +107,7 @@ def test_an_event_that_is_not_taken_is_tried_again_later_and_in_order(store, cha
     assert told(store, chat) == 0
     assert told(store, chat) == 0
     assert len(chat.paths) == 1  # not at once
-    monkeypatch.setattr(outbox.time, "time", lambda now=time.time: now() + outbox.FIRST_PAUSE_SECONDS)
+    monkeypatch.setattr(outbox.time, "time", lambda now=time.time: now() + outbox.PAUSE_SECONDS)
     assert told(store, chat) == 2
     assert [text.rpartition(": ")[2] for text in chat.texts] == ["started", "shifted"]
 
@@ -118,31 +118,6 @@ def test_an_event_that_is_refused_holds_up_no_other(store, chat, status):
     chat.answers = [status]
     assert told(store, chat) == 1
     assert chat.texts == ["Canary of tiny-1 on cpu-a: shifted"]
-
-
-def test_it_is_given_up_after_some_attempts(store, chat, monkeypatch):
-    monkeypatch.setattr(outbox, "FIRST_PAUSE_SECONDS", 0.0)
-    happened(store, *STORY[:2])
-    chat.answers = [500] * outbox.MOST_ATTEMPTS
-    counts = [told(store, chat) for _ in range(outbox.MOST_ATTEMPTS)]
-    assert counts == [0] * (outbox.MOST_ATTEMPTS - 1) + [1]
-
-
-def test_an_event_that_a_channel_breaks_at_holds_up_no_other_for_long_and_is_told_of(store, chat, monkeypatch, caplog):
-    monkeypatch.setattr(outbox, "CLAIM_SECONDS", 0.0)
-    real = outbox.message_of
-
-    def breaks(told_of):
-        if told_of.title.endswith("started"):
-            raise RuntimeError("no such emoji")
-        return real(told_of)
-
-    monkeypatch.setattr(outbox, "message_of", breaks)
-    happened(store, *STORY[:2])
-    counts = [told(store, chat) for _ in range(outbox.MOST_ATTEMPTS + 1)]
-    assert counts == [0] * outbox.MOST_ATTEMPTS + [1]
-    assert chat.texts == ["Canary of tiny-1 on cpu-a: shifted"]
-    assert [record.message for record in caplog.records].count("notification not sent") == 1
 
 
 def test_two_senders_tell_nothing_twice(store, chat, monkeypatch):

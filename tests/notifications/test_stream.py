@@ -22,7 +22,6 @@ from llm_pipeline.notifications.outbox import tell
 from llm_pipeline.notifications.stream import append, read
 from llm_pipeline.release.contract import StageResult, Timings
 from llm_pipeline.store import open_store
-from llm_pipeline.store.artifact_store import Conflict
 
 HERE = Origin("here", "tiny-1", "https://airflow.example/dags/x")
 
@@ -64,16 +63,6 @@ def test_a_stream_of_many_documents_is_read_on_from_any_number_and_forgets_the_o
     assert titles(store) == ["e4", "e5", "e6", "e7", "e8"]  # the first document is gone
     assert titles(store, after=6) == ["e7", "e8"]
     assert [one.number for one in read(store, after=5)] == [6, 7, 8]
-
-
-def test_a_writer_who_never_gets_his_turn_says_so(store, monkeypatch):
-    def taken(*_: object) -> None:
-        raise Conflict("somebody else was faster")
-
-    monkeypatch.setattr(stream, "_TRIES", 2)
-    monkeypatch.setattr(type(store), "write_document", taken)
-    with pytest.raises(Conflict, match="changes faster than it can be written"):
-        append(store, [event("a")])
 
 
 class Kept:

@@ -21,23 +21,18 @@ def with_policy(release, **changes):
     return release.model_copy(update={"policy": release.policy.model_copy(update=changes)})
 
 
-def with_limit(release, **changes):
-    return with_policy(release, time_limit=release.policy.time_limit.model_copy(update=changes))
-
-
 def test_the_limit_is_the_plans_time_by_the_policys_factor_between_its_bounds(release):
     planned = time_limit(release, "quantize", 2 * HOUR)
     assert (planned.seconds, planned.stall_seconds, planned.longest_seconds) == (8 * HOUR, 2 * HOUR, 24 * HOUR)
     assert planned.basis == "4 x the planned 2 h"
-    assert planned.setting == f"time_limit of policy {release.policy.name}"
+    assert planned.setting == f"longest_stage_hours of policy {release.policy.name}"
     assert time_limit(release, "quantize", 3.0).seconds == 0.5 * HOUR
     assert time_limit(release, "quantize", 7 * HOUR).seconds == 24 * HOUR
-    assert time_limit(with_limit(release, factor=1.5, maximum_hours=2.0), "quantize", HOUR).seconds == 1.5 * HOUR
+    assert time_limit(with_policy(release, longest_stage_hours=2.0), "quantize", HOUR).seconds == 2 * HOUR
 
 
 def test_where_nothing_is_planned_the_limit_is_fixed(release):
     assert time_limit(release, "quantize").seconds == 4 * HOUR
-    assert time_limit(with_limit(release, default_hours=2.0), "quantize").seconds == 2 * HOUR
     assert resolve_request(load_release(DEMO)).time_limit.seconds == 4 * HOUR
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from llm_pipeline.adapters.docker.image import repository_of
-from llm_pipeline.base.errors import ConfigError, StageCrashed, Transient, Unsupported
+from llm_pipeline.base.errors import ConfigError, StageCrashed
 from llm_pipeline.runners.runner import Placement
 
 HERE = Placement(environment="control")
@@ -29,14 +27,6 @@ def test_a_container_has_no_privilege_and_may_write_only_where_it_works(place, e
     writable = [mount["Source"] for mount in host["Mounts"] if not mount["ReadOnly"]]
     assert writable == [str(tmp_path / "work"), str(tmp_path / "store")]
     assert list(host["Tmpfs"]) == ["/tmp"]  # noqa: S108
-
-
-@pytest.mark.parametrize(("gpus", "count"), [(2, 2), ("all", -1)])
-def test_gpus_are_asked_for_by_their_number_or_all(place, engine, gpus, count):
-    engine.gpus = True
-    job = place.scripted("sleep 60", gpus=gpus).submit(place.request(), HERE)
-    (asked,) = engine.container(job.name).options["HostConfig"]["DeviceRequests"]
-    assert (asked["Count"], asked["Capabilities"]) == (count, [["gpu"]])
 
 
 def test_an_image_is_run_and_recorded_by_its_digest(place, engine):
@@ -134,31 +124,3 @@ def test_a_container_whose_submitter_died_before_its_start_is_started(place, eng
     (name,) = engine.names()
     job = place.runner().submit(place.request(), HERE)
     assert (job.name, engine.container(name).status) == (name, "running")
-
-
-def test_somebody_else_s_container_of_that_name_is_left_alone(place, engine):
-    import docker
-
-    runner = place.scripted("sleep 60")
-    job = runner.submit(place.request(), HERE)
-    runner.cancel(job)
-    taken = f"{job.name.rpartition('-')[0]}-2"
-    docker.from_env().containers.create("registry.test/llm/model:1", ["true"], name=taken, labels={}, network="none")
-    with pytest.raises(ConfigError, match="Conflict"):
-        runner.submit(place.request(), HERE)
-    assert engine.container(taken).status == "created"
-
-
-def test_an_engine_that_does_not_answer_is_a_transient_error(place, engine):
-    runner = place.scripted("sleep 60")
-    job = runner.submit(place.request(), HERE)
-    engine.close()
-    engine.socket.unlink()
-    with pytest.raises(Transient, match="DOCKER_HOST"):
-        place.runner().is_active(job)
-
-
-def test_without_the_sdk_the_error_names_the_extra(place, monkeypatch):
-    monkeypatch.setitem(sys.modules, "docker", None)
-    with pytest.raises(Unsupported, match=r"llm-pipeline\[docker\]"):
-        place.scripted("").submit(place.request(), HERE)

@@ -1,7 +1,6 @@
 """What only the process runner does; what every runner does is in `test_runner_contract.py`."""
 
 import os
-import resource
 import shutil
 import sys
 import time
@@ -12,9 +11,8 @@ import pytest
 from llm_pipeline.adapters.local.adapter import Interpreter
 from llm_pipeline.adapters.local.runner import ProcessRunner
 from llm_pipeline.base import detached
-from llm_pipeline.base.errors import ConfigError, StageCrashed, Transient
+from llm_pipeline.base.errors import ConfigError, StageCrashed
 from llm_pipeline.config.files import how_to_make_an_interpreter
-from llm_pipeline.runners.crash import crash
 from llm_pipeline.runners.runner import Placement
 
 
@@ -46,34 +44,6 @@ def test_an_interpreter_that_cannot_start_this_package_says_so(process_place, tm
     assert error.hint == how_to_make_an_interpreter()
 
 
-def test_a_disk_that_has_no_room_for_a_job_is_one_clear_error_that_names_it(process_place) -> None:
-    runner, placement = ProcessRunner(process_place.deployment), Placement(environment="control")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        with pytest.raises(Transient, match="cannot write what starts stage") as caught:
-            runner.submit(process_place.request(), placement)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert "/jobs/" in caught.value.where
-    assert "ulimit -f" in caught.value.hint
-    job = runner.submit(process_place.request(), placement)
-    process_place.ended(runner, job)
-    assert runner.outcome(job)
-
-
-def test_a_stage_that_ended_on_a_full_disk_without_a_word_is_not_told_as_killed(process_place, monkeypatch) -> None:
-    runner = ProcessRunner(process_place.deployment)
-    job = runner.submit(process_place.request(sleep=60), Placement(environment="control"))
-    runner.cancel(job)
-    with pytest.raises(StageCrashed, match="killed, or out of memory"):
-        runner.outcome(job)
-    full = shutil.disk_usage(job.directory)._replace(free=4096)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _directory: full)
-    with pytest.raises(StageCrashed, match="its disk is full"):
-        runner.outcome(job)
-
-
 def test_a_stage_whose_directory_is_gone_is_lost_and_can_be_tried_again(process_place) -> None:
     runner = ProcessRunner(process_place.deployment)
     job = runner.submit(process_place.request(sleep=60), Placement(environment="control"))
@@ -93,11 +63,6 @@ def _outcome_of(place, python: Path) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
         runner.outcome(job)
     return caught.value
-
-
-def test_words_of_a_stage_that_has_begun_are_none_of_its_interpreters() -> None:
-    lines = ['{"event": "quantize starts"}', "ModuleNotFoundError: No module named 'flash_attn'"]
-    assert isinstance(crash("it was killed", lines, where="r1", again="", install=""), StageCrashed)
 
 
 def test_a_stage_imports_nothing_from_where_it_was_started(process_place, tmp_path, monkeypatch) -> None:
@@ -149,18 +114,3 @@ def test_a_running_stage_whose_record_is_lost_is_found_again_and_not_started_twi
         assert not process.alive
     finally:
         detached.stop(process)
-
-
-def test_a_stage_whose_record_a_power_cut_emptied_starts_again(process_place) -> None:
-    place = Placement(environment="control")
-    runner = ProcessRunner(process_place.deployment)
-    job = runner.submit(process_place.request(seconds=60), place)
-    runner.cancel(job)
-    job.record.write_bytes(b"")
-    assert not runner.is_active(job)
-    with pytest.raises(StageCrashed, match="without a result"):
-        runner.outcome(job)
-    again = runner.submit(process_place.request(seconds=60), place)
-    assert again != job
-    assert runner.is_active(again)
-    runner.cancel(again)

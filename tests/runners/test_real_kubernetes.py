@@ -14,13 +14,12 @@ from documented_roles import documented_rules, without
 from llm_pipeline.adapters.kubernetes import api as kubernetes_api
 from llm_pipeline.adapters.kubernetes.adapter import KubernetesEnvironment
 from llm_pipeline.adapters.kubernetes.runner import KubernetesRunner
-from llm_pipeline.base.errors import ConfigError, RemoteStageError, RemoteStageTransient, StageCrashed
+from llm_pipeline.base.errors import ConfigError, RemoteStageTransient
 from llm_pipeline.runners.runner import Placement
 
 pytestmark = pytest.mark.thorough
 
 HERE = Placement(environment="control")
-_TALKER = "i=0; while [ $i -lt 20 ]; do i=$((i+1)); echo line $i; sleep 0.05; done; sleep 60"
 
 
 @pytest.fixture(autouse=True)
@@ -38,70 +37,6 @@ def says(runner, job, line):
     while line not in runner.read_log(job, 0)[0]:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-
-
-@pytest.mark.parametrize("status", [429, 500, 503, 0], ids=["throttled", "failing", "away", "answer lost"])
-def test_a_server_in_trouble_gets_no_second_job(place, real_kubernetes, status):
-    runner = place.scripted("sleep 60")
-    real_kubernetes.answer(status, times=2, to="POST jobs")
-    real_kubernetes.answer(status, times=2, to="GET")
-    job = runner.submit(place.request(), HERE)
-    assert runner.is_active(job)
-    assert real_kubernetes.names() == [job.name]
-    assert place.runner().submit(place.request(), HERE) == job
-
-
-def test_log_lines_come_once_through_lost_answers_and_rotation(place, real_kubernetes):
-    runner, lines, offset = place.scripted(_TALKER), [], 0
-    job = runner.submit(place.request(), HERE)
-    rotated, deadline = False, time.monotonic() + 120
-    while len(lines) < 20:
-        assert time.monotonic() < deadline
-        real_kubernetes.heal()  # a pod that has not started is not asked for its log
-        real_kubernetes.answer(0, times=1, to="GET log")
-        more, offset = runner.read_log(job, offset)
-        lines += more
-        if len(lines) > 5 and not rotated:
-            real_kubernetes.rotate(job.name, keep=2)
-            rotated = True
-    assert lines == [f"line {number}" for number in range(1, 21)]
-    assert place.runner().read_log(job, offset) == ([], offset)
-
-
-@pytest.mark.parametrize(
-    ("happens", "how", "advice"),
-    [
-        (lambda cluster, name: cluster.kill(name), "OOMKilled .exit code 137.", "raise memory_gib"),
-        (lambda cluster, name: cluster.kill(name, "Evicted"), "Evicted.*low on resource: memory", "memory_gib"),
-        (
-            lambda cluster, name: cluster.run_out_of_time(name),
-            "DeadlineExceeded: Job was active",
-            "raise time_limit",
-        ),
-        (lambda cluster, name: cluster.delete_behind(name), "its Job is gone", "finished work"),
-    ],
-    ids=["out of memory", "evicted", "out of time", "deleted"],
-)
-def test_a_pod_that_is_lost_is_a_transient_crash_that_says_how(place, real_kubernetes, happens, how, advice):
-    runner = place.scripted("echo the last words; sleep 600")
-    job = runner.submit(place.request(), HERE)
-    says(runner, job, "the last words")
-    happens(real_kubernetes, job.name)
-    place.ended(runner, job)
-    with pytest.raises(StageCrashed, match=how) as caught:
-        place.runner().outcome(job)
-    assert advice in caught.value.hint
-    assert runner.is_active(runner.submit(place.request(), HERE))
-
-
-def test_a_pod_left_behind_by_its_job_still_counts_until_it_is_cancelled(place, real_kubernetes):
-    runner = place.scripted("echo here; sleep 600")
-    job = runner.submit(place.request(), HERE)
-    says(runner, job, "here")
-    real_kubernetes.delete_behind(job.name, orphan=True)
-    assert runner.is_active(job)
-    runner.cancel(job)
-    assert not runner.is_active(job)
 
 
 def test_a_pod_that_quota_does_not_allow_is_told_with_the_words_of_the_cluster(place, real_kubernetes):
@@ -129,23 +64,6 @@ def test_a_pod_that_no_node_takes_waits_for_its_time(place, real_kubernetes):
     place.ended(runner, job)
     with pytest.raises(RemoteStageTransient, match="3 Insufficient gpu"):
         runner.outcome(job)
-
-
-def test_an_image_that_cannot_be_pulled_is_a_terminal_error(place, real_kubernetes):
-    real_kubernetes.node.missing_images.add("registry.test/no/such:1")
-    runner = place.scripted("", image="registry.test/no/such:1", start_timeout_minutes=0.05)
-    job = runner.submit(place.request(), HERE)
-    place.ended(runner, job)
-    with pytest.raises(RemoteStageError, match=r"ImagePullBackOff: .*no/such:1"):
-        runner.outcome(job)
-
-
-def test_secrets_and_the_image_reach_the_process_as_variables(place, real_kubernetes):
-    real_kubernetes.secret("hub", {"PROXY_TOKEN": "a secret"})
-    runner = place.scripted('echo "${PROXY_TOKEN:+there} $LLM_PIPELINE_CONTAINER"; exit 1', secrets=("hub",))
-    job = runner.submit(place.request(), HERE)
-    place.ended(runner, job)
-    assert runner.read_log(job, 0)[0] == ["there registry.test/llm/model:1"]
 
 
 _SERVER_CHECKS = {
@@ -235,9 +153,3 @@ def test_a_token_that_is_none_is_one_error(place, real_kubernetes):
     real_kubernetes.account = "no token of this cluster"
     with pytest.raises(ConfigError, match="Unauthorized"):
         place.scripted("").submit(place.request(), HERE)
-
-
-def test_a_namespace_that_is_not_there_is_one_error(place):
-    """A Role of another namespace does not reach it, so the server does not even say that it is missing."""
-    with pytest.raises(ConfigError, match='in the namespace "elsewhere"'):
-        place.scripted("", namespace="elsewhere").submit(place.request(), HERE)

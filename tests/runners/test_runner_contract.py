@@ -24,7 +24,7 @@ from llm_pipeline.base.errors import (
 from llm_pipeline.release import time_limit
 from llm_pipeline.release.contract import TimeLimit
 from llm_pipeline.runners.runner import Job, Placement
-from llm_pipeline.runners.watch import Watch
+from llm_pipeline.runners.runners import Watch
 
 HERE = Placement(environment="control")
 _SUBMIT = """

@@ -4,15 +4,12 @@ import dataclasses
 import os
 import sys
 import threading
-import types
 from pathlib import Path
 
 import pytest
 
-from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import ConfigError, ExitCode, Transient
 from llm_pipeline.base.logging import JsonLineFormatter, ReadableFormatter
-from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.release import execute as execution
@@ -261,53 +258,3 @@ def test_a_stage_passes_an_input_on_without_a_copy_and_nothing_else(
     assert [stored.ref for stored in open_store(given.store).artifacts()] == [made]
     error = fail(request_for()).error
     assert error.message == f"stage count passes on {made}, which is none of its inputs"
-
-
-@pytest.mark.parametrize("small", [True, False])
-def test_what_a_stage_imports_is_loaded_beside_large_inputs_and_after_small_ones(
-    small: bool, counter: Counter, request_for, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = succeed(request_for()).artifacts["text"]
-    order: list[str] = []
-    imported = threading.Event()
-    heavy = types.ModuleType("heavy")
-    (tmp_path / "heavy_library.py").write_text("from heavy import note\nnote()\n")
-    heavy.note = lambda: (order.append("imported"), imported.set())
-    monkeypatch.setitem(sys.modules, "heavy", heavy)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "heavy_library", raising=False)
-    fetch = LocalStore.fetch
-
-    def fetched(store: LocalStore, ref: ArtifactRef) -> Path:
-        imported.wait(0.01 if small else 10)
-        found = fetch(store, ref)
-        order.append("fetched")
-        return found
-
-    monkeypatch.setattr(LocalStore, "fetch", fetched)
-    stage = dataclasses.replace(execution.load_stage("count"), imports=("heavy_library",))
-    monkeypatch.setattr(execution, "load_stage", lambda _name: stage)
-    succeed(request_for(text="with an input").model_copy(update={"inputs": {"text": made}}))
-    assert imported.wait(10)
-    assert order == (["fetched", "imported"] if small else ["imported", "fetched"])
-
-
-def test_a_slow_git_holds_up_no_import(counter: Counter, request_for, tmp_path: Path, monkeypatch) -> None:
-    imported, seen = threading.Event(), list[bool]()
-    heavy = types.ModuleType("heavy")
-    heavy.note = imported.set
-    (tmp_path / "slow_library.py").write_text("from heavy import note\nnote()\n")
-    monkeypatch.setitem(sys.modules, "heavy", heavy)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "slow_library", raising=False)
-    here = execution.here
-
-    def slow_here() -> dict[str, str]:
-        seen.append(imported.wait(2))
-        return here()
-
-    monkeypatch.setattr(execution, "here", slow_here)
-    stage = dataclasses.replace(execution.load_stage("count"), imports=("slow_library",))
-    monkeypatch.setattr(execution, "load_stage", lambda _name: stage)
-    succeed(request_for())
-    assert seen[0]

@@ -21,8 +21,6 @@ from llm_pipeline.base.labels import LABEL_PREFIX
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.release.contract import StageRequest, StageResult
-from llm_pipeline.runners.crash import INSTALL_IN_IMAGE, crash
-from llm_pipeline.runners.environments import environment_of, image_of
 from llm_pipeline.runners.job_directory import (
     latest_number,
     locked_jobs,
@@ -30,8 +28,8 @@ from llm_pipeline.runners.job_directory import (
     read_outcome,
     request_path,
 )
-from llm_pipeline.runners.job_names import job_base_name, request_labels
 from llm_pipeline.runners.runner import STAGE_VARIABLES, Job, Placement
+from llm_pipeline.runners.shared import INSTALL_IN_IMAGE, crash, environment_of, image_of, job_base_name, request_labels
 from llm_pipeline.runners.stage_environment import withheld_secrets
 from llm_pipeline.store.provenance import CONTAINER_VARIABLE
 

@@ -17,8 +17,8 @@ from llm_pipeline.config.environment import ClaimMount
 from llm_pipeline.release.contract import StageRequest
 from llm_pipeline.release.process import IN_STORE
 from llm_pipeline.release.time_limit import GRACE_SECONDS
-from llm_pipeline.runners.job_names import request_labels
 from llm_pipeline.runners.runner import STAGE_VARIABLES, Job
+from llm_pipeline.runners.shared import request_labels
 from llm_pipeline.serving.kubernetes_manifests import CONFINED, mebibytes, pod_identity, resources
 from llm_pipeline.store.provenance import CONTAINER_VARIABLE
 

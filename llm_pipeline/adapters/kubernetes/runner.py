@@ -25,10 +25,16 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.release.contract import OUTCOME, StageFailure, StageRequest, StageResult
 from llm_pipeline.release.process import job_outcome_name
 from llm_pipeline.release.registry import publishes
-from llm_pipeline.runners.crash import INSTALL_IN_IMAGE, crash
-from llm_pipeline.runners.environments import environment_of, image_of
-from llm_pipeline.runners.job_names import job_base_name, job_name_prefix, work_hash
 from llm_pipeline.runners.runner import Job, Placement
+from llm_pipeline.runners.shared import (
+    INSTALL_IN_IMAGE,
+    crash,
+    environment_of,
+    image_of,
+    job_base_name,
+    job_name_prefix,
+    work_hash,
+)
 from llm_pipeline.runners.stage_environment import withheld_secrets
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore, Document

@@ -22,7 +22,7 @@ _OUT_OF_TIME = "DeadlineExceeded"
 _ADVICE = {
     "OOMKilled": "raise memory_gib of the environment (shared memory counts, too)",
     "Evicted": "its node ran out of something: give the environment memory_gib, and claims for large files",
-    _OUT_OF_TIME: "raise time_limit of the policy, if the stage makes progress: finished work is kept",
+    _OUT_OF_TIME: "raise longest_stage_hours of the policy, if the stage makes progress: finished work is kept",
     "StartError": "check image and python of the environment",
     "ContainerCannotRun": "check image and python of the environment",
 }

@@ -16,9 +16,9 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import EnvironmentModel
 from llm_pipeline.config.model import AbsolutePath, Word
 from llm_pipeline.release.contract import StageRequest, StageResult
-from llm_pipeline.runners.environments import environment_of
 from llm_pipeline.runners.job_directory import read_lines, read_outcome, request_path
 from llm_pipeline.runners.runner import Job, Placement
+from llm_pipeline.runners.shared import environment_of
 
 
 class AcmeBatch(EnvironmentModel):
