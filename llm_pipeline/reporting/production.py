@@ -99,7 +99,7 @@ def rollback_in_words(results: Results, pointers: Mapping[str, Pointers], canari
         elif until is not None:
             texts.append(f"All traffic was back on stable {duration(until)} later.")
         if place.production is not None:
-            texts.append(f"{place.production.recipe} of release {place.production.release_id} serves.")
+            texts.append(f"Recipe {place.production.recipe} of release {place.production.release_id} serves.")
         if study is not None and study.samples:
             seen = sum(sample.candidate.requests + sample.stable.requests for sample in study.samples)
             lost = sum(sample.candidate.lost + sample.stable.lost for sample in study.samples)

@@ -46,8 +46,8 @@ def test_the_headline_says_what_when_what_serves_and_what_was_lost(sample, tmp_p
     release = sample.whole_release(tmp_path, good=False)
     sample.point_at(release, ("before", "none"))
     sentence = collect(release.store, sample.RELEASE).headline.sentence
-    assert sentence.startswith("Taken back on cpu at the 25 % step, 20 s after the shift: slow first tokens")
-    assert "All traffic was back on stable 0.4 s later. none of release before serves." in sentence
+    assert sentence.startswith("Taken back on cpu at the 25 % step, 20 s after the shift: Slow first tokens")
+    assert "All traffic was back on stable 0.4 s later. Recipe none of release before serves." in sentence
     assert "Requests lost during the canary: 0 of " in sentence
 
 
@@ -55,7 +55,7 @@ def test_without_the_canarys_measurements_nothing_is_said_to_be_lost_or_not(samp
     release = sample.whole_release(tmp_path, good=False)
     shutil.rmtree(Path(urlsplit(release.store.uri).path) / "artifacts" / "canary")
     sentence = collect(release.store, sample.RELEASE).headline.sentence
-    assert "Taken back on cpu: slow first tokens" in sentence
+    assert "Taken back on cpu: Slow first tokens" in sentence
     assert "lost" not in sentence
 
 
