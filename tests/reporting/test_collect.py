@@ -60,7 +60,7 @@ def test_a_release_that_its_canary_took_back_says_so_and_why(sample, rolled_back
     data = collect(rolled_back.store, sample.RELEASE)
     assert (data.headline.state, data.headline.verdict) == ("rolled back", Verdict.NO_GO)
     assert data.headline.sentence.startswith(
-        "Taken back on cpu at the 25 % step, 20 s after the shift: slow first tokens"
+        "Taken back on cpu at the 25 % step, 20 s after the shift: Slow first tokens"
     )
     assert [mark.label for mark in data.canaries[0].marks] == ["5 %", "25 %", "rolling back", "traffic on stable"]
 
