@@ -12,7 +12,7 @@ from scipy import stats
 
 from llm_pipeline.accuracy.paired import compare
 from llm_pipeline.artifacts.items import ScoredItem
-from llm_pipeline.statistics.losses import FEW_CLUSTERS, LossSample, group_numbers
+from llm_pipeline.statistics.losses import LossSample, group_numbers
 from llm_pipeline.statistics.score_test import SCORE_TEST
 
 
@@ -59,15 +59,6 @@ def test_one_large_cluster_among_single_items_counts_for_what_it_weighs() -> Non
     assert LossSample(np.zeros(1000), groups).has_few_clusters
 
 
-def test_harm_to_heavy_items_is_shown_no_sooner_than_the_lower_bound_says() -> None:
-    random = np.random.default_rng(3)
-    weights = np.repeat([0.5, 3.0], [800, 200])
-    losses = random.choice([1.0, -1.0, 0.0], p=(0.12, 0.05, 0.83), size=1000)
-    sample = LossSample(losses, weights=weights / weights.mean())
-    level = SCORE_TEST.p_value(sample, 0.03)
-    assert SCORE_TEST.bounds(sample, 1.0 - level).lower == pytest.approx(0.03, abs=1e-4)
-
-
 def test_the_level_at_which_harm_is_shown_is_where_the_lower_bound_meets_the_limit() -> None:
     random = np.random.default_rng(3)
     losses = random.choice([1.0, -1.0, 0.0], p=(0.2, 0.05, 0.75), size=1600)
@@ -91,15 +82,6 @@ def test_clusters_widen_and_never_narrow_the_interval() -> None:
         known, unknown = (SCORE_TEST.bounds(s, 0.95) for s in (sample, LossSample(sample.losses)))
         assert known.upper >= unknown.upper
         assert known.lower <= unknown.lower
-
-
-def test_while_few_clusters_changed_each_counts_as_a_single_item() -> None:
-    losses = np.zeros(1000)
-    losses[: FEW_CLUSTERS - 1] = 1.0  # all in the first cluster
-    sample = LossSample(losses, np.repeat(np.arange(50), 20))
-    assert sample.design_effect == 20.0
-    unchanged = LossSample(np.zeros(1000), np.repeat(np.arange(50), 20))
-    assert SCORE_TEST.bounds(unchanged, 0.95).upper == pytest.approx(1 - 0.05 ** (1 / 50), rel=0.05)
 
 
 def test_one_cluster_says_nothing() -> None:
@@ -134,10 +116,3 @@ def test_an_item_without_a_cluster_stands_for_itself() -> None:
     assert groups[0] == groups[2]
     assert len(set(groups.tolist())) == 3
     assert group_numbers(["", "x", ""]) is None
-
-
-def test_a_grown_sample_has_the_same_mean_and_a_narrower_interval() -> None:
-    for sample in (drawn(60, 12, 0.4), LossSample(np.repeat([1.0, 0.0], [30, 970]))):
-        grown = sample.grown(4.0)
-        assert (grown.mean, grown.pairs, grown.lost) == (sample.mean, 4 * sample.pairs, 4 * sample.lost)
-        assert SCORE_TEST.bounds(grown, 0.95).upper < SCORE_TEST.bounds(sample, 0.95).upper
