@@ -7,7 +7,6 @@ A summary has quantiles with bounds, rates, faults by kind and a time series. Ev
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -83,25 +82,21 @@ class Windows:
         self.summaries.append(summary)
         if keep and self._directory is not None:
             write_records(self._directory / f"{name}.csv.gz", measured.records)
-        _log.info(f"{name}: measured", **_figures(summary))
+        first, users = summary.first_token, summary.concurrency
+        _log.info(
+            f"{name}: measured",
+            **({"users": users} if users else {"per_second": _short(summary.offered_per_second)}),
+            requests=summary.requests,
+            failed=summary.failed,
+            good=_short(summary.good_fraction),
+            first_token_p50_ms=_short(first.quantiles[0].milliseconds) if first else None,
+            tokens_per_second=_short(summary.output_tokens_per_second),
+        )
         return measured.records
 
     def _next_seed(self) -> int:
         self._drawn += 1
         return self.workload.seed + _SEEDS_APART * self._drawn
-
-
-def _figures(summary: WindowSummary) -> dict[str, Any]:
-    pace = {"users": summary.concurrency} if summary.concurrency else {"per_second": _short(summary.offered_per_second)}
-    first = summary.first_token
-    return {
-        **pace,
-        "requests": summary.requests,
-        "failed": summary.failed,
-        "good": _short(summary.good_fraction),
-        "first_token_p50_ms": _short(first.quantiles[0].milliseconds) if first else None,
-        "tokens_per_second": _short(summary.output_tokens_per_second),
-    }
 
 
 def _short(value: float | None) -> float | None:
@@ -146,7 +141,10 @@ def summarize_window(  # noqa: PLR0917 - its name, its traffic and its result
     if not len(judged):
         raise ValueError(f"window {name}: without requests there is no summary")
     answered, is_good = judged.answered, good(judged, policy.service_level)
-    faults = _faults(judged)
+    kinds, counts = np.unique(judged["fault"][~answered], return_counts=True)
+    order = np.argsort(-counts, kind="stable").tolist()  # the most frequent first
+    faults = {Fault(int(kinds[place])): int(counts[place]) for place in order}
+    told = float(np.sum(judged["input_tokens"], dtype=np.int64))  # else by the server's metrics
     return WindowSummary(
         name=name,
         phase=phase,
@@ -162,7 +160,7 @@ def summarize_window(  # noqa: PLR0917 - its name, its traffic and its result
         answered_per_second=float(np.sum(answered)) / seconds,
         good_per_second=float(np.sum(is_good)) / seconds,
         good_fraction=float(np.mean(is_good)),
-        input_tokens_per_second=_input_tokens(judged, measured) / seconds,
+        input_tokens_per_second=(told or float(measured.server.input_tokens or 0)) / seconds,
         output_tokens_per_second=float(np.sum(judged["output_tokens"][answered])) / seconds,
         client_lag_p99_milliseconds=1e3 * client_lag_seconds(measured.records),
         rate_share=rate_share(measured.records),
@@ -284,19 +282,6 @@ def _histogram(milliseconds: Values, weights: NDArray[Any]) -> Histogram:
     return Histogram(edges_milliseconds=tuple(edges.tolist()), counts=tuple(map(int, counts)))
 
 
-def _faults(judged: Records) -> dict[Fault, int]:
-    """How many requests failed, by kind, the most frequent first."""
-    kinds, counts = np.unique(judged["fault"][~judged.answered], return_counts=True)
-    order = np.argsort(-counts, kind="stable")
-    return {Fault(int(kinds[place])): int(counts[place]) for place in order}
-
-
-def _input_tokens(judged: Records, measured: MeasuredWindow) -> float:
-    """Input tokens by the answers, or by the server's metrics if no answer states them."""
-    told = float(np.sum(judged["input_tokens"], dtype=np.int64))
-    return told or float(measured.server.input_tokens or 0)
-
-
 def _by_second(judged: Records, is_good: Mask) -> tuple[SecondOfTraffic, ...]:
     """The requests by the second of their scheduled arrival, including seconds without any."""
     seconds = judged["arrives_at"].astype(np.int64)
@@ -310,13 +295,18 @@ def _by_second(judged: Records, is_good: Mask) -> tuple[SecondOfTraffic, ...]:
 
     everything = np.ones(len(judged), np.bool_)
     edges = np.searchsorted(seconds, np.arange(length + 1))
-    first = _medians(np.where(answered, judged["first_token_seconds"], np.nan), edges)
-    total = _medians(np.where(answered, judged["total_seconds"], np.nan), edges)
+
+    def medians(column: str) -> list[float | None]:
+        """Of the answers of each second, in milliseconds; None where there is none."""
+        values = np.where(answered, judged[column], np.nan)
+        found = [part[~np.isnan(part)] for part in np.split(values, edges[1:-1])]
+        return [1e3 * float(np.median(part)) if part.size else None for part in found]
+
     stalls = np.zeros(length)
     np.maximum.at(stalls, seconds, judged["longest_gap_seconds"])
     columns = zip(
         counted(everything), counted(~answered), counted(is_good), counted(answered, judged["output_tokens"]),
-        first, total, stalls.tolist(), strict=True,
+        medians("first_token_seconds"), medians("total_seconds"), stalls.tolist(), strict=True,
     )  # fmt: skip
     return tuple(
         SecondOfTraffic(
@@ -331,13 +321,3 @@ def _by_second(judged: Records, is_good: Mask) -> tuple[SecondOfTraffic, ...]:
         )
         for second, (arrived, failed, kept, tokens, first_token, end_to_end, stall) in enumerate(columns)
     )
-
-
-def _medians(values: Values, edges: NDArray[np.int64]) -> list[float | None]:
-    """Median in milliseconds between neighbouring edges; None where there is no value."""
-    return [_median(values[start:end]) for start, end in pairwise(edges.tolist())]
-
-
-def _median(seconds: Values) -> float | None:
-    known = seconds[~np.isnan(seconds)]
-    return 1e3 * float(np.median(known)) if known.size else None
