@@ -131,7 +131,7 @@ bench-canary-chaos: environments ## Half an hour of releases while everything br
 bench-scale: environments ## Twenty releases at once on Celery with killed workers; store calls and DAG parsing as both grow
 	@test -d "$(cluster_site)/celery" || $(CONTROL) -m pip install --quiet --no-deps --target "$(cluster_site)" --requirement docker/constraints/cluster-py311.txt
 	@PYTHONPATH="$(cluster_site)" $(CONTROL) benchmarks/scale.py
-	@$(CONTROL) benchmarks/scale_growth.py
+	@$(CONTROL) benchmarks/scale.py growth
 
 clean: down ## Remove what runs and tools left; the environments stay
 	rm -rf .pipeline .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

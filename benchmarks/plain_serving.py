@@ -31,14 +31,17 @@ from pathlib import Path
 
 import numpy as np
 from goals import goal
-from plain_serving_build import WEIGHT_FORMATS, target
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import LoadTestPolicy, RateSearch, ServiceLevel
+from llm_pipeline.config.target import EngineLimits, Target
 from llm_pipeline.config.workload import Workload
+from llm_pipeline.config.target import EngineLimits, Target
+from llm_pipeline.config.workload import Workload
+from llm_pipeline.engines.builder import BuildInputs, engine_builder
 from llm_pipeline.loadtest.gate import good, void_reason
 from llm_pipeline.loadtest.measure import LoadClient
 from llm_pipeline.loadtest.outcome import RatePoint
@@ -81,6 +84,7 @@ MOST_TIMES = 32.0
 OVERLOAD_USERS = 64
 START_SECONDS = 60
 PLAIN = "plain, one at a time"
+WEIGHT_FORMATS = ("fp32", "int8")
 
 
 @dataclass
@@ -144,8 +148,32 @@ def _engines(checkpoint: Path) -> Path:
     """The engines of a checkpoint, built once."""
     directory = PLACE / "engines" / checkpoint.resolve().as_posix().strip("/").replace("/", "-")
     directory.mkdir(parents=True, exist_ok=True)
-    _run("benchmarks/plain_serving_build.py", str(checkpoint), str(directory))
+    _run("benchmarks/plain_serving.py", "build", str(checkpoint), str(directory))
     return directory
+
+
+def target(weight_format: str) -> Target:
+    """The target of an engine; limits as `configs/targets/cpu.yaml` has them."""
+    limits = EngineLimits(
+        maximum_sequences=32, maximum_tokens_per_request=2048, maximum_batched_tokens=512,
+        maximum_queued_requests=512, threads=1,
+    )  # fmt: skip
+    return Target(
+        name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu", weight_format=weight_format,
+        limits=limits,
+    )  # fmt: skip
+
+
+def build(checkpoint: Path, directory: Path) -> None:
+    """Build the engines in the model environment, one a weight format; they appear only when they are complete."""
+    for weight_format in WEIGHT_FORMATS:
+        if (directory / weight_format).exists():
+            continue
+        partial = directory / f"{weight_format}.partial"
+        ref = ArtifactRef(kind="checkpoint", digest="0" * 64)
+        inputs = BuildInputs(checkpoint=checkpoint, target=target(weight_format), dtype="float16", checkpoint_ref=ref)
+        engine_builder("openvino_cpu").build(inputs, partial)
+        partial.rename(directory / weight_format)
 
 
 def _packages() -> Path:
@@ -302,4 +330,7 @@ def _goals(arms: Sequence[Arm]) -> Iterator[bool]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:2] == ["build"]:
+        build(*map(Path, sys.argv[2:]))
+    else:
+        sys.exit(main())

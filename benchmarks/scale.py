@@ -9,40 +9,45 @@ GPUs share a pool of two slots. Workers are ended with SIGKILL, whole, and come 
 
 Shown, one line a goal (exit code 1 when one is missed): every release ended as it should, by the store's records; no
 release overtook another of its model; nothing starved; never more than two stages held a GPU, by what the stages
-themselves wrote; stages of killed workers were found again or tried again. Printed: CPU seconds of Airflow's services
-and statements to its database, a release and a task. `make bench-scale` fetches the packages and runs it.
+themselves wrote; stages of killed workers were found again or tried again. It needs the packages of
+docker/constraints/cluster-py311.txt beside the control environment, which `make bench-scale` fetches, and the programs
+of PostgreSQL and Redis (`apt-get install postgresql redis-server`).
+
+    python benchmarks/scale.py growth [--releases 10 100 1000] [--configs 10 100 1000]
+
+counts every call of the store that one release makes while so many others are in it: planning, claim, keys, leases,
+records, report and index are the product's, and the stages do no model's work. A listing counts once for each 1,000
+names, as S3 pages it. Then the DAG files of so many release configs are parsed; seconds are CPU seconds. Goals: calls
+do not grow with others' releases; a release config is parsed in 45 ms, and 1,000 of them in one folder within the 30 s
+after which Airflow gives up.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import os
 import random
+import re
+import secrets
 import shutil
+import signal
 import stat
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.cluster_services import (
-    Postgres,
-    ancestors,
-    celery_settings,
-    celery_workers,
-    cpu_seconds,
-    descendants,
-    kill_worker,
-    postgres,
-    redis,
-    require_programs,
-)
 from benchmarks.goals import at_least, at_most, goal
 from llm_pipeline.base import detached
 from llm_pipeline.demo.airflow_client import AirflowAccess, AirflowClient
@@ -52,11 +57,11 @@ from llm_pipeline.release.claim import read_claims
 from llm_pipeline.store import open_store
 
 ROOT = Path(__file__).resolve().parents[1]
-AIRFLOW_PORT = 18091
+AIRFLOW_PORT, POSTGRES_PORT, REDIS_PORT = 18091, 18932, 18979
+DATABASE = "airflow"
 POOL, SLOTS = "gpus", 2
 WORKERS = ("worker-1", "worker-2", "worker-3")
 CONCURRENCY = 4
-SERVICES = ("scheduler", "api-server", "dag-processor", "triggerer")
 REFUSED_MODEL = "m9"
 LONGEST_SECONDS = 2400.0
 SECONDS_BETWEEN_KILLS = (20.0, 45.0)
@@ -97,8 +102,10 @@ places:
 
 
 def main() -> int:
-    """Run the releases and judge how they ended."""
+    """Run the releases and judge how they ended, or count what grows."""
     options = _options()
+    if options.what == "growth":
+        return 0 if all(_growth(options.releases, options.configs)) else 1
     require_programs()
     random.seed(options.seed)
     with ExitStack() as until_done:
@@ -106,7 +113,7 @@ def main() -> int:
         if not options.keep:
             until_done.callback(shutil.rmtree, place, ignore_errors=True)
         models = [f"m{number}" for number in range(options.models)]
-        write_project(place, models, counted=not options.pool_alone)
+        write_project(place, models)
         database, broker = until_done.enter_context(postgres(place)), until_done.enter_context(redis(place))
         cluster = Cluster(place, celery_settings(database.address, broker) | _SETTINGS)
         until_done.callback(stop_airflow, cluster.home)
@@ -116,9 +123,11 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("what", nargs="?", choices=("releases", "growth"), default="releases")
+    parser.add_argument("--releases", type=int, nargs="+", default=[10, 100, 1000], help="growth: in the store")
+    parser.add_argument("--configs", type=int, nargs="+", default=[10, 100, 1000], help="growth: in one folder")
     parser.add_argument("--models", type=int, default=10, help="each has two releases")
     parser.add_argument("--kills", type=int, default=6, help="workers that are killed")
-    parser.add_argument("--pool-alone", action="store_true", help="do not count the pool's GPUs in the deployment")
     parser.add_argument("--seed", type=int, default=21, help="of the moments and the workers")
     parser.add_argument("--keep", action="store_true", help="leave the directory with logs and store")
     return parser.parse_args()
@@ -148,7 +157,13 @@ class Cluster:
             AIRFLOW_PORT,
             releases=self.place / "configs/releases",
             settings=self._settings,
-            workers=celery_workers(dict.fromkeys(WORKERS, "default"), CONCURRENCY),
+            workers={
+                name: (
+                    *("celery", "worker", "--concurrency", str(CONCURRENCY), "--skip-serve-logs"),
+                    *("--celery-hostname", name, "--queues", "default"),
+                )
+                for name in WORKERS
+            },
         )
 
     def process(self, name: str) -> detached.DetachedProcess:
@@ -157,10 +172,6 @@ class Cluster:
         if found is None:
             raise SystemExit(f"{name} was never started")
         return found
-
-    def cpu(self) -> dict[str, float]:
-        """CPU seconds of each service until now."""
-        return {name: cpu_seconds(self.process(name).pid) for name in SERVICES}
 
 
 @dataclass
@@ -171,11 +182,8 @@ class Outcome:
     states: dict[str, str]
     seconds: float
     kills: list[str]
-    cpu: dict[str, float]
-    statements: int
     cluster: Cluster
     database: Postgres
-    runs: dict[str, str] = field(default_factory=dict)
 
 
 def _run(cluster: Cluster, database: Postgres, models: Sequence[str], kills: int) -> Outcome:
@@ -190,8 +198,9 @@ def _run(cluster: Cluster, database: Postgres, models: Sequence[str], kills: int
     for dag in dags:
         client.unpause(dag)
     killer = _Killer(cluster, kills)
-    before, statements, begun = cluster.cpu(), database.statements(), time.monotonic()
-    runs = {dag: client.trigger(dag) for dag in dags}
+    begun = time.monotonic()
+    for dag in dags:
+        client.trigger(dag)
     killer.start()
     states: dict[str, str] = {}
     while len(states) < len(dags) and time.monotonic() - begun < LONGEST_SECONDS:
@@ -201,17 +210,13 @@ def _run(cluster: Cluster, database: Postgres, models: Sequence[str], kills: int
     seconds = time.monotonic() - begun
     killer.over.set()
     killer.join()
-    after = cluster.cpu()
     return Outcome(
         models=list(models),
         states={dag: states.get(dag, "unfinished") for dag in dags},
         seconds=seconds,
         kills=killer.kills,
-        cpu={name: after[name] - before[name] for name in SERVICES},
-        statements=database.statements() - statements,
         cluster=cluster,
         database=database,
-        runs=runs,
     )
 
 
@@ -262,11 +267,6 @@ def _judged(outcome: Outcome) -> Iterator[bool]:
     yield goal("stages_found_again", f"{found} found, {retried} tries after the first", "1 found", met=found > 0)
     tasks = int(outcome.database.rows("SELECT count(*) FROM task_instance WHERE state IS NOT NULL")[0][0])
     print(f"{releases} releases, {tasks} task instances, {outcome.seconds:.0f} s, killed: {', '.join(outcome.kills)}")
-    for name, seconds in outcome.cpu.items():
-        print(f"CPU {name}: {seconds / releases:.2f} s a release, {seconds / tasks:.3f} s a task")
-    print(
-        f"database: {outcome.statements / releases:.0f} statements a release, {outcome.statements / tasks:.0f} a task"
-    )
     print(f"states: {json.dumps(outcome.states)}")
 
 
@@ -323,10 +323,222 @@ def _second_tries(home: Path) -> tuple[int, int]:
     return sum(any(words in text for words in FOUND) for text in texts), len(texts)
 
 
-def write_project(root: Path, models: Sequence[str], *, counted: bool = True) -> None:
+@dataclass(frozen=True)
+class Postgres:
+    """A running PostgreSQL.
+
+    Attributes:
+        address: `user:password@host:port/database`.
+    """
+
+    address: str
+    _psql: tuple[str, ...]
+    _password: str
+
+    def rows(self, query: str) -> list[list[str]]:
+        """What a query gives, as text."""
+        command = [*self._psql, "--no-align", "--tuples-only", "--field-separator", "\t", "--command", query]
+        environment = {"PGPASSWORD": self._password}
+        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        return [line.split("\t") for line in done.stdout.splitlines()]
+
+
+def require_programs() -> None:
+    """End with a word if a program or a package is missing."""
+    missing = [name for name in ("redis-server", "runuser") if shutil.which(name) is None]
+    if not list(Path("/usr/lib/postgresql").glob("*/bin/initdb")):
+        missing.append("initdb of PostgreSQL")
+    if missing or importlib.util.find_spec("celery") is None:
+        raise SystemExit(f"missing: {', '.join(missing) or 'the packages of docker/constraints/cluster-py311.txt'}")
+
+
+def celery_settings(database: str, broker: str) -> dict[str, str]:
+    """Airflow's settings for Celery; a worker that is gone is noticed after 20 s."""
+    return {
+        "AIRFLOW__CORE__EXECUTOR": "CeleryExecutor",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"postgresql+psycopg2://{database}",
+        "AIRFLOW__CELERY__BROKER_URL": broker,
+        "AIRFLOW__CELERY__RESULT_BACKEND": f"db+postgresql+psycopg2://{database}",
+        "AIRFLOW__CELERY__WORKER_ENABLE_REMOTE_CONTROL": "False",
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
+        "C_FORCE_ROOT": "true",
+    }
+
+
+def kill_worker(worker: detached.DetachedProcess, tasks: Sequence[int]) -> None:
+    """End a whole worker as a lost machine does, all but the stages, which are processes of their own sessions."""
+    for pid in tasks:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.killpg(worker.pid, signal.SIGKILL)
+
+
+@contextmanager
+def postgres(place: Path) -> Iterator[Postgres]:
+    """A PostgreSQL with an empty database."""
+    binaries = max(Path("/usr/lib/postgresql").glob("*/bin"))
+    place.chmod(0o755)
+    data, password = place / "postgres", secrets.token_hex(16)
+    data.mkdir()
+    shutil.chown(data, "postgres")
+    secret = place / "password"
+    secret.write_text(password)
+    shutil.chown(secret, "postgres")
+    as_postgres = ["runuser", "-u", "postgres", "--"]
+    initialize = [binaries / "initdb", "--pgdata", data, "--auth", "scram-sha-256", "--pwfile", secret]
+    subprocess.run([*as_postgres, *map(str, initialize)], check=True, capture_output=True)
+    options = f"-p {POSTGRES_PORT} -c listen_addresses=127.0.0.1 -c unix_socket_directories={data}"
+    options += " -c max_connections=300"
+    control = [*as_postgres, str(binaries / "pg_ctl"), "--pgdata", str(data), "--wait"]
+    subprocess.run(
+        [*control, "--log", str(data / "log"), "--options", options, "start"], check=True, capture_output=True
+    )
+    try:
+        user = ["--host", "127.0.0.1", "--port", str(POSTGRES_PORT), "--username", "postgres"]
+        subprocess.run([str(binaries / "createdb"), *user, DATABASE], env={"PGPASSWORD": password}, check=True)
+        address = f"postgres:{password}@127.0.0.1:{POSTGRES_PORT}/{DATABASE}"
+        server = Postgres(address, (str(binaries / "psql"), *user, "--dbname", DATABASE), password)
+        yield server
+    finally:
+        subprocess.run([*control, "--mode", "immediate", "stop"], check=False, capture_output=True)
+
+
+@contextmanager
+def redis(place: Path) -> Iterator[str]:
+    """A Redis; gives its URL."""
+    command = ["redis-server", "--port", str(REDIS_PORT), "--bind", "127.0.0.1", "--save", "", "--dir", str(place)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+        try:
+            yield f"redis://127.0.0.1:{REDIS_PORT}/0"
+        finally:
+            server.terminate()
+
+
+def ancestors(pid: int) -> Iterator[int]:
+    """The parents of a process, nearest first, without init."""
+    while pid > 1:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except FileNotFoundError:
+            return
+        pid = int(stat[stat.rindex(")") + 2 :].split()[1])
+        if pid > 1:
+            yield pid
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes below one, without those that began a session of their own, as stages do."""
+    found: list[int] = []
+    for child in _children(pid):
+        if os.getsid(child) == os.getsid(pid):
+            found += [child, *descendants(child)]
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return [int(child) for task in tasks for child in task.read_text().split()]
+    return []
+
+
+READS = ("read_document", "read_file", "manifest", "fetch", "check", "exists", "provenance")
+WRITES = ("write_document", "write_file", "delete_document", "publish")
+NAMES_A_PAGE, RELEASES_A_MODEL = 1000, 5
+PARSE_MILLISECONDS, MANY_CONFIGS, IMPORT_SECONDS = 45.0, 1000, 30.0
+"""The last is Airflow's own limit for one file, `dagbag_import_timeout`."""
+
+
+def _growth(releases: Sequence[int], configs: Sequence[int]) -> Iterator[bool]:
+    with tempfile.TemporaryDirectory(prefix="scale-growth-") as home:
+        os.environ |= {"AIRFLOW_HOME": home, "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+        os.environ["AIRFLOW__LOGGING__LOGGING_LEVEL"] = "ERROR"
+        sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/doubles")]
+        calls = {stored: _calls_of_a_release(stored) for stored in releases}
+        yield at_most("growth_of_store_calls", calls[releases[-1]] / calls[releases[0]], 1.1, "times")
+        slowest = {number: _slowest_parse(number) for number in configs}[configs[-1]]
+        yield at_most("parse_of_a_release_config", slowest / configs[-1] * 1e3, PARSE_MILLISECONDS, "CPU ms")
+        if configs[-1] >= MANY_CONFIGS:
+            yield at_most(f"parse_of_{configs[-1]}_release_configs", slowest, IMPORT_SECONDS, "CPU s")
+
+
+def _calls_of_a_release(stored: int) -> int:
+    import store_history
+    from in_process_runner import InProcess, scripted_stages
+
+    from llm_pipeline import local_run
+    from llm_pipeline.adapters.local.store import LocalStore
+    from llm_pipeline.release import execute
+
+    calls: Counter[str] = Counter()
+
+    def counted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*arguments: Any, **options: Any) -> Any:
+            found = method(*arguments, **options)
+            calls["reads" if name in READS else "writes" if name in WRITES else "listings"] += 1
+            calls["listings"] += len(found) // NAMES_A_PAGE if name == "list_documents" else 0
+            return found
+
+        return wrapper
+
+    with tempfile.TemporaryDirectory(prefix="scale-growth-") as place:
+        root = Path(place)
+        write_project(root, ["m0"])
+        history = store_history.History(root)
+        for number in range(stored):
+            name = f"other-{number // RELEASES_A_MODEL}"
+            store_history.MODEL = f"demo/{name}"
+            history.release(number, name)
+        read_releases(history.store)
+        stages = scripted_stages()
+        stages.REAL = (*stages.REAL, "report")
+        local_run.Runners, execute.load_stage = InProcess(), stages.load_stage
+        kept = {name: getattr(LocalStore, name) for name in (*READS, *WRITES, "list_documents")}
+        try:
+            for name, method in kept.items():
+                setattr(LocalStore, name, counted(name, method))
+            verdict = local_run.LocalRun(root / "configs/releases/m0-a.yaml", approve=lambda _line: True).run()
+        finally:
+            for name, method in kept.items():
+                setattr(LocalStore, name, method)
+    print(f"{stored} releases in the store: {verdict.value}, {dict(calls)}", flush=True)
+    return sum(calls.values())
+
+
+def _slowest_parse(number: int) -> float:
+    """CPU seconds of the DAG file that takes longest with so many release configs."""
+    from llm_pipeline_airflow import deployment_dags, discovery
+
+    with tempfile.TemporaryDirectory(prefix="scale-growth-") as place:
+        releases = Path(place, "configs", "releases")
+        shutil.copytree(ROOT / "configs", releases.parent)
+        text = (releases / "llama-3.1-8b-instruct.yaml").read_text()
+        shutil.rmtree(releases)
+        releases.mkdir()
+        for one in range(number):
+            (releases / f"model-{one}.yaml").write_text(re.sub(r"(\bid: [\w./-]+)", rf"\1-{one}", text, count=1))
+        files: dict[str, Callable[[tuple[Path, ...]], Any]] = {
+            "releases": discovery.release_dags,
+            "release_config_errors": discovery.check_release_configs,
+            "guards": deployment_dags.guard_dags,
+            "rollbacks": deployment_dags.rollback_dags,
+            "retention": deployment_dags.retention_dags,
+        }
+        seconds = {}
+        for name, parse in files.items():
+            clock = time.process_time()
+            parse((releases,))
+            seconds[name] = round(time.process_time() - clock, 2)
+    print(f"{number} release configs, CPU s: {seconds}", flush=True)
+    return max(seconds.values())
+
+
+def write_project(root: Path, models: Sequence[str]) -> None:
     """Write the releases `<model>-a` and `<model>-b` of each model, and all that they name."""
     places = "\n".join(f"  {model}: {_place(18600 + 12 * number)}" for number, model in enumerate(models))
-    group = f"{{ pool: {POOL}, gpus: {SLOTS} }}" if counted else f"{{ pool: {POOL} }}"
+    group = f"{{ pool: {POOL}, gpus: {SLOTS} }}"
     targets = "\n".join(f"    {model}: {group}" for model in models)
     files = {
         "policies/quick.yaml": POLICY,

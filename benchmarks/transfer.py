@@ -9,8 +9,7 @@ many small files, every one of them on disk at the end, beside `cp -r` and `sync
 all cores. Medians of whole processes, from their start; the page cache stays as it is, for both alike.
 
 On loopback nothing but processors limits: the servers are one Python process each, moto's hashes what it gets, and
-shares the cores with its client. How fast it is without us is told by the raw loops of boto3. coreutils' sha256sum
-may have been built without the processor's SHA instructions, which Python's hashlib uses.
+shares the cores with its client.
 
 One line a goal; exit code 1 when one is missed.
 """
@@ -157,7 +156,6 @@ def _hub(bench: Bench) -> list[bool]:
 def _s3(bench: Bench) -> list[bool]:
     aws = _install_awscli(bench.place / "awscli")
     uploads, downloads = Compared(), Compared()
-    checked_uploads, raw_puts, raw_gets = [], [], []
     for _ in range(bench.rounds):
         with s3_server.serve_s3() as server:  # a new one each time: it keeps what it got
             bucket = server.bucket()
@@ -172,18 +170,8 @@ def _s3(bench: Bench) -> list[bool]:
             bench.fresh("copy")
         with s3_server.serve_s3() as server:
             uploads.peer.append(_aws(aws, server, str(bench.repository), f"s3://{server.bucket()}/copy"))
-        with s3_server.serve_s3() as server:
-            copy, checked = f"s3://{server.bucket()}/copy", ("--checksum-algorithm", "SHA256")  # what ours asks for
-            checked_uploads.append(_aws(aws, server, str(bench.repository), copy, *checked))
-        with s3_server.serve_s3() as server:
-            bucket = server.bucket()
-            raw_puts.append(_s3_work(server, "raw-put", bucket, str(bench.repository)))
-            raw_gets.append(_s3_work(server, "raw-get", bucket))
     _print_sides("publish to S3", "aws s3 cp, upload", uploads, bench.repository_bytes)
-    _print_side("  with SHA-256", checked_uploads, bench.repository_bytes)
     _print_sides("fetch from S3", "aws s3 cp, download", downloads, bench.repository_bytes)
-    _print_side("boto3 put_object", raw_puts, bench.repository_bytes)
-    _print_side("boto3 get_object", raw_gets, bench.repository_bytes)
     peak = max(uploads.peak_bytes, downloads.peak_bytes) / 1e6
     return [
         at_least("s3_upload_to_aws_s3_cp", uploads.ratio, S3_RATIO),
@@ -203,9 +191,9 @@ def _s3_work(server: s3_server.S3Server, *arguments: str) -> Measured:
     return _work(*arguments, AWS_ENDPOINT_URL=server.endpoint, **_S3_ENVIRONMENT)
 
 
-def _aws(aws: str, server: s3_server.S3Server, source: str, destination: str, *options: str) -> Measured:
+def _aws(aws: str, server: s3_server.S3Server, source: str, destination: str) -> Measured:
     command = [aws, "s3", "cp", "--recursive", "--only-show-errors", "--endpoint-url", server.endpoint]
-    return run([*command, *options, source, destination], _S3_ENVIRONMENT)
+    return run([*command, source, destination], _S3_ENVIRONMENT)
 
 
 def _publish(bench: Bench) -> list[bool]:

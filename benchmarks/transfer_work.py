@@ -4,8 +4,6 @@ python benchmarks/transfer_work.py download HUB MODEL DIRECTORY
 python benchmarks/transfer_work.py publish STORE DIRECTORY      # prints the artifact's digest
 python benchmarks/transfer_work.py fetch STORE DIGEST
 python benchmarks/transfer_work.py verify STORE DIGEST
-python benchmarks/transfer_work.py raw-put BUCKET DIRECTORY     # no part of this package: the server's own limit
-python benchmarks/transfer_work.py raw-get BUCKET
 
 STORE is a store's configuration as JSON.
 """
@@ -14,14 +12,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 KIND = "checkpoint"
-_WORKERS = 10
-_BLOCK = 1024 * 1024
 
 
 def download(endpoint: str, model_id: str, directory: str) -> None:
@@ -55,44 +49,10 @@ def verify(store: str, digest: str) -> None:
         raise SystemExit(f"not whole: {found[:3]}")
 
 
-def raw_put(bucket: str, directory: str) -> None:
-    """Put whole files, one request each."""
-    client = _client()
-
-    def put(path: Path) -> None:
-        with path.open("rb") as body:
-            client.put_object(Bucket=bucket, Key=path.name, Body=body)
-
-    _side_by_side(put, [path for path in Path(directory).iterdir() if path.is_file()])
-
-
-def raw_get(bucket: str) -> None:
-    """Get whole objects, one request each, and throw them away."""
-    client = _client()
-
-    def get(key: str) -> None:
-        body = client.get_object(Bucket=bucket, Key=key)["Body"]
-        while body.read(_BLOCK):
-            pass
-
-    _side_by_side(get, [item["Key"] for item in client.list_objects_v2(Bucket=bucket)["Contents"]])
-
-
 def _open(store: str) -> Any:
     from llm_pipeline.store import open_store
 
     return open_store(json.loads(store))
-
-
-def _client() -> Any:
-    import boto3
-
-    return boto3.client("s3")
-
-
-def _side_by_side(work: Callable[[Any], None], items: list[Any]) -> None:
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        list(pool.map(work, items))
 
 
 if __name__ == "__main__":
@@ -102,6 +62,4 @@ if __name__ == "__main__":
         "publish": publish,
         "fetch": fetch,
         "verify": verify,
-        "raw-put": raw_put,
-        "raw-get": raw_get,
     }[name](*arguments)
