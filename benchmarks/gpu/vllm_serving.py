@@ -1,12 +1,12 @@
-"""vLLM behind our Triton beside `vllm serve` and plain Transformers, on one GPU: same model, requests, service level.
+"""vLLM behind our Triton beside `vllm serve`, on one GPU: same model, requests, service level.
 
     python -m benchmarks.gpu.vllm_serving --work /tmp/bench --triton-home .envs/triton
-    python -m benchmarks.gpu.vllm_serving ... --fp8 EXPORT --plain --peer bf16 fp8
+    python -m benchmarks.gpu.vllm_serving ... --fp8 EXPORT --formats bf16 fp8 --peer bf16 fp8
 
 Run it with an interpreter that has vLLM and numpy 1.26 (Triton's stub needs it). The model has the shapes of
 Llama-3-8B and random weights, which is enough for speed; `--fp8` names modelopt's export of it. Each engine is built
 by the `vllm` builder, packaged as a release's repository is, and served by the bundled Triton; then vLLM's own OpenAI
-server serves the same checkpoint, and Transformers' `generate` behind FastAPI (`--plain`). Streamed requests arrive as
+server serves the same checkpoint. Streamed requests arrive as
 a Poisson process at a given rate, or are sent by users who ask one after the other, from separate processes. One line
 a goal; exit code 1 when one is missed.
 """
@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.goals import at_least, at_most, goal
-from benchmarks.gpu.release_files import REPOSITORY
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.records import ArtifactRef
@@ -42,11 +41,11 @@ from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server
 
 PORTS = ServerPorts(http=18700, grpc=18701, metrics=18702)
-PEER_PORT, PLAIN_PORT = 18710, 18711
+PEER_PORT = 18710
 PROMPT_TOKENS, OUTPUT_TOKENS = 256, 128
 FIRST_TOKEN_SECONDS, TOKEN_SECONDS = 1.0, 0.06
 PROCESSES = 8
-SPEEDUP_USERS, PLAIN_USERS = 128, 64
+SPEEDUP_USERS, SOME_USERS = 128, 64
 Dialect = Literal["triton", "openai"]
 
 
@@ -117,10 +116,6 @@ def main() -> int:
             with _peer(options, checkpoint, engine) as pid:
                 theirs = Served(f"vllm serve {name}", "openai", PEER_PORT, pid)
                 seen |= {(theirs.name, load): _measure(theirs, load, options) for load in loads}
-    if options.plain:
-        load = Load(PLAIN_USERS, users=True)
-        with _plain(options, checkpoints["bf16"]) as pid:
-            seen["plain", load] = _measure(Served("plain", "triton", PLAIN_PORT, pid), load, options)
     if options.figures:
         rows = [{"server": name, "load": str(load), **asdict(figures)} for (name, load), figures in seen.items()]
         options.figures.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
@@ -142,11 +137,6 @@ def _goals(seen: Seen) -> list[bool]:
     if ("fp8", most) in seen and ("bf16", most) in seen:
         speedup = seen["fp8", most].tokens_per_second / seen["bf16", most].tokens_per_second
         met.append(at_least("vllm_fp8_to_bf16_tokens", speedup, 1.25, "x"))
-    some = Load(PLAIN_USERS, users=True)
-    if ("plain", some) in seen and ("bf16", some) in seen:
-        ours, plain = seen["bf16", some].goodput, seen["plain", some].goodput
-        told = f"{ours:.0f} against {plain:.0f} tokens/s"  # plain may have none at all: there is no factor then
-        met.append(goal("vllm_goodput_to_plain", told, "at least 10 x", met=ours > 0 and ours >= 10 * plain))
     return met
 
 
@@ -207,16 +197,11 @@ def _our_server(options: argparse.Namespace, repository: Path, model: Path) -> I
     server = start_server(
         repository, PORTS, triton_home=options.triton_home, python=Path(sys.executable), state=slot,
         links={"llm/1/checkpoint": model.absolute()}, wait_seconds=300,
-        environment=_variables(options),
     )  # fmt: skip
     try:
         yield server
     finally:
         stop_server(slot)
-
-
-def _variables(options: argparse.Namespace) -> dict[str, str]:
-    return dict(one.split("=", 1) for one in options.variable)
 
 
 @contextmanager
@@ -237,16 +222,6 @@ def _peer(options: argparse.Namespace, model: Path, engine: EngineDescription) -
         "--host=127.0.0.1", f"--port={PEER_PORT}", *flags,
     ]  # fmt: skip
     with _listening("vllm serve", command, PEER_PORT, "/health", options.work / "peer.log") as pid:
-        yield pid
-
-
-@contextmanager
-def _plain(options: argparse.Namespace, model: Path) -> Iterator[int]:
-    """`generate` behind FastAPI, with static batches of as many as there are users."""
-    app = REPOSITORY / "benchmarks" / "plain_serving_app.py"
-    command = [sys.executable, str(app), str(model), f"--port={PLAIN_PORT}"]
-    command += [f"--batch={PLAIN_USERS}", *([] if options.smoke else ["--device=cuda", "--dtype=bfloat16"])]
-    with _listening("plain", command, PLAIN_PORT, "/v2/models/llm/ready", options.work / "plain.log") as pid:
         yield pid
 
 
@@ -370,17 +345,15 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--smoke", action="store_true", help="a tiny model on vLLM for CPUs: tries the script")
     parser.add_argument("--accelerator", default="H200-SXM-141GB", help="the GPU's name in the catalog")
     parser.add_argument("--rates", type=float, nargs="+", default=[20.0, 45.0], help="requests a second")
-    parser.add_argument("--users", type=int, nargs="*", default=[PLAIN_USERS, SPEEDUP_USERS])
+    parser.add_argument("--users", type=int, nargs="*", default=[SOME_USERS, SPEEDUP_USERS])
     parser.add_argument("--fp8", type=Path, help="modelopt's FP8 export of the model")
     parser.add_argument("--formats", nargs="+", choices=("bf16", "fp8"), default=["bf16"], help="what ours serves")
     parser.add_argument("--peer", nargs="*", choices=("bf16", "fp8"), default=["bf16"], help="what vllm serve serves")
-    parser.add_argument("--plain", action="store_true", help="measure Transformers behind FastAPI, too")
     parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs of the engine")
     parser.add_argument("--eager", action="store_true", help="neither compile nor capture CUDA graphs")
     parser.add_argument("--figures", type=Path, help="write all figures to this file, as JSON")
     parser.add_argument("--sequences", type=int, default=128, help="requests in the batch")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each measurement")
-    parser.add_argument("--variable", action="append", default=[], help="NAME=VALUE for the server's environment")
     options = parser.parse_args()
     options.work = options.work.absolute()
     options.fp8 = options.fp8.absolute() if options.fp8 else None
