@@ -21,15 +21,20 @@ import json
 import os
 import platform
 import shutil
+import socket
+import struct
+import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import transfer_data
+import numpy as np
 from goals import at_least, at_most
-from plan_hub import hub_process
 from transfer_process import Compared, Measured, compare, run, seconds
 
 from llm_pipeline.base.entry import interruptible
@@ -116,8 +121,8 @@ def _measure(options: argparse.Namespace, chosen: list[str]) -> int:
 
 def _prepare(place: Path, megabytes: int, files: int, rounds: int) -> Bench:
     repository, small = place / "repository", place / "small"
-    repository_bytes = transfer_data.write_repository(repository, megabytes)
-    small_bytes = transfer_data.write_small_files(small, files)
+    repository_bytes = write_repository(repository, megabytes)
+    small_bytes = write_small_files(small, files)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     print(
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {_processor()}, {os.cpu_count()} cores, {memory / 1e9:.0f} GB memory"
@@ -128,16 +133,86 @@ def _prepare(place: Path, megabytes: int, files: int, rounds: int) -> Bench:
     return Bench(place, repository, repository_bytes, small, files, rounds)
 
 
+def write_repository(directory: Path, megabytes: int) -> int:
+    """Write a sound model of about that many megabytes (10^6 bytes) in four shards; returns its exact size in bytes."""
+    directory.mkdir(parents=True)
+    random, columns, rows, index = np.random.default_rng(1), 2048, 8192, dict[str, str]()
+    layers = max(4, round(megabytes * 1e6 / (2 * rows * columns)))
+    rows = min(rows, int(megabytes * 1e6 / layers / columns / 2))
+    size = 2 * rows * columns
+    for number in range(4):
+        names = [
+            f"model.layers.{n}.mlp.up_proj.weight" for n in range(number * layers // 4, (number + 1) * layers // 4)
+        ]
+        header = {
+            name: {"dtype": "BF16", "shape": [rows, columns], "data_offsets": [order * size, (order + 1) * size]}
+            for order, name in enumerate(names)
+        }
+        text, shard = json.dumps(header).encode(), f"model-{number + 1:05}-of-00004.safetensors"
+        index |= dict.fromkeys(names, shard)
+        with (directory / shard).open("wb") as stream:
+            stream.write(struct.pack("<Q", len(text)) + text)
+            for _ in names:  # with one bit of the exponent clear no number is NaN or infinite
+                stream.write((random.integers(0, 2**16, size // 2, dtype=np.uint16) & np.uint16(0xBFFF)).tobytes())
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": columns,
+        "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000,
+        "max_position_embeddings": 8192, "torch_dtype": "bfloat16", "num_hidden_layers": layers,
+    }  # fmt: skip
+    vocabulary = {f"token{number}": number for number in range(32000)}
+    for name, document in {
+        "model.safetensors.index.json": {"metadata": {"total_size": layers * size}, "weight_map": index},
+        "config.json": config,
+        "generation_config.json": {"eos_token_id": 2},
+        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"},
+        "tokenizer.json": {"version": "1.0", "model": {"type": "BPE", "vocab": vocabulary}},
+    }.items():
+        (directory / name).write_text(json.dumps(document))
+    (directory / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Random weights\n")
+    return sum(path.stat().st_size for path in directory.iterdir())
+
+
+def write_small_files(directory: Path, count: int) -> int:
+    """Write files of random sizes in a hundred directories; returns their bytes."""
+    random = np.random.default_rng(2)
+    sizes = random.integers(200, 8_000, size=count)
+    for number, size in enumerate(sizes):
+        path = directory / f"part-{number % 100:02}" / f"{number:05}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(random.bytes(size))
+    return int(sizes.sum())
+
+
 def _processor() -> str:
     names = [line.partition(":")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
     return names[0].strip() if names else platform.machine()
+
+
+@contextmanager
+def _hub_process(root: Path) -> Iterator[str]:
+    """The endpoint of a hub with the repositories below a directory, while it runs."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "llm_pipeline.demo.hub_server", "--root", str(root), "--port", str(port)]
+    server = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(200):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
 
 
 def _hub(bench: Bench) -> list[bool]:
     root = bench.fresh("hub")
     publish_revision(root, MODEL, bench.repository, "random weights")
     hf = str(Path(sys.executable).with_name("hf"))
-    with hub_process(root) as endpoint:
+    with _hub_process(root) as endpoint:
 
         def ours() -> Measured:
             return _work("download", endpoint, MODEL, str(bench.fresh("download")))
