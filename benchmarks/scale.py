@@ -50,8 +50,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.goals import at_least, at_most, goal
 from llm_pipeline.base import detached
-from llm_pipeline.demo.airflow_client import AirflowAccess, AirflowClient
-from llm_pipeline.demo.airflow_services import start_airflow, stop_airflow
+from llm_pipeline.demo.local_airflow import AirflowAccess, AirflowClient, start_airflow, stop_airflow
 from llm_pipeline.inspection.release_index import read_releases
 from llm_pipeline.release.claim import read_claims
 from llm_pipeline.store import open_store

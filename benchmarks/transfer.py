@@ -38,7 +38,7 @@ from goals import at_least, at_most
 from transfer_process import Compared, Measured, compare, run, seconds
 
 from llm_pipeline.base.entry import interruptible
-from llm_pipeline.demo.hub_repository import publish_revision
+from llm_pipeline.demo.hub import publish_revision
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "tests"))
@@ -194,7 +194,7 @@ def _hub_process(root: Path) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "llm_pipeline.demo.hub_server", "--root", str(root), "--port", str(port)]
+    command = [sys.executable, "-m", "llm_pipeline.demo.hub", "--root", str(root), "--port", str(port)]
     server = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL)
     try:
         for _ in range(200):

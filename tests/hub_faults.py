@@ -14,7 +14,7 @@ from aiohttp import web
 from pydantic import Field
 
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.demo.hub_server import Handler
+from llm_pipeline.demo.hub import Handler
 
 _CHUNK = 16 * 1024
 _STALL_SECONDS = 1.0

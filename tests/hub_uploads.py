@@ -25,16 +25,20 @@ from aiohttp import web
 
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.durable import replace_durably
-from llm_pipeline.demo.hub_repository import (
+from llm_pipeline.demo.hub import (
+    ROOT,
     HubAccessRules,
     HubEntry,
     HubRepository,
+    Refused,
     commit_entries,
+    commit_of,
     is_large,
     large_entry,
+    repository_of,
     restrict,
+    token_of,
 )
-from llm_pipeline.demo.hub_server import ROOT, Refused, commit_of, repository_of, token_of
 from llm_pipeline.hub.git_ids import blob_id
 
 LONGEST_COMMIT_BYTES = 256 * 1024 * 1024

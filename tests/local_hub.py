@@ -16,8 +16,7 @@ from hub_faults import Fault, Faults, fault_middleware
 from hub_uploads import LONGEST_COMMIT_BYTES, add_uploads
 
 from llm_pipeline.base.digest import sha256_bytes
-from llm_pipeline.demo.hub_repository import HubAccessRules, publish_revision, restrict
-from llm_pipeline.demo.hub_server import create_application
+from llm_pipeline.demo.hub import HubAccessRules, create_application, publish_revision, restrict
 
 TOKEN_VARIABLE = "LLM_PIPELINE_TEST_TOKEN"
 WEIGHTS_BYTES = 3_000_000

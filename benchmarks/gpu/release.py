@@ -125,7 +125,7 @@ def _hub(options: argparse.Namespace) -> Iterator[None]:
         _publish(options)
         if not options.smoke:
             shutil.rmtree(options.work / "model")  # the hub has it, and it is large
-    command = [options.control, "-m", "llm_pipeline.demo.hub_server"]
+    command = [options.control, "-m", "llm_pipeline.demo.hub"]
     command += ["--root", options.work / "hub", "--port", str(HUB_PORT)]
     with _background(command, options.work / "hub.log"):
         _wait_for(f"http://127.0.0.1:{HUB_PORT}/api/models/{MODEL_ID}")
@@ -137,7 +137,7 @@ def _is_published(options: argparse.Namespace) -> bool:
 
 
 def _publish(options: argparse.Namespace) -> None:
-    from llm_pipeline.demo.hub_repository import publish_revision
+    from llm_pipeline.demo.hub import publish_revision
 
     publish_revision(options.work / "hub", MODEL_ID, options.work / "model", "Trained by the benchmark")
 
@@ -333,8 +333,7 @@ def _nvidia() -> str:
 
 
 def _stop(options: argparse.Namespace, configs: Path) -> None:
-    from llm_pipeline.demo.layout import DemoLayout
-    from llm_pipeline.demo.services import stop_everything
+    from llm_pipeline.demo.services import DemoLayout, stop_everything
 
     stop_everything(DemoLayout(root=options.work, configs=configs))
 

@@ -18,9 +18,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(prog="python -m llm_pipeline.demo")
     parser.add_argument("command", choices=["up", "rollback", "down"])
     command: str = parser.parse_args(arguments).command
-    from llm_pipeline.demo.console import Console
-    from llm_pipeline.demo.layout import DemoLayout
-    from llm_pipeline.demo.releases import Demo
+    from llm_pipeline.demo.releases import Console, Demo
+    from llm_pipeline.demo.services import DemoLayout
 
     console = Console()
     console.follow_logs()

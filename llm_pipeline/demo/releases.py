@@ -3,25 +3,70 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from llm_pipeline.base.errors import ExitCode, Transient
+from llm_pipeline.base.logging import write_readable_lines
+from llm_pipeline.base.text_table import underlined
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.demo import services
-from llm_pipeline.demo.airflow_client import AirflowAccess, AirflowClient, TaskState
-from llm_pipeline.demo.airflow_services import start_airflow
-from llm_pipeline.demo.console import Console
-from llm_pipeline.demo.layout import MODEL_ID, TARGET, DemoLayout
+from llm_pipeline.demo.local_airflow import AirflowAccess, AirflowClient, TaskState, start_airflow
+from llm_pipeline.demo.services import MODEL_ID, TARGET, DemoLayout
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.record import report_name
 from llm_pipeline.store import open_store
 from llm_pipeline.store.pointers import Pointer, read_pointers
+
+
+class Console:
+    """Writes lines to stdout as they happen."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+
+    def title(self, text: str) -> None:
+        """Write a heading."""
+        self._write(f"\n{text}\n{'-' * len(text)}")
+
+    def step(self, text: str) -> None:
+        """Write what happened, with the time since the start."""
+        self._write(f"{time.monotonic() - self._started:7.1f} s  {text}")
+
+    def line(self, text: str = "") -> None:
+        """Write a line without the time."""
+        self._write(text)
+
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Write rows in aligned columns below their header."""
+        for line in underlined(header, rows):
+            self._write(line)
+
+    def follow_logs(self) -> None:
+        """Show the package's own log records as steps."""
+        write_readable_lines(_StepHandler(self))
+        logging.getLogger("llm_pipeline.stage").setLevel(logging.WARNING)
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+
+class _StepHandler(logging.Handler):
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.step(self.format(record))
+
 
 _LOOK_SECONDS = 1.0
 _ENDED = frozenset({"success", "failed", "skipped", "upstream_failed"})

@@ -24,8 +24,7 @@ import numpy as np
 from llm_pipeline.base.entry import ArgumentParser, entry_point
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.demo.airflow_client import AirflowAccess, AirflowClient
-from llm_pipeline.demo.airflow_services import read_access
+from llm_pipeline.demo.local_airflow import AirflowAccess, AirflowClient, read_access
 
 log = get_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""The demo's services: the model's training, the local hub, production and its background traffic."""
+"""The demo's places and services: paths and ports, the model's training, the local hub, background traffic."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -20,10 +21,65 @@ from llm_pipeline.base.errors import ConfigError, StageCrashed, Transient
 from llm_pipeline.base.logging import LogRelay, get_logger
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
-from llm_pipeline.demo.airflow_services import stop_airflow
-from llm_pipeline.demo.hub_repository import publish_revision
-from llm_pipeline.demo.layout import MODEL_ID, TARGET, DemoLayout
+from llm_pipeline.demo.hub import publish_revision
+from llm_pipeline.demo.local_airflow import stop_airflow
 from llm_pipeline.serving.ports import require_free_port
+
+MODEL_ID = "demo/tiny-llama"
+TARGET = "cpu"
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class DemoLayout:
+    """Paths and ports of one demo.
+
+    Attributes:
+        root: Everything the demo writes is below this directory; the deployment file names the same one.
+        configs: The configuration tree.
+        airflow_port: Loopback port of Airflow's UI and API.
+        requests_per_second: Background traffic to production.
+    """
+
+    root: Path = _REPOSITORY / ".pipeline"
+    configs: Path = _REPOSITORY / "configs"
+    airflow_port: int = 18080
+    requests_per_second: float = 25.0
+
+    @property
+    def deployment(self) -> Path:
+        """Path of the demo's deployment file."""
+        return self.configs / "deployments" / "local.yaml"
+
+    @property
+    def model(self) -> Path:
+        """The trained model, as its author would push it."""
+        return self.root / "demo" / "model"
+
+    @property
+    def hub(self) -> Path:
+        """Directory of the local hub's repositories."""
+        return self.root / "demo" / "hub"
+
+    @property
+    def services(self) -> Path:
+        """Records and logs of the demo's own processes."""
+        return self.root / "demo" / "services"
+
+    @property
+    def traffic_record(self) -> Path:
+        """File that counts the background traffic's requests by outcome."""
+        return self.services / "traffic.json"
+
+    @property
+    def airflow(self) -> Path:
+        """Airflow's home: database, logs and process records."""
+        return self.root / "airflow"
+
+    def release(self, name: str) -> Path:
+        """Path of a release config by its name."""
+        return self.configs / "releases" / f"{name}.yaml"
+
 
 log = get_logger(__name__)
 
@@ -71,7 +127,7 @@ def start_hub(layout: DemoLayout, deployment: Deployment) -> str:
     running = detached.load(record)
     if running is None or not running.alive:
         require_free_port(endpoint.port, role="hub", what="the demo's hub")
-        command = [sys.executable, "-m", "llm_pipeline.demo.hub_server"]
+        command = [sys.executable, "-m", "llm_pipeline.demo.hub"]
         command += ["--root", str(layout.hub), "--port", str(endpoint.port)]
         detached.start("demo hub", command, record, log=layout.services / "hub.log")
     _await_answer(f"{deployment.hub.endpoint}/api/models/{MODEL_ID}", record, layout.services / "hub.log")

@@ -22,9 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "notifications"))
 
 from otlp_receiver import Telemetry, otlp_receiver
 
-from llm_pipeline.demo.airflow_client import AirflowAccess
-from llm_pipeline.demo.airflow_services import start_airflow, stop_airflow
-from llm_pipeline.demo.hub_repository import publish_revision
+from llm_pipeline.demo.hub import publish_revision
+from llm_pipeline.demo.local_airflow import AirflowAccess, start_airflow, stop_airflow
 
 if TYPE_CHECKING:
     from .conftest import Project
@@ -84,7 +83,7 @@ def running(root: Path, make_project: Callable[..., Project], empty_database: Pa
     publish(hub)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "llm_pipeline.demo.hub_server", "--root", str(hub), "--port", str(port)]
+    command = [sys.executable, "-m", "llm_pipeline.demo.hub", "--root", str(hub), "--port", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     release = _release(make_project(root / "release", approval=True))
     watched = _watched(release, root / "watched", f"http://127.0.0.1:{port}")

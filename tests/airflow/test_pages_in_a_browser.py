@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from store_history import GO, NO_GO, History
 
-from llm_pipeline.demo import airflow_services
-from llm_pipeline.demo.airflow_client import AirflowAccess
+from llm_pipeline.demo import local_airflow
+from llm_pipeline.demo.local_airflow import AirflowAccess
 from llm_pipeline.demo.screenshots import Browser, _log_in
 
 pytestmark = [
@@ -63,8 +63,8 @@ def site(tmp_path_factory, make_project, empty_database) -> Iterator[Site]:
     home = root / "airflow"
     home.mkdir()
     shutil.copyfile(empty_database, home / "airflow.db")
-    password = airflow_services._password(home)
-    environment = airflow_services._environment(home, PORT, project.config.parent)
+    password = local_airflow._password(home)
+    environment = local_airflow._environment(home, PORT, project.config.parent)
     url = f"http://127.0.0.1:{PORT}/airflow"
     environment |= {"AIRFLOW__API__BASE_URL": url, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with (root / "log").open("w") as log:

@@ -21,8 +21,7 @@ from test_deferral import DIGEST, IMAGE, in_containers, in_pods, put
 
 from llm_pipeline.base import detached
 from llm_pipeline.base.labels import LABEL_PREFIX
-from llm_pipeline.demo.airflow_client import AirflowAccess, AirflowClient
-from llm_pipeline.demo.airflow_services import start_airflow, stop_airflow
+from llm_pipeline.demo.local_airflow import AirflowAccess, AirflowClient, start_airflow, stop_airflow
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "doubles"))
 

@@ -13,7 +13,7 @@ import pytest
 from real_airflow import RealAirflow, publish, until
 
 from llm_pipeline.base import detached
-from llm_pipeline.demo.airflow_client import AirflowClient
+from llm_pipeline.demo.local_airflow import AirflowClient
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.watch_record import read_claim, read_status
 from llm_pipeline.store import open_store

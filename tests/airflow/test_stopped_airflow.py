@@ -9,8 +9,7 @@ import pytest
 from real_airflow import PORT
 
 from llm_pipeline.base.errors import ConfigError, Transient
-from llm_pipeline.demo.airflow_client import AirflowClient
-from llm_pipeline.demo.airflow_services import read_access, start_airflow, stop_airflow
+from llm_pipeline.demo.local_airflow import AirflowClient, read_access, start_airflow, stop_airflow
 
 
 def test_nothing_is_left_after_the_stop(real_airflow):

@@ -13,7 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from llm_pipeline.base.logging import write_readable_lines
 from llm_pipeline.demo import train
-from llm_pipeline.demo.tokenizer import BOS, EOS, PAD, train_tokenizer
+from llm_pipeline.demo.train import BOS, EOS, PAD, train_tokenizer
 
 
 def main(directory: Path) -> None:

@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.demo import airflow_client
-from llm_pipeline.demo.airflow_client import AirflowAccess, AirflowClient
+from llm_pipeline.demo import local_airflow
+from llm_pipeline.demo.local_airflow import AirflowAccess, AirflowClient
 
 
 class Airflow:
@@ -51,7 +51,7 @@ class Airflow:
 
 @pytest.fixture
 def airflow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Airflow]:
-    monkeypatch.setattr(airflow_client, "_PAUSES_SECONDS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(local_airflow, "_PAUSES_SECONDS", (0.0, 0.0, 0.0))
     found = Airflow()
     yield found
     found.server.shutdown()

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from llm_pipeline.demo.airflow_client import TaskState
-from llm_pipeline.demo.console import Console
-from llm_pipeline.demo.releases import FollowedRun
+from llm_pipeline.demo.local_airflow import TaskState
+from llm_pipeline.demo.releases import Console, FollowedRun
 
 
 def airflow(log: list[str]) -> Any:

@@ -17,7 +17,7 @@ import pytest
 
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.demo.hub_repository import HubAccessRules, publish_revision, restrict
+from llm_pipeline.demo.hub import HubAccessRules, publish_revision, restrict
 from llm_pipeline.hub.git_ids import blob_id
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
@@ -47,7 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     commit = publish_revision(root, MODEL, write(tmp_path_factory.mktemp("source"), FILES), "First release")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "llm_pipeline.demo.hub_server", "--root", str(root), "--port", str(port)]
+    command = [sys.executable, "-m", "llm_pipeline.demo.hub", "--root", str(root), "--port", str(port)]
     process = subprocess.Popen(command)
     endpoint = f"http://127.0.0.1:{port}"
     deadline = time.monotonic() + 120

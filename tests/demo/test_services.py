@@ -9,7 +9,7 @@ from llm_pipeline.base import detached
 from llm_pipeline.base.errors import StageCrashed, Transient
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.demo import services
-from llm_pipeline.demo.layout import DemoLayout
+from llm_pipeline.demo.services import DemoLayout
 
 
 @pytest.fixture

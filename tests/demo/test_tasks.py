@@ -4,8 +4,17 @@ import json
 from itertools import islice
 from pathlib import Path
 
-from llm_pipeline.demo.datasets import CHOICE_ITEMS, GENERATE_ITEMS, demo_files, evaluation_items
-from llm_pipeline.demo.tasks import FACTS, TASKS, distinct, is_held_out, stream
+from llm_pipeline.demo.tasks import (
+    CHOICE_ITEMS,
+    FACTS,
+    GENERATE_ITEMS,
+    TASKS,
+    demo_files,
+    distinct,
+    evaluation_items,
+    is_held_out,
+    stream,
+)
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

@@ -7,8 +7,7 @@ import pytest
 
 from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.demo.layout import MODEL_ID, TARGET
-from llm_pipeline.demo.services import generate, read_traffic
+from llm_pipeline.demo.services import MODEL_ID, TARGET, generate, read_traffic
 from llm_pipeline.store.pointers import Pointers, read_pointers
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow, pytest.mark.thorough]

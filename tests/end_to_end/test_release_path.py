@@ -14,9 +14,8 @@ import yaml
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.demo.airflow_services import read_access
-from llm_pipeline.demo.layout import MODEL_ID, TARGET
-from llm_pipeline.demo.services import generate, read_traffic, stop_traffic
+from llm_pipeline.demo.local_airflow import read_access
+from llm_pipeline.demo.services import MODEL_ID, TARGET, generate, read_traffic, stop_traffic
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.release.record import report_name
 from llm_pipeline.store.pointers import Pointers, read_pointers

@@ -19,7 +19,7 @@ from llm_pipeline.accuracy.questions import Questions
 from llm_pipeline.accuracy.task_definitions import package_definitions
 from llm_pipeline.base.confinement import confined
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.demo.hub_repository import publish_revision
+from llm_pipeline.demo.hub import publish_revision
 from llm_pipeline.planning.task_pool import known_facts
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.execute import execute

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from llm_pipeline.base.errors import ConfigError, PipelineError
-from llm_pipeline.demo.hub_repository import publish_revision
+from llm_pipeline.demo.hub import publish_revision
 from llm_pipeline.hub.source import SourceUnavailable
 from llm_pipeline.planning.evaluation_data import EvaluationData, evaluation_data
 from llm_pipeline.planning.plan import format_plan, plan_release

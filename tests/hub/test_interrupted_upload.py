@@ -9,7 +9,7 @@ import pytest
 from hub_faults import Fault
 
 from llm_pipeline.base.errors import PipelineError, Transient
-from llm_pipeline.demo.hub_repository import HubRepository
+from llm_pipeline.demo.hub import HubRepository
 from llm_pipeline.hub.access import Hub, connect
 
 from .conftest import CONFIG, TOKEN_VARIABLE, LocalHub

@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.catalog import named_sets
-from llm_pipeline.demo.hub_repository import publish_revision
+from llm_pipeline.demo.hub import publish_revision
 from llm_pipeline.hub.access import Hub, HubRefused, HubUnavailable, NotOnTheHub, RepositoryGated, connect
 from llm_pipeline.hub.data_set_files import fetch_dataset_file
 from llm_pipeline.hub.transfer import Transfer

@@ -14,7 +14,7 @@ from huggingface_hub import HfApi, snapshot_download
 
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
-from llm_pipeline.demo.hub_repository import HubRepository
+from llm_pipeline.demo.hub import HubRepository
 from llm_pipeline.hub.access import AccessForbidden, Hub, HubRefused, HubUnavailable, NotAuthenticated, connect
 from llm_pipeline.hub.download import download_model
 from llm_pipeline.hub.hub_source import HubSource
