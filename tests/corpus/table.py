@@ -11,15 +11,12 @@ from matrix import MODELS, TABLE, TOLERATED, WITHOUT_EXPERTS, Outcome, read_outc
 _HEAD = f"""# Architectures that were tried
 
 Made by `tests/corpus/matrix.py` (`make test-thorough` holds this page against it): tiny models of two layers with
-random weights, with every committed recipe that a CPU can make, for the engine `openvino_cpu`. *works* means:
-quantized, exported, validated, read back, built, and served by Triton with the greedy text of the read-back export on
-15 prompts, three of which fill the context to its last token; requests beyond it are refused. Where inputs are
-quantized, too, a sum in another order may round to the other side of a step: then at most {TOLERATED} of the 15
-may differ, and the table says how many did; where more did, it says DIFFERS. That is no other computation: inputs of a
-BF16 model often lie exactly half-way between two FP8 steps, so the read-back itself gives other answers (3 of 15 for
-llama-large-vocabulary, none for llama) when it sums in float64 instead of float32. A number is a refusal by
-`llm-pipeline plan`, before anything is fetched, in the words below. Real checkpoints of these architectures were not
-run: the table shows the path, the accuracy gate judges yours.
+random weights, every committed recipe that a CPU can make, and the engine `openvino_cpu`. *works* means: quantized,
+exported, validated, read back, built, and served by Triton with the greedy text of the read-back export on 15 prompts,
+three of which fill the context. Where inputs are quantized, too, a sum in another order may round to the other side of a
+step: at most {TOLERATED} of the 15 may differ, and the table says how many did; where more did, it says DIFFERS. A number is a
+refusal by `llm-pipeline plan`, in the words below. Real checkpoints were not run: the table shows the path, the accuracy
+gate judges yours.
 
 """
 
