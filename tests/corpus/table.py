@@ -13,10 +13,10 @@ _HEAD = f"""# Architectures that were tried
 Made by `tests/corpus/matrix.py` (`make test-thorough` holds this page against it): tiny models of two layers with
 random weights, every committed recipe that a CPU can make, and the engine `openvino_cpu`. *works* means: quantized,
 exported, validated, read back, built, and served by Triton with the greedy text of the read-back export on 15 prompts,
-three of which fill the context. Where inputs are quantized, too, a sum in another order may round to the other side of a
-step: at most {TOLERATED} of the 15 may differ, and the table says how many did; where more did, it says DIFFERS. A number is a
-refusal by `llm-pipeline plan`, in the words below. Real checkpoints were not run: the table shows the path, the accuracy
-gate judges yours.
+three of which fill the context. Where inputs are quantized, too, a sum in another order may round to the other side of
+a step: at most {TOLERATED} of the 15 may differ, and the table says how many did; where more did, it says DIFFERS. A
+number is a refusal by `llm-pipeline plan`, in the words below. Real checkpoints were not run: the table shows the path,
+the accuracy gate judges yours.
 
 """
 
