@@ -39,8 +39,6 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import LoadTestPolicy, RateSearch, ServiceLevel
 from llm_pipeline.config.target import EngineLimits, Target
 from llm_pipeline.config.workload import Workload
-from llm_pipeline.config.target import EngineLimits, Target
-from llm_pipeline.config.workload import Workload
 from llm_pipeline.engines.builder import BuildInputs, engine_builder
 from llm_pipeline.loadtest.gate import good, void_reason
 from llm_pipeline.loadtest.measure import LoadClient
