@@ -35,7 +35,6 @@ from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
 from llm_pipeline.loadtest.gate import SERVICE_LEVEL_MET, judge_windows
 from llm_pipeline.loadtest.records import COLUMNS, Answered, Records, column_type
 from llm_pipeline.loadtest.sample_size import needed_requests
-from llm_pipeline.loadtest.windows import QUANTILES, latency
 
 Seconds = NDArray[np.float64]
 _LONG_RUNS, _LONG_REQUESTS = 400, 8000
@@ -279,7 +278,6 @@ def main() -> int:
         wanted = re.compile(options.cells).search
         met = [*_boundary(options.runs, seeds, workers, wanted), *_power(options.runs, seeds, workers, wanted)]
         if not options.cells:
-            met += _quantiles(options.runs, seeds, workers)
             met += _sample_sizes()
     print(f"{options.runs:,} load tests a line, seed {options.seed}, {time.monotonic() - started:.0f} s")
     return 0 if all(met) else 1
@@ -364,27 +362,6 @@ def _load_tests(case: Case, runs: int, random: np.random.Generator) -> Iterator[
             judged = case.server.windows(count * most, case.requests, random)
             before = case.server.windows(count, half, random)
         yield from zip(before, judged.reshape(count, most, case.requests), strict=True)
-
-
-def _quantiles(runs: int, seeds: np.random.SeedSequence, workers: Executor) -> Iterator[bool]:
-    """The bounds of percentiles that tables and plots show: two-sided 95 %."""
-    servers: list[Server] = [Independent(), Queue(4, 0.7, 1.0)]
-    requests = [1000, 2000]
-    jobs = workers.map(_bounds_that_held, servers, requests, repeat(runs), seeds.spawn(len(servers)))
-    for server, count, held in zip(servers, requests, jobs, strict=True):
-        for quantile in QUANTILES:
-            name = f"bounds of p{100 * quantile:g} cover, {server.name}, {count:,} requests"
-            yield at_least(name, held[quantile] / runs, 1.0 - by_chance(0.05, runs))
-
-
-def _bounds_that_held(server: Server, requests: int, runs: int, seed: np.random.SeedSequence) -> Counter[float]:
-    held = Counter[float]()
-    for times in server.windows(runs, requests, np.random.default_rng(seed)):
-        shown = latency(times)
-        for found in shown.quantiles if shown else ():
-            truth = 1e3 * server.quantile(found.quantile)
-            held[found.quantile] += (found.lower or 0.0) <= truth <= (found.upper or np.inf)
-    return held
 
 
 def _sample_sizes() -> Iterator[bool]:

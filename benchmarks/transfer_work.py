@@ -50,9 +50,10 @@ def verify(store: str, digest: str) -> None:
 
 
 def _open(store: str) -> Any:
+    from llm_pipeline.config.store import store_settings
     from llm_pipeline.store import open_store
 
-    return open_store(json.loads(store))
+    return open_store(store_settings(**json.loads(store)))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Speed does not depend on what the weights say; nothing is downloaded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,40 +15,23 @@ _LITTLE = 1e-4
 SPECIAL = ("<s>", "</s>", "<pad>", "<unk>")
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The sizes of a Llama.
-
-    Attributes:
-        shard: Largest file of the checkpoint.
-    """
-
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    key_value_heads: int
-    vocabulary: int
-    shard: str = "4GB"
-
-
-LLAMA_3_8B = Shape(
-    hidden=4096, intermediate=14336, layers=32, heads=32, key_value_heads=8, vocabulary=128_256
-)  # config.json of meta-llama/Meta-Llama-3-8B: 8.03 billion parameters
-SMOKE = Shape(hidden=128, intermediate=256, layers=2, heads=4, key_value_heads=2, vocabulary=4096)
+LLAMA_3_8B = {
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "vocab_size": 128_256,
+}  # fmt: skip
+"""config.json of meta-llama/Meta-Llama-3-8B: 8.03 billion parameters."""
+SMOKE = {
+    "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 4096,
+}  # fmt: skip
 """Small enough for a CPU: to try a benchmark, not to measure anything."""
 
 
-def write_checkpoint(directory: Path, shape: Shape, seed: int = 0) -> int:
+def write_checkpoint(directory: Path, shape: dict[str, int], seed: int = 0) -> int:
     """Write config, bfloat16 weights in shards and a tokenizer; returns the number of parameters."""
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.key_value_heads,
+        **shape,
         max_position_embeddings=8192,
         rms_norm_eps=1e-5,
         rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
@@ -67,8 +49,8 @@ def write_checkpoint(directory: Path, shape: Shape, seed: int = 0) -> int:
         torch.set_default_dtype(torch.float32)
     _repeat_the_last_word(model)
     model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=1, pad_token_id=2)
-    model.save_pretrained(directory, max_shard_size=shape.shard)
-    word_tokenizer(shape.vocabulary).save_pretrained(directory)
+    model.save_pretrained(directory, max_shard_size="4GB")
+    word_tokenizer(shape["vocab_size"]).save_pretrained(directory)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
