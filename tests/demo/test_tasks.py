@@ -24,10 +24,6 @@ def test_the_committed_data_are_what_the_generator_writes():
         assert (CONFIGS / name).read_text(encoding="utf-8") == content, f"write {name} again"
 
 
-def test_the_committed_data_stay_small():
-    assert sum((CONFIGS / name).stat().st_size for name in demo_files()) < 600_000
-
-
 def test_evaluation_items_are_held_out_and_asked_once():
     generate, choice = evaluation_items()
     prompts = [item.prompt for item in [*generate, *choice]]
@@ -45,12 +41,6 @@ def test_no_calibration_text_and_no_load_prompt_starts_with_a_held_out_prompt():
     assert len(set(prompts)) == len(prompts) == 2500
     texts = [json.loads(line)["text"] for line in (CONFIGS / "calibration/demo.jsonl").read_text().splitlines()]
     assert not [text for text in texts if text.rpartition(" ")[0] in evaluated]
-
-
-def test_the_stream_is_a_function_of_its_seed():
-    first, again, other = (list(islice(stream(seed, held_out=False), 50)) for seed in (3, 3, 4))
-    assert first == again
-    assert first != other
 
 
 def test_every_task_gives_right_answers():

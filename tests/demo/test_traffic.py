@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -19,8 +17,7 @@ import pytest
 
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ExitCode
-from llm_pipeline.demo.traffic import FailedRequest, Traffic, TrafficRecord, write_record
-from llm_pipeline.serving.client import GenerationClient
+from llm_pipeline.demo.traffic import TrafficRecord
 
 UPSTREAM = Path(__file__).parents[1] / "canary" / "upstream.py"
 
@@ -139,63 +136,6 @@ def test_at_the_end_requests_in_flight_get_their_answers_and_the_last_record_acc
     assert record is not None
     assert (record.sent, record.failed) == (record.ok, 0)
     assert record.sent >= 10
-
-
-def test_who_got_no_answer_by_the_end_lost_the_request(site) -> None:
-    site.serve(delay_milliseconds=60_000.0)
-
-    async def traffic() -> TrafficRecord:
-        async with GenerationClient(site.url) as client:
-            users = Traffic(client, ["one"], rate_per_second=50, seed=1, last_answers_seconds=0.3)
-            stop = asyncio.Event()
-            asyncio.get_running_loop().call_later(0.5, stop.set)
-            await users.run(stop)
-            return users.record()
-
-    record = asyncio.run(traffic())
-    assert record.sent > 0
-    assert (record.ok, record.failed) == (0, record.sent)
-    assert list(record.reasons) == ["no answer by the end of the traffic"]
-
-
-def test_the_record_is_whole_whenever_it_is_read(tmp_path) -> None:
-    file, stop = tmp_path / "traffic.json", threading.Event()
-    now = datetime.now(UTC)
-    failure = FailedRequest(sent_at=now, streaming=True, reason="x" * 100)
-
-    def record(failures: int) -> TrafficRecord:
-        return TrafficRecord(
-            started_at=now, rate_per_second=1.0, sent=failures, ok=0, failed=failures, reasons={},
-            first_failures=(failure,) * failures,
-        )  # fmt: skip
-
-    def write() -> None:
-        while not stop.is_set():
-            for failures in (0, 20):
-                write_record(file, record(failures))
-
-    write_record(file, record(0))
-    writer = threading.Thread(target=write)
-    writer.start()
-    seen: list[int] = []
-    deadline = time.monotonic() + 60
-    try:
-        while len(seen) < 500 or (len(set(seen)) < 2 and time.monotonic() < deadline):
-            seen.append(TrafficRecord.model_validate_json(file.read_text()).failed)
-    finally:
-        stop.set()
-        writer.join()
-    assert set(seen) == {0, 20}
-
-
-def test_users_killed_at_any_moment_leave_a_whole_record(site) -> None:
-    site.serve()
-    users = site.users(rate=100)
-    wait_for(lambda: site.counted("ok") >= 20)
-    os.kill(users.pid, signal.SIGKILL)
-    record = site.record()
-    assert record is not None
-    assert record.sent >= record.ok + record.failed
 
 
 def test_without_prompts_the_users_say_what_is_wrong(site) -> None:
