@@ -13,7 +13,7 @@ from llm_pipeline.canary.access_log import AccessLog
 from llm_pipeline.canary.router import NamesReleases, RouterUnavailable, RouteState, SlotName, TrafficRouter
 from llm_pipeline.canary.router_adapter import RouterAdapter
 from llm_pipeline.config.router_place import RouterPlace
-from llm_pipeline.config.slot_server import SlotServer
+from llm_pipeline.config.server_place import SlotServer
 
 log = get_logger(__name__)
 

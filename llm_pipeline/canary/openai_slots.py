@@ -34,7 +34,7 @@ from llm_pipeline.canary.slots import (
     warm_up,
 )
 from llm_pipeline.config.deployment import Deployment, TargetPlace
-from llm_pipeline.config.slot_server import OpenAiSlot
+from llm_pipeline.config.server_place import OpenAiSlot
 from llm_pipeline.serving.endpoint_access import active_requests, model_root
 from llm_pipeline.serving.slot_fence import FencingToken, admit, exclusive, newest_token
 from llm_pipeline.store.artifact_store import ArtifactStore

@@ -16,7 +16,7 @@ from llm_pipeline.canary.router import SlotName
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.release import Drill
-from llm_pipeline.config.slot_server import OpenAiSlot, SlotServer
+from llm_pipeline.config.server_place import OpenAiSlot, SlotServer
 from llm_pipeline.serving.endpoint_access import active_requests
 from llm_pipeline.serving.ports import loopback_endpoint
 from llm_pipeline.serving.repository_links import fetch_links, refuse_other_host

@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import Any
 
 from llm_pipeline.artifacts.repository_layout import MODEL_NAME, MODEL_VERSION
-from llm_pipeline.config.slot_server import SlotServer, speaks_openai
+from llm_pipeline.config.server_place import SlotServer, speaks_openai
 
 _MODEL = f"/v2/models/{MODEL_NAME}"
 _VERSION = r"(/versions/[0-9]+)?"

@@ -26,9 +26,7 @@ from llm_pipeline.config.model import (
 )
 from llm_pipeline.config.notifications import Notifications
 from llm_pipeline.config.router_place import RouterPlace
-from llm_pipeline.config.server_place import ServerPlace
-from llm_pipeline.config.server_ports import ServerPorts
-from llm_pipeline.config.slot_server import OpenAiSlot, SlotServer
+from llm_pipeline.config.server_place import OpenAiSlot, ServerPlace, ServerPorts, SlotServer
 from llm_pipeline.config.store import Store, StoreModel
 
 __all__ = [

@@ -17,7 +17,7 @@ from llm_pipeline.config.model import (
     PositiveGib,
     Word,
 )
-from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.config.store import Store, store_settings
 
 _STORE = "/srv/llm-pipeline/store"

@@ -169,17 +169,8 @@ PositiveMilliseconds = Annotated[float, Field(ge=0.001, le=86_400_000.0)]
 """Up to a day."""
 
 Milliseconds = Annotated[float, Field(ge=0.0, le=86_400_000.0)]
-CheckMilliseconds = Annotated[int, Field(ge=1, le=3_600_000)]
-"""How often something is looked at."""
-
-Microseconds = Annotated[int, Field(ge=0, le=86_400_000_000)]
-"""None, or up to a day."""
-
 Rate = Annotated[float, Field(ge=0.0001, le=100_000.0)]
 """Requests in a second."""
-
-Gib = Annotated[float, Field(ge=0.0, le=65_536.0)]
-"""GiB of memory."""
 
 PositiveGib = Annotated[float, Field(ge=0.001, le=65_536.0)]
 Cores = Annotated[float, Field(ge=0.001, le=65_536.0)]
@@ -208,9 +199,6 @@ Instances = Annotated[int, Field(ge=1, le=1024)]
 
 Small = Annotated[int, Field(ge=1, le=1000)]
 """A count that is never large: looks, rounds, failures in a row."""
-
-PriorityLevel = Annotated[int, Field(ge=1, le=1000)]
-"""1 is the most urgent."""
 
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 

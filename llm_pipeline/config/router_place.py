@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, SerializeAsAny, model_validator
 from llm_pipeline.config.installed import OfKind
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.config.slot_server import OpenAiSlot
+from llm_pipeline.config.server_place import OpenAiSlot
 
 
 class RouterModel(ConfigModel):

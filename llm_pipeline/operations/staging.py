@@ -8,7 +8,7 @@ from typing import Protocol
 
 from llm_pipeline.base.errors import ConfigError, PipelineError, from_document
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.release.claim import Claimant, LocalProcess, readable_claims
 from llm_pipeline.release.contract import StageFailure, StageResult

@@ -18,8 +18,7 @@ from llm_pipeline.canary.slots import slot_servers
 from llm_pipeline.canary.watchdog import is_recent, last_heard
 from llm_pipeline.canary.way_back_record import read_way_back
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.server_ports import ServerPorts
-from llm_pipeline.config.slot_server import OpenAiSlot
+from llm_pipeline.config.server_place import OpenAiSlot, ServerPorts
 from llm_pipeline.operations.place_status import (
     DeploymentStatus,
     Health,

@@ -25,7 +25,7 @@ from llm_pipeline.canary.record import latest_canary
 from llm_pipeline.canary.router import ALL, RouterUnavailable, SlotName, StartedRouter, TrafficRouter, all_to
 from llm_pipeline.canary.slots import slot_servers, slot_state
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.operations.acting import PlaceBusy, acting, token_of
 from llm_pipeline.operations.rollback import roll_back_at
 from llm_pipeline.operations.served_place import ServedPlace, place_as_it_is, router_here, start_router

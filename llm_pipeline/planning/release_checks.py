@@ -15,7 +15,7 @@ from llm_pipeline.catalog.tables import modelopt_algorithms
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.quantization import NAMED_SET, Calibration, QuantizationRecipe
-from llm_pipeline.config.slot_server import OpenAiSlot
+from llm_pipeline.config.server_place import OpenAiSlot
 from llm_pipeline.config.workload import longest
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.loadtest.workload import check_workload, longest_request

@@ -7,7 +7,7 @@ import socket
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.config.server_place import ServerPorts
 
 LOOPBACK = "127.0.0.1"
 _CONNECT_SECONDS = 5.0

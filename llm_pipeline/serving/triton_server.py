@@ -30,7 +30,7 @@ from llm_pipeline.base.errors import ConfigError, Terminal, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.serving.endpoint_access import active_requests, served_name
 from llm_pipeline.serving.ports import LOOPBACK, loopback_endpoint, require_free
 from llm_pipeline.serving.server_log import failure_lines

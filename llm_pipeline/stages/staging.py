@@ -17,8 +17,7 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.model import ConfigModel, Name
 from llm_pipeline.config.policy import StagingPolicy
-from llm_pipeline.config.server_place import ServerPlace
-from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.config.server_place import ServerPlace, ServerPorts
 from llm_pipeline.config.target import Target
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 from llm_pipeline.serving.control import Candidate, ServerControl, StagedServer, StagingSlot, open_control

@@ -16,7 +16,7 @@ from llm_pipeline.artifacts.golden import GoldenPrompt, write_golden
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.router import SlotName, all_to
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.config.slot_server import OpenAiSlot
+from llm_pipeline.config.server_place import OpenAiSlot
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 
 

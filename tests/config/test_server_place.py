@@ -18,9 +18,7 @@ from llm_pipeline.adapters.prometheus.adapter import PrometheusSource
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.metric_source import MetricSource
 from llm_pipeline.config.router_place import RouterPlace
-from llm_pipeline.config.server_place import ServerPlace
-from llm_pipeline.config.server_ports import ServerPorts
-from llm_pipeline.config.slot_server import OpenAiSlot
+from llm_pipeline.config.server_place import OpenAiSlot, ServerPlace, ServerPorts
 
 PLACE: TypeAdapter[Any] = TypeAdapter(ServerPlace)
 KINDS: dict[str, TypeAdapter[Any]] = {

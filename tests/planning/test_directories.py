@@ -14,7 +14,7 @@ from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.cli import main
-from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.serving.triton_server import RunningServer

@@ -23,7 +23,7 @@ from llm_pipeline.serving.endpoint_access import (
     served_name,
     tls_context,
 )
-from llm_pipeline.serving.probing import Served, departures_free
+from llm_pipeline.serving.probes import Served, departures_free
 
 SECRET = "5esame-0pen"
 CHUNK = {"text_output": "a", "output_tokens": 1, "finish_reason": "length"}

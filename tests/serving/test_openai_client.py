@@ -14,8 +14,7 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
 from llm_pipeline.serving.endpoint_access import require_model, require_served
-from llm_pipeline.serving.probes import probe
-from llm_pipeline.serving.probing import Served, context_length, departures_free
+from llm_pipeline.serving.probes import Served, context_length, departures_free, probe
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -8,12 +8,12 @@ import sys
 import pytest
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.serving.ports import require_free
 
 _ASK = """
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.serving.ports import require_free
 try:
     require_free(ServerPorts(http=18000, grpc=18001, metrics=18002), what="a server")

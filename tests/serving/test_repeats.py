@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from llm_pipeline.base.verdict import Evidence
-from llm_pipeline.serving import probing
+from llm_pipeline.serving import probes
 from llm_pipeline.serving.client import Generation, GenerationRequest
-from llm_pipeline.serving.probing import repeats_are_generated
+from llm_pipeline.serving.probes import repeats_are_generated
 
 TOKENS = 100
 
@@ -76,7 +76,7 @@ def test_every_run_asks_prompts_that_nobody_asked_before() -> None:
 
 
 def test_answers_that_the_server_did_not_count_were_not_generated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing, "_COUNTED_WITHIN_SECONDS", 0.1)
+    monkeypatch.setattr(probes, "_COUNTED_WITHIN_SECONDS", 0.1)
     evidence = judged(Scripted((TOKENS, 1.0), counts=0.0))
     assert evidence.verdict == "ANOMALOUS"
     assert "300 tokens came for repeated requests, and the server generated 0" in evidence.detail

@@ -17,8 +17,7 @@ from llm_pipeline.config.model import (
     PositiveGib,
     Word,
 )
-from llm_pipeline.config.server_place import ServerModel
-from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.config.server_place import ServerModel, ServerPorts
 
 
 class Mount(ConfigModel):

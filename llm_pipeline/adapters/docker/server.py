@@ -18,7 +18,7 @@ from llm_pipeline.base.errors import ConfigError, Transient, Unsupported
 from llm_pipeline.base.labels import LABEL_PREFIX, label_value
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot, await_model, await_no_requests
+from llm_pipeline.serving.control import Candidate, StagedServer, StagingSlot, await_model, await_no_requests
 from llm_pipeline.serving.launch_plan import LaunchPlan, launch_plan
 from llm_pipeline.serving.ports import LOOPBACK, loopback_endpoint
 from llm_pipeline.serving.server_log import failure_lines

@@ -12,7 +12,7 @@ from llm_pipeline.base.adapters import OnCall
 from llm_pipeline.canary.router_adapter import RouterAdapter
 from llm_pipeline.config.model import AbsolutePath, ConfigModel, Port
 from llm_pipeline.config.router_place import RouterModel
-from llm_pipeline.config.slot_server import OpenAiSlot
+from llm_pipeline.config.server_place import OpenAiSlot
 
 IP_ADDRESS = r"^[0-9a-fA-F.:]+$"
 IpAddress = Annotated[str, Field(pattern=IP_ADDRESS, max_length=45)]

@@ -25,7 +25,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.router import RouterCondition, RouterUnavailable, RouteState, SlotName
-from llm_pipeline.config.slot_server import SlotServer
+from llm_pipeline.config.server_place import SlotServer
 
 log = get_logger(__name__)
 

@@ -31,7 +31,7 @@ from llm_pipeline.canary.router import (
     SlotName,
 )
 from llm_pipeline.canary.users_paths import api_of
-from llm_pipeline.config.slot_server import SlotServer
+from llm_pipeline.config.server_place import SlotServer
 
 log = get_logger(__name__)
 

@@ -22,7 +22,7 @@ from llm_pipeline.config.model import (
     Word,
 )
 from llm_pipeline.config.server_place import ServerModel
-from llm_pipeline.serving.server_adapter import ServerAdapter
+from llm_pipeline.serving.control import ServerAdapter
 
 
 class KubernetesEnvironment(EnvironmentModel):

@@ -21,7 +21,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
-from llm_pipeline.serving.control.server import (
+from llm_pipeline.serving.control import (
     Candidate,
     StagedServer,
     StagingSlot,

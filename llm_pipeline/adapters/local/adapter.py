@@ -7,8 +7,7 @@ from typing import ClassVar, Literal
 from llm_pipeline.base.adapters import Adapter, OnCall
 from llm_pipeline.config.environment import EnvironmentModel
 from llm_pipeline.config.model import HostPath
-from llm_pipeline.config.server_place import ServerModel
-from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.config.server_place import ServerModel, ServerPorts
 
 
 class Interpreter(EnvironmentModel):

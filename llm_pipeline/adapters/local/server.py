@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llm_pipeline.adapters.local.adapter import LocalServer
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
+from llm_pipeline.serving.control import Candidate, StagedServer, StagingSlot
 from llm_pipeline.serving.triton_server import RunningServer, find_server, start_server, stop_server
 
 

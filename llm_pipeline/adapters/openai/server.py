@@ -14,7 +14,7 @@ from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import ConfigError, Transient, Unsupported
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot, await_no_requests
+from llm_pipeline.serving.control import Candidate, StagedServer, StagingSlot, await_no_requests
 from llm_pipeline.serving.endpoint_access import require_model
 from llm_pipeline.serving.slot_fence import exclusive
 from llm_pipeline.serving.triton_server import SlotBusy

@@ -166,10 +166,12 @@ class Batcher:
 
     @property
     def longest(self) -> int:
+        """Most tokens of a prompt and its answer."""
         return self._settings.maximum_tokens_per_request
 
     @property
     def blocks(self) -> int:
+        """Number of blocks of the KV cache."""
         return int(self.facts["blocks"])
 
     @property
@@ -179,6 +181,7 @@ class Batcher:
 
     @property
     def is_running(self) -> bool:
+        """Whether the engine is alive."""
         return self._running
 
     def fits(self, tokens: int) -> bool:
@@ -217,6 +220,7 @@ class Batcher:
         self._outbox.put([])
 
     def outputs(self, timeout_seconds: float) -> list[Output]:
+        """Output since the last call, waiting for the first of it; empty at the time limit."""
         collected: dict[str, Output] = {}
         for output in self._received(timeout_seconds):
             if output.name not in self._live:

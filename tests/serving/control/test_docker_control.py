@@ -12,8 +12,14 @@ pytest.importorskip("docker")
 from llm_pipeline.adapters.docker.adapter import SERVER, DockerServer
 from llm_pipeline.adapters.docker.server import DockerControl
 from llm_pipeline.base.errors import ConfigError, Transient
-from llm_pipeline.serving.control import Candidate, ServerControl, StagingSlot, endpoint_of, open_control
-from llm_pipeline.serving.control.server import await_no_requests
+from llm_pipeline.serving.control import (
+    Candidate,
+    ServerControl,
+    StagingSlot,
+    await_no_requests,
+    endpoint_of,
+    open_control,
+)
 from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy
 
 IMAGE, DIGEST = "registry.test/tritonserver:1", "sha256:" + "0" * 64

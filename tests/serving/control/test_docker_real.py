@@ -14,8 +14,7 @@ import pytest
 pytest.importorskip("docker")
 
 from llm_pipeline.adapters.docker.adapter import DockerServer
-from llm_pipeline.serving.control import Candidate, ServerControl, open_control
-from llm_pipeline.serving.control.server import await_no_requests
+from llm_pipeline.serving.control import Candidate, ServerControl, await_no_requests, open_control
 from llm_pipeline.serving.triton_server import ServerFailed
 
 ROOT = Path(__file__).parents[3]

@@ -14,8 +14,7 @@ from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
-from llm_pipeline.serving.control import Candidate, ServerControl, endpoint_of, open_control
-from llm_pipeline.serving.control.server import await_no_requests
+from llm_pipeline.serving.control import Candidate, ServerControl, await_no_requests, endpoint_of, open_control
 from llm_pipeline.serving.endpoint_access import active_requests
 from llm_pipeline.serving.probes import probe
 from llm_pipeline.serving.triton_server import SlotBusy

@@ -11,7 +11,7 @@ import pytest
 
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.serving.control.server import await_model
+from llm_pipeline.serving.control import await_model
 
 SECRET = '5esame"0pen'
 Serve = Callable[[int, bytes], Endpoint]

@@ -15,7 +15,7 @@ from llm_pipeline.canary.arm_names import (
 )
 from llm_pipeline.canary.router import SlotName, other_slot
 from llm_pipeline.canary.users_paths import UsersApi, api_of
-from llm_pipeline.config.slot_server import SlotServer
+from llm_pipeline.config.server_place import SlotServer
 
 _BREAKERS = {
     "thresholds": [{"max_connections": 4096, "max_pending_requests": 4096, "max_requests": 4096, "max_retries": 256}]

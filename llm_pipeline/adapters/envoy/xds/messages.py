@@ -8,7 +8,7 @@ from typing import Any
 
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.canary.arm_names import Protocol
-from llm_pipeline.config.slot_server import OpenAiSlot, SlotServer
+from llm_pipeline.config.server_place import OpenAiSlot, SlotServer
 
 Json = dict[str, Any]
 

@@ -16,11 +16,9 @@ from typing import ClassVar, Literal
 from llm_pipeline.base.adapters import Adapter
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.config.server_place import ServerModel
-from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.config.server_place import ServerModel, ServerPorts
 from llm_pipeline.config.target import Target
-from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot, loopback_endpoint
-from llm_pipeline.serving.server_adapter import ServerAdapter
+from llm_pipeline.serving.control import Candidate, ServerAdapter, StagedServer, StagingSlot, loopback_endpoint
 
 
 class AcmeServer(ServerPorts, ServerModel):

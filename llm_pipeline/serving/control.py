@@ -1,4 +1,13 @@
-"""The port of server control, its implementations by kind, and where the servers of places answer."""
+"""Server control: a candidate's server is started, found, drained and stopped in the same way wherever it runs.
+
+    control = open_control(place, slot)
+    server = control.start(candidate, wait_seconds=600)
+    server.endpoint                 # where it answers, and what a client needs
+    control.find()                  # the same server, from any process of this host
+    control.stop(drain_seconds=30)  # removes all that it left; does nothing without a server
+
+No process memory is needed to find or stop a server, so a server whose starter was killed can be stopped, too.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +17,34 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llm_pipeline.artifacts.repository_layout import MODEL_VERSION
-from llm_pipeline.base.adapters import adapter
+from llm_pipeline.base.adapters import Adapter, adapter
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.config.server_place import ServerPlace
-from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.config.server_place import ServerPlace, ServerPorts
 from llm_pipeline.config.target import Target
 from llm_pipeline.serving.endpoint_access import active_requests, refusal_of, request_headers, tls_context
 from llm_pipeline.serving.ports import loopback_endpoint
 from llm_pipeline.serving.protocols import MODEL_PATH, header_secrets, without
 
 if TYPE_CHECKING:
+    from llm_pipeline.config.endpoint import Endpoint
     from llm_pipeline.serving.kubernetes_manifests import ServedRelease
+
+
+@dataclass(frozen=True)
+class ServerAdapter(Adapter):
+    """An adapter of servers whose address follows from names, so that their settings need no `endpoint`.
+
+    Attributes:
+        endpoint: Where its server answers, from `(place, release_name, target_name)`; it asks nobody.
+    """
+
+    endpoint: Callable[[Any, str, str], Endpoint]
 
 
 @dataclass(frozen=True)
