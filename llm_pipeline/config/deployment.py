@@ -137,12 +137,10 @@ class HubAccess(ConfigModel):
     Attributes:
         endpoint: URL of the hub; None for the public one (or `HF_ENDPOINT`).
         token_variable: Environment variable that holds the access token; the token itself is never configured.
-        connections: Files fetched side by side.
     """
 
     endpoint: PlainUrl | None = None
     token_variable: VariableName = "HF_TOKEN"  # noqa: S105 - the name of a variable, not a token
-    connections: int = Field(default=4, ge=1, le=64)
 
 
 class Retention(ConfigModel):

@@ -7,26 +7,21 @@ import re
 from pydantic import field_validator
 
 from llm_pipeline.base.redaction import without_credentials
-from llm_pipeline.config.model import ConfigModel, PathText, PlainUrl, Word
+from llm_pipeline.config.model import ConfigModel, PathText, PlainUrl
 
 _S3 = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>[A-Za-z0-9][A-Za-z0-9._/-]*))?")
 
 
 class S3Place(ConfigModel):
-    """A prefix of a bucket in S3, or behind another server's S3 API.
+    """A prefix of a bucket in S3, or behind another server's S3 API. Credentials, profile and region are AWS's own.
 
     Attributes:
         uri: `s3://bucket/prefix`.
         endpoint: URL of another S3 API than Amazon's.
-        region: The bucket's region; None for the environment's.
-        profile: Profile of the AWS configuration files, which may assume a role; None for the default chain of
-            credentials.
     """
 
     uri: PathText
     endpoint: PlainUrl | None = None
-    region: Word | None = None
-    profile: Word | None = None
 
     @field_validator("uri")
     @classmethod

@@ -19,26 +19,18 @@ _DIRECTORY = "file"
 class Signing(ConfigModel):
     """Signatures of artifacts and results, made and checked with sigstore's model-signing.
 
-    A stage signs what it publishes and its result when `private_key` is set. When `required` is set, an
-    input without a valid signature is refused, and a stored result without one is computed again.
+    A stage signs what it publishes and its result. An input without a valid signature is refused, and a stored result
+    without one is computed again.
 
     Attributes:
-        private_key: PEM file of the elliptic-curve key that signs; None where nothing is signed.
+        private_key: PEM file of the elliptic-curve key that signs; None where nothing is published.
         password_variable: Environment variable with the private key's password; None when it has none.
         public_keys: PEM files of the keys that are trusted; any of them may have signed.
-        required: An artifact or a result without a valid signature is not used.
     """
 
     private_key: HostPath | None = None
     password_variable: VariableName | None = None
-    public_keys: Annotated[tuple[HostPath, ...], Field(max_length=64)] = ()
-    required: bool = True
-
-    @model_validator(mode="after")
-    def _can_verify(self) -> Signing:
-        if self.required and not self.public_keys:
-            raise ValueError("required: true needs public_keys to verify with")
-        return self
+    public_keys: Annotated[tuple[HostPath, ...], Field(min_length=1, max_length=64)]
 
 
 class StoreModel(ConfigModel):

@@ -59,7 +59,7 @@ def download_model(
     model: PinnedModel,
     destination: Path,
     *,
-    connections: int = 4,
+    connections: int = 8,
     report_every_seconds: float = 10.0,
 ) -> DownloadReport:
     """Download a pinned model's files, and nothing else, into a directory.

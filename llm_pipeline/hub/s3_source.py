@@ -101,7 +101,7 @@ class S3Source:
         except FlexibleChecksumError as error:
             raise WrongBytes(str(error), where=self._bucket.address(file.path)) from error
         except failed_requests() as error:
-            known = translated(error, self.access, self._bucket.address(file.path))
+            known = translated(error, self._bucket.address(file.path))
             raise _as_source_error(known) from error
 
     @cached_property

@@ -39,7 +39,7 @@ def open_source(source: str, access: HubAccess, store: StoreModel) -> Source:
     Args:
         source: `hub`, `file:///directory` or `s3://bucket/prefix`.
         access: How this deployment reaches the hub.
-        store: The deployment's store: one in S3 lends its endpoint, region and profile to a source in S3.
+        store: The deployment's store: one in S3 lends its endpoint to a source in S3.
 
     Raises:
         ConfigError: The hub's endpoint, the token, or the S3 prefix cannot be.
@@ -52,10 +52,8 @@ def open_source(source: str, access: HubAccess, store: StoreModel) -> Source:
 
 
 def _s3_access(source: str, store: StoreModel) -> S3Place:
-    reached = {"endpoint", "region", "profile"}
-    lent: dict[str, str] = store.model_dump(include=reached) if isinstance(store, S3Place) else {}
     try:
-        return S3Place.model_validate({**lent, "uri": source})
+        return S3Place(uri=source, endpoint=store.endpoint if isinstance(store, S3Place) else None)
     except ValidationError as error:
         raise ConfigError(error.errors()[0]["msg"].removeprefix("Value error, "), where="model.source") from error
 

@@ -75,7 +75,6 @@ def _run(context: StageContext[DownloadConfig]) -> StageOutput:
         open_source(config.source, config.hub, context.request.store),
         PinnedModel(id=config.model_id, commit=config.commit, files=config.files, versions=config.versions),
         destination,
-        connections=config.hub.connections,
     )
     if config.facts is not None:
         _require_same(config.facts, destination, config.sizes)

@@ -231,7 +231,7 @@ class Bucket:
                     failures, resumed_at = 0, position
                 failures += 1
                 if failures == ATTEMPTS:
-                    raise translated(error, self._config, self.address(item.name)) from error
+                    raise translated(error, self.address(item.name)) from error
                 back_off(failures - 1)
 
     def delete(self, name: str, condition: Condition | None = None) -> None:
@@ -370,4 +370,4 @@ class Bucket:
         try:
             return until_whole(request)
         except failed_requests() as error:
-            raise translated(error, self._config, self.address(name)) from error
+            raise translated(error, self.address(name)) from error

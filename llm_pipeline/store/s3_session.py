@@ -24,9 +24,13 @@ _NEEDED = (
     "s3:GetObject, PutObject, DeleteObject, ListBucket, ListBucketMultipartUploads, ListMultipartUploadParts, "
     "AbortMultipartUpload"
 )
+_CREDENTIALS_HINT = (
+    "check AWS_PROFILE, or AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN; they need "
+    f"{_NEEDED}, with aws:kms also kms:GenerateDataKey and kms:Decrypt"
+)
 _AGAIN = "run it again; it continues where it stopped"
 _OVER_LIMIT = f"check the network, the proxy (HTTPS_PROXY) and store.endpoint, then {_AGAIN}"
-_REGION = "set store.region to the bucket's region"
+_REGION = "set AWS_DEFAULT_REGION to the bucket's region"
 
 
 class Absent(Transient):
@@ -82,7 +86,7 @@ def connect(config: S3Place, limits: AnswerLimits = AnswerLimits()) -> Any:  # n
     """A boto3 client of the store's bucket. It sends nothing yet.
 
     Raises:
-        ConfigError: The profile does not exist, or the endpoint or region cannot be.
+        ConfigError: The profile does not exist, or the endpoint cannot be.
     """
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
@@ -100,11 +104,11 @@ def connect(config: S3Place, limits: AnswerLimits = AnswerLimits()) -> Any:  # n
         s3=_s3_options(config),
     )
     try:
-        session = Session(profile=config.profile)  # boto3's own adds managed transfers, and is slow to import
-        client = session.create_client("s3", config.region, endpoint_url=config.endpoint, config=options)
+        session = Session()  # boto3's own adds managed transfers, and is slow to import
+        client = session.create_client("s3", endpoint_url=config.endpoint, config=options)
         return bound_answers(client, limits)
     except (BotoCoreError, ValueError) as error:
-        raise translated(error, config, config.uri) from error
+        raise translated(error, config.uri) from error
 
 
 def _s3_options(config: S3Place) -> dict[str, Any]:
@@ -118,16 +122,16 @@ def _s3_options(config: S3Place) -> dict[str, Any]:
     return options
 
 
-def translated(error: Exception, config: S3Place, where: str) -> PipelineError:
+def translated(error: Exception, where: str) -> PipelineError:
     """The error of a request in the pipeline's words, with what to do about it."""
     from botocore.exceptions import ClientError
 
     if isinstance(error, ClientError):
-        return _of_response(error, config, where)
-    return _of_botocore(error, config, where)
+        return _of_response(error, where)
+    return _of_botocore(error, where)
 
 
-def _of_response(error: Any, config: S3Place, where: str) -> PipelineError:
+def _of_response(error: Any, where: str) -> PipelineError:
     details = error.response.get("Error", {})
     code = str(details.get("Code", ""))
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
@@ -136,26 +140,26 @@ def _of_response(error: Any, config: S3Place, where: str) -> PipelineError:
         kind, hint = _KINDS[code]
         return kind(message, where=where, hint=hint)
     if code in _EXPIRED:
-        hint = f"get new ones, then run it again; {_credentials_hint(config)}"
+        hint = f"get new ones, then run it again; {_CREDENTIALS_HINT}"
         return Terminal(f"the credentials for S3 have expired: {message}", where=where, hint=hint)
     if code in _REFUSED or status in _REFUSALS:
-        return Terminal(f"S3 refused {message}", where=where, hint=_credentials_hint(config))
+        return Terminal(f"S3 refused {message}", where=where, hint=_CREDENTIALS_HINT)
     if status >= _SERVER_ERROR:
         return Transient(f"S3 cannot serve {message}", where=where, hint=_AGAIN)
     return Terminal(message, where=where, hint="check the store's configuration and the bucket's policy")
 
 
-def _of_botocore(error: Exception, config: S3Place, where: str) -> PipelineError:
+def _of_botocore(error: Exception, where: str) -> PipelineError:
     from botocore import exceptions as aws
 
     if isinstance(error, aws.ProfileNotFound):
-        return ConfigError(str(error), where=where, hint="correct store.profile, or add it to ~/.aws/config")
+        return ConfigError(str(error), where=where, hint="correct AWS_PROFILE, or add it to ~/.aws/config")
     if isinstance(error, _credential_errors()):
-        return Terminal(f"no credentials for S3: {error}", where=where, hint=_credentials_hint(config))
+        return Terminal(f"no credentials for S3: {error}", where=where, hint=_CREDENTIALS_HINT)
     if isinstance(error, aws.SSLError):
         return Transient(str(error), where=where, hint="trust the endpoint's certificate: AWS_CA_BUNDLE")
     if isinstance(error, (aws.ParamValidationError, aws.NoRegionError, aws.BaseEndpointResolverError, ValueError)):
-        return ConfigError(str(error), where=where, hint="correct store.endpoint, store.region and store.uri")
+        return ConfigError(str(error), where=where, hint="correct store.endpoint, store.uri and AWS_DEFAULT_REGION")
     if passed := passed_limit(error):
         return OverLimit(f"an answer from S3 was rejected: {passed}", where=where, hint=_OVER_LIMIT)
     return Transient(
@@ -176,12 +180,3 @@ def _credential_errors() -> tuple[type[Exception], ...]:
         aws.SSOError,
         aws.TokenRetrievalError,
     )
-
-
-def _credentials_hint(config: S3Place) -> str:
-    source = (
-        f"the credentials of profile {config.profile!r}"
-        if config.profile
-        else "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or set store.profile"
-    )
-    return f"check {source}; they need {_NEEDED}, with aws:kms also kms:GenerateDataKey and kms:Decrypt"

@@ -49,11 +49,11 @@ class Signatures:
     """
 
     def __init__(self, config: Signing | None) -> None:
-        self._config = config or Signing(required=False)
-        self.required = self._config.required
+        self._config = config
+        self.required = config is not None
 
     def sign(self, manifest: Manifest, statement: bytes) -> bytes | None:
-        """The signature of an artifact; None when nothing signs here and none is required.
+        """The signature of an artifact; None when none is required.
 
         `statement` is the content of its `_MANIFEST.json`.
 
@@ -61,15 +61,15 @@ class Signatures:
             ConfigError: The key cannot be used, or what it signs would be refused.
             Unsupported: model_signing is not installed in this interpreter.
         """
-        if self._config.private_key is None:
-            if self.required:
-                raise ConfigError(
-                    "this store requires signatures, and no signing key is set here",
-                    where="signing",
-                    hint="give private_key where stages run",
-                )
+        if self._config is None:
             return None
-        return self._signed(self._config.private_key, _of_artifact(manifest, statement))
+        if self._config.private_key is None:
+            raise ConfigError(
+                "this store requires signatures, and no signing key is set here",
+                where="signing",
+                hint="give private_key where stages run",
+            )
+        return self._signed(self._config, self._config.private_key, _of_artifact(manifest, statement))
 
     def sign_document(self, name: str, value: Mapping[str, JsonValue]) -> str | None:
         """The signature of a document under its name; None when nothing signs here.
@@ -78,9 +78,9 @@ class Signatures:
             ConfigError: The key cannot be used, or what it signs would be refused.
             Unsupported: model_signing is not installed in this interpreter.
         """
-        if self._config.private_key is None:
+        if self._config is None or self._config.private_key is None:
             return None
-        return self._signed(self._config.private_key, _of_document(name, value)).decode()
+        return self._signed(self._config, self._config.private_key, _of_document(name, value)).decode()
 
     def problems(self, manifest: Manifest, statement: bytes, signature: bytes | None) -> list[Difference]:
         """What is wrong with an artifact's signature; empty when it is valid, or not required.
@@ -89,7 +89,7 @@ class Signatures:
             ConfigError: A trusted key cannot be used.
             Unsupported: model_signing is not installed in this interpreter.
         """
-        return self._problems(_of_artifact(manifest, statement), signature) if self.required else []
+        return _problems(self._config, _of_artifact(manifest, statement), signature) if self._config else []
 
     def document_problem(self, name: str, value: Mapping[str, JsonValue], signature: str | None) -> str | None:
         """What is wrong with a document's signature; None when it is valid, or not required.
@@ -98,31 +98,21 @@ class Signatures:
             ConfigError: A trusted key cannot be used.
             Unsupported: model_signing is not installed in this interpreter.
         """
-        if not self.required:
+        if self._config is None:
             return None
         if signature is None:
             return "it is unsigned"
-        found = self._problems(_of_document(name, value), signature.encode())
+        found = _problems(self._config, _of_document(name, value), signature.encode())
         if not found:
             return None
         return found[0].problem if found[0].path == SIGNATURE_FILE else "it is not what was signed under this name"
 
-    def lacking(self, manifest: Manifest, statement: bytes, signature: bytes | None) -> bool:
-        """Whether an artifact that is in the store should be published again, to be signed.
-
-        Raises:
-            ConfigError: A trusted key cannot be used.
-        """
-        if not self.required and self._config.private_key is None:
-            return False
-        return bool(self._problems(_of_artifact(manifest, statement), signature))
-
-    def _signed(self, key: str, hashes: _KnownHashes) -> bytes:
+    def _signed(self, config: Signing, key: str, hashes: _KnownHashes) -> bytes:
         signing, _ = _library()
         from cryptography.exceptions import UnsupportedAlgorithm
 
         password = None
-        if variable := self._config.password_variable:
+        if variable := config.password_variable:
             password = os.environ.get(variable, "").encode()  # the library says str, and passes it on as bytes
             if not password:
                 hint = "it holds the private key's password"
@@ -143,7 +133,7 @@ class Signatures:
             path = Path(directory, SIGNATURE_FILE)
             signer.set_hashing_config(hashes).sign(Path(), path)
             signature = path.read_bytes()
-        if self.required and (found := self._problems(hashes, signature)):
+        if found := _problems(config, hashes, signature):
             raise ConfigError(
                 f"what this key signs would be refused: {found[0].problem}",
                 where="signing",
@@ -151,34 +141,33 @@ class Signatures:
             )
         return signature
 
-    def _problems(self, hashes: _KnownHashes, signature: bytes | None) -> list[Difference]:
-        _, verifying = _library()
-        from cryptography.exceptions import InvalidSignature
 
-        trusted = {_key_name(path): path for path in self._config.public_keys}
-        if signature is None:
-            return [Difference(SIGNATURE_FILE, "missing: the artifact is unsigned")]
-        if not trusted:  # where nothing is trusted, only a signature's absence can be told
-            return []
+def _problems(config: Signing, hashes: _KnownHashes, signature: bytes | None) -> list[Difference]:
+    _, verifying = _library()
+    from cryptography.exceptions import InvalidSignature
+
+    trusted = {_key_name(path): path for path in config.public_keys}
+    if signature is None:
+        return [Difference(SIGNATURE_FILE, "missing: the artifact is unsigned")]
+    try:
+        signed_by = str(json.loads(signature)["verificationMaterial"]["publicKey"]["hint"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return [Difference(SIGNATURE_FILE, _NOT_A_BUNDLE)]
+    if signed_by not in trusted:
+        problem = f"signed by another key (SHA-256 {signed_by[:12]}), not by a trusted one"
+        return [Difference(SIGNATURE_FILE, problem)]
+    verifier = verifying.Config().use_elliptic_key_verifier(public_key=trusted[signed_by])
+    with TemporaryDirectory() as directory:
+        path = Path(directory, SIGNATURE_FILE)
+        path.write_bytes(signature)
         try:
-            signed_by = str(json.loads(signature)["verificationMaterial"]["publicKey"]["hint"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return [Difference(SIGNATURE_FILE, _NOT_A_BUNDLE)]
-        if signed_by not in trusted:
-            problem = f"signed by another key (SHA-256 {signed_by[:12]}), not by a trusted one"
-            return [Difference(SIGNATURE_FILE, problem)]
-        verifier = verifying.Config().use_elliptic_key_verifier(public_key=trusted[signed_by])
-        with TemporaryDirectory() as directory:
-            path = Path(directory, SIGNATURE_FILE)
-            path.write_bytes(signature)
-            try:
-                verifier.set_hashing_config(hashes).verify(Path(), path)
-            except (*_OF_JUNK, InvalidSignature) as error:
-                if hashes.asked:
-                    return hashes.unlike(signature)
-                reason = f": {error}" if str(error) else ""
-                return [Difference(SIGNATURE_FILE, _NOT_AUTHENTIC + reason)]
-        return []
+            verifier.set_hashing_config(hashes).verify(Path(), path)
+        except (*_OF_JUNK, InvalidSignature) as error:
+            if hashes.asked:
+                return hashes.unlike(signature)
+            reason = f": {error}" if str(error) else ""
+            return [Difference(SIGNATURE_FILE, _NOT_AUTHENTIC + reason)]
+    return []
 
 
 def signed_by(signature: str | None) -> dict[str, str]:

@@ -30,7 +30,7 @@ def deployment_with(store: str, directory: Path) -> Path:
         ("file:///srv/store", DirectoryStore, "file:///srv/store"),
         ("{uri: store, signing: null}", DirectoryStore, "file://{here}/store"),
         ("s3://bucket/prefix/", BucketStore, "s3://bucket/prefix"),
-        ("{uri: 's3://bucket', endpoint: 'http://minio:9000', region: null}", BucketStore, "s3://bucket"),
+        ("{uri: 's3://bucket', endpoint: 'http://minio:9000'}", BucketStore, "s3://bucket"),
     ],
 )
 def test_the_uri_says_the_kind(tmp_path: Path, written: str, kind: type[StoreModel], uri: str) -> None:
@@ -52,7 +52,7 @@ def test_only_a_store_elsewhere_gets_a_cache(tmp_path: Path) -> None:
     ("written", "told"),
     [
         ("{uri: store, endpoint: 'http://minio:9000'}", "unknown key store.endpoint: another kind has it"),
-        ("{uri: 's3://bucket', regoin: eu-west-1}", "unknown key store.regoin: did you mean region?"),
+        ("{uri: 's3://bucket', endpiont: 'http://s3'}", "unknown key store.endpiont: did you mean endpoint?"),
         ("{uri: 's3://no bucket'}", "store.uri: not a place in S3: 's3://no bucket'; use s3://bucket/prefix"),
         ("{uri: 'file://relative'}", "store.uri: not a store: 'file://relative'; use file:///absolute/path"),
         ("{signing: null}", "missing key store.uri"),

@@ -241,7 +241,7 @@ def test_values_that_are_not_finite_stop_the_download(release: Release, local_hu
 @pytest.mark.parametrize(
     ("change", "reused"),
     [
-        ({"hub": {"endpoint": "http://127.0.0.1:9", "connections": 9}}, True),
+        ({"hub": {"endpoint": "http://127.0.0.1:9"}}, True),
         ({"source": "file:///models"}, True),
         ({"versions": {"config.json": {"entity_tag": "x"}}}, True),
         ({"commit": "0" * 40}, False),

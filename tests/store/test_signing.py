@@ -47,12 +47,11 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def signing(keys: Path) -> Callable[..., Signing]:
     """A configuration by the names of its keys."""
 
-    def make(private: str | None, *public: str, password: str | None = None, required: bool = True) -> Signing:
+    def make(private: str | None, *public: str, password: str | None = None) -> Signing:
         return Signing(
             private_key=str(keys / f"{private}.pem") if private else None,
             password_variable=password,
             public_keys=tuple(str(keys / f"{name}.pub") for name in public),
-            required=required,
         )
 
     return make
@@ -271,11 +270,6 @@ def test_a_valid_signature_is_not_made_again(open_with, signing, weights: Path) 
     open_with(signing(None, "ours")).publish("checkpoint", weights)
     store.publish("checkpoint", weights)
     assert (_directory(store, ref) / SIGNATURE_FILE).read_bytes() == before
-
-
-def test_a_store_that_requires_nothing_takes_unsigned_artifacts(open_with, signing, weights: Path) -> None:
-    store = open_with(signing(None, "ours", required=False))
-    assert store.fetch(store.publish("checkpoint", weights))
 
 
 def test_a_publication_where_signatures_are_required_and_nothing_signs_is_refused(

@@ -232,7 +232,7 @@ class LocalStore:
         opened = sealed.open(ref)
         if isinstance(opened, Difference) or sealed.manifest is None:
             return True
-        return self.signatures.lacking(opened, sealed.manifest, sealed.signature)
+        return bool(self.signatures.problems(opened, sealed.manifest, sealed.signature))
 
     def _directory(self, ref: ArtifactRef) -> Path:
         return self.root / "artifacts" / ref.kind / ref.digest

@@ -100,7 +100,7 @@ class Seals:
         """Whether an artifact is sealed, and signed if it should be."""
         if opened.manifest is None or opened.sealed.manifest is None:
             return False
-        return not self._signatures.lacking(opened.manifest, opened.sealed.manifest, opened.sealed.signature)
+        return not self._signatures.problems(opened.manifest, opened.sealed.manifest, opened.sealed.signature)
 
     def break_marker(self, opened: Opened) -> None:
         """Make an artifact incomplete, unless somebody completed it anew since it was read."""
@@ -146,7 +146,7 @@ class Seals:
             manifest = Manifest.from_json(content)
         except IntegrityError:
             return None
-        fits = manifest.ref == ref and not self._signatures.lacking(manifest, content, signature)
+        fits = manifest.ref == ref and not self._signatures.problems(manifest, content, signature)
         return Statement(ref, content, signature) if fits else None
 
     def _write(self, opened: Opened, statement: Statement) -> None:
