@@ -82,23 +82,21 @@ class S3Checksum:
 
 @dataclass(frozen=True)
 class S3Upload:
-    """An unfinished multipart upload; one whose parts are not checked by SHA-256 was not begun by a store."""
+    """An unfinished multipart upload."""
 
     name: str
     id: str
     begun_at: datetime | None = None
-    checked: bool = True
 
 
 @dataclass(frozen=True)
 class S3Part:
-    """A part of a multipart upload; the SHA-256 in base64 is None where the server tells none."""
+    """A part of a multipart upload that was sent, with its SHA-256 in base64."""
 
     number: int
     size: int
     etag: str
-    sha256: str | None
-    changed_at: datetime | None = None
+    sha256: str
 
 
 def revision_is(etag: str | None) -> Condition:
@@ -106,7 +104,7 @@ def revision_is(etag: str | None) -> Condition:
     return {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
 
 
-def base64_sha256(data: bytes) -> str:
+def _base64_sha256(data: bytes) -> str:
     """SHA-256 in base64, as S3 writes it."""
     return base64.b64encode(hashlib.sha256(data).digest()).decode()
 
@@ -174,7 +172,7 @@ class Bucket:
         parameters: dict[str, Any] = {
             "Body": data,
             "ChecksumAlgorithm": "SHA256",
-            "ChecksumSHA256": base64_sha256(data),
+            "ChecksumSHA256": _base64_sha256(data),
         }
         if kind := mimetypes.guess_type(name)[0]:
             parameters["ContentType"] = kind
@@ -272,29 +270,16 @@ class Bucket:
         markers = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
         for page in self._pages("list_multipart_uploads", below, markers, prefix):
             for item in page.get("Uploads", ()):
-                checked = item.get("ChecksumAlgorithm", "SHA256") == "SHA256"  # some servers do not say
-                yield S3Upload(item["Key"].removeprefix(self._prefix), item["UploadId"], item["Initiated"], checked)
+                yield S3Upload(item["Key"].removeprefix(self._prefix), item["UploadId"], item["Initiated"])
 
-    def parts(self, upload: S3Upload) -> Iterator[S3Part]:
-        """The parts that an unfinished upload has.
-
-        Raises:
-            UploadGone: It is finished.
-        """
-        of_upload = {"Key": self._prefix + upload.name, "UploadId": upload.id}
-        for page in self._pages("list_parts", of_upload, {"PartNumberMarker": "NextPartNumberMarker"}, upload.name):
-            for part in page.get("Parts", ()):
-                yield S3Part(
-                    part["PartNumber"], part["Size"], part["ETag"], part.get("ChecksumSHA256"), part["LastModified"]
-                )
-
-    def upload_part(self, upload: S3Upload, number: int, data: bytes, sha256: str) -> S3Part:
-        """Send one part, with its SHA-256 in base64.
+    def upload_part(self, upload: S3Upload, number: int, data: bytes) -> S3Part:
+        """Send one part, with its SHA-256.
 
         Raises:
             UploadGone: The upload was completed or aborted by somebody else.
         """
         parameters = {**self._at(upload.name), "UploadId": upload.id, "PartNumber": number, "Body": data}
+        sha256 = _base64_sha256(data)
         parameters |= {"ChecksumAlgorithm": "SHA256", "ChecksumSHA256": sha256}
         answer = self._call(lambda: self.client.upload_part(**parameters), upload.name)
         return S3Part(number, len(data), answer["ETag"], sha256)

@@ -20,10 +20,7 @@ _REFUSALS = (401, 403)
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
 _REFUSED = frozenset({"InvalidToken", "TokenRefreshRequired"})  # status 400
 _SERVER_ERROR = 500
-_NEEDED = (
-    "s3:GetObject, PutObject, DeleteObject, ListBucket, ListBucketMultipartUploads, ListMultipartUploadParts, "
-    "AbortMultipartUpload"
-)
+_NEEDED = "s3:GetObject, PutObject, DeleteObject, ListBucket, ListBucketMultipartUploads, AbortMultipartUpload"
 _CREDENTIALS_HINT = (
     "check AWS_PROFILE, or AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN; they need "
     f"{_NEEDED}, with aws:kms also kms:GenerateDataKey and kms:Decrypt"

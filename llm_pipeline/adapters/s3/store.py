@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -38,7 +37,7 @@ from llm_pipeline.store.documents import checked_name, unwrapped
 from llm_pipeline.store.manifest import COMPLETE_FILE, MANIFEST_FILE, Difference, Manifest, ManifestFile, inventory
 from llm_pipeline.store.provenance import Provenance
 from llm_pipeline.store.s3_bucket import Bucket, S3Object, S3Upload, in_parallel, revision_is
-from llm_pipeline.store.s3_session import Changed, UploadGone
+from llm_pipeline.store.s3_session import Changed
 from llm_pipeline.store.signing import Signatures, signed_by
 
 log = get_logger(__name__)
@@ -65,7 +64,7 @@ class S3Store:
         *,
         consume: bool = False,  # noqa: ARG002 - a bucket takes nothing away
     ) -> ArtifactRef:
-        """Publishes a directory, continuing an interrupted multipart upload; the directory stays.
+        """Publishes a directory; files that S3 holds already are not sent again, and the directory stays.
 
         Raises:
             IntegrityError: The directory holds a symbolic link or nothing at all, or changed meanwhile.
@@ -171,7 +170,12 @@ class S3Store:
     def leftovers(self, older_than: timedelta) -> Sequence[Leftover]:
         """Unfinished uploads, and files of artifacts that were never completed."""
         limit = datetime.now(UTC) - older_than
-        found = [*self._unfinished_uploads(limit), *self._incomplete_artifacts()]
+        uploads = [
+            Leftover(name=f"{begun.name}{_UPLOAD_MARK}{begun.id}", bytes=0, changed_at=begun.begun_at)
+            for begun in self._bucket.unfinished_uploads(f"{_ARTIFACTS}/")
+            if begun.begun_at is not None
+        ]
+        found = [*uploads, *self._incomplete_artifacts()]
         return [leftover for leftover in found if leftover.changed_at < limit]
 
     def remove_leftover(self, leftover: Leftover) -> None:
@@ -292,15 +296,6 @@ class S3Store:
                 size = sum(item.size for item in objects)
                 changed = max(item.changed_at for item in objects)
                 yield Leftover(name=_directory(ref), bytes=size, changed_at=changed)
-
-    def _unfinished_uploads(self, begun_before: datetime) -> Iterator[Leftover]:
-        for begun in self._bucket.unfinished_uploads(f"{_ARTIFACTS}/"):
-            if begun.begun_at is not None and begun.begun_at < begun_before:
-                with suppress(UploadGone):
-                    parts = list(self._bucket.parts(begun))
-                    changed = max((part.changed_at for part in parts if part.changed_at), default=begun.begun_at)
-                    name, size = f"{begun.name}{_UPLOAD_MARK}{begun.id}", sum(part.size for part in parts)
-                    yield Leftover(name=name, bytes=size, changed_at=changed)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Files into S3: whole or in parallel parts, resumed after a kill, and only the bytes that the manifest names."""
+"""Files into S3: whole or in parallel parts, each once, and only the bytes that the manifest names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -25,7 +25,6 @@ from llm_pipeline.store.s3_bucket import (
     S3Object,
     S3Part,
     S3Upload,
-    base64_sha256,
     in_parallel,
     revision_is,
 )
@@ -77,33 +76,29 @@ class LocalFile:
         )
 
 
-def upload(bucket: Bucket, files: Sequence[LocalFile], present: Mapping[str, S3Object]) -> dict[str, str]:
+def upload(bucket: Bucket, files: Sequence[LocalFile], present: Mapping[str, S3Object]) -> None:
     """Bring files to S3; those of `present` that are right already stay as they are.
-
-    Returns:
-        The ETags of the objects that hold the files, by name.
 
     Raises:
         IntegrityError: A file is not, or no longer, what the manifest says.
-        Transient: S3 did not take it; what was sent so far is used by the next attempt.
+        Transient: S3 did not take it; the files that it took are not sent again by the next attempt.
     """
     large = [file for file in files if file.listed.size > PART_BYTES // 2]
     small = [file for file in files if file.listed.size <= PART_BYTES // 2]
     with _pool(WORKERS, "s3 part") as requests, _pool(_FILES_AT_ONCE, "s3 file") as readers:
         sender = _PartSender(requests)
         try:
-            placed = _wait_for([readers.submit(_place, bucket, file, present, sender.put) for file in large])
-            placed += _wait_for([requests.submit(_place, bucket, file, present, _put) for file in small])
+            _wait_for([readers.submit(_place, bucket, file, present, sender.put) for file in large])
+            _wait_for([requests.submit(_place, bucket, file, present, _put) for file in small])
         except BaseException as error:
             sender.stopped_by = error
             raise
-    return {file.name: etag for file, etag in zip([*large, *small], placed, strict=True)}
 
 
-def _wait_for(futures: Sequence[Future[str]]) -> list[str]:
+def _wait_for(futures: Sequence[Future[None]]) -> None:
     """Until all are done, or the first fails: its error is raised."""
-    failed = [future for future in wait(futures, return_when=FIRST_EXCEPTION).done if future.exception()]
-    return [future.result() for future in failed or futures]
+    for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+        future.result()
 
 
 @contextmanager
@@ -121,17 +116,19 @@ def _place(
     file: LocalFile,
     present: Mapping[str, S3Object],
     send: Callable[[Bucket, LocalFile, str | None], str],
-) -> str:
-    """Upload the file unless its object has these bytes already, also while others write it; returns the ETag."""
+) -> None:
+    """Upload the file unless its object has these bytes already, also while others write it."""
     there = bucket.head(file.name) if file.name in present else None
     for attempt in range(_ATTEMPTS):
-        if there is not None and _holds(bucket, there, file):
-            return there.item.etag
+        if there is not None and _holds(there, file):
+            return
         try:
-            return send(bucket, file, there.item.etag if there else None)
+            send(bucket, file, there.item.etag if there else None)
         except (Changed, UploadGone):
             back_off(attempt)
             there = bucket.head(file.name)
+        else:
+            return
     raise Transient("others keep changing an object", where=bucket.address(file.name), hint="run it again")
 
 
@@ -154,21 +151,16 @@ class _PartSender:
         self.stopped_by: BaseException | None = None
 
     def put(self, bucket: Bucket, file: LocalFile, replaces: str | None) -> str:
-        begun, known = _to_go_on_with(bucket, file) or (bucket.begin_upload(file.name, file.listed.sha256), {})
+        begun = bucket.begin_upload(file.name, file.listed.sha256)
         try:
-            parts = self._send(bucket, begun, file, known)
-            return bucket.complete_upload(begun, parts, revision_is(replaces))
+            return bucket.complete_upload(begun, self._send(bucket, begun, file), revision_is(replaces))
         except UploadGone:
-            raise
-        except Transient as error:
-            if isinstance(error, Changed):  # else the parts stay: the next attempt goes on with them
-                _abort(bucket, begun)
             raise
         except BaseException:
             _abort(bucket, begun)
             raise
 
-    def _send(self, bucket: Bucket, begun: S3Upload, file: LocalFile, known: Mapping[int, S3Part]) -> list[S3Part]:
+    def _send(self, bucket: Bucket, begun: S3Upload, file: LocalFile) -> list[S3Part]:
         """Read the file once, in order; hash and send its parts in threads, a bounded number of them in memory."""
         sent: list[S3Part] = []
         window: deque[Future[S3Part]] = deque()
@@ -179,7 +171,8 @@ class _PartSender:
                     if self.stopped_by is not None:
                         raise self.stopped_by
                     whole.update(data)
-                    window.append(self._pool.submit(_send_part, bucket, begun, number, data, known.get(number)))
+                    made_progress()  # the reader waits until others have arrived
+                    window.append(self._pool.submit(bucket.upload_part, begun, number, data))
                     if len(window) * file.part_bytes >= _IN_FLIGHT_BYTES:
                         sent.append(window.popleft().result())
             sent += [future.result() for future in window]
@@ -192,64 +185,16 @@ class _PartSender:
         return sent
 
 
-def _to_go_on_with(bucket: Bucket, file: LocalFile) -> tuple[S3Upload, dict[int, S3Part]] | None:
-    """The unfinished upload of that file that has most parts, and these."""
-    found = []
-    for begun in bucket.unfinished_uploads(file.name):
-        if begun.name == file.name and begun.checked:
-            with suppress(UploadGone):
-                found.append((begun, {part.number: part for part in bucket.parts(begun)}))
-    if not found:
-        return None
-    best = max(found, key=lambda candidate: len(candidate[1]))
-    log.info("continuing an interrupted upload", file=file.listed.path, parts=len(best[1]))
-    return best
-
-
 def _blocks(stream: BinaryIO, size: int) -> Iterator[bytes]:
     while data := stream.read(size):
         yield data
 
 
-def _send_part(bucket: Bucket, begun: S3Upload, number: int, data: bytes, known: S3Part | None) -> S3Part:
-    made_progress()  # the reader waits until others have arrived
-    sha256 = base64_sha256(data)
-    if known is not None and known.size == len(data) and _same(known, data, sha256):
-        return S3Part(number, known.size, known.etag, sha256)
-    return bucket.upload_part(begun, number, data, sha256)
-
-
-def _same(known: S3Part, data: bytes, sha256: str) -> bool:
-    """Whether a part in S3 holds the data. Servers that list no SHA-256 have an ETag that is the MD5 (unless KMS)."""
-    if known.sha256 is not None:
-        return known.sha256 == sha256
-    return known.etag.strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest()
-
-
-def _holds(bucket: Bucket, there: S3Checksum, file: LocalFile) -> bool:
-    """Whether an object is the file: by S3's own checksum where that can be compared, else by its bytes."""
+def _holds(there: S3Checksum, file: LocalFile) -> bool:
+    """Whether an object is the file: by what its uploader wrote beside it, and S3's own checksum."""
     if there.item.size != file.listed.size or there.claimed != file.listed.sha256:
         return False
-    if there.sha256 is not None and not there.parts:
-        return there.sha256 == file.listed.sha256
-    if there.sha256 is not None and there.parts == -(-file.listed.size // file.part_bytes):
-        return there.sha256 == _sha256_of_parts(file)
-    hasher = hashlib.sha256()
-    for chunk in bucket.stream(there.item):
-        hasher.update(chunk)
-    return hasher.hexdigest() == file.listed.sha256
-
-
-def _sha256_of_parts(file: LocalFile) -> str:
-    """SHA-256 over the SHA-256 of the parts, as S3 stores it for a multipart upload."""
-    whole, of_parts = hashlib.sha256(), hashlib.sha256()
-    with file.source.open("rb") as stream:
-        for data in _blocks(stream, file.part_bytes):
-            whole.update(data)
-            of_parts.update(hashlib.sha256(data).digest())
-    if whole.hexdigest() != file.listed.sha256:
-        raise file.changed()
-    return of_parts.hexdigest()
+    return there.sha256 is not None and (there.parts > 0 or there.sha256 == file.listed.sha256)
 
 
 def _abort(bucket: Bucket, begun: S3Upload) -> None:
