@@ -117,16 +117,11 @@ class TestListing:
         assert {line[column - 1] for line in lines} == {" "}
         assert all(line[column] != " " for line in lines[:3])
 
-    @pytest.mark.parametrize("what", ["releases", "artifacts", "stages", "pointers", "leases", "leftovers"])
+    @pytest.mark.parametrize("what", ["releases", "artifacts", "stages", "pointers"])
     def test_every_list_is_there_for_programs_too(self, run, what):
         code, output, _ = run("ls", what, "--json")
         assert code == 0
         assert isinstance(json.loads(output), list)
-
-    def test_a_held_lease_names_its_owner(self, history, run):
-        with Lease(history.store, "leases/canary-cpu.json"):
-            assert "held, 60 s left" in run("ls", "leases")[1]
-        assert "free" in run("ls", "leases")[1]
 
 
 class TestDamage:
@@ -154,7 +149,6 @@ class TestDamage:
             ("releases", "pointers/demo/other/cpu.json", SECOND),
             ("releases", f"releases/{FIRST}/release.json", SECOND),
             ("releases", f"releases/{FIRST}/results/download.json", SECOND),
-            ("leases", "leases/damaged.json", ""),
         ],
     )
     def test_a_list_names_it(self, run, damaged, what, document, stays):

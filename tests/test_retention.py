@@ -224,8 +224,7 @@ def test_fetched_data_sets_go_once_nobody_has_asked_for_them_in_as_long_as_relea
             (path / "test.parquet").write_bytes(b"12345")
     assert "data set" not in {one.what for one in collect(history).going}
     os.utime(old.with_name(f"{old.name}.lock"), (days_ago, days_ago))
-    oldest.with_name(f"{oldest.name}.lock").unlink()  # as it was left before there were locks
-    os.utime(oldest, (days_ago, days_ago))
+    os.utime(oldest.with_name(f"{oldest.name}.lock"), (days_ago, days_ago))
     for delete in (False, True):
         report = collect(history, delete=delete)
         going = {(one.name, one.bytes) for one in report.going if one.what == "data set"}

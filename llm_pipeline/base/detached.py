@@ -248,11 +248,6 @@ def _group_members(group: int, started: int) -> list[int]:
     return members
 
 
-def arguments_in_use() -> frozenset[str]:
-    """Every argument of every process that can be seen from here."""
-    return frozenset(argument for pid in _pids() for argument in _command(pid))
-
-
 def _pids() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from llm_pipeline.store.artifact_store import ArtifactStore
 
 
-_KINDS = ("releases", "artifacts", "stages", "pointers", "leases", "leftovers")
+_KINDS = ("releases", "artifacts", "stages", "pointers")
 _REFERENCES = (
     "REF is a release (or the beginning of its id), an artifact (kind/digest or a digest, six digits at least), "
     "a stage key, or a pointer (production:org/model/target, previous:org/model/target)."

@@ -7,7 +7,6 @@ again fetches it again. A file beside its directory is its lock, and says when i
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -47,8 +46,8 @@ def kept_data_sets(root: Path) -> Iterator[KeptDataSet]:
     for first in list_directories(root):
         for second in list_directories(first):
             for path in (second, *list_directories(second)):
-                if _COMMIT.fullmatch(path.name):
-                    yield KeptDataSet(path, _used_at(path), sum(file.lstat().st_size for file in walk_files(path)))
+                if _COMMIT.fullmatch(path.name) and (used_at := _used_at(path)) is not None:
+                    yield KeptDataSet(path, used_at, sum(file.lstat().st_size for file in walk_files(path)))
 
 
 def remove_kept(kept: KeptDataSet) -> bool:
@@ -57,12 +56,8 @@ def remove_kept(kept: KeptDataSet) -> bool:
     Raises:
         OSError: It cannot be removed.
     """
-    lock = _lock_of(kept.path)
-    if not lock.exists():
-        lock.touch()
-        os.utime(lock, (int(kept.used_at.timestamp()),) * 2)
-    with flocked(lock):
-        if _used_at(kept.path) > kept.used_at:
+    with flocked(_lock_of(kept.path)):
+        if _used_at(kept.path) != kept.used_at:
             return False
         shutil.rmtree(kept.path)
         return True
@@ -72,9 +67,7 @@ def _lock_of(directory: Path) -> Path:
     return directory.with_name(f"{directory.name}.lock")
 
 
-def _used_at(directory: Path) -> datetime:
-    """Of one that was fetched before there were such locks: when its directory changed."""
-    lock = _lock_of(directory)
+def _used_at(directory: Path) -> datetime | None:
     with contextlib.suppress(FileNotFoundError):
-        return datetime.fromtimestamp(lock.stat().st_mtime, UTC)
-    return datetime.fromtimestamp(directory.stat().st_mtime, UTC)
+        return datetime.fromtimestamp(_lock_of(directory).stat().st_mtime, UTC)
+    return None

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import Field
 
 from llm_pipeline.base.errors import PipelineError
-from llm_pipeline.base.quantities import byte_size, duration
+from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.pause_request import StandingPause
@@ -24,8 +22,8 @@ from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import read_stage_record, record_name
 from llm_pipeline.release.flow import clears_up
 from llm_pipeline.release.record import read_record
-from llm_pipeline.store.artifact_store import ArtifactStore, Leftover, StoredArtifact
-from llm_pipeline.store.lease import LeaseState, lease_of
+from llm_pipeline.store.artifact_store import ArtifactStore, StoredArtifact
+from llm_pipeline.store.lease import lease_of
 from llm_pipeline.store.places import place_state
 from llm_pipeline.store.pointers import Pointer
 from llm_pipeline.store.references import readable_pointers, release_ids, stage_keys
@@ -83,16 +81,6 @@ class PointerRow(Pointer):
 
     pointer: str
     place: str
-
-
-class LeaseRow(Frozen):
-    """A lease that somebody holds, or held."""
-
-    document: str
-    owner: str
-    epoch: int
-    held: bool
-    seconds_left: float
 
 
 @dataclass(frozen=True)
@@ -204,8 +192,10 @@ def stage_rows(store: ArtifactStore) -> list[StageRow]:
 
 
 def _stage_row(store: ArtifactStore, key: str) -> StageRow | None:
+    name = record_name(key)
     try:
-        lease, record = _lease(store, record_name(key)), read_stage_record(store, key)
+        document, record = store.read_document(name), read_stage_record(store, key)
+        lease = lease_of(document, name) if document else None
     except PipelineError:
         return StageRow(key=key, state="not valid")
     if lease is None:
@@ -241,46 +231,6 @@ def pointer_rows(store: ArtifactStore) -> list[PointerRow | DamagedRow]:
         for reference in placed.references()
     ]
     return [*whole, *rows]
-
-
-def lease_rows(store: ArtifactStore) -> list[LeaseRow | DamagedRow]:
-    """The leases, those of stage keys only while they are held."""
-    rows: list[LeaseRow | DamagedRow] = []
-    for name in store.list_documents("leases"):
-        try:
-            if (lease := _lease(store, name)) is not None:
-                rows.append(_lease_row(name, lease))
-        except PipelineError as error:
-            rows.append(DamagedRow(document=name, problem=str(error)))
-    for name in store.list_documents("stages"):
-        with contextlib.suppress(PipelineError):  # `ls stages` shows it
-            if (held := _lease(store, name)) is not None and not held.free:
-                rows.append(_lease_row(name, held))
-    return rows
-
-
-def _lease_row(name: str, lease: LeaseState) -> LeaseRow:
-    return LeaseRow(
-        document=name,
-        owner=f"pid {lease.pid} on {lease.host}",
-        epoch=lease.epoch,
-        held=not lease.free,
-        seconds_left=0.0 if lease.free else lease.expires_at - time.time(),
-    )
-
-
-def _lease(store: ArtifactStore, name: str) -> LeaseState | None:
-    document = store.read_document(name)
-    return lease_of(document, name) if document else None
-
-
-def leftover_rows(store: ArtifactStore) -> Sequence[Leftover]:
-    """What interrupted publications left, also those that are going on."""
-    return store.leftovers(timedelta(0))
-
-
-def _age(moment: datetime | None) -> str:
-    return "" if moment is None else duration((datetime.now(UTC) - moment).total_seconds())
 
 
 LISTINGS: Mapping[str, Listing] = {
@@ -329,25 +279,6 @@ LISTINGS: Mapping[str, Listing] = {
             "since (UTC)": lambda row: readable_time(row.promoted_at),
             "place": lambda row: row.place,
         },
-    ),
-    "leases": Listing(
-        lease_rows,
-        {
-            "lease": lambda row: row.document,
-            "state": lambda row: f"held, {row.seconds_left:.0f} s left" if row.held else "free",
-            "owner": lambda row: row.owner,
-            "epoch": lambda row: str(row.epoch),
-        },
-        right=("epoch",),
-    ),
-    "leftovers": Listing(
-        leftover_rows,
-        {
-            "leftover": lambda row: row.name,
-            "size": lambda row: byte_size(row.bytes),
-            "age": lambda row: _age(row.changed_at),
-        },
-        right=("size", "age"),
     ),
 }
 """By the word that `llm-pipeline ls` takes."""

@@ -227,13 +227,6 @@ class LocalStore:
             return []  # that is damage
         return self.signatures.problems(opened, sealed.manifest, sealed.signature)
 
-    def _should_be_signed_again(self, ref: ArtifactRef) -> bool:
-        sealed = self._sealed(ref)
-        opened = sealed.open(ref)
-        if isinstance(opened, Difference) or sealed.manifest is None:
-            return True
-        return bool(self.signatures.problems(opened, sealed.manifest, sealed.signature))
-
     def _directory(self, ref: ArtifactRef) -> Path:
         return self.root / "artifacts" / ref.kind / ref.digest
 
@@ -256,7 +249,7 @@ class LocalStore:
         ref = manifest.ref
         final = self._directory(ref)
         with self._locked(_lock_name(ref)):
-            if final.exists() and not self._should_be_signed_again(ref) and not self._damage(ref):
+            if final.exists() and not self._damage(ref) and not self._signature_problems(ref):
                 with contextlib.suppress(PermissionError):  # as in `renew`
                     os.utime(final / COMPLETE_FILE)
                 return
