@@ -105,7 +105,6 @@ def test_an_interrupt_aborts_the_upload_and_leaves_nothing_of_it(store: S3Store,
 
 def test_an_unfinished_upload_is_a_leftover_until_it_is_removed(store: S3Store, faults: Faults, weights: Path) -> None:
     store._bucket.begin_upload(f"artifacts/checkpoint/{'0' * 64}/model.bin", "0" * 64)  # and its process was killed
-    assert store.leftovers(timedelta(hours=1)) == []
     (unfinished,) = store.leftovers(timedelta(seconds=-5))
     for _ in range(2):
         store.remove_leftover(unfinished)
