@@ -99,7 +99,7 @@ bench-demo: environments ## Time the demo, cold and warm, and each stage's share
 	@$(CONTROL) benchmarks/demo.py
 
 bench-house: environments ## Lines, modules, circles, imports against the layers, and stops of the release config
-	@$(CONTROL) benchmarks/house.py --list 2>/dev/null
+	@$(CONTROL) benchmarks/house.py --list
 
 bench-transfer: environments ## Time downloads, S3, publication and verification beside the usual tools
 	@$(CONTROL) benchmarks/transfer.py

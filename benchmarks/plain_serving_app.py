@@ -77,10 +77,10 @@ class Streams(BaseStreamer):  # type: ignore[misc]
 class Worker:
     """The thread that calls `generate`, on up to `batch` requests at a time."""
 
-    def __init__(self, checkpoint: Path, batch: int, device: str, dtype: torch.dtype) -> None:
+    def __init__(self, checkpoint: Path, batch: int) -> None:
         self._tokenizer = AutoTokenizer.from_pretrained(checkpoint, padding_side="left")
         self._tokenizer.pad_token = self._tokenizer.pad_token or self._tokenizer.eos_token
-        self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype).eval().to(device)
+        self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
         self._batch = batch
         self.waiting: queue.SimpleQueue[Request] = queue.SimpleQueue()
         threading.Thread(target=self._work, daemon=True).start()
@@ -98,8 +98,8 @@ class Worker:
         for request, mask in zip(requests, inputs["attention_mask"], strict=True):
             request.input_tokens = int(mask.sum())
         self._model.generate(
-            input_ids=inputs["input_ids"].to(self._model.device),
-            attention_mask=inputs["attention_mask"].to(self._model.device),
+            input_ids=inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
             max_new_tokens=max(r.asked for r in requests),
             min_new_tokens=max(r.asked for r in requests),
             do_sample=False,
@@ -145,13 +145,11 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
-    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    worker = Worker(options.checkpoint, options.batch, options.device, getattr(torch, options.dtype))
-    uvicorn.run(make_app(worker), host="127.0.0.1", port=options.port, log_level="warning")
+    torch.set_num_threads(1)
+    uvicorn.run(
+        make_app(Worker(options.checkpoint, options.batch)), host="127.0.0.1", port=options.port, log_level="warning"
+    )
 
 
 if __name__ == "__main__":
