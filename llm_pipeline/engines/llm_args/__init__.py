@@ -3,7 +3,7 @@
     arguments = render_llm_args(target, model="checkpoint", checkpoint=directory)
     check_llm_args(arguments.document, target.runtime_version).require("llm_args.yaml")
 
-The same keys are legal in `trtllm-serve --config` and, with `triton_config` besides, in Triton's `model.yaml`. They
+The same keys are legal in `trtllm-serve --config`. They
 change between versions without notice, and an unknown one is only found when the model is loaded on a GPU. So the
 schemas of two editions are recorded in `data/`, each with its source and with marks where it is uncertain.
 """
