@@ -67,7 +67,7 @@ def test_a_pod_that_no_node_takes_waits_for_its_time(place, real_kubernetes):
 
 
 _SERVER_CHECKS = {
-    "a label's value": ({"labels": {"team": "ml"}, "node_selector": {"a b": "c"}}, "nodeSelector"),
+    "a label's value": ({"node_selector": {"a b": "c"}}, "nodeSelector"),
     "a toleration": ({"tolerations": ({"key": "not a key!"},)}, "tolerations"),
     "two volumes at one path": (
         {"claims": ({"claim": "a", "path": "/tmp"},)},  # noqa: S108 - the pod's own
