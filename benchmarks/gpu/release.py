@@ -39,6 +39,7 @@ from benchmarks.gpu.release_files import (
     HUB_PORT,
     LARGE,
     MODEL_ID,
+    OTHER_TARGET,
     REPOSITORY,
     ROUTER_PORT,
     SECOND,
@@ -62,7 +63,9 @@ def main() -> int:
     options.work = options.work.resolve()
     host = Host(
         "cpu" if options.smoke else options.accelerator,
-        0.05 if options.smoke else 0.24,
+        (0.05 if options.smoke else 0.24) * min(1.0, options.gpus / options.targets),
+        (TARGET, OTHER_TARGET)[: options.targets],
+        options.gpus,
         options.triton_home.resolve(),
         *(Path(os.path.abspath(path)) for path in (options.control, options.model, options.engine)),  # noqa: PTH100 - a link to an interpreter is an environment
     )
@@ -94,6 +97,8 @@ def _parse() -> argparse.Namespace:
         "--model", type=Path, default=Path(sys.executable), help="interpreter with modelopt and lm-eval"
     )
     parser.add_argument("--engine", type=Path, default=Path(sys.executable), help="interpreter with vLLM, numpy 1.26")
+    parser.add_argument("--gpus", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--targets", type=int, choices=(1, 2), default=1, help="two share the GPU if there is one only")
     parser.add_argument("--smoke", action="store_true", help="on a CPU, to try the benchmark: its figures say nothing")
     return parser.parse_args()
 

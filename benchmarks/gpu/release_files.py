@@ -13,7 +13,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL_ID = "bench/llama"
 HUB_PORT, ROUTER_PORT = 18380, 18300
-TARGET = "gpu"
+TARGET, OTHER_TARGET = "gpu", "gpu1"
 FIRST, SECOND = "bf16", "fp8"
 
 
@@ -56,6 +56,8 @@ class Host:
     Attributes:
         accelerator: The GPU's name in the catalog; `cpu` to try the benchmark without one.
         memory_share: Of the GPU's memory that each server may take; up to four of them stand side by side.
+        targets: What the release is for, each on a GPU of its own as long as there are GPUs.
+        gpus: How many there are.
         triton_home: Directory of the unpacked tritonserver.
         control: Interpreter of the command line and the router.
         model: Interpreter with modelopt and lm-eval.
@@ -64,6 +66,8 @@ class Host:
 
     accelerator: str
     memory_share: float
+    targets: tuple[str, ...]
+    gpus: int
     triton_home: Path
     control: Path
     model: Path
@@ -90,7 +94,8 @@ def write_files(work: Path, host: Host, load: Load, subject: Subject) -> Path:
     if not (configs / "workloads").is_dir():
         {DEMO: _copy_demo, LARGE: _write_texts}[subject](configs)
     _write(configs / "deployments" / "local.yaml", _deployment(work, host))
-    _write(configs / "targets" / f"{TARGET}.yaml", _target(host, subject))
+    for target in host.targets:
+        _write(configs / "targets" / f"{target}.yaml", _target(host, subject))
     _write(configs / "policies" / "gates.yaml", _policy(load, subject))
     _write(configs / "quantization" / "none.yaml", {"weights": "none"})
     _write(configs / "quantization" / "fp8.yaml", _calibrated("fp8", subject))
@@ -156,13 +161,16 @@ def _deployment(work: Path, host: Host) -> dict[str, Any]:
         "environments": {"control": str(host.control), "model": str(host.model), "engine": str(host.engine)},
         "triton_home": str(host.triton_home),
         "gpu_hour_prices": {} if host.is_cpu else {host.accelerator: 5.0},
-        "places": {TARGET: _place({} if host.is_cpu else {"gpus": [0]})},
+        "places": {
+            target: _place(ROUTER_PORT + 100 * number, {} if host.is_cpu else {"gpus": [number % host.gpus]})
+            for number, target in enumerate(host.targets)
+        },
     }
 
 
-def _place(gpus: Mapping[str, Any]) -> dict[str, Any]:
+def _place(first_port: int, gpus: Mapping[str, Any]) -> dict[str, Any]:
     def ports(offset: int) -> dict[str, Any]:
-        http = ROUTER_PORT + offset
+        http = first_port + offset
         return {"http": http, "grpc": http + 1, "metrics": http + 2, **gpus}
 
     return {
@@ -171,7 +179,7 @@ def _place(gpus: Mapping[str, Any]) -> dict[str, Any]:
         "blue": ports(20),
         "green": ports(30),
         "comparison": ports(40),
-        "router": {"port": ROUTER_PORT, "admin_port": ROUTER_PORT + 1},
+        "router": {"port": first_port, "admin_port": first_port + 1},
     }
 
 
@@ -242,7 +250,7 @@ def _release(recipe: str, host: Host, load: Load, subject: Subject) -> dict[str,
         "model": {"id": MODEL_ID, "revision": "main"},
         "baseline": {"dtype": "float16" if host.is_cpu else "bfloat16"},
         "recipes": [recipe],
-        "targets": [TARGET],
+        "targets": list(host.targets),
         "policy": "gates",
         "deployment": "local",
         "evaluation": {
