@@ -42,7 +42,6 @@ KUBERNETES = "1.37"
 IMAGE = f"registry.example.com/llm-pipeline-serving@sha256:{'a' * 64}"
 S3 = store_settings(
     uri="s3://ml-releases/llm-pipeline",
-    region="eu-central-1",
     signing=Signing(
         private_key="/etc/llm-pipeline/release.key",
         password_variable="SIGNING_PASSWORD",
