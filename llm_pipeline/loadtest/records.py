@@ -138,8 +138,6 @@ _TYPES: dict[str, type[np.generic]] = {
     "fault": np.uint8,
 }
 
-REQUESTS_FILE = "requests.csv.gz"
-
 
 @dataclass(frozen=True)
 class Records:
