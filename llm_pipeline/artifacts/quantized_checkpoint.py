@@ -24,12 +24,6 @@ from llm_pipeline.artifacts.checkpoint_files import read_json, read_quantization
 from llm_pipeline.artifacts.tensor_formats import ActivationFormat, LayerFormat, StoredWeight
 from llm_pipeline.base.errors import IntegrityError, unless_io
 
-_KINDS = {
-    "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn,
-    "U8": torch.uint8, "I8": torch.int8, "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool,
-}  # fmt: skip
-_ROWS_COMPARED = 4096
-
 
 class StoredTensors(Mapping[str, torch.Tensor]):
     """The tensors of a checkpoint by name, each read from its file to the device only when it is used.
@@ -62,30 +56,6 @@ class StoredTensors(Mapping[str, torch.Tensor]):
     def unread(self, key: str) -> Any:
         """A tensor that is not read yet: `[...]` reads it."""
         return self._files[key].get_slice(key)
-
-    def shape(self, key: str) -> tuple[int, ...]:
-        """A tensor's shape, from the file's header."""
-        return tuple(self.unread(key).get_shape())
-
-    def same_values(self, one: str, other: str) -> bool:
-        """Whether two tensors of one shape hold the same numbers, whatever their types; compared piece by piece."""
-        left, right = self.unread(one), self.unread(other)
-        rows = self.shape(one)[0] if self.shape(one) else 0
-        if not rows:
-            return bool(torch.equal(left[...].float(), right[...].float()))
-        pieces = (slice(start, start + _ROWS_COMPARED) for start in range(0, rows, _ROWS_COMPARED))
-        return all(torch.equal(left[piece].float(), right[piece].float()) for piece in pieces)
-
-    def kind(self, key: str) -> torch.dtype:
-        """A tensor's type, from the file's header.
-
-        Raises:
-            IntegrityError: No tensor of a language model has this type.
-        """
-        name = self.unread(key).get_dtype()
-        if name not in _KINDS:
-            raise IntegrityError(f"a tensor of type {name}", where=key)
-        return _KINDS[name]
 
 
 def _weight_files(source: Path) -> list[str]:

@@ -131,8 +131,6 @@ class LayerFormat:
         group: Columns of a group where the format itself says; None where the checkpoint does.
         second_scale: Whether there is a scale of the whole tensor beside.
         activation: What the layer's input is quantized to.
-        effective_bits: Bits of a weight as AutoQuantize counts them.
-        smooths: Whether input channels are scaled against the weight's columns.
     """
 
     algorithm: str
@@ -140,29 +138,14 @@ class LayerFormat:
     packing: Packing
     scale: torch.dtype
     sharing: Sharing
-    effective_bits: float
     group: int | None = None
     second_scale: bool = False
     activation: ActivationFormat | None = None
-    smooths: bool = False
 
     @property
     def static_activation(self) -> bool:
         """Whether the checkpoint has a calibrated `input_scale`."""
         return self.activation in ("fp8", "int8", "nvfp4")
-
-    @property
-    def integer(self) -> bool:
-        """Whether its numbers are evenly spaced."""
-        return self.storage is torch.int8 or self.packing == "rows"
-
-    def stored_shape(self, rows: int, columns: int) -> tuple[int, int]:
-        """Shape of the stored weight of a [rows, columns] layer."""
-        return (rows // 2 if self.packing == "rows" else rows, columns // 2 if self.packing == "columns" else columns)
-
-    def matrix_shape(self, rows: int, columns: int) -> tuple[int, int]:
-        """Shape [out, in] of the layer whose stored weight has the shape [rows, columns]."""
-        return (rows * 2 if self.packing == "rows" else rows, columns * 2 if self.packing == "columns" else columns)
 
     def scales(self, rows: int, columns: int, group: int | None) -> int:
         """How many scales a [rows, columns] layer has.
@@ -178,13 +161,6 @@ class LayerFormat:
             return rows * ceil(columns / (self.group or group or columns))
         return rows if self.sharing == "row" else 1
 
-    def bytes(self, rows: int, columns: int, group: int | None) -> int:
-        """Bytes of a [rows, columns] layer with all scales but `pre_quant_scale`, which has the model's own type."""
-        height, width = self.stored_shape(rows, columns)
-        singles = 4 * (self.second_scale + self.static_activation)
-        scales = self.scales(rows, columns, group) * self.scale.itemsize
-        return int(height * width * self.storage.itemsize + scales + singles)
-
     def dequantize(self, stored: StoredWeight) -> torch.Tensor:
         """The weight in fp32, [out, in], on the device of its parts.
 
@@ -196,28 +172,6 @@ class LayerFormat:
             return weight
         # W4A8: the kernel computes in FP8, so the weight is rounded once more; NVFP4: the scales have a scale.
         return quantize_fp8(weight, stored.second) if self.packing == "rows" else weight.mul_(stored.second)
-
-    def rounding_errors(self, stored: StoredWeight) -> torch.Tensor:
-        """How far each weight may be from the number that it was rounded from, fp32, [out, in].
-
-        Half a step of the grid around it, never less: where the grid changes its step, the wider one.
-
-        Raises:
-            IntegrityError: See `dequantize`.
-        """
-        numbers = self._numbers(stored).abs_()
-        if self.storage is torch.float8_e4m3fn:
-            steps = numbers.mul_(2**-4).add_(2**-10)
-        elif self.packing == "columns":
-            steps = numbers.div_(4).clamp_min_(0.25)
-        else:
-            steps = numbers.fill_(0.5)
-        errors = self._at_scale(steps, stored)
-        if stored.second is None:
-            return errors
-        if self.packing == "columns":
-            return errors.mul_(stored.second)
-        return errors.add_(self.dequantize(stored).abs_().mul_(2**-4)).add_(2**-10 * stored.second)
 
     def _numbers(self, stored: StoredWeight) -> torch.Tensor:
         packed, scale = stored.packed, stored.scale
@@ -271,21 +225,21 @@ _FP8, _INT8, _FP32, _BYTE = torch.float8_e4m3fn, torch.int8, torch.float32, torc
 FORMATS: Mapping[str, LayerFormat] = {
     layer.algorithm: layer
     for layer in (
-        LayerFormat("FP8", _FP8, "none", _FP32, "tensor", 8, activation="fp8"),
-        LayerFormat("FP8_PER_CHANNEL_PER_TOKEN", _FP8, "none", _FP32, "row", 8, activation="fp8_per_token"),
-        LayerFormat("fp8_pb_wo", _FP8, "none", _FP32, "square", 8),
-        LayerFormat("W8A8_SQ_PER_CHANNEL", _INT8, "none", _FP32, "row", 8, activation="int8", smooths=True),
-        LayerFormat("W8A16", _INT8, "none", _FP32, "row", 8),
-        LayerFormat("W4A16_AWQ", _BYTE, "rows", _FP32, "group", 4, smooths=True),
-        LayerFormat("W4A8_AWQ", _BYTE, "rows", _FP32, "group", 4, second_scale=True, activation="fp8", smooths=True),
-        LayerFormat("NVFP4", _BYTE, "columns", _FP8, "group", 4.5, NVFP4_BLOCK, second_scale=True, activation="nvfp4"),
+        LayerFormat("FP8", _FP8, "none", _FP32, "tensor", activation="fp8"),
+        LayerFormat("FP8_PER_CHANNEL_PER_TOKEN", _FP8, "none", _FP32, "row", activation="fp8_per_token"),
+        LayerFormat("fp8_pb_wo", _FP8, "none", _FP32, "square"),
+        LayerFormat("W8A8_SQ_PER_CHANNEL", _INT8, "none", _FP32, "row", activation="int8"),
+        LayerFormat("W8A16", _INT8, "none", _FP32, "row"),
+        LayerFormat("W4A16_AWQ", _BYTE, "rows", _FP32, "group"),
+        LayerFormat("W4A8_AWQ", _BYTE, "rows", _FP32, "group", second_scale=True, activation="fp8"),
+        LayerFormat("NVFP4", _BYTE, "columns", _FP8, "group", NVFP4_BLOCK, second_scale=True, activation="nvfp4"),
         LayerFormat(
-            "NVFP4_AWQ", _BYTE, "columns", _FP8, "group", 4.5, NVFP4_BLOCK,
-            second_scale=True, activation="nvfp4", smooths=True,
+            "NVFP4_AWQ", _BYTE, "columns", _FP8, "group", NVFP4_BLOCK,
+            second_scale=True, activation="nvfp4",
         ),
-        LayerFormat("W4A16_NVFP4", _BYTE, "columns", _FP8, "group", 4.5, NVFP4_BLOCK, second_scale=True),
-        LayerFormat("mxfp4", _BYTE, "columns", _BYTE, "group", 4, MXFP4_BLOCK, activation="mxfp4"),
-        LayerFormat("W4A8_MXFP4_FP8", _BYTE, "columns", _BYTE, "group", 4, MXFP4_BLOCK, activation="fp8"),
+        LayerFormat("W4A16_NVFP4", _BYTE, "columns", _FP8, "group", NVFP4_BLOCK, second_scale=True),
+        LayerFormat("mxfp4", _BYTE, "columns", _BYTE, "group", MXFP4_BLOCK, activation="mxfp4"),
+        LayerFormat("W4A8_MXFP4_FP8", _BYTE, "columns", _BYTE, "group", MXFP4_BLOCK, activation="fp8"),
     )
 }  # fmt: skip
 """By modelopt's name of the algorithm. `mxfp4` is modelopt's own name: it has none for it that engines know."""

@@ -3,7 +3,7 @@
     floor = FloorTimes.of(records)      # of a closed loop with one user, whose prompts were all new
     floor.seconds(under_load)           # what each of these requests would have taken alone
 
-`planning/roofline.py` computes the limits of the hardware; the stage gets them in its config.
+`planning/speed.py` computes the limits of the hardware; the stage gets them in its config.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import stated_facts
 from llm_pipeline.planning import host
 from llm_pipeline.planning.background import BackgroundCall
-from llm_pipeline.planning.budget import check_budget
 from llm_pipeline.planning.canary_power import canary_power
 from llm_pipeline.planning.evaluation_data import EvaluationData, evaluation_data
 from llm_pipeline.planning.gate_power import GatePower, gate_power, load_test_warnings
@@ -48,6 +47,7 @@ from llm_pipeline.planning.reuse import Step, StoreLookup, ask_holders, ask_stor
 from llm_pipeline.planning.stage_cost import (
     PlannedStage,
     StepCost,
+    check_budget,
     check_prices,
     planned_steps,
     predicted_seconds,

@@ -11,14 +11,15 @@ sets are named without being published, in the layout of `stages/resolve.py`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import JsonValue, ValidationError
 
@@ -26,12 +27,12 @@ from llm_pipeline.base.digest import digest_file
 from llm_pipeline.base.errors import IntegrityError, InternalError, PipelineError
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.quantization import NAMED_SET, Calibration
+from llm_pipeline.config.quantization import NAMED_SET
 from llm_pipeline.flow import MissingResult, ReleaseProgress, passed
 from llm_pipeline.planning.background import BackgroundCall, side_by_side
 from llm_pipeline.planning.host import ForeignServer, refuse_foreign_servers
 from llm_pipeline.release import step as release_step
-from llm_pipeline.release.contract import Stage, StageFailure, StageRequest, StageResult
+from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.datasets import PROMPTS_DATASET, TASKS_DATASET, calibration_dataset
 from llm_pipeline.release.execute import KeyContent, StageRecord, key_content, trusted_stage_record
 from llm_pipeline.release.flow import release_flow, step_named
@@ -111,31 +112,24 @@ def read_history(store: ArtifactStore, loaded: LoadedRelease) -> History:
         Transient: The store cannot be read now.
         ConfigError: There is no such store.
     """
-    records = _records(store, newest_of_config(store, loaded.config.name))
-    own = [record for record in _alike(loaded, records) if record.release.name == loaded.config.name]
+    noted = newest_of_config(store, loaded.config.name)
+    own = [record for record in _alike(store, loaded, noted) if record.release.name == loaded.config.name]
     if not own:
-        own = _alike(loaded, _records(store, newest_of_model(store, loaded.config.model.id)))
+        own = _alike(store, loaded, newest_of_model(store, loaded.config.model.id))
     newest = sorted(own, key=lambda record: record.created_at, reverse=True)[:RELEASES_READ]
     return History(loaded.config.name, tuple(PastRelease(record, _results(store, record)) for record in newest))
 
 
-def _records(store: ArtifactStore, noted: Sequence[NotedRelease]) -> list[ReleaseRecord | None]:
-    return side_by_side(partial(readable_record, store), [one.release_id for one in noted])
-
-
-def _alike(loaded: LoadedRelease, records: Iterable[ReleaseRecord | None]) -> list[ReleaseRecord]:
-    """Releases of the same model, source and revision: their commit may be pinned again."""
-    asked = loaded.release.model
-
-    def is_alike(record: ReleaseRecord) -> bool:
-        model = record.release.model
-        if (model.id, model.source) != (asked.id, asked.source):
-            return False
-        return record.model.commit == asked.revision if _COMMIT.fullmatch(asked.revision) else (
-            model.revision == asked.revision
-        )  # fmt: skip
-
-    return [record for record in records if record is not None and is_alike(record)]
+def _alike(store: ArtifactStore, loaded: LoadedRelease, noted: Sequence[NotedRelease]) -> list[ReleaseRecord]:
+    """Those of the same model, source and revision: their commit may be pinned again."""
+    asked, found = loaded.release.model, []
+    for record in side_by_side(partial(readable_record, store), [one.release_id for one in noted]):
+        if record is None or (record.release.model.id, record.release.model.source) != (asked.id, asked.source):
+            continue
+        named = record.model.commit if _COMMIT.fullmatch(asked.revision) else record.release.model.revision
+        if named == asked.revision:
+            found.append(record)
+    return found
 
 
 def _results(store: ArtifactStore, record: ReleaseRecord) -> dict[tuple[str, str], StageResult]:
@@ -152,9 +146,6 @@ def _result(store: ArtifactStore, name: str) -> StageResult | None:
         return None
 
 
-_KIND = "dataset"
-
-
 def expected_datasets(loaded: LoadedRelease, earlier: ReleaseRecord) -> dict[str, ArtifactRef]:
     """The data sets by name.
 
@@ -167,10 +158,14 @@ def expected_datasets(loaded: LoadedRelease, earlier: ReleaseRecord) -> dict[str
         expected[TASKS_DATASET] = _ref([root / release.evaluation.task_directory])
     before = {recipe.name: recipe.calibration for recipe in earlier.release.recipes}
     for recipe in release.recipes:
-        name, asked = calibration_dataset(recipe.name), recipe.calibration
-        if asked and _is_local(asked):
+        name, asked, then = calibration_dataset(recipe.name), recipe.calibration, before.get(recipe.name)
+        if asked is None:
+            continue
+        if not any(source.dataset.startswith(NAMED_SET) for source in asked.sources):
             expected[name] = _ref([loaded.data_file(source.dataset) for source in asked.sources])
-        elif asked and name in earlier.datasets and _draw_alike(asked, before.get(recipe.name)):
+        elif then and name in earlier.datasets and (asked.sources, asked.chat_template) == (
+            then.sources, then.chat_template
+        ):  # fmt: skip
             expected[name] = earlier.datasets[name]
     return expected
 
@@ -192,38 +187,19 @@ def expected_data_commits(loaded: LoadedRelease, earlier: ReleaseRecord) -> dict
     return found
 
 
-def _is_local(calibration: Calibration) -> bool:
-    return not any(source.dataset.startswith(NAMED_SET) for source in calibration.sources)
-
-
-def _draw_alike(asked: Calibration, before: Calibration | None) -> bool:
-    return before is not None and asked.sources == before.sources and asked.chat_template == before.chat_template
-
-
 def _ref(paths: Sequence[Path]) -> ArtifactRef:
-    files = _files_below(paths[0]) if len(paths) == 1 and paths[0].is_dir() else _numbered(paths)
+    """The artifact of these files, as resolving publishes them: a directory as it is, several files numbered."""
+    first, *others = paths
+    if first.is_dir():
+        below = sorted(path.relative_to(first) for path in first.rglob("*") if path.is_file())
+        hidden = [path for path in below if any(part.startswith(".") or part == "__pycache__" for part in path.parts)]
+        files = {path.as_posix(): first / path for path in below if path not in hidden}
+    elif others:
+        files = {f"{number}-{path.name}": path for number, path in enumerate(paths)}
+    else:
+        files = {first.name: first}
     held = [ManifestFile(path=name, **digest_file(path)._asdict()) for name, path in sorted(files.items())]
-    return Manifest(kind=_KIND, files=tuple(held)).ref
-
-
-def _numbered(paths: Sequence[Path]) -> Mapping[str, Path]:
-    if len(paths) == 1:
-        return {paths[0].name: paths[0]}
-    return {f"{number}-{path.name}": path for number, path in enumerate(paths)}
-
-
-def _files_below(directory: Path) -> Mapping[str, Path]:
-    return {path.relative_to(directory).as_posix(): path for path in _published(directory)}
-
-
-def _published(directory: Path) -> Iterator[Path]:
-    for path in directory.iterdir():
-        if path.name.startswith(".") or path.name == "__pycache__":
-            continue
-        if path.is_dir():
-            yield from _published(path)
-        elif path.is_file():
-            yield path
+    return Manifest(kind="dataset", files=tuple(held)).ref
 
 
 Outcome = Literal["reused", "computed", "always", "not needed", "not reached"]
@@ -294,16 +270,10 @@ def predict_reuse(
     Raises:
         Transient: The store cannot be read now.
     """
-    if history.newest is None:
+    newest = history.newest
+    if newest is None:
         return {step: _NEVER_RAN if _stated(step).reusable else StepReuse(outcome="always") for step in steps}
-    flow = _PlannedProgress(store, _planned_record(loaded, history.newest, ladders))
-    return {step: _predict(flow, history, step) for step in steps}
-
-
-def _planned_record(
-    loaded: LoadedRelease, newest: ReleaseRecord, ladders: Mapping[str, tuple[str, ...]]
-) -> ReleaseRecord:
-    return ReleaseRecord(
+    record = ReleaseRecord(
         release_id=newest.release_id,
         release=loaded.release,
         deployment=loaded.deployment,
@@ -315,17 +285,24 @@ def _planned_record(
         places=loaded.places,
         created_at=datetime.now(UTC),
     )
+    flow = _PlannedProgress(store, record)
+    return {step: _predict(flow, history, step) for step in steps}
 
 
 def _predict(flow: _PlannedProgress, history: History, step: Step) -> StepReuse:
     (stage, subject), stated = step, _stated(step)
     if not stated.reusable:
         return StepReuse(outcome="always")
-    if said := _stopped(flow):
-        return StepReuse(outcome="not reached", why=said)
-    if stated.scope is Scope.RECIPE and (reason := _passed_over(flow, subject)):
-        flow.known[step] = None
-        return StepReuse(outcome="not needed", why=reason)
+    for gate in release_flow():
+        result = flow.known.get((gate.name, "")) if gate.ends is Scope.RELEASE else None
+        if result and result.judgement and not passed(result):
+            said = f"the {gate.title.lower()} said {result.judgement.verdict.value}"
+            return StepReuse(outcome="not reached", why=said)
+    if stated.scope is Scope.RECIPE:
+        with contextlib.suppress(_Awaited):  # a cheaper recipe is judged first; until then this one counts as needed
+            if reason := flow.passed_over(subject):
+                flow.known[step] = None
+                return StepReuse(outcome="not needed", why=reason)
     try:
         request = flow.request(stage, subject)
     except _Awaited as awaited:
@@ -343,41 +320,23 @@ def _stated(step: Step) -> release_step.Step:
     return found
 
 
-def _stopped(flow: _PlannedProgress) -> str:
-    """The gate of the whole release that will say no, in words; empty for none."""
-    for step in release_flow():
-        result = flow.known.get((step.name, "")) if step.ends is Scope.RELEASE else None
-        if result and result.judgement and not passed(result):
-            return f"the {step.title.lower()} said {result.judgement.verdict.value}"
-    return ""
-
-
 def _look_up(flow: _PlannedProgress, history: History, request: StageRequest) -> StepReuse:
     stage = load_stage(request.stage)
-    content = _content(stage, request, history)
+    config = stage.config.model_validate(request.config)
+    content = key_content(dataclasses.replace(stage, tools=()), config, request.inputs, request.subject)
+    # only the stage's own process can read versions of tools: here they are those of earlier releases
+    content = content.model_copy(update={"tools": history.tools(stage.name, stage.tool_names(config))})
     record = _readable_record(flow.store, content.key)
     if record is None:
         return StepReuse(outcome="computed", why=_why_computed(flow, history, content))
-    if stage.may_decide_again(record.result.judgement):
-        return StepReuse(outcome="computed", why=f"undecided before: {_made_by(record)}")
+    judgement = record.result.judgement
+    made_by = f"{f'{judgement.verdict.value}, ' if judgement else ''}made by {record.result.release_id}"
+    if stage.may_decide_again(judgement):
+        return StepReuse(outcome="computed", why=f"undecided before: {made_by}")
     if not all(flow.store.exists(ref) for ref in record.result.artifacts.values()):
         return StepReuse(outcome="computed", why="its artifact is no longer in the store")
     flow.known[request.stage, request.subject] = record.result
-    return StepReuse(outcome="reused", why=_made_by(record))
-
-
-def _passed_over(flow: _PlannedProgress, recipe: str) -> str | None:
-    try:
-        return flow.passed_over(recipe)
-    except _Awaited:
-        return None  # a cheaper recipe is judged first; until then this one counts as needed
-
-
-def _content(stage: Stage[Any], request: StageRequest, history: History) -> KeyContent:
-    """The key's content. Tool versions are those of earlier releases: only the stage's own process can read them."""
-    config = stage.config.model_validate(request.config)
-    content = key_content(dataclasses.replace(stage, tools=()), config, request.inputs, request.subject)
-    return content.model_copy(update={"tools": history.tools(stage.name, stage.tool_names(config))})
+    return StepReuse(outcome="reused", why=made_by)
 
 
 def _readable_record(store: ArtifactStore, key: str) -> StageRecord | None:
@@ -385,12 +344,6 @@ def _readable_record(store: ArtifactStore, key: str) -> StageRecord | None:
         return trusted_stage_record(store, key)
     except IntegrityError:
         return None
-
-
-def _made_by(record: StageRecord) -> str:
-    judgement = record.result.judgement
-    verdict = f"{judgement.verdict.value}, " if judgement else ""
-    return f"{verdict}made by {record.result.release_id}"
 
 
 def _why_computed(flow: _PlannedProgress, history: History, content: KeyContent) -> str:

@@ -113,6 +113,22 @@ def check_prices(loaded: LoadedRelease) -> None:
             raise ConfigError(f"gpu_hour_prices: {error.message}", where=where, hint=error.hint) from error
 
 
+def check_budget(loaded: LoadedRelease, costs: Mapping[Step, StepCost]) -> None:
+    """Make sure that a budget can be compared with the plan.
+
+    Raises:
+        ConfigError: It limits the cost, and a GPU has no price.
+    """
+    needed = {cost.accelerator for cost in costs.values() if cost.gpus and cost.accelerator}
+    if loaded.config.budget.cost is not None and (free := sorted(needed - loaded.deployment.gpu_hour_prices.keys())):
+        name = loaded.deployment.name
+        raise ConfigError(
+            f"budget.cost: what {', '.join(free)} costs is not known in deployment {name}",
+            where=str(loaded.path),
+            hint=f"add it to gpu_hour_prices of deployments/{name}.yaml, or limit budget.hours instead",
+        )
+
+
 def step_costs(
     loaded: LoadedRelease, steps: Sequence[Step], history: History | None, predicted: Mapping[Step, float]
 ) -> dict[Step, StepCost]:

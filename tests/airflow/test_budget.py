@@ -16,8 +16,7 @@ from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.operations.decisions import decide, put, read_decision, waiting_step
-from llm_pipeline.planning.budget import check_budget
-from llm_pipeline.planning.stage_cost import StepCost
+from llm_pipeline.planning.stage_cost import StepCost, check_budget
 from llm_pipeline.questions import Question, budget_question
 from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.loading import load_release

@@ -81,7 +81,6 @@ def test_tensors_are_read_when_they_are_asked_for(exported, monkeypatch):
     original = StoredTensors.__getitem__
     monkeypatch.setattr(StoredTensors, "__getitem__", lambda self, key: read.append(key) or original(self, key))
     checkpoint = Checkpoint(exported("int4_blockwise")[0])
-    assert checkpoint.tensors.shape("lm_head.weight") == (384, 128)
     assert len(checkpoint.layers) == 14
     assert read == []
     checkpoint.weight("model.layers.0.mlp.up_proj")
