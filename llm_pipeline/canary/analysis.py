@@ -2,24 +2,22 @@
 
 Errors, latencies and what answers look like are tested continuously over the whole canary with anytime-valid tests;
 `alpha` is split over the metrics, so that all looks at all of them together roll back a good candidate with
-probability at most `alpha`. Errors have half of it: they are what a canary is for, and the rarest. Low-traffic steps
-cannot prove parity and do not pretend to: a step passes when nothing speaks against the candidate, and its evidence
-says whether parity was proven or only no regression seen.
+probability at most `alpha`. Errors have half of it: they are what a canary is for, and the rarest. A step passes when
+nothing speaks against the candidate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.arm_counts import ArmCounts, Window, count
-from llm_pipeline.canary.metric_events import LATENCIES, Limit, MetricLimits
+from llm_pipeline.canary.metric_events import MetricLimits
 from llm_pipeline.canary.metric_tests import MetricState, begin_metric, hold, observe_metric
 from llm_pipeline.canary.sessions import Sessions, Voters
-from llm_pipeline.canary.slow_limits import SLOW_FACTORS, Thresholds
+from llm_pipeline.canary.slow_limits import Thresholds
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.statistics.eprocess import SplitTest
 
@@ -77,25 +75,11 @@ class StepState(Frozen):
 
 
 class AnalysisState(Frozen):
-    """Everything that the analysis remembers; stored, so that a resumed controller continues the same tests.
-
-    What an earlier release of this package stored of a canary in flight is read as the same limits with tests that
-    begin anew, at the same step.
-    """
+    """Everything that the analysis remembers; stored, so that a resumed controller continues the same tests."""
 
     thresholds: Thresholds
     metrics: tuple[MetricState, ...]
     step: StepState | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier_form(cls, stored: Any) -> Any:
-        if not (isinstance(stored, Mapping) and isinstance(stored.get("thresholds"), Mapping)):
-            return stored
-        if "metrics" not in stored["thresholds"]:
-            return dict(_begun_anew(stored))
-        tests = [metric["limits"][0]["regressed"] for metric in stored["metrics"] if isinstance(metric, Mapping)]
-        return dict(_with_blocks(stored)) if any("sums" not in test for test in tests) else stored
 
 
 def begin(thresholds: Thresholds, policy: CanaryPolicy) -> AnalysisState:
@@ -128,9 +112,7 @@ def begin_step(state: AnalysisState, share: float) -> AnalysisState:
 
     The last step leaves stable little or no traffic, so the candidate is also compared with stable's earlier steps.
     """
-    metrics = tuple(metric.model_copy(update={"parity_here": metric.untouched}) for metric in state.metrics)
-    if share >= LAST_SHARE:
-        metrics = tuple(map(hold, metrics))
+    metrics = tuple(map(hold, state.metrics)) if share >= LAST_SHARE else state.metrics
     step = StepState(share=share, split=SplitTest(intended=share), clients=state.thresholds.clients)
     return state.model_copy(update={"metrics": metrics, "step": step})
 
@@ -182,45 +164,6 @@ def _failed(before: Mapping[str, int], clients: Iterable[str]) -> dict[str, int]
     return failed
 
 
-def parity_proven_here(state: AnalysisState, policy: CanaryPolicy) -> bool:
-    """Whether the current step alone proves non-inferiority on every metric, each at `alpha`: parity needs them all."""
-    here = state.step is not None and state.step.share < 1.0
-    return here and all(metric.parity_here.proven(policy.alpha) for metric in state.metrics if not metric.kind)
-
-
-def _begun_anew(stored: Mapping[str, Any]) -> AnalysisState:
-    """An analysis that had one limit for each of three metrics, whose tests remembered their tolerated ratios."""
-    limits, ratios = stored["thresholds"], {metric["name"]: metric["limits"][0] for metric in stored["metrics"]}
-    found = {
-        "slow first token": limits["first_token_milliseconds"],
-        "slow end to end": limits["end_to_end_milliseconds"],
-    }
-    slow = (
-        MetricLimits(
-            name=name,
-            limits=tuple(Limit(value=by * limit, label=f"{by:g} x the limit") for by in (1.0, *SLOW_FACTORS)),
-        )
-        for name, limit in found.items()
-        if limit is not None
-    )
-    thresholds = Thresholds(requests=limits["requests"], metrics=(MetricLimits(name="errors"), *slow))
-    policy = CanaryPolicy(
-        error_ratio=ratios["errors"]["regressed"]["ratio"],
-        slow_ratio=ratios["slow end to end"]["regressed"]["ratio"],
-    )
-    state = begin(thresholds, policy)
-    return state if stored.get("step") is None else begin_step(state, stored["step"]["share"])
-
-
-def _with_blocks(stored: Mapping[str, Any]) -> AnalysisState:
-    """An analysis whose tests knew no blocks of time: the same limits and ratios."""
-    ratios = {metric["name"]: metric["limits"][0]["regressed"]["ratio"] for metric in stored["metrics"]}
-    slow = next((ratio for name, ratio in ratios.items() if name in LATENCIES), 1.5)
-    policy = CanaryPolicy(error_ratio=ratios["errors"], slow_ratio=slow)
-    state = begin(Thresholds.model_validate(stored["thresholds"]), policy)
-    return state if stored.get("step") is None else begin_step(state, stored["step"]["share"])
-
-
 MOST_LOOKS = 120
 """A record keeps so many, spread over the canary's time; more cannot be told apart in a plot."""
 
@@ -235,14 +178,12 @@ class Look(Frozen):
         at: Seconds since 1970; in a timeline, since the canary began.
         percent: The step in force.
         regressed: By metric, in the order of the analysis: that the candidate is worse than tolerated.
-        parity: The same: that it is no worse.
         split: That the router does not split the traffic as it was told, since the step began.
     """
 
     at: float
     percent: float
     regressed: tuple[float, ...]
-    parity: tuple[float, ...]
     split: float
 
 
@@ -256,7 +197,6 @@ def with_look(looks: Sequence[Look], state: AnalysisState, *, at: float, percent
         at=at,
         percent=percent,
         regressed=tuple(_short(metric.value) for metric in state.metrics),
-        parity=tuple(_short(metric.parity.largest) for metric in state.metrics),
         split=_short(state.step.split.value) if state.step else 1.0,
     )
     if len(kept) > 1 and kept[-2].percent == kept[-1].percent == percent:

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
-from llm_pipeline.canary.analysis import AnalysisState, StepState, parity_proven_here
+from llm_pipeline.canary.analysis import AnalysisState, StepState
 from llm_pipeline.canary.metric_events import CONTENTS
 from llm_pipeline.canary.metric_tests import LimitState, MetricState
 from llm_pipeline.canary.slow_limits import LENGTH_QUANTILES, Thresholds
@@ -95,8 +95,7 @@ def metric_compared(metric: MetricState, state: AnalysisState, policy: CanaryPol
     elif far is not None:
         verdict, words = Verdict.NO_GO, "far slower in every block of time"
     elif metric.candidate_units and metric.stable_units:
-        proven = metric.parity.proven(policy.alpha)
-        verdict, words = Verdict.GO, "parity proven" if proven else "no regression seen, parity not proven"
+        verdict, words = Verdict.GO, "no regression seen"
     else:
         verdict, words = Verdict.INCONCLUSIVE, "one arm has no requests"
     at = metric.telling if far is None else far
@@ -244,19 +243,9 @@ def decide(state: AnalysisState, policy: CanaryPolicy, elapsed_seconds: float) -
     if bad_stable:
         facts.append(stable_fails(step))
     facts += [requests_enough(step, policy), data_arrive(step), requests_lost(step)]
-    early = policy.advance_early and parity_proven_here(state, policy)
-    return _bake(step, policy, elapsed_seconds, facts, early=early)
-
-
-def _bake(
-    step: StepState, policy: CanaryPolicy, elapsed_seconds: float, facts: list[Evidence], *, early: bool
-) -> Decision:
-    """Whether the step has baked enough: by time, or early if the policy allows it and the step proves parity."""
     ready = all(fact.verdict is Verdict.GO for fact in facts)
     if ready and elapsed_seconds >= policy.minimum_bake_seconds:
         return _decision(Outcome.PASS, f"no regression at {step.percent}", facts)
-    if ready and early:
-        return _decision(Outcome.PASS, f"parity proven on every metric at {step.percent}", facts)
     if elapsed_seconds >= policy.maximum_bake_seconds:
         summary = f"not decided after {elapsed_seconds:.0f} s at {step.percent}"
         return _decision(Outcome.UNDECIDED, summary, facts)

@@ -1,4 +1,4 @@
-"""The tests of one metric over a whole canary: per limit, with an allowance for variation over time, and for parity.
+"""The tests of one metric over a whole canary: per limit, with an allowance for variation over time.
 
 Correlated requests count for less in an e-value (see `spread`): stable's blocks of time before and since the first
 step show how much a single server varies, and no single block can add much evidence on latencies. Errors have no such
@@ -15,7 +15,7 @@ from llm_pipeline.canary.arm_counts import MetricCounts
 from llm_pipeline.canary.metric_events import LATENCIES, RARE, MetricLimits, MetricName, title_of
 from llm_pipeline.canary.slow_limits import LENGTH_QUANTILES, Thresholds
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.statistics.eprocess import LevelTest, RareTest, RateTest
+from llm_pipeline.statistics.eprocess import LevelTest, RateTest
 from llm_pipeline.statistics.spread import Pace, Spread, independence
 
 MOST_A_BLOCK = 2.0
@@ -31,8 +31,10 @@ _MOST, _HARDLY_ANY = 0.5, 0.1
 _MOST_HELD = 0.95
 """Levels above this are not used: nothing can exceed them by much."""
 
-_PARITY_QUANTILES = ("p90", "p95", "p50")
-"""Where non-inferiority is tested: far enough in the tail to matter, near enough to be proven with hours of traffic."""
+NEGLIGIBLE_SHARE = 0.005
+"""Of errors and odd answers: the least level that the last step holds a candidate to."""
+
+_USUAL_QUANTILES = ("p90", "p95", "p50")
 
 
 class LimitState(Frozen):
@@ -77,52 +79,6 @@ class LimitState(Frozen):
         return self.model_copy(update=update)
 
 
-class Parity(Frozen):
-    """The tests of parity: by the ratio to stable or, where events may never happen, by how rare they are.
-
-    Attributes:
-        at: Index of the limit that is tested.
-        ratio_largest: The largest e-value of `non_inferior` so far, tempered.
-    """
-
-    non_inferior: RateTest
-    rare: RareTest | None
-    at: int
-    ratio_largest: float = 1.0
-
-    @property
-    def largest(self) -> float:
-        """The e-value to be compared with 1 / alpha; the two tests share alpha."""
-        if self.rare is None:
-            return self.ratio_largest
-        return max(self.ratio_largest, self.rare.largest) / 2.0
-
-    def proven(self, alpha: float) -> bool:
-        """Whether the candidate is proven to be no worse, at level `alpha`."""
-        return self.largest >= 1.0 / alpha
-
-    def observe(self, counts: MetricCounts) -> Parity:
-        """The tests after one more window of one stratum."""
-        mine, theirs = counts.candidate, counts.stable
-        update = {
-            "non_inferior": self.non_inferior.observe(
-                candidate_events=mine.events[self.at],
-                stable_events=theirs.events[self.at],
-                candidate_requests=mine.units,
-                stable_requests=theirs.units,
-                stratum=counts.stratum,
-            ),
-            "rare": self.rare and self.rare.observe(events=mine.events[self.at], requests=mine.units),
-        }
-        return self.model_copy(update=update)
-
-    def looked_at(self, independence: float, blocks: int) -> Parity:
-        """The tests at the end of a look, after this many blocks, with this weight of a request's evidence."""
-        test = self.non_inferior.block_ends(blocks) if blocks else self.non_inferior
-        largest = max(self.ratio_largest, test.tempered(independence))
-        return self.model_copy(update={"non_inferior": test, "ratio_largest": largest})
-
-
 class MetricState(Frozen):
     """One metric's tests over the whole canary.
 
@@ -130,11 +86,9 @@ class MetricState(Frozen):
         kind: Of requests, which the metric is about; empty for all.
         alpha_share: The part of the policy's `alpha` that the metric may spend.
         limits: One test for each limit.
-        parity: Over the whole canary.
-        parity_here: Over the current step alone.
-        untouched: `parity` without data, to begin a step with.
         candidate_units: Requests, or sessions, with a value of the metric.
         largest: The largest mean of the limits' e-values so far; a mean of e-processes is an e-process.
+        usual: Index of the limit that is told where none has any evidence.
         block_seconds: Length of a block of time.
         far_limits: How many of the last limits are far beyond what stable does; of counts, buckets may end before.
         spread: How stable varies over time, before the canary and since.
@@ -145,12 +99,10 @@ class MetricState(Frozen):
     kind: str = ""
     alpha_share: float
     limits: tuple[LimitState, ...]
-    parity: Parity
-    parity_here: Parity
-    untouched: Parity
     candidate_units: int = 0
     stable_units: int = 0
     largest: float = 1.0
+    usual: int
     block_seconds: float
     far_limits: int = _FAR_LIMITS
     spread: Spread
@@ -188,9 +140,9 @@ class MetricState(Frozen):
 
     @property
     def telling(self) -> int:
-        """Index of the limit with the most evidence against the candidate; by default the one that tests parity."""
+        """Index of the limit with the most evidence against the candidate; by default the 0.9 quantile."""
         values = [limit.value for limit in self.limits]
-        return values.index(max(values)) if max(values) > 1.0 else self.parity.at
+        return values.index(max(values)) if max(values) > 1.0 else self.usual
 
 
 def begin_metric(metric: MetricLimits, alpha_share: float, thresholds: Thresholds, policy: CanaryPolicy) -> MetricState:
@@ -199,20 +151,13 @@ def begin_metric(metric: MetricLimits, alpha_share: float, thresholds: Threshold
     ratio = policy.length_ratio if metric.name in LENGTH_QUANTILES else policy.slow_ratio
     ratio, law, most = (policy.error_ratio, "rates", None) if rare else (ratio, "odds", MOST_A_BLOCK)
     labels = [limit.label for limit in metric.limits]
-    parity = Parity(
-        non_inferior=RateTest.start("lo", _above(ratio), law, most),  # type: ignore[arg-type]
-        rare=RareTest(limit=policy.negligible_share) if metric.name not in LATENCIES else None,
-        at=next((labels.index(label) for label in _PARITY_QUANTILES if label in labels), 0),
-    )
-    regressed = RateTest.start("hi", ratio, law, most)  # type: ignore[arg-type]
+    regressed = RateTest.start(ratio, law, most)  # type: ignore[arg-type]
     return MetricState(
         name=metric.name,
         kind=metric.kind,
         alpha_share=alpha_share,
         limits=(LimitState(regressed=regressed),) * len(metric.limits),
-        parity=parity,
-        parity_here=parity,
-        untouched=parity,
+        usual=next((labels.index(label) for label in _USUAL_QUANTILES if label in labels), 0),
         block_seconds=thresholds.block_seconds,
         far_limits=_far_limits(metric),
         spread=thresholds.learned.get(metric.title) or Spread.start(len(metric.limits)),
@@ -223,11 +168,6 @@ def _far_limits(metric: MetricLimits) -> int:
     """How many of the last limits are as far beyond the highest quantile as they should be."""
     highest = max([limit.value for limit in metric.limits if " x" not in limit.label] or [metric.limits[0].value])
     return sum(limit.value >= _FAR_FACTOR * highest for limit in metric.limits[-_FAR_LIMITS:])
-
-
-def _above(ratio: float) -> float:
-    """The boundary of the non-inferiority test: with a tolerated ratio of exactly 1 nothing could ever be proven."""
-    return max(ratio, 1.1)
 
 
 def observe_metric(metric: MetricState, counts: Iterable[MetricCounts], began: float, until: float) -> MetricState:
@@ -263,8 +203,7 @@ def _level(metric: MetricState, limit: LimitState) -> LevelTest | None:
     events, ratio = limit.stable_events, limit.regressed.ratio
     share = min(_MOST_HELD, (events + 2.0 * (1.0 + math.sqrt(events + 1.0))) / metric.stable_units)
     if metric.name in RARE:
-        negligible = metric.parity.rare.limit if metric.parity.rare else 0.0
-        level = max(negligible, ratio * share)
+        level = max(NEGLIGIBLE_SHARE, ratio * share)
     else:
         odds = ratio**2 * share / (1.0 - share)
         level = odds / (1.0 + odds)
@@ -280,15 +219,7 @@ def _looked_at(metric: MetricState, until: float) -> MetricState:
         limits = tuple(limit.block_ends(ends) for limit in limits)
     cautious, blocks = metric.name not in RARE, pace.blocks
     limits = tuple(limit.tempered(spread, blocks, at, cautious=cautious) for at, limit in enumerate(limits))
-    counts = limits[metric.parity.at].independence
-    update = {
-        "limits": limits,
-        "spread": spread,
-        "pace": pace,
-        "parity": metric.parity.looked_at(counts, ends),
-        "parity_here": metric.parity_here.looked_at(counts, ends),
-    }
-    return metric.model_copy(update=update)
+    return metric.model_copy(update={"limits": limits, "spread": spread, "pace": pace})
 
 
 def _observe_stratum(metric: MetricState, counts: MetricCounts, began: float) -> MetricState:
@@ -314,8 +245,6 @@ def _observe_stratum(metric: MetricState, counts: MetricCounts, began: float) ->
     update = {
         "limits": limits,
         "pace": metric.pace.observe(mine.units, theirs.units, theirs.events, began),
-        "parity": metric.parity.observe(counts),
-        "parity_here": metric.parity_here.observe(counts),
         "candidate_units": metric.candidate_units + mine.units,
         "stable_units": metric.stable_units + theirs.units,
     }

@@ -30,8 +30,6 @@ class MetricSummary(Frozen):
         candidate_units: Requests, or sessions, with a value of the metric.
         e_value: That the candidate is worse than tolerated; the largest so far.
         regressed_at: The e-value from which it is.
-        parity_e_value: That the candidate is no worse; the largest so far.
-        proven_at: The e-value from which that is proven.
     """
 
     name: str
@@ -42,8 +40,6 @@ class MetricSummary(Frozen):
     stable_units: int
     e_value: float
     regressed_at: float
-    parity_e_value: float
-    proven_at: float
 
 
 class StepSummary(Frozen):
@@ -110,8 +106,6 @@ def _summarise_metric(metric: MetricState, state: AnalysisState, policy: CanaryP
         stable_units=metric.stable_units,
         e_value=metric.largest,
         regressed_at=regression_limit(metric, policy),
-        parity_e_value=metric.parity.largest,
-        proven_at=1.0 / policy.alpha,
     )
 
 
@@ -170,7 +164,7 @@ def format_step(
     slot = arms.slot
     head = (f"step {step.percent}, {seconds:.0f} s", f"candidate ({slot})", f"stable ({other_slot(slot)})")
     tests = [
-        ("whole canary", "candidate", "stable", "e-value", "regressed at", "parity e-value", "proven at"),
+        ("whole canary", "candidate", "stable", "e-value", "regressed at"),
         *(_metric_row(_summarise_metric(metric, state, policy)) for metric in state.metrics),
     ]
     lines = [
@@ -227,8 +221,6 @@ def _metric_row(metric: MetricSummary) -> tuple[str, ...]:
         _share(metric.stable_events, metric.stable_units),
         f"{metric.e_value:.3g}",
         f"{metric.regressed_at:.0f}",
-        f"{metric.parity_e_value:.3g}",
-        f"{metric.proven_at:.0f}",
     )
 
 

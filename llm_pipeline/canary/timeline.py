@@ -44,14 +44,12 @@ class EvidenceSeries(Frozen):
     Attributes:
         metrics: Names, in the order of each look's values.
         regressed_at: By metric: the e-value from which the candidate has regressed.
-        proven_at: The e-value from which it is proven to be no worse.
         split_wrong_at: The e-value from which the router splits the traffic wrongly.
         looks: Oldest first; `at` counts from the canary's start.
     """
 
     metrics: tuple[str, ...]
     regressed_at: tuple[float, ...]
-    proven_at: float
     split_wrong_at: float
     looks: tuple[Look, ...]
 
@@ -155,7 +153,6 @@ def _evidence(record: CanaryRecord, policy: CanaryPolicy) -> EvidenceSeries | No
     return EvidenceSeries(
         metrics=tuple(metric.title for metric in metrics),
         regressed_at=tuple(regression_limit(metric, policy) for metric in metrics),
-        proven_at=1.0 / policy.alpha,
         split_wrong_at=1.0 / SPLIT_ALPHA,
         looks=tuple(looks),
     )

@@ -140,7 +140,6 @@ AbsolutePath = Annotated[PathText, Field(pattern=r"^/.+"), AfterValidator(host_p
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveFraction = Annotated[float, Field(ge=1e-6, le=1.0)]
-ProperFraction = Annotated[float, Field(ge=1e-6, le=0.999_999)]
 Confidence = Annotated[float, Field(ge=0.5, le=0.999_999)]
 Alpha = Annotated[float, Field(ge=1e-9, lt=0.5)]
 """Chance of a false alarm."""

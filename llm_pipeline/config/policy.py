@@ -18,7 +18,6 @@ from llm_pipeline.config.model import (
     Percent,
     PositiveMilliseconds,
     PositiveSeconds,
-    ProperFraction,
     Ratio,
     RatioAboveOne,
     Seconds,
@@ -187,9 +186,6 @@ class CanaryPolicy(ConfigModel):
         block_seconds: Length of a block of time, the unit of evidence on latencies, because requests of one moment are
             correlated. No single block decides, and the candidate may vary from block to block as much as stable does.
             At most a sixth of `minimum_bake_seconds`.
-        advance_early: A step passes before `minimum_bake_seconds` when parity is shown on every metric by the step's
-            own requests.
-        negligible_share: Errors and odd answers also pass if they are shown to be rarer than this.
         consecutive_failures: This many candidate failures in a row roll back at once.
         look_seconds: Time between two looks at the data.
         replay_requests_per_second: If users send less than this, prompts of the workload are sent to the users' port as
@@ -228,8 +224,6 @@ class CanaryPolicy(ConfigModel):
     prompt_strata: Annotated[int, Field(ge=1, le=10)] = 3
     cold_seconds: Seconds = 0.0
     block_seconds: PositiveSeconds = 10.0
-    advance_early: bool = False
-    negligible_share: ProperFraction = 0.005
     consecutive_failures: Small = 5
     look_seconds: PositiveSeconds = 1.0
     replay_requests_per_second: Annotated[float, Field(ge=0.0, le=1_000.0)] = 0.0

@@ -2,8 +2,8 @@
 
 A step at 1 % of two requests a second sees one request of the candidate a minute: whatever it is called, it can only
 catch a candidate that fails nearly all of them. For the shortest and the longest bake of each step, this computes the
-smallest rise of errors and of slow requests that the analysis would catch there with a power of 0.9, and what it would
-take to prove parity. Where the steps cannot do what they seem to, it proposes steps and bake times that can.
+smallest rise of errors and of slow requests that the analysis would catch there with a power of 0.9. Where the
+steps cannot do what they seem to, it proposes steps and bake times that can.
 
 The evidence of earlier steps is left out, although the analysis keeps it: at least this much is caught.
 """
@@ -21,11 +21,10 @@ from llm_pipeline.canary.analysis import KIND_ALPHA_SHARE, begin
 from llm_pipeline.canary.evidence import regression_limit
 from llm_pipeline.canary.metric_events import MetricName
 from llm_pipeline.canary.metric_tests import MetricState
-from llm_pipeline.canary.metric_tests import Parity as ParityTests
 from llm_pipeline.canary.slow_limits import block_seconds, every_metric
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.statistics.eprocess import RateTest
-from llm_pipeline.statistics.sequential_power import Arms, chance_within, median_requests, median_requests_if_rare
+from llm_pipeline.statistics.sequential_power import Arms, chance_within
 
 
 def canary_warnings(policy: CanaryPolicy, steps: Sequence[StepPower], proposal: Proposal | None) -> Iterator[str]:
@@ -48,13 +47,6 @@ def canary_warnings(policy: CanaryPolicy, steps: Sequence[StepPower], proposal: 
         )
     elif blind:
         yield f"no step would catch {SERIOUS_RISE:g} times the errors within an hour: there is too little traffic"
-    proofs = [(step.errors.seconds, step.errors.requests, step.percent) for step in steps if step.errors]
-    if proofs and min(proofs)[0] > policy.maximum_bake_seconds:
-        soonest, requests, percent = min(proofs)
-        yield (
-            f"no step can prove parity of errors: at {percent:g} % it takes about {requests:,.0f} requests, "
-            f"{duration(soonest)}; a step that passes has seen no regression, and no more"
-        )
 
 
 def _of_each(steps: Sequence[StepPower], words: Callable[[StepPower], str]) -> str:
@@ -98,17 +90,6 @@ class Caught(Frozen):
     slow_ratio: float | None
 
 
-class Parity(Frozen):
-    """What it takes to prove that a candidate which is as good as stable is not worse, in half of all cases.
-
-    Attributes:
-        requests: Of both arms.
-    """
-
-    requests: float
-    seconds: float
-
-
 class StepPower(Frozen):
     """One step below 100 %, where there is something to compare with.
 
@@ -119,8 +100,6 @@ class StepPower(Frozen):
         longest: Within the maximum bake.
         kind_error_ratio: Smallest ratio that is caught within the maximum bake in a kind of requests that is rare (see
             `KIND_SHARE`); None if not even failing all of them is.
-        errors: Parity of errors; None where the tolerated ratio is so near 1 that the test cannot prove it.
-        slow: The same of slow requests.
         guards: It can pass, and catches a serious rise of errors before it does.
     """
 
@@ -130,8 +109,6 @@ class StepPower(Frozen):
     shortest: Caught
     longest: Caught
     kind_error_ratio: float | None
-    errors: Parity | None
-    slow: Parity | None
     guards: bool
 
 
@@ -180,11 +157,10 @@ _ROUND_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class _Test:
-    """A metric's test for regression with the e-value that it must reach, those for parity, and the event share."""
+    """A metric's test for regression with the e-value that it must reach, and the event share."""
 
     regressed: RateTest
     limit: float
-    parity: ParityTests
     event_share: float
 
 
@@ -222,7 +198,6 @@ def _test(metric: MetricState, event_share: float, policy: CanaryPolicy) -> _Tes
     return _Test(
         regressed=metric.limits[0].regressed,
         limit=regression_limit(metric, policy) * len(metric.limits),  # their mean counts, and one may have to do it
-        parity=metric.parity,
         event_share=event_share,
     )
 
@@ -247,8 +222,6 @@ def _step(policy: CanaryPolicy, percent: float, rate: float, tests: tuple[_Test,
         shortest=shortest,
         longest=longest,
         kind_error_ratio=_smallest_ratio(kind, share, policy.maximum_bake_seconds * rate * KIND_SHARE),
-        errors=_parity(errors, policy, share, rate),
-        slow=_parity(slow, policy, share, rate),
         guards=caught and enough <= policy.maximum_bake_seconds,
     )
 
@@ -269,15 +242,6 @@ def _smallest_ratio(test: _Test, share: float, requests: float) -> float | None:
         middle = (low + high) // 2
         low, high = (low, middle) if caught(ratios[middle]) else (middle, high)
     return ratios[high]
-
-
-def _parity(test: _Test, policy: CanaryPolicy, share: float, rate: float) -> Parity | None:
-    """The sooner of the ways to prove it, which share `alpha`."""
-    tests, ways = test.parity, 1 if test.parity.rare is None else 2
-    requests = median_requests(tests.non_inferior, ways / policy.alpha, Arms(share, test.event_share, 1.0))
-    if tests.rare is not None:
-        requests = min(requests, median_requests_if_rare(tests.rare, ways / policy.alpha, test.event_share) / share)
-    return None if math.isinf(requests) else Parity(requests=requests, seconds=requests / rate)
 
 
 @cache

@@ -201,11 +201,11 @@ _WHOLE_FROM = 100.0
 
 
 def plot_evidence(study: CanaryStudy, evidence: EvidenceSeries) -> Plot:
-    """E-values of regressions, of parity and of a wrong split, over the canary's time."""
+    """E-values of regressions and of a wrong split, over the canary's time."""
     seconds = np.array([look.at for look in evidence.looks])
 
     def draw(figure: Any) -> None:
-        regressed, parity, split = panels = figure.subplots(3, 1, sharex=True, height_ratios=(1.5, 1.5, 0.8))
+        regressed, split = panels = figure.subplots(2, 1, sharex=True, height_ratios=(1.5, 0.8))
         values = np.array([look.regressed for look in evidence.looks])
         _series_panel(regressed, seconds, values, evidence.metrics)
         for limit in sorted(set(evidence.regressed_at)):
@@ -216,9 +216,6 @@ def plot_evidence(study: CanaryStudy, evidence: EvidenceSeries) -> Plot:
         regressed.legend(
             loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.0, ncols=columns, fontsize=9, handlelength=1.8
         )
-        _series_panel(parity, seconds, np.array([look.parity for look in evidence.looks]), evidence.metrics)
-        _threshold(parity, evidence.proven_at, "proven")
-        parity.set_title("no worse than tolerated: e-values")
         _series_panel(split, seconds, np.array([[look.split] for look in evidence.looks]), ["split"])
         _threshold(split, evidence.split_wrong_at, "wrong")
         split.set_title("traffic split otherwise than intended: e-value of the step")
@@ -234,23 +231,22 @@ def plot_evidence(study: CanaryStudy, evidence: EvidenceSeries) -> Plot:
         f"Evidence over time, {study.target}",
         evidence_in_words(evidence),
         draw,
-        size=(11.4, 7.0),
-        narrow_size=(6.4, 7.6),
+        size=(11.4, 5.0),
+        narrow_size=(6.4, 5.6),
     )
 
 
 def evidence_in_words(evidence: EvidenceSeries) -> str:
-    """The strongest evidence of a regression beside its threshold, and for how many metrics parity was proven."""
+    """The strongest evidence of a regression beside its threshold."""
     looks = evidence.looks
     highest = [max(look.regressed[number] for look in looks) for number in range(len(evidence.metrics))]
     nearest = max(range(len(highest)), key=lambda number: highest[number] / evidence.regressed_at[number])
-    proven = sum(value >= evidence.proven_at for value in looks[-1].parity)
     reached = "reached" if highest[nearest] >= evidence.regressed_at[nearest] else "did not reach"
     return (
         f"The strongest evidence against the candidate, {evidence.metrics[nearest]}, {reached} its threshold: "
-        f"e-value {e_value(highest[nearest])}, threshold {e_value(evidence.regressed_at[nearest])}. Parity was "
-        f"proven on {proven} of {len(evidence.metrics)} metrics. An e-value is what a bet against a hypothesis has "
-        f"made of 1: if the hypothesis holds, it ever reaches a threshold of x with a chance of at most 1 / x."
+        f"e-value {e_value(highest[nearest])}, threshold {e_value(evidence.regressed_at[nearest])}. An e-value "
+        f"is what a bet against a hypothesis has made of 1: if the hypothesis holds, it ever reaches a threshold of x "
+        f"with a chance of at most 1 / x."
     )
 
 

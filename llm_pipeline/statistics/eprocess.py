@@ -6,14 +6,13 @@ to the candidate with probability
 
     p(r) = n_c r / (n_c r + n_s)
 
-whatever the event rate itself is: the nuisance parameter is conditioned away. Against the null hypothesis
-`r <= r0` (side `hi`) or `r >= r0` (side `lo`), the likelihood ratio of each `r` in a grid beyond `r0` is a
-non-negative supermartingale, and so is their mean
+whatever the event rate itself is: the nuisance parameter is conditioned away. Against the null hypothesis `r <= r0`, the
+likelihood ratio of each `r` in a grid beyond `r0` is a non-negative supermartingale, and so is their mean
 
     E = mean over r of  prod over windows  (p(r) / p(r0))^e_c  ((1 - p(r)) / (1 - p(r0)))^e_s
 
 hence P(E ever reaches 1/alpha | null) <= alpha (Ville's inequality). Window counts enter each factor, so the
-traffic split may change between windows. Rejecting on side `hi` shows a regression, on side `lo` non-inferiority.
+traffic split may change between windows. Rejecting shows a regression.
 
 Where events are common (half of all requests exceed the median), a ratio of shares is bounded and the binomial law is
 wasteful. There `r` is a ratio of odds, and the law of e_c given all events m of the window is Fisher's noncentral
@@ -26,9 +25,6 @@ Blocks and clients. Where events come in bursts or waver with time (latencies do
 independent witnesses, and neither are those of one client. So no block of time adds more than `most_a_block` to a
 logarithm, and no client decides (see `Sums`). What remains, servers that waver for longer than a block, `tempered`
 allows for: it multiplies the logarithms by what a request's evidence counts (see `spread`), by their `information`.
-
-Shares (`RareTest`). A ratio cannot be proven where nothing ever happens. That the candidate's share of events is below
-a negligible one, whatever stable's is, can: by the Bernoulli likelihood ratio of smaller shares against that one.
 
 Levels (`LevelTest`). Where hardly anything is left to compare with, a share is held to a level that was fixed before,
 by the Bernoulli likelihood ratio of larger odds against it.
@@ -56,16 +52,11 @@ from llm_pipeline.base.records import Frozen
 if TYPE_CHECKING:  # a canary's record holds these tests, and few who read it compute any: numpy loads slowly
     import numpy as np
 
-Side = Literal["hi", "lo"]
 Law = Literal["rates", "odds"]
 Counts = tuple[int, int, int, int]
 Floats: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float64]]"
 
-_FACTORS: dict[Side, tuple[float, ...]] = {
-    "hi": (1.25, 1.6, 2.0, 3.0, 5.0, 8.0, 15.0, 30.0),
-    "lo": (1 / 1.25, 1 / 1.6, 1 / 2.0, 1 / 3.0, 1 / 5.0, 1 / 8.0),
-}
-_RARER = (0.03, 0.1, 0.3)
+_FACTORS = (1.25, 1.6, 2.0, 3.0, 5.0, 8.0, 15.0, 30.0)
 _LARGEST_EXPONENT = 700.0  # exp() of more overflows a double; 1e304 is certain enough
 _CONCENTRATION = 50.0
 
@@ -148,8 +139,7 @@ class RateTest(Frozen):
     """State of one conditional-Bernoulli mixture e-process; immutable, so that a resumed test is the same test.
 
     Attributes:
-        side: `hi` tests "not worse than `ratio` times"; `lo` tests "at least `ratio` times as bad".
-        ratio: The boundary `r0` of the null hypothesis.
+        ratio: The boundary `r0` of the null hypothesis: not worse than so many times.
         law: `rates` for events that are rare, `odds` for those that may be common; see the module.
         sums: Natural logarithms, one for each alternative of the grid.
         largest: The largest e-value seen so far; the test rejects on it.
@@ -159,7 +149,6 @@ class RateTest(Frozen):
             one arm had no requests; they join the next window (at 1 % of little traffic, most windows are like that).
     """
 
-    side: Side
     ratio: Annotated[float, Field(gt=0.0)]
     law: Law = "rates"
     sums: Sums
@@ -169,15 +158,14 @@ class RateTest(Frozen):
     waiting: dict[str, Counts] = Field(default_factory=dict)
 
     @classmethod
-    def start(cls, side: Side, ratio: float, law: Law = "rates", most_a_block: float | None = None) -> RateTest:
+    def start(cls, ratio: float, law: Law = "rates", most_a_block: float | None = None) -> RateTest:
         """A test without data."""
-        none = Sums(total=(0.0,) * len(_FACTORS[side]))
-        return cls(side=side, ratio=ratio, law=law, sums=none, most_a_block=most_a_block)
+        return cls(ratio=ratio, law=law, sums=Sums(total=(0.0,) * len(_FACTORS)), most_a_block=most_a_block)
 
     @property
     def alternatives(self) -> tuple[float, ...]:
         """The rate ratios that the mixture bets on."""
-        return tuple(self.ratio * factor for factor in _FACTORS[self.side])
+        return tuple(self.ratio * factor for factor in _FACTORS)
 
     @property
     def value(self) -> float:
@@ -240,35 +228,6 @@ class RateTest(Frozen):
         return self.largest >= 1.0 / alpha
 
 
-class RareTest(Frozen):
-    """State of the test "the candidate's share of events is at least `limit`"; its rejection proves that it is rare.
-
-    Attributes:
-        limit: The share that is still too much.
-        log_likelihood_ratios: One sum for each smaller share of the grid.
-        largest: The largest e-value seen so far.
-    """
-
-    limit: Annotated[float, Field(gt=0.0, lt=1.0)]
-    log_likelihood_ratios: tuple[float, ...] = (0.0,) * len(_RARER)
-    largest: float = 1.0
-
-    def observe(self, *, events: int, requests: int) -> RareTest:
-        """The test after one more window of the candidate's."""
-        logs = tuple(
-            log
-            + events * math.log(factor)
-            + (requests - events) * math.log((1 - factor * self.limit) / (1 - self.limit))
-            for log, factor in zip(self.log_likelihood_ratios, _RARER, strict=True)
-        )
-        largest = max(self.largest, mean_of_exponentials(logs))
-        return self.model_copy(update={"log_likelihood_ratios": logs, "largest": largest})
-
-    def rejects(self, alpha: float) -> bool:
-        """Whether events are proven to be rarer than `limit`, at level `alpha`."""
-        return self.largest >= 1.0 / alpha
-
-
 class LevelTest(Frozen):
     """State of the test "the candidate's share of events is at most `limit`"; its rejection shows that it is larger.
 
@@ -279,13 +238,13 @@ class LevelTest(Frozen):
     """
 
     limit: Annotated[float, Field(gt=0.0, lt=1.0)]
-    sums: Sums = Sums(total=(0.0,) * len(_FACTORS["hi"]))
+    sums: Sums = Sums(total=(0.0,) * len(_FACTORS))
     information: float = 0.0
 
     def observe(self, *, events: int, requests: int, group: str = "") -> LevelTest:
         """The test after one more window of the candidate's, of one group of clients."""
         odds = self.limit / (1.0 - self.limit)
-        shares = tuple(factor * odds / (1.0 + factor * odds) for factor in _FACTORS["hi"])
+        shares = tuple(factor * odds / (1.0 + factor * odds) for factor in _FACTORS)
         gained = [
             events * math.log(share / self.limit) + (requests - events) * math.log((1.0 - share) / (1.0 - self.limit))
             for share in shares

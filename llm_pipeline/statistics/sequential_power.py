@@ -1,6 +1,6 @@
 """How soon one of the canary's anytime-valid tests decides, without a simulation. Pure.
 
-    test = RateTest.start("hi", 1.5)
+    test = RateTest.start(1.5)
     arms = Arms(share=0.05, event_share=0.002, ratio=10.0)
     chance_within(6000, test, 20.0, arms)      # 0.71: tenfold errors are caught within 6,000 requests
 
@@ -27,13 +27,10 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_pipeline.statistics.eprocess import RareTest, RateTest
+from llm_pipeline.statistics.eprocess import RateTest
 
-_EXACT_EVENTS, _EXACT_MEDIAN_EVENTS = 250, 1000
-"""A chance is asked for many times by a search, a median once."""
-
+_EXACT_EVENTS = 250
 _LARGEST_EXPONENT = 700.0
-_BISECTIONS = 40
 _NODES = 12
 _NEARLY = 1e-12
 _NORMAL = NormalDist()
@@ -93,30 +90,9 @@ def chance_within(requests: float, test: RateTest, limit: float, arms: Arms) -> 
     return min(1.0, chance)
 
 
-def median_requests(test: RateTest, limit: float, arms: Arms) -> float:
-    """Requests of both arms by which the test's e-value reaches `limit` in half of all cases; infinite for never."""
-    reached = 0.0
-    counted = _first_passage(test, limit, arms, _EXACT_MEDIAN_EVENTS) if test.law == "rates" else ()
-    for number, chance in enumerate(counted):
-        reached += chance
-        if reached >= 0.5:  # noqa: PLR2004 - half
-            return number / arms.events_per_request
-    drift = _drift(test, limit, arms)
-    return drift.median() if drift else math.inf
-
-
-def median_requests_if_rare(test: RareTest, limit: float, event_share: float) -> float:
-    """The candidate's requests by which events are shown to be rare in half of all cases; infinite for never."""
-    events, others = (test.observe(events=event, requests=1).log_likelihood_ratios for event in (1, 0))
-    gains = tuple(map(operator.sub, events, others))
-    means = tuple(other + event_share * gain for other, gain in zip(others, gains, strict=True))
-    drift = _mixture(means, [gains], [event_share * (1.0 - event_share)], limit)
-    return drift.median() if drift else math.inf
-
-
 def _first_passage(test: RateTest, limit: float, arms: Arms, most: int) -> Iterator[float]:
     """Chance that the limit is reached with event number 0, 1, 2, ... of both arms; events for the bet are counted."""
-    chance = arms.from_candidate if test.side == "hi" else 1.0 - arms.from_candidate
+    chance = arms.from_candidate
     going, before = np.zeros(most + 2), 1
     going[0] = 1.0
     known = _needed(_Bet.of(test, limit, arms.share), 1 << most.bit_length())  # as many for numbers that are near
@@ -139,9 +115,8 @@ class _Bet:
 
     @classmethod
     def of(cls, test: RateTest, limit: float, share: float) -> _Bet:
-        candidate, stable = _gains(test, share)
-        favour, against = (candidate, stable) if test.side == "hi" else (stable, candidate)
-        return cls(favour, against, math.log(limit * len(candidate)))
+        favour, against = _gains(test, share)
+        return cls(favour, against, math.log(limit * len(favour)))
 
     def between(self, events: _Counts) -> tuple[_Counts, _Counts]:
         """Events for the bet that are too few, and those that suffice, or one more than all.
@@ -193,14 +168,6 @@ class _Drift:
         reflected = min(_LARGEST_EXPONENT, 2.0 * self.mean * self.barrier / self.variance)
         back = math.exp(reflected) * _NORMAL.cdf(-(way + self.barrier) / spread)
         return min(1.0, _NORMAL.cdf((way - self.barrier) / spread) + back)
-
-    def median(self) -> float:
-        """By bisection; it is below the mean."""
-        few, many = 0.0, self.barrier / self.mean
-        for _ in range(_BISECTIONS):
-            middle = (few + many) / 2.0
-            few, many = (middle, many) if self.reached_within(middle) < 0.5 else (few, middle)  # noqa: PLR2004 - half
-        return many
 
 
 def _drift(test: RateTest, limit: float, arms: Arms) -> _Drift | None:

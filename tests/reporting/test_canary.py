@@ -104,10 +104,8 @@ def test_the_page_shows_intended_and_measured_split_rates_and_evidence(page: str
         "traffic to the candidate: intended, and measured as dots",
         "requests per second",
         "worse than tolerated: e-values",
-        "no worse than tolerated: e-values",
         "others: worse at 360",
         "errors: worse at 40",
-        "proven at 20",
         "wrong at 1,000",
     ):
         assert f">{title}</text>" in page
@@ -118,7 +116,7 @@ def test_the_evidence_is_told_in_words(study: CanaryStudy) -> None:
     words = evidence_in_words(study.evidence)
     assert re.match(
         r"The strongest evidence against the candidate, slow first token, reached its threshold: "
-        r"e-value [\d,]+, threshold 360\. Parity was proven on \d of 10 metrics\.",
+        r"e-value [\d,]+, threshold 360\. ",
         words,
     )
     early = study.evidence.model_copy(update={"looks": study.evidence.looks[:5]})
