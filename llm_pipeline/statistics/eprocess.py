@@ -6,8 +6,9 @@ to the candidate with probability
 
     p(r) = n_c r / (n_c r + n_s)
 
-whatever the event rate itself is: the nuisance parameter is conditioned away. Against the null hypothesis `r <= r0`, the
-likelihood ratio of each `r` in a grid beyond `r0` is a non-negative supermartingale, and so is their mean
+whatever the event rate itself is: the nuisance parameter is conditioned away. Against the null hypothesis
+`r <= r0`, the likelihood ratio of each `r` in a grid beyond `r0` is a non-negative supermartingale, and so is their
+mean
 
     E = mean over r of  prod over windows  (p(r) / p(r0))^e_c  ((1 - p(r)) / (1 - p(r0)))^e_s
 
