@@ -18,7 +18,6 @@ from llm_pipeline.flow import ReleaseProgress, passed, placement, resolve_reques
 from llm_pipeline.notifications.local_run import LocalTeller
 from llm_pipeline.operations.approval import answer
 from llm_pipeline.operations.decisions import decide, put
-from llm_pipeline.operations.replacement import replace
 from llm_pipeline.planning.host import require_directories
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.questions import question_of, replaces_nothing
@@ -32,6 +31,7 @@ from llm_pipeline.release.tasks import Instance, Task, instances, release_tasks
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners, Watch
 from llm_pipeline.store import open_store
+from llm_pipeline.store.places import hand_over
 from llm_pipeline.store.provenance import user_here
 
 _POLL_SECONDS = 0.1
@@ -122,7 +122,9 @@ class LocalRun:
             self._stop_stage()  # before the claim is given back
 
     def _hand_over(self) -> None:
-        replace(open_store(self._deployment.store), self._places.values(), self._model_id, by=user_here())
+        store = open_store(self._deployment.store)
+        for place in self._places.values():
+            hand_over(store, place, self._model_id, by=user_here())
 
     def _release(self, flow: ReleaseProgress) -> Verdict:
         tasks = release_tasks(flow.release, climbing_order(flow.release, flow.record.facts))

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from store_history import GO, MODEL, NO_GO, TARGET, History
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.canary.pause_request import PauseRequest, pause_name
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, set_current_canary
 from llm_pipeline.canary.record import record_name as canary_name
@@ -231,7 +232,7 @@ class TestShowing:
         journal.load()
         journal.save(record)
         set_current_canary(history.store, TARGET, SECOND)
-        asked = PauseRequest(attempt=0.0, by="alice", since=0.0, deadline_seconds=3600)
+        asked = PauseRequest(attempt=0.0, by="alice", since=0.0, began=HostTime("", 0.0, 0.0), deadline_seconds=3600)
         history.store.write_document(pause_name(SECOND, TARGET), asked.model_dump(), None)
         paused = "paused by alice since 1970-01-01 00:00:00 UTC; rolled back at 1970-01-01 01:00:00 UTC"
         try:

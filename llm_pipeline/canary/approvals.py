@@ -13,7 +13,6 @@ from typing import Literal
 
 from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.pause_request import waited
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryRecord, Pause, PauseReason
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
@@ -43,7 +42,7 @@ class StepApproval(Frozen):
         run: The run of the release that it belongs to; answers of other runs do not count.
         summary: What is asked, for people.
         asked_at: None when it was answered before it was asked.
-        asked_here: The same on the host that asked; None in records of earlier versions.
+        asked_here: The same on the host that asked.
         deadline_seconds: How long it waits for an answer.
         by: Who answered.
         late: Answers that changed nothing.
@@ -63,9 +62,9 @@ class StepApproval(Frozen):
 
     def overdue(self, now: HostTime) -> bool:
         """Whether it waits for longer than it may."""
-        if self.answer != "waiting" or self.asked_at is None:
+        if self.answer != "waiting" or self.asked_here is None:
             return False
-        return waited(self.asked_here, self.asked_at, now) > self.deadline_seconds
+        return now.seconds_since(self.asked_here) > self.deadline_seconds
 
 
 def runs_of(record: CanaryRecord) -> set[str]:

@@ -21,7 +21,7 @@ class PauseRequest(Frozen):
     Attributes:
         attempt: When the attempt began that it belongs to, as in `CanaryRecord.began_at`.
         by: Who paused it.
-        began: Since when it counts on the host of whoever goes by it; None in records of earlier versions.
+        began: Since when it counts on the host of whoever goes by it.
         why: In the person's words; may be empty.
         deadline_seconds: Paused for longer, it is rolled back: a forgotten canary must not keep its users for ever.
         resumed_at: None while it is paused.
@@ -32,7 +32,7 @@ class PauseRequest(Frozen):
     by: str
     why: str = ""
     since: float
-    began: HostTime | None = None
+    began: HostTime
     deadline_seconds: float
     resumed_at: float | None = None
     resumed_by: str = ""
@@ -43,7 +43,7 @@ class PauseRequest(Frozen):
 
     def over(self, now: HostTime) -> bool:
         """Whether it has lasted too long; a clock that is set does not change that."""
-        return waited(self.began, self.since, now) > self.deadline_seconds
+        return now.seconds_since(self.began) > self.deadline_seconds
 
     def seen_by(self, now: HostTime, known: PauseRequest | None) -> PauseRequest:
         """The same, timed on the controller's host: the person who asked may sit at one with another clock.
@@ -54,7 +54,7 @@ class PauseRequest(Frozen):
         """
         if known is not None and known.model_copy(update={"began": self.began}) == self:
             return known
-        same_host = self.began is not None and self.began.boot == now.boot
+        same_host = self.began.boot == now.boot
         return self if same_host else self.model_copy(update={"began": now})
 
     def words(self) -> str:
@@ -82,11 +82,6 @@ class StandingPause(Frozen):
         by = f" by {self.by}" if self.by else ""
         why = f" ({self.why})" if self.why else ""
         return f"paused{by} since {utc(self.since)}{why}; rolled back at {utc(self.until)} unless somebody acts"
-
-
-def waited(began: HostTime | None, since: float, now: HostTime) -> float:
-    """Seconds since something began; by the wall clock alone (`since`) where a record of before says no more."""
-    return now.seconds_since(began) if began is not None else now.wall - since
 
 
 def utc(at: float) -> str:

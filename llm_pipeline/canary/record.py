@@ -19,7 +19,7 @@ from llm_pipeline.canary.analysis import AnalysisState, Look
 from llm_pipeline.canary.arm_counts import NOTHING_IN_FLIGHT, InFlight
 from llm_pipeline.canary.arm_metrics import MetricsCursor
 from llm_pipeline.canary.events import CanaryEvent, EventKind, with_event
-from llm_pipeline.canary.pause_request import PauseRequest, StandingPause, read_pause, waited
+from llm_pipeline.canary.pause_request import PauseRequest, StandingPause, read_pause
 from llm_pipeline.canary.router import RouteState, SlotName
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
@@ -63,14 +63,14 @@ class Pause(Frozen):
     Attributes:
         percent: The step that the question is about.
         since: Seconds since 1970.
-        began: The same on the host that paused it; None in records of earlier versions.
+        began: The same on the host that paused it.
         deadline_seconds: How long it may wait before it is rolled back.
     """
 
     reason: PauseReason
     percent: float
     since: float
-    began: HostTime | None = None
+    began: HostTime
     deadline_seconds: float
 
     @property
@@ -80,7 +80,7 @@ class Pause(Frozen):
 
     def over(self, now: HostTime) -> bool:
         """Whether it has lasted too long; a clock that is set does not change that."""
-        return waited(self.began, self.since, now) > self.deadline_seconds
+        return now.seconds_since(self.began) > self.deadline_seconds
 
 
 class Mark(Frozen):
@@ -157,7 +157,6 @@ class CanaryRecord(Frozen):
         judgement: Of the latest look at the step in force, or the final one.
         epoch: Fencing epoch of the last writer.
         traffic_confirmed: After a rollback: whether the router acknowledged it.
-        slot_given_back: The guard has tried to start what served in the candidate's slot before, once.
         history: How earlier runs' canaries of this release ended here, oldest first.
         events: What happened, oldest first, over all attempts.
         looks: The e-values over time, oldest first.
@@ -194,7 +193,6 @@ class CanaryRecord(Frozen):
     judgement: Judgement | None = None
     epoch: int = 0
     traffic_confirmed: bool | None = None
-    slot_given_back: bool = False
     marks: tuple[Mark, ...] = ()
     history: tuple[PastAttempt, ...] = ()
     events: tuple[CanaryEvent, ...] = ()

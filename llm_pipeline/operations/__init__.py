@@ -4,15 +4,15 @@
 |---|---|---|
 | promote | `promotion.promote`, `finish_promotion` | the stage `settle`; the guard, where that was killed |
 | roll back | `rollback.roll_back`, `carry_on` | command line, rollback DAG, guard, `stop` |
-| end a run's canary | `trial_rollback.ensure_rolled_back` | the stage `rollback`: teardown of DAG and local run |
+| end a run's canary | `rollback.ensure_rolled_back` | the stage `rollback`: teardown of DAG and local run |
 | approve production | `decisions.decide` | command line, approval task, terminal of a local run |
 | answer a step's question | `approval.answer` | command line, approval task, terminal of a local run |
 | pause, resume | `pausing.pause`, `resume` | command line |
 | start | `switching.start`, `start_ended` | command line, demo, the canary of what serves already; the guard |
 | stop | `switching.stop`, `stop_all`, `end_here` | command line; the end of the demo |
-| replace | `replacement.replace` | `run --replace`, the form of the release's DAG |
+| replace | `store.places.hand_over` | `run --replace`, the form of the release's DAG |
 | stage by hand, end staging | `staging.start_staging`, `end_staging` | command line; the stage `staging_down` |
-| retire, keep warm | `retirement` | the guard |
+| retire | `retirement` | the guard |
 
 Only these modules and the canary's own controller write routes, slots and the pointers of production: an import
 contract of `make lint` and `tests/operations/test_walls.py` say so. They act under the lease of the place

@@ -2,9 +2,8 @@
 
 A canary whose controller was not heard of, one that waited for a person for too long, and one that a person denied
 are rolled back; a rollback that was begun is completed. A router or a production server that has ended is started.
-A slot that kept the version before warm is stopped when its rollback window ends, and started again within it once a
-canary that had taken it was rolled back. The guard runs on the host of the target's servers, beside whatever else runs
-there: it never interrupts a controller that renews its lease.
+A slot that kept the version before warm is stopped when its rollback window ends. The guard runs on the host of the
+target's servers, beside whatever else runs there: it never interrupts a controller that renews its lease.
 
 It needs no clock that agrees with anybody's (`sightings`), and no store that takes anything to move traffic to stable.
 """
@@ -33,7 +32,6 @@ from llm_pipeline.canary.record import (
     LEASE_SECONDS,
     CanaryJournal,
     CanaryRecord,
-    Phase,
     current_canary,
     lease_name,
     take_over,
@@ -43,9 +41,8 @@ from llm_pipeline.canary.router import RouterUnavailable
 from llm_pipeline.canary.watchdog import Heartbeat, is_driven, overdue, record_heartbeat, silent_seconds
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations.promotion import finish_promotion
-from llm_pipeline.operations.retirement import have_standby, retire_previous, warm_again
-from llm_pipeline.operations.rollback import carry_on, roll_back
-from llm_pipeline.operations.rollback_unrecorded import is_left_unrecorded
+from llm_pipeline.operations.retirement import have_standby, retire_previous
+from llm_pipeline.operations.rollback import carry_on, is_left_unrecorded, roll_back
 from llm_pipeline.operations.served_place import ServedPlace, router_here
 from llm_pipeline.operations.switching import start_ended
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
@@ -58,8 +55,6 @@ log = get_logger(__name__)
 
 GUARD = "guard"
 RECENT_SECONDS = 120.0
-CLOCKS_DIFFER_SECONDS = 900.0
-"""Two hosts' clocks may; a pause that began later than that from now began before a clock was set back."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +65,13 @@ class GuardAction:
         gpu_target: The target's name.
         release_id: The release that it was about.
         what: A canary or production was rolled back, a router or a server that had ended was started, production got
-            the traffic that was left on the version before, a slot of that was stopped, a pause's clock was set right,
-            or it failed.
+            the traffic that was left on the version before, a slot of that was stopped, or it failed.
         detail: Why, in one sentence.
     """
 
     gpu_target: str
     release_id: str
-    what: Literal["rolled back", "started", "settled", "stopped previous", "pause restarted", "failed"]
+    what: Literal["rolled back", "started", "settled", "stopped previous", "failed"]
     detail: str
 
 
@@ -113,10 +107,6 @@ class GuardedSite(Site):
             actions += self._attempt(model_id, partial(self._retire, model_id, now))
         return actions
 
-    def keep_warm(self, now: HostTime, models: Sequence[str]) -> list[GuardAction]:
-        """Start what may stand by, where that is missing. It may take minutes to load: only once all is guarded."""
-        return [done for one in models for done in self._attempt(one, partial(self._warm_again, one, now))]
-
     def _attempt(self, about: str, act: Callable[[], list[GuardAction]]) -> list[GuardAction]:
         try:
             return act()
@@ -147,7 +137,7 @@ class GuardedSite(Site):
         silent = silent_seconds(self.store, record, said, now, remember=mine)
         must, why = self._must_end(record, approval, silent, now)
         if not must:
-            return self._restart_pause(record, now)
+            return []
         if is_driven(self.store, self.target, seconds=self.watch_seconds):
             return []
         if not mine:
@@ -230,26 +220,6 @@ class GuardedSite(Site):
         found = read_approval(self.store, record.release_id, self.target, percent)
         return found if found is not None and found.run in runs_of(record) else None
 
-    def _restart_pause(self, record: CanaryRecord, now: HostTime) -> list[GuardAction]:
-        """A pause that began in the future began before the clock was set back: its deadline is counted from now."""
-        pause = record.pause
-        if record.phase is not Phase.PAUSED or pause is None or pause.since <= now.wall + CLOCKS_DIFFER_SECONDS:
-            return []
-        if pause.began is not None and pause.began.boot == now.boot:
-            return []  # it is not timed by that clock
-        journal = CanaryJournal(self.store, record.release_id, self.target)
-        try:
-            with Lease(self.store, lease_name(self.target), seconds=LEASE_SECONDS):
-                again = journal.load()
-                if again is None or again.pause != pause:
-                    return []
-                journal.save(
-                    again.model_copy(update={"pause": pause.model_copy(update={"since": now.wall, "began": now})})
-                )
-        except LeaseHeld:
-            return []
-        return [GuardAction(self.target, record.release_id, "pause restarted", "the clock was set back")]
-
     def _revive(self) -> list[GuardAction]:
         """The router, if it has ended."""
         done = self.router.revive() if self.router is not None else None
@@ -311,14 +281,6 @@ class GuardedSite(Site):
         have_standby(self._place(model_id), now.wall)
         return []
 
-    def _warm_again(self, model_id: str, now: HostTime) -> list[GuardAction]:
-        warm = warm_again(self._place(model_id), now.wall)
-        if warm is None:
-            return []
-        self._have_standby(model_id, now)
-        detail = f"its slot {warm.slot} is free again: it is kept warm as the standby"
-        return [GuardAction(self.target, warm.release_id, "started", detail)]
-
     def _retire(self, model_id: str, now: HostTime) -> list[GuardAction]:
         stopped = retire_previous(self._place(model_id), now.wall)
         if stopped is None:
@@ -359,7 +321,6 @@ def guard_once(store: ArtifactStore, deployment: Deployment) -> list[GuardAction
         actions += [failed(PurePosixPath(one.name).stem, "-", one.error) for one in damaged]
     except Exception as error:  # noqa: BLE001 - canaries are guarded without them
         actions.append(failed("-", "-", error))
-    sites: list[tuple[GuardedSite, list[str]]] = []
     for target, place in deployment.places.items():
         try:
             site = GuardedSite(
@@ -372,8 +333,5 @@ def guard_once(store: ArtifactStore, deployment: Deployment) -> list[GuardAction
         except Exception as error:  # noqa: BLE001 - the other targets are guarded
             actions.append(failed(target, "-", error))
         else:
-            sites.append((site, [placed.model_id for placed in models if placed.target == target]))
-            actions += site.guard(now, sites[-1][1])
-    for site, here in sites:
-        actions += site.keep_warm(now, here)
+            actions += site.guard(now, [placed.model_id for placed in models if placed.target == target])
     return actions

@@ -6,20 +6,15 @@ from datetime import timedelta
 
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.moving import epoch_above, retire, stand_down, traffic_to
-from llm_pipeline.canary.open_router import name_release
 from llm_pipeline.canary.record import (
     LEASE_SECONDS,
-    CanaryJournal,
     GuardRules,
-    Phase,
-    current_canary,
     latest_canary,
     lease_name,
     read_record,
 )
 from llm_pipeline.canary.router import all_to
 from llm_pipeline.operations.served_place import ServedPlace
-from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease, LeaseHeld
@@ -100,42 +95,6 @@ def have_standby(place: ServedPlace, now: float) -> Pointer | None:
             traffic_to(router, backed.model_copy(update={"epoch": epoch}), place.patience)
     except LeaseHeld:
         return None
-    return previous
-
-
-def warm_again(place: ServedPlace, now: float) -> Pointer | None:
-    """Start the version before production in its slot, if a canary that was rolled back had taken that, once for each.
-
-    It fitted beside production before. The next canary is not kept waiting by a lease: the slots' fence decides.
-
-    Args and errors are those of `retire_previous`; errors of a server's start, too.
-
-    Returns:
-        What is warm again; None when nothing was started.
-    """
-    store, target, router, slots = place.store, place.target, place.router, place.slots
-    newest = slots.newest()  # before the documents: whoever changes them from here on is newer
-    pointers = read_pointers(store, place.model_id, target)[0]
-    production, previous = pointers.production, pointers.previous
-    release_id, holder = current_canary(store, target), holder_of(store, target)
-    if router is None or production is None or previous is None or release_id is None:
-        return None
-    if now >= warm_until(store, production, target):
-        return None
-    journal = CanaryJournal(store, release_id, target)
-    record = journal.load()
-    if record is None or record.phase is not Phase.ROLLED_BACK or record.slot_given_back:
-        return None
-    vacated = record.candidate_started and record.candidate == previous.slot and not slots.alive(previous.slot)
-    mine = holder is not None and holder.model_id == place.model_id and previous.repository != record.repository
-    alone = all_to(production.slot, owner="", epoch=0).same_traffic(router.read()[0])
-    if not (vacated and mine and alone and slots.alive(production.slot)):
-        return None
-    require_served(store, place.model_id, target, previous)
-    journal.save(record.model_copy(update={"slot_given_back": True}))
-    log.info("the previous version is kept warm again", release=previous.release_id, slot=previous.slot)
-    slots.ensure(previous.slot, previous.repository, newest)
-    name_release(router, previous.slot, previous.release_id)
     return previous
 
 

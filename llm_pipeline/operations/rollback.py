@@ -10,22 +10,31 @@ It names what it leaves, so that asking twice changes nothing: without a name th
 serves, unless that is there because another release was just taken back. What was taken back is never gone back to.
 
 What is to be done is written down before anything moves. Killed anywhere, the next one who asks carries it out, or the
-guard does; each part can be done again. Users are moved to a server that answers, before any server is stopped. Where
-the store takes nothing, they are moved all the same (`rollback_unrecorded`).
+guard does; each part can be done again. Users are moved to a server that answers, before any server is stopped.
+
+While the store accepts no writes, users are moved all the same (`_leave_unrecorded`), to what the documents say as long
+as they can be read. The router keeps the note, as its owner: the guard finds it there, and so does whoever asks again.
+Nothing is stopped that nobody wrote down. Without documents nobody can tell what served before (the slot that stands by
+may hold a candidate), so nobody is moved.
+
+`ensure_rolled_back` is the teardown of a release: its canary ends unless it was promoted.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from functools import partial
+from typing import NoReturn
 
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.events import EventKind
-from llm_pipeline.canary.moving import NoWayBack, epoch_above, have_answering, retire, traffic_to, wait_usable
+from llm_pipeline.canary.moving import NoWayBack, Site, epoch_above, have_answering, retire, traffic_to, wait_usable
 from llm_pipeline.canary.open_router import name_release
+from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import (
     LEASE_SECONDS,
     CanaryJournal,
@@ -36,12 +45,13 @@ from llm_pipeline.canary.record import (
     read_record,
     take_over,
 )
-from llm_pipeline.canary.rollback import end_canary
+from llm_pipeline.canary.rollback import LEFT_UNRECORDED, end_canary, move_unrecorded
 from llm_pipeline.canary.router import RouterUnavailable, SlotName, TrafficRouter, all_to, other_slot
+from llm_pipeline.canary.slots import SlotControl
+from llm_pipeline.canary.watchdog import is_guarded
 from llm_pipeline.canary.way_back_record import WayBack, read_way_back, write_way_back
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations.acting import despite_others
-from llm_pipeline.operations.rollback_unrecorded import leave_unrecorded
 from llm_pipeline.operations.served_place import (
     ServedPlace,
     free_slot,
@@ -59,6 +69,8 @@ from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
 
 log = get_logger(__name__)
+
+_OTHERS_SECONDS = 15.0
 
 
 def roll_back_at(
@@ -99,7 +111,7 @@ def roll_back(place: ServedPlace, *, by: str, leaving: str = "") -> Pointers:
     except (NoWayBack, Conflict, LeaseHeld, LeaseLost, RouterUnavailable):
         raise
     except Transient as refused:
-        leave_unrecorded(place, leaving, refused)
+        _leave_unrecorded(place, leaving, refused)
 
 
 def carry_on(place: ServedPlace) -> WayBack | None:
@@ -285,3 +297,145 @@ class _RollBack:
     def _note(self, way_back: WayBack) -> None:
         self._lease.check()
         write_way_back(self._store, self._place.model_id, self._target, way_back)
+
+
+def _leave_unrecorded(place: ServedPlace, leaving: str, refused: Transient) -> NoReturn:
+    """Move users away from a release, as `roll_back` would, and say what remains to be done.
+
+    Args:
+        place: Where.
+        leaving: As for `roll_back`.
+        refused: What the store said.
+
+    Raises:
+        Transient: In any case: nothing is recorded. It says where the traffic is.
+        ConfigError: There is nothing to go back to.
+        NoWayBack: What is gone back to does not answer and cannot be started; traffic stays where it is answered.
+    """
+    words = _moved_unrecorded(place, leaving)
+    log.warning(words, gpu_target=place.target, reason=str(refused))
+    message = f"{words}; nothing could be recorded: {refused.message}"
+    raise Transient(
+        message, where=refused.where or place.target, hint="make room in the store and run it again: that finishes it"
+    ) from refused
+
+
+def _moved_unrecorded(place: ServedPlace, leaving: str) -> str:
+    """Returns where the traffic is, in words."""
+    try:
+        pointers = read_pointers(place.store, place.model_id, place.target)[0]
+        trial, production = on_trial(place, pointers), pointers.production
+        known = left_for(place, production) if production is not None and not leaving and trial is None else None
+    except Transient:
+        moved = not leaving and move_unrecorded(place.site, "what is on trial")
+        return "all traffic was sent to stable" if moved else "nothing was moved: what served before is unknown"
+    if known is not None:
+        return f"nothing was moved: {known} was rolled back before"
+    if trial is not None and newest(trial, production).startswith(leaving):
+        moved = move_unrecorded(place.site, trial.release_id, trial)
+        return f"all traffic was sent away from {trial.release_id}" if moved else f"{trial.release_id} has its traffic"
+    if production is None or not production.release_id.startswith(leaving):
+        return f"nothing was moved: {leaving or 'nothing'} does not serve on {place.target}"
+    if trial is not None:
+        moved = move_unrecorded(place.site, trial.release_id, trial)
+        return f"{production.release_id} serves on, and {trial.release_id} gets {'nothing' if moved else 'its traffic'}"
+    if pointers.previous is None:
+        hint = "release another one: a release that was rolled back does not return"
+        raise ConfigError(f"{place.model_id} has no previous release on {place.target}", hint=hint)
+    return _to_previous(place, production, pointers.previous)
+
+
+def _to_previous(place: ServedPlace, production: Pointer, previous: Pointer) -> str:
+    """The release before production is made to answer and takes all traffic."""
+    require_served(place.store, place.model_id, place.target, previous)
+    router, slots, slot = place.router, place.slots, free_slot(previous, production)
+    if router is None:
+        raise RouterUnavailable("production cannot be left from here", where=place.target)
+    words = f"all traffic is on {previous.release_id} in {slot}"
+    state = router.read()[0]
+    if is_left_unrecorded(router, production):
+        return words
+    if slots.alive(slot) and not slots.serves(slot, previous.repository):
+        return f"nothing was moved: {slot} does not serve {previous.release_id}"
+    if have_answering(slots, slot, previous.repository, slots.newest(), seconds=place.patience.prove):
+        wait_usable(router, slot, place.patience.usable)
+    name_release(router, slot, previous.release_id)
+    owner = f"{LEFT_UNRECORDED}{production.release_id}"
+    confirmed = traffic_to(router, all_to(slot, owner=owner, epoch=epoch_above(0, state.epoch)), place.patience)
+    return words if confirmed else f"{words}, which the router did not confirm"
+
+
+def is_left_unrecorded(router: TrafficRouter | None, production: Pointer) -> bool:
+    """Whether users were moved away from this production without a record of it."""
+    if router is None:
+        return False
+    return router.read()[0].owner == f"{LEFT_UNRECORDED}{production.release_id}"
+
+
+def ensure_rolled_back(
+    store: ArtifactStore,
+    release_id: str,
+    target: str,
+    *,
+    router: TrafficRouter | None,
+    slots: SlotControl,
+    patience: Patience,
+    leave_paused: bool = False,
+) -> CanaryRecord | None:
+    """End a release's canary with all traffic on stable, unless it was promoted or rolled back already.
+
+    Whoever drives the canary at this moment is fenced off first: its lease, its record and its router writes.
+    When even the store cannot be read, traffic moves by what the router itself knows, and then the error is raised.
+
+    Args:
+        store: Where the canary's record is.
+        release_id: The release on trial.
+        target: The target's name.
+        router: The target's router, running or not; None where none ever ran.
+        slots: The target's slots.
+        patience: How long each part is tried.
+        leave_paused: A canary that waits for a person is left to wait, if a guard is there to watch its deadline.
+
+    Returns:
+        The canary's record; None when it never began.
+
+    Raises:
+        RouterUnavailable: The routes could not be written for as long as `patience` allows.
+        Transient: The store could not record it; the same call is safe again.
+    """
+    journal, site = CanaryJournal(store, release_id, target), Site(router, slots, patience)
+    record: CanaryRecord | None = None
+
+    def attempt() -> CanaryRecord | None:
+        nonlocal record
+        record = journal.load()
+        if record is None or (record.settled and record.traffic_confirmed is not False):
+            log.info("nothing to roll back", phase=record.phase.value if record else "never began")
+            return record
+        if leave_paused and record.phase is Phase.PAUSED:
+            if is_guarded(store, target):
+                log.info(
+                    "the canary is waiting for a person; the guard watches its deadline", percent=record.share_percent
+                )
+                return record
+            log.warning(
+                "the canary is waiting for a person, but no guard watches its deadline: unpause the guard's DAG"
+            )
+        take_over(store, target)
+        with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
+            return end_canary(journal, site, lease=lease, by="rollback")
+
+    def let_others_finish() -> None:
+        def over() -> bool:
+            found = journal.load()
+            return found is None or found.phase is not Phase.ROLLING_BACK
+
+        wait_until(over, patience.confirm + _OTHERS_SECONDS)
+
+    try:
+        return despite_others(attempt, let_others_finish)
+    except NoWayBack:
+        raise
+    except Transient:
+        move_unrecorded(site, release_id, record)
+        raise

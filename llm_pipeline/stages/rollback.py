@@ -11,7 +11,7 @@ from llm_pipeline.canary.open_router import router_as_it_is
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.slots import slot_servers
-from llm_pipeline.operations.trial_rollback import ensure_rolled_back
+from llm_pipeline.operations.rollback import ensure_rolled_back
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 from llm_pipeline.stages.place_config import SlotsConfig, place_of
 from llm_pipeline.stages.request_parts import server_software

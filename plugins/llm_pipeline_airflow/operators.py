@@ -24,7 +24,6 @@ from llm_pipeline.base.logging import Lines, LogRelay
 from llm_pipeline.config.notifications import wants_stages
 from llm_pipeline.flow import ReleaseProgress, passed, placement, resolve_request
 from llm_pipeline.notifications.happened import ended, judged
-from llm_pipeline.operations.replacement import replace
 from llm_pipeline.release.contract import StageRequest, StageResult, TimeLimit
 from llm_pipeline.release.evidence_text import log_table, metric_table
 from llm_pipeline.release.loading import ConfiguredRelease, load_release
@@ -32,6 +31,7 @@ from llm_pipeline.release.time_limit import GRACE_SECONDS, out_of_time
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners, Watch
 from llm_pipeline.store import open_store
+from llm_pipeline.store.places import hand_over
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.commit_of_run import remember_commit, revision_of_run, run_name
 from llm_pipeline_airflow.connections import config_with_secrets
@@ -401,7 +401,8 @@ class ResolveOperator(StageOperator):
         revision = revision_of_run(loaded, context)
         if context["params"].get("replace"):
             store = open_store(loaded.deployment.store)
-            replace(store, loaded.places.values(), loaded.config.model.id, by=f"run {run_name(context)}")
+            for place in loaded.places.values():
+                hand_over(store, place, loaded.config.model.id, by=f"run {run_name(context)}")
         return resolve_request(loaded, revision, by=who_started(context))
 
     def conclude(self, context: Context, result: StageResult) -> str:

@@ -26,7 +26,7 @@ from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease
 from llm_pipeline.canary.router import ALL, SlotName, TrafficRouter, all_to, other_slot
 from llm_pipeline.canary.traffic import LoggedTraffic, Traffic
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.operations.trial_rollback import ensure_rolled_back
+from llm_pipeline.operations.rollback import ensure_rolled_back
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.pointers import Pointer
 

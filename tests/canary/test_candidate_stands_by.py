@@ -14,7 +14,7 @@ from test_guard import LATER, guard
 from llm_pipeline.base.errors import PipelineError, Transient
 from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.operations.trial_rollback import ensure_rolled_back
+from llm_pipeline.operations.rollback import ensure_rolled_back
 from llm_pipeline.store.pointers import Pointers, read_pointers
 
 pytestmark = pytest.mark.usefixtures("fast")

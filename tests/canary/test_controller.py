@@ -14,7 +14,7 @@ from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.router import RouteState
-from llm_pipeline.operations.trial_rollback import ensure_rolled_back
+from llm_pipeline.operations.rollback import ensure_rolled_back
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("fast")
 
 LITTLE_TRAFFIC = {"minimum_requests": 10_000}
 from llm_pipeline.canary.patience import Patience
-from llm_pipeline.operations.trial_rollback import ensure_rolled_back
+from llm_pipeline.operations.rollback import ensure_rolled_back
 
 
 @pytest.fixture

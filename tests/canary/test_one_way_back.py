@@ -16,9 +16,8 @@ from llm_pipeline.canary.moving import NoWayBack
 from llm_pipeline.canary.record import Phase, current_canary, read_record
 from llm_pipeline.canary.way_back_record import read_way_back
 from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote
-from llm_pipeline.operations.rollback import carry_on, roll_back
+from llm_pipeline.operations.rollback import carry_on, ensure_rolled_back, roll_back
 from llm_pipeline.operations.served_place import ServedPlace
-from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointers, read_pointers

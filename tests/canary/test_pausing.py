@@ -19,9 +19,8 @@ from llm_pipeline.notifications.happened import of_canary
 from llm_pipeline.notifications.message import message_of
 from llm_pipeline.operations.guard import GuardedSite
 from llm_pipeline.operations.pausing import Asked, pause, resume
-from llm_pipeline.operations.rollback import roll_back
+from llm_pipeline.operations.rollback import ensure_rolled_back, roll_back
 from llm_pipeline.operations.served_place import ServedPlace
-from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 
 pytestmark = pytest.mark.usefixtures("fast")
 

@@ -7,7 +7,7 @@ from simulated import PATIENCE, Killed, Site
 
 from llm_pipeline.canary.moving import NoWayBack
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.operations.trial_rollback import ensure_rolled_back
+from llm_pipeline.operations.rollback import ensure_rolled_back
 
 pytestmark = pytest.mark.usefixtures("fast")
 

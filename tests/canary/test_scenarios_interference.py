@@ -15,7 +15,7 @@ from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.record import Phase, current_canary, take_over
 from llm_pipeline.canary.router import ALL, RouterRejected, RouterUnavailable, RouteState
 from llm_pipeline.operations import approval
-from llm_pipeline.operations.trial_rollback import ensure_rolled_back
+from llm_pipeline.operations.rollback import ensure_rolled_back
 from llm_pipeline.store.lease import LeaseLost
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]

@@ -13,7 +13,7 @@ from simulated import CANDIDATE, PATIENCE, Site
 from llm_pipeline.base.errors import Fenced, IntegrityError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.record import Phase, take_over
-from llm_pipeline.operations.trial_rollback import ensure_rolled_back
+from llm_pipeline.operations.rollback import ensure_rolled_back
 from llm_pipeline.serving.slot_fence import FencingToken, admit, newest_token
 from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.lease import LeaseHeld, LeaseLost

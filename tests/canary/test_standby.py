@@ -11,7 +11,7 @@ from test_one_way_back import Served
 from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.router import RouteState, all_to
-from llm_pipeline.operations.trial_rollback import ensure_rolled_back
+from llm_pipeline.operations.rollback import ensure_rolled_back
 
 pytestmark = pytest.mark.usefixtures("fast")
 
@@ -63,63 +63,6 @@ def test_a_rolled_back_candidate_stands_by_for_nobody(site) -> None:
     assert site.steps(50, release="r2") == ["GO"]
     ensure_rolled_back(site.store, "r2", "cpu", router=site.router, slots=site.slots, patience=PATIENCE)
     assert (site.weights(), site.router.state.standby) == ({"green": 10_000}, None)
-
-
-def roll_back_a_candidate(site: Served) -> None:
-    site.release("r1")
-    assert site.steps(50, release="r2") == ["GO"]
-    ensure_rolled_back(site.store, "r2", "cpu", router=site.router, slots=site.slots, patience=PATIENCE)
-    assert site.running == {"green"}
-
-
-def test_once_its_slot_is_free_again_the_version_before_stands_by(site) -> None:
-    roll_back_a_candidate(site)
-    (action,) = guard(site)
-    assert (action.what, action.release_id) == ("started", "r0")
-    assert (site.running, site.serves["blue"]) == ({"blue", "green"}, site.pointers.previous.repository)
-    assert (site.weights(), site.router.state.standby, site.serving()) == ({"green": 10_000}, "blue", "r1")
-    assert guard(site) == []
-    site.running.discard("green")
-    site.sent = site.lost = 0
-    assert [action.what for action in guard(site)] == ["started"]
-    assert (site.sent > 0, site.lost) == (True, 0)
-    site.roll_back("r1")
-    assert site.serving() == "r0"
-
-
-def test_it_is_tried_once_for_each_canary(site) -> None:
-    roll_back_a_candidate(site)
-    site.stable_starts = False
-    assert [action.what for action in guard(site)] == ["failed"]
-    assert guard(site) == []
-    assert site.running == {"green"}
-    site.stable_starts = True
-    assert site.steps(50, release="r3") == ["GO"]
-    ensure_rolled_back(site.store, "r3", "cpu", router=site.router, slots=site.slots, patience=PATIENCE)
-    assert [action.release_id for action in guard(site)] == ["r0"]
-
-
-def test_nothing_is_started_for_a_place_that_was_stopped_or_when_its_window_is_over(site) -> None:
-    roll_back_a_candidate(site)
-    assert guard(site, after=2 * DAY) == []
-    site.running.discard("green")
-    site.stopped.add("green")
-    assert guard(site) == []
-    assert site.running == set()
-
-
-def test_a_canary_that_takes_the_slot_meanwhile_keeps_it(site) -> None:
-    roll_back_a_candidate(site)
-    ensure = site.slots.ensure
-
-    def late(slot, repository, token) -> None:
-        site.slots.ensure = ensure
-        assert site.steps(50, release="r3") == ["GO"]
-        ensure(slot, repository, token)
-
-    site.slots.ensure = late
-    assert [action.what for action in guard(site)] == ["failed"]
-    assert (site.serves["blue"], site.weights()) == (site.repositories["r3"], {"blue": 5_000, "green": 5_000})
 
 
 def test_production_that_was_left_stands_by_for_nobody(site) -> None:

@@ -10,6 +10,7 @@ import pytest
 from deployment_here import write_deployment
 
 from llm_pipeline.base.errors import ConfigError, ExitCode, Transient
+from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.pause_request import PauseRequest, pause_name
 from llm_pipeline.canary.record import (
@@ -34,6 +35,7 @@ from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers
 
 REPOSITORY = ArtifactRef(kind="model_repository", digest="a" * 64)
+NEVER = HostTime("", 0.0, 0.0)
 SERVES = Pointer(release_id="r1", repository=REPOSITORY, slot="blue", recipe="none", promoted_at=datetime.now(UTC))
 POINTERS = Pointers(production=SERVES)
 
@@ -179,7 +181,9 @@ def test_a_paused_canary_says_since_when_by_whom_and_until_when(deployment, stor
     on_trial(store)
     main(["status"])
     assert "unless somebody acts" not in capsys.readouterr().out
-    asked = PauseRequest(attempt=0.0, by="alice", why="the dashboard looks odd", since=0.0, deadline_seconds=3600)
+    asked = PauseRequest(
+        attempt=0.0, by="alice", why="the dashboard looks odd", since=0.0, began=NEVER, deadline_seconds=3600
+    )
     name = pause_name("r2", "cpu")
     revision = store.write_document(name, asked.model_dump(), None)
     main(["status"])
@@ -197,7 +201,7 @@ def test_a_paused_canary_says_since_when_by_whom_and_until_when(deployment, stor
 
 def test_a_canary_that_its_controller_paused_says_why(deployment, store, capsys) -> None:
     (Path(deployment.state_root) / "cpu").mkdir(parents=True)
-    own = Pause(reason=PauseReason.UNDECIDED, percent=5.0, since=0.0, deadline_seconds=3600)
+    own = Pause(reason=PauseReason.UNDECIDED, percent=5.0, since=0.0, began=NEVER, deadline_seconds=3600)
     on_trial(store, phase=Phase.PAUSED, pause=own)
     main(["status"])
     assert "paused since 1970-01-01 00:00:00 UTC (undecided); rolled back at" in capsys.readouterr().out
