@@ -162,7 +162,7 @@ class Window(Frozen):
         trailing_faults: Candidate faults in a row at the window's end.
         fault_clients: Whose requests the candidate failed, in the order they started; empty where it is not known.
         all_faults: Every candidate request of the window was a fault, so the run of the last window goes on.
-        candidate_units: What counts once, in the candidate's arm; without cold requests, as for every test but errors.
+        candidate_units: What counts once, in the candidate's arm.
         stable_units: The same in stable's.
         counts: Events of those units.
         sessions: Requests that count with their session only, in the order they started.
@@ -224,13 +224,12 @@ def window(
     units: Counter[bool] = Counter()
     for sighting in current:
         request = sighting.request
-        cold = request.started_at < since + thresholds.cold_seconds
-        unit = _unit(sighting, candidate, thresholds, cold=cold)
+        unit = _unit(sighting, candidate, thresholds)
         if thresholds.unit == "session" and request.session is not None:
             sessions.append(SessionRequest(session=request.session, started_at=request.started_at, unit=unit))
         else:
             alone.append(unit)
-            units[unit.on_trial] += sighting.started and not cold
+            units[unit.on_trial] += sighting.started
     return Window(
         candidate=_count(mine),
         stable=_count([sighting for sighting in current if sighting.request.arm != candidate]),
@@ -254,14 +253,13 @@ def _votes(sightings: Iterable[Sighting], candidate: SlotName) -> tuple[Vote, ..
     return tuple(vote for vote in votes if vote is not None)
 
 
-def _unit(sighting: Sighting, candidate: SlotName, thresholds: Thresholds, *, cold: bool) -> Unit:
+def _unit(sighting: Sighting, candidate: SlotName, thresholds: Thresholds) -> Unit:
     request = sighting.request
     return unit_of(
         request,
         on_trial=request.arm == candidate,
         strata_bytes=thresholds.strata_bytes,
         long_bytes=thresholds.long_bytes,
-        cold=cold,
         first_token=sighting.first_token,
         end_to_end=sighting.end_to_end,
     )

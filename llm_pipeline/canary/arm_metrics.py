@@ -7,7 +7,7 @@ ended, so nothing is counted twice or left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,9 +19,6 @@ from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.router import SlotName, TrafficRouter
 from llm_pipeline.config.metric_source import MetricSource, MetricSourceModel
 from llm_pipeline.config.router_place import RouterPlace
-
-_TOLERANCE = 0.05
-"""Share of the total by which the arms' counts may differ from the router's: they are not read at one moment."""
 
 
 class SourceDown(Transient):
@@ -115,22 +112,6 @@ class ArmMetrics(Protocol):
             SourceContradicts: Its arms are not the router's.
             ConfigError: It refuses what it is asked.
         """
-
-
-def check_total(arms: Mapping[str, int], total: int, *, what: str, uncertainty: float = 0.0) -> None:
-    """Compare the arms' requests with the router's own count.
-
-    Raises:
-        SourceContradicts: They are further apart than 5 % of the total, and the share that counting leaves open.
-    """
-    counted = sum(arms.values())
-    if abs(counted - total) > (_TOLERANCE + uncertainty) * max(total, counted):
-        seen = ", ".join(f"{slot} {count}" for slot, count in sorted(arms.items()))
-        raise SourceContradicts(
-            f"the arms have {counted} requests ({seen}), the router had {total}",
-            where=what,
-            hint="an arm has another name in the source than in the deployment, or something else is counted too",
-        )
 
 
 @dataclass(frozen=True)

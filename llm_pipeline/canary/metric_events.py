@@ -186,18 +186,16 @@ def unit_of(
     on_trial: bool,
     strata_bytes: Sequence[int] = (),
     long_bytes: int | None = None,
-    cold: bool = False,
     first_token: bool = True,
     end_to_end: bool = True,
 ) -> Unit:
-    """One request. Latencies of failed or refused requests are not judged; of cold ones only errors are.
+    """One request. Latencies of failed or refused requests are not judged.
 
     Args:
         request: Ended, or in flight.
         on_trial: It belongs to the candidate's arm.
         strata_bytes: Largest request sizes of all classes but the last, rising.
         long_bytes: The largest size outside the longest tenth; None if sizes are too alike.
-        cold: It started so early in a step that only errors are judged.
         first_token: Its time to the first token is to be judged.
         end_to_end: Its whole time is to be judged; see `in_flight`.
     """
@@ -206,8 +204,6 @@ def unit_of(
     unit = Unit(on_trial=on_trial, stratum=stratum, group=group_of(client_of(request)), kinds=kinds)
     if request.error:
         return unit.model_copy(update={"error": not request.refused})
-    if cold:
-        return unit.model_copy(update={"error": None if request.in_flight or request.cancelled else False})
     values: dict[str, object] = {"error": None}
     if not request.in_flight:
         values["abandoned"] = request.cancelled

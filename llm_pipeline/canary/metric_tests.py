@@ -31,6 +31,9 @@ _MOST, _HARDLY_ANY = 0.5, 0.1
 _MOST_HELD = 0.95
 """Levels above this are not used: nothing can exceed them by much."""
 
+LENGTH_RATIO = 2.0
+"""Tolerated ratio of the odds of an answer that is longer than nine tenths of stable's, or shorter."""
+
 NEGLIGIBLE_SHARE = 0.005
 """Of errors and odd answers: the least level that the last step holds a candidate to."""
 
@@ -148,7 +151,7 @@ class MetricState(Frozen):
 def begin_metric(metric: MetricLimits, alpha_share: float, thresholds: Thresholds, policy: CanaryPolicy) -> MetricState:
     """A metric's tests before the first step: without data, except what is known of stable's variation."""
     rare = metric.name in RARE
-    ratio = policy.length_ratio if metric.name in LENGTH_QUANTILES else policy.slow_ratio
+    ratio = LENGTH_RATIO if metric.name in LENGTH_QUANTILES else policy.slow_ratio
     ratio, law, most = (policy.error_ratio, "rates", None) if rare else (ratio, "odds", MOST_A_BLOCK)
     labels = [limit.label for limit in metric.limits]
     regressed = RateTest.start(ratio, law, most)  # type: ignore[arg-type]

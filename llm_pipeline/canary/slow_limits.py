@@ -53,6 +53,9 @@ CONTENT_SLACK = 0.2
 _NEARLY_ALL = 0.9
 _OTHERS: tuple[MetricName, ...] = tuple(name for name in get_args(MetricName) if name != "errors")
 _ONE = "the arms without any one client: the router does not identify clients, or one of them sends most requests"
+_STRATA = 3
+"""Classes of prompts by size: requests are compared within them, and each has as many of stable's requests."""
+
 _MOSTLY = 0.5  # an event of most of stable's answers says nothing, e.g. from a server without finish reasons
 
 
@@ -66,7 +69,6 @@ class Thresholds(Frozen):
         strata_bytes: Largest request sizes of all classes of prompts but the last, rising.
         unit: What counts once.
         session_seconds: How long a session is observed.
-        cold_seconds: For requests that start this soon after a step began, only errors are judged.
         block_seconds: Length of a block of time, the unit of evidence on latencies.
         learned: How stable varied over time before the first step, by the metrics' titles; see `spread`.
         clients: Clients are identified and none sends most of the requests, so that no single one may decide.
@@ -79,7 +81,6 @@ class Thresholds(Frozen):
     long_bytes: int | None = None
     unit: Literal["request", "session"] = "request"
     session_seconds: float = 0.0
-    cold_seconds: float = 0.0
     block_seconds: float = BLOCK_SECONDS
     learned: dict[str, Spread] = Field(default_factory=dict)
     clients: bool = False
@@ -110,7 +111,7 @@ def fix_thresholds(requests: Iterable[ObservedRequest], policy: CanaryPolicy) ->
     answered = [request for request in asked if not request.cancelled]
     if len(answered) < policy.minimum_requests:
         return None
-    strata = _strata([request.request_bytes for request in answered], policy.prompt_strata)
+    strata = _strata([request.request_bytes for request in answered])
     long_bytes = _long_bytes([request.request_bytes for request in answered])
     units = [_baseline_unit(request, strata, long_bytes) for request in asked]
     if policy.unit == "session":
@@ -127,7 +128,6 @@ def fix_thresholds(requests: Iterable[ObservedRequest], policy: CanaryPolicy) ->
         long_bytes=long_bytes,
         unit=policy.unit,
         session_seconds=policy.session_seconds if policy.unit == "session" else 0.0,
-        cold_seconds=policy.cold_seconds,
         block_seconds=block_seconds(policy),
         learned=_learned(stable, metrics, lambda request: _baseline_unit(request, strata, long_bytes), policy),
         clients=clients,
@@ -269,9 +269,9 @@ def _why_left_out(name: MetricName, requests: int, limits: Sequence[Limit], poli
     return f" beyond {levels}: {requests} of stable's requests, {requests_needed(missing[0])} are needed"
 
 
-def _strata(sizes: Sequence[int], classes: int) -> tuple[int, ...]:
+def _strata(sizes: Sequence[int]) -> tuple[int, ...]:
     """Request sizes that split stable's requests into equally large classes; fewer where sizes are alike."""
-    edges = {int(quantile(sizes, number / classes) or 0) for number in range(1, classes)}
+    edges = {int(quantile(sizes, number / _STRATA) or 0) for number in range(1, _STRATA)}
     return tuple(sorted(edges - {max(sizes)}))
 
 

@@ -30,6 +30,10 @@ Quantile = Annotated[float, Field(ge=0.5, le=0.999_999)]
 
 _ALL_TRAFFIC = 100.0
 
+CONTROL_PERCENT = 2.0
+"""Of the traffic stays on stable at the step of 100 %, too, until the release is settled: for comparison, and so that
+stable can answer requests that the candidate fails."""
+
 
 class AccuracyPolicy(ConfigModel):
     """When a quantized model is good enough, against its own baseline, item by item.
@@ -162,8 +166,6 @@ class CanaryPolicy(ConfigModel):
 
     Attributes:
         steps_percent: Traffic share of the candidate at each step; rising, ending at 100.
-        control_percent: Share of the traffic that stays on stable at the step of 100 %, too, until the release is
-            settled, for comparison and so that stable can answer requests that the candidate fails.
         minimum_bake_seconds: Shortest time at a step.
         maximum_bake_seconds: A step that has not decided by then is INCONCLUSIVE; see `on_undecided`.
         minimum_requests: Candidate requests, or sessions, that a step must have seen before it can pass.
@@ -173,16 +175,11 @@ class CanaryPolicy(ConfigModel):
             their shares; at the median 1.5 tolerates 60 % for 50 %.
         slow_quantiles: A request is slow beyond these quantiles of stable's latencies, fixed before step one. One is
             left out if fewer than five of stable's requests are beyond it: 0.99 needs 500 requests.
-        length_ratio: Tolerated ratio of the odds of an answer that is longer than nine tenths of stable's, or shorter.
         unit: What counts once: a request, or a session, which has an event when any of its requests has one. Requests
             of one session are correlated, so sessions that stay with one version must be counted as sessions.
         session_header: Request header that names the session; requests without it count by themselves. The router's
             log keeps a fingerprint of it that is not a cryptographic one: names should be long and random.
         session_seconds: A session is judged once in a step, by its requests in this time from its first.
-        prompt_strata: Number of prompt-size classes; requests are compared within them, and each has as many of
-            stable's requests.
-        cold_seconds: Requests that start this soon after a step began are judged for errors only and do not count for
-            `minimum_requests`: the candidate's caches do not hold the sessions yet that moved to it.
         block_seconds: Length of a block of time, the unit of evidence on latencies, because requests of one moment are
             correlated. No single block decides, and the candidate may vary from block to block as much as stable does.
             At most a sixth of `minimum_bake_seconds`.
@@ -209,7 +206,6 @@ class CanaryPolicy(ConfigModel):
     """
 
     steps_percent: Annotated[tuple[Percent, ...], Field(max_length=100)] = (5.0, 25.0, 50.0, 100.0)
-    control_percent: Annotated[float, Field(ge=1, le=5)] = 2.0
     minimum_bake_seconds: PositiveSeconds = 60.0
     maximum_bake_seconds: PositiveSeconds = 900.0
     minimum_requests: Items = 50
@@ -217,12 +213,9 @@ class CanaryPolicy(ConfigModel):
     error_ratio: Ratio = 1.5
     slow_ratio: Ratio = 1.5
     slow_quantiles: tuple[Quantile, ...] = Field((0.5, 0.9, 0.99), min_length=1, max_length=20)
-    length_ratio: Ratio = 2.0
     unit: Literal["request", "session"] = "request"
     session_header: Annotated[str, Field(pattern=r"^[a-z0-9-]+$", max_length=128)] | None = None
     session_seconds: PositiveSeconds = 30.0
-    prompt_strata: Annotated[int, Field(ge=1, le=10)] = 3
-    cold_seconds: Seconds = 0.0
     block_seconds: PositiveSeconds = 10.0
     consecutive_failures: Small = 5
     look_seconds: PositiveSeconds = 1.0
@@ -237,7 +230,7 @@ class CanaryPolicy(ConfigModel):
 
     def share_at(self, percent: float) -> float:
         """The candidate's share of the traffic at a step: never quite all of it."""
-        return min(percent, _ALL_TRAFFIC - self.control_percent) / _ALL_TRAFFIC
+        return min(percent, _ALL_TRAFFIC - CONTROL_PERCENT) / _ALL_TRAFFIC
 
     @model_validator(mode="after")
     def _steps_rise_to_all(self) -> CanaryPolicy:
@@ -246,8 +239,6 @@ class CanaryPolicy(ConfigModel):
             raise ValueError("steps_percent must rise and end at 100")
         if self.maximum_bake_seconds < self.minimum_bake_seconds:
             raise ValueError("maximum_bake_seconds is shorter than minimum_bake_seconds")
-        if self.maximum_bake_seconds <= self.cold_seconds:
-            raise ValueError("maximum_bake_seconds must be longer than cold_seconds: nothing would be judged")
         return self
 
     @model_validator(mode="after")

@@ -511,11 +511,3 @@ def test_a_clock_that_is_set_back_hides_no_slow_candidate() -> None:
         at = 1.8e9 + second - (3600.0 if second >= 5 else 0.0)
         state = observe(state, window(slow_second(at), "green", LIMITS, 0.0))
     assert decide(state, POLICY, 45.0).outcome is Outcome.REGRESSED
-
-
-def test_how_much_longer_and_slower_answers_may_be_are_two_options() -> None:
-    policy = POLICY.model_copy(update={"length_ratio": 5.0, "slow_ratio": 3.0})
-    long = MetricLimits(name="long answers", limits=(Limit(value=40.0, label="p90"),))
-    state = begin(Thresholds(requests=100, metrics=(*LIMITS.metrics, long)), policy)
-    ratios = {metric.name: metric.limits[0].regressed.ratio for metric in state.metrics}
-    assert (ratios["long answers"], ratios["slow end to end"]) == (5.0, 3.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 from looking import watched
@@ -145,8 +144,6 @@ def test_other_prompts_in_the_candidates_arm_are_no_regression_within_sizes_of_p
     stable = [one("blue", 0.3) for _ in range(1200)]
     arms = [one("blue", 0.3) for _ in range(1200)] + [one("green", 0.8) for _ in range(1200)]
     assert regressed(compared(arms, fixed(stable))) == []
-    alone = POLICY.model_copy(update={"prompt_strata": 1})
-    assert regressed(compared(arms, fixed(stable, alone), alone)) == ["slow end to end"]
 
 
 def test_a_regression_of_one_size_of_prompts_alone_is_seen() -> None:
@@ -157,37 +154,6 @@ def test_a_regression_of_one_size_of_prompts_alone_is_seen() -> None:
     thresholds = fixed(half_long("blue", 70.0))
     assert thresholds.strata_bytes == (100,)
     assert regressed(compared(half_long("blue", 70.0) + half_long("green", 300.0), thresholds)) == ["slow end to end"]
-
-
-def test_latencies_of_a_cold_candidate_are_not_judged_and_its_errors_are() -> None:
-    policy = POLICY.model_copy(update={"cold_seconds": 60.0})
-    slow = [request("green", at, total_milliseconds=900.0, first_byte_milliseconds=800.0) for at in range(50)]
-    wrong = [request("green", at, error=True, lost=True) for at in range(50)]
-    thresholds = fixed(tokens(100), policy)
-    assert regressed(compared(slow + tokens(50), thresholds, policy)) == []
-    assert regressed(compared(slow + wrong + tokens(60), thresholds, policy)) == ["errors"]
-    late = [request("green", 60.0 + at, total_milliseconds=900.0) for at in range(60)]
-    assert regressed(compared([*late, *(request(at=60.0 + at) for at in range(60))], thresholds, policy)) == [
-        "slow end to end"
-    ]
-
-
-def test_a_cold_candidate_is_judged_by_its_errors_alone() -> None:
-    """Requests that hang or are given up in the cold time are neither lost to the split nor blamed."""
-    policy = POLICY.model_copy(update={"cold_seconds": 30.0})
-    thresholds = fixed(tokens(100), policy)
-    hanging = [request("green", n, in_flight=True, identity=f"{n}", total_milliseconds=9e4) for n in range(15)]
-    left = [request("green", n, cancelled=True, total_milliseconds=9e4) for n in range(15)]
-    short = [request("green", n, output_tokens=1, empty=True) for n in range(15)]
-    cold = seen([*hanging, *left, *short, *(request(at=n) for n in range(5))], thresholds, policy)
-    assert cold.step is not None
-    assert (cold.step.split.total, cold.step.candidate.requests) == (0, 45)
-    assert {metric.name: metric.candidate_units for metric in cold.metrics if metric.candidate_units} == {"errors": 15}
-    late = seen(
-        [replace(one, started_at=one.started_at + 60.0) for one in (*hanging, *left, *short)], thresholds, policy
-    )
-    assert late.step is not None
-    assert late.step.split.candidate == 45
 
 
 def visits(arm: str, session: str, outcomes: Iterable[bool], began: float = 0.0) -> list[ObservedRequest]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from llm_pipeline.base.adapters import Adapter, OnCall
 from llm_pipeline.config.metric_source import MetricSourceModel
@@ -37,9 +37,8 @@ class PrometheusSource(MetricSourceModel):
         first_token: Histogram of the time to the first token of streamed answers, its `_bucket` series.
         end_to_end: Histogram of the time to the last byte, its `_bucket` series.
         bucket_unit: What `le` is in.
-        total: Counter of the router's own requests; both slots together must be about as many.
-        scrape_seconds: How often the series are scraped.
-        stale_seconds: A newest sample that is older means that the source is down.
+        scrape_seconds: How often the series are scraped; a newest sample older than four times as long means that
+            the source is down.
     """
 
     kind: Literal["prometheus"]
@@ -53,15 +52,7 @@ class PrometheusSource(MetricSourceModel):
     first_token: Selector | None = None
     end_to_end: Selector | None = None
     bucket_unit: Literal["seconds", "milliseconds"] = "seconds"
-    total: Selector | None = None
     scrape_seconds: PositiveSeconds = 15.0
-    stale_seconds: PositiveSeconds = 60.0
-
-    @model_validator(mode="after")
-    def _stale_is_later(self) -> PrometheusSource:
-        if self.stale_seconds < 2 * self.scrape_seconds:
-            raise ValueError("stale_seconds must be at least twice scrape_seconds")
-        return self
 
 
 _SOURCE = "llm_pipeline.adapters.prometheus.source"

@@ -28,15 +28,13 @@ from llm_pipeline.canary.arm_metrics import (
     MetricsWindow,
     SourceContradicts,
     SourceDown,
-    check_total,
 )
 from llm_pipeline.canary.router import SlotName, TrafficRouter
 from llm_pipeline.config.router_place import RouterPlace
 
 _LOOK_BACK = "1h"
 _TIMEOUT_SECONDS = 5.0
-_SCRAPES_BEFORE_TOTAL = 8
-"""Router and servers are scraped at different times: their counts can be compared only over many scrapes."""
+_STALE_SCRAPES = 4.0
 
 Series = frozenset[tuple[str, str]]
 Increases = Mapping[Series, int]
@@ -87,8 +85,7 @@ class PrometheusMetrics:
             )
             for slot in self._slots.values()
         }
-        counters = self._with_total(since, arms, now)
-        return MetricsWindow(arms=arms, cursor=MetricsCursor(began=since.began, until=now, counters=counters))
+        return MetricsWindow(arms=arms, cursor=MetricsCursor(began=since.began, until=now))
 
     def count(self, selector: str) -> int:
         """How many series a selector has now.
@@ -111,7 +108,7 @@ class PrometheusMetrics:
                 )
                 raise SourceDown(f"there are no requests of slot {slot}", where=where, hint=hint)
             age = now - newest[label]
-            if age > self._source.stale_seconds:
+            if age > _STALE_SCRAPES * self._source.scrape_seconds:
                 raise SourceDown(f"the newest sample of slot {slot} is {age:.0f} s old", where=where)
 
     def _increases(self, selector: str, start: float, end: float) -> dict[Series, int]:
@@ -157,17 +154,6 @@ class PrometheusMetrics:
                 total=counts[math.inf],
             )
         return found
-
-    def _with_total(self, since: MetricsCursor, arms: Mapping[SlotName, ArmWindow], now: float) -> dict[str, int]:
-        """The counts since the beginning, compared with the router's own."""
-        if self._source.total is None:
-            return {}
-        counters: dict[str, int] = {slot: since.counters.get(slot, 0) + arm.requests for slot, arm in arms.items()}
-        total = since.counters.get("total", 0) + sum(self._increases(self._source.total, since.until, now).values())
-        scrapes = (now - since.began) / self._source.scrape_seconds
-        if scrapes >= _SCRAPES_BEFORE_TOTAL:
-            check_total(counters, total, what=self._source.url, uncertainty=1 / scrapes)
-        return {**counters, "total": total}
 
     def _query(self, query: str, at: float) -> list[tuple[dict[str, str], float]]:
         """An instant vector, without the metric's name."""
