@@ -45,7 +45,7 @@ from llm_pipeline.adapters.envoy.router import RouterFiles
 from llm_pipeline.base import detached
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import ExitCode, PipelineError
-from llm_pipeline.canary.record import Phase, current_canary, read_record
+from llm_pipeline.canary.record import Phase, current_canary, read_canary_record
 from llm_pipeline.operations.guard import guard_once
 from llm_pipeline.operations.status import look_at
 from llm_pipeline.release.contract import StageRequest
@@ -215,7 +215,7 @@ class Chaos(Faults):
     def _on_trial(self) -> set[str]:
         """The candidate's slot while its canary goes on, once it had the time to be warmed up."""
         release = current_canary(self.site.store, "cpu")
-        record = read_record(self.site.store, release, "cpu") if release else None
+        record = read_canary_record(self.site.store, release, "cpu") if release else None
         if record is None or record.settled or record.phase in (Phase.PENDING, Phase.ROLLING_BACK):
             return set()
         since = self._ready_since.get(record.candidate, time.monotonic())

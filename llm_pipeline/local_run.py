@@ -14,7 +14,6 @@ from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.base.verdict import Verdict, worst
 from llm_pipeline.config.overrides import Overrides
-from llm_pipeline.flow import ReleaseProgress, passed, placement, resolve_request
 from llm_pipeline.notifications.local_run import LocalTeller
 from llm_pipeline.operations.approval import answer
 from llm_pipeline.operations.decisions import decide, put
@@ -28,6 +27,7 @@ from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.rules import Endings, run_fails, unstarted
 from llm_pipeline.release.step import Effect, Ending, Kind, Scope
 from llm_pipeline.release.tasks import Instance, Task, instances, release_tasks
+from llm_pipeline.release_progress import ReleaseProgress, passed, placement, resolve_request
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners, Watch
 from llm_pipeline.store import open_store

@@ -12,10 +12,10 @@ from llm_pipeline.accuracy.choice import recipes_in_words
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.untrusted_text import markdown, one_line
 from llm_pipeline.config.budget import HOUR, Budget
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.release.evidence_text import markdown_table
 from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.step import Work
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store.places import serving_at
 
 if TYPE_CHECKING:

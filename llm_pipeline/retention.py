@@ -33,12 +33,12 @@ from llm_pipeline.canary.record import CanaryRecord
 from llm_pipeline.config.deployment import Deployment, Retention
 from llm_pipeline.hub.kept_data_sets import kept_data_sets, remove_kept
 from llm_pipeline.inspection.release_index import index_release
-from llm_pipeline.inspection.table import aligned, readable_time
+from llm_pipeline.inspection.table import readable_time, titled_columns
 from llm_pipeline.release.changes import changed_releases, changing
 from llm_pipeline.release.claim import read_claims
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import StageRecord
-from llm_pipeline.release.record import ReleaseRecord, record_name, report_name
+from llm_pipeline.release.record import ReleaseRecord, release_record_name, report_name
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.artifact_store import Document, StoredArtifact
 from llm_pipeline.store.documents import understood
@@ -97,14 +97,16 @@ class RetentionReport(Frozen):
         yield f"{'retention' if self.deleted else 'retention, dry run'}: {self.deployment}, {self.store}"
         yield from ("", f"kept{'' if self.kept else ': no release'}, with {self.artifacts_kept} artifacts")
         if self.kept:
-            yield from aligned(("release", "because"), [(one.release_id, "; ".join(one.why)) for one in self.kept])
+            yield from titled_columns(
+                ("release", "because"), [(one.release_id, "; ".join(one.why)) for one in self.kept]
+            )
         yield from ("", f"{'removed' if self.deleted else 'would be removed'}{'' if self.going else ': nothing'}")
         if self.going:
             cells = [
                 (one.what, _DIGEST.sub(r"\1", one.name), "" if one.bytes is None else byte_size(one.bytes), one.why)
                 for one in self.going
             ]
-            yield from aligned(("what", "name", "size", "because"), cells, right=("size",))
+            yield from titled_columns(("what", "name", "size", "because"), cells, right=("size",))
         yield ""
         yield from (f"stays: {name}" for name in self.skipped)
         freed = byte_size(self.bytes_removed)
@@ -246,7 +248,7 @@ class _Run:
 
     def _remove_release(self, release_id: str, release: _Release) -> bool:
         with changing(self._store, release_id):
-            name = record_name(release_id)
+            name = release_record_name(release_id)
             document = self._store.read_document(name)
             if (document.revision if document else None) != release.revision:
                 return False
@@ -331,13 +333,13 @@ def _read_releases(store: ArtifactStore) -> dict[str, _Release]:
     documents = dict(_read_documents(store, telling))
     found = {}
     for release_id, listed in names.items():
-        document = documents.get(record_name(release_id))
+        document = documents.get(release_record_name(release_id))
         if document is None:
             if _RELEASE_ID.fullmatch(release_id):
                 found[release_id] = _Release(tuple(listed))
             continue
         there = {name: documents[name] for name in listed if name in documents}
-        record = understood(ReleaseRecord, document.value, record_name(release_id))
+        record = understood(ReleaseRecord, document.value, release_record_name(release_id))
         results = [understood(StageResult, one.value, name) for name, one in there.items() if "/results/" in name]
         canaries = [understood(CanaryRecord, one.value, name) for name, one in there.items() if "/canary-" in name]
         found[release_id] = _Release(

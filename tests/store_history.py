@@ -10,8 +10,7 @@ from pathlib import Path
 from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
-from llm_pipeline.canary.record import CanaryRecord, Phase
-from llm_pipeline.canary.record import record_name as canary_name
+from llm_pipeline.canary.record import CanaryRecord, Phase, canary_record_name
 from llm_pipeline.config.deployment import Deployment, Retention
 from llm_pipeline.config.policy import LoadTestPolicy, Policy, ServiceLevel
 from llm_pipeline.config.quantization import QuantizationRecipe
@@ -21,10 +20,9 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.release.claim import Claimant, ClaimState, LocalProcess, claim_name
 from llm_pipeline.release.contract import StageResult, Timings
-from llm_pipeline.release.execute import KeyContent, concluded, record_name, results_name
+from llm_pipeline.release.execute import KeyContent, concluded, results_name, stage_record_name
 from llm_pipeline.release.newest import note_release
-from llm_pipeline.release.record import ReleaseRecord
-from llm_pipeline.release.record import record_name as release_name
+from llm_pipeline.release.record import ReleaseRecord, release_record_name
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.pointer_writing import write_pointers
@@ -75,7 +73,7 @@ class History:
             datasets={"prompts": self.publish("dataset", "prompts")},
             created_at=self.now,
         )
-        write_signed(self.store, release_name(release_id), record.model_dump(mode="json"))
+        write_signed(self.store, release_record_name(release_id), record.model_dump(mode="json"))
         note_release(self.store, record)
         return release_id
 
@@ -118,7 +116,7 @@ class History:
             judgement=judgement,
             timings=Timings(started_at=self.now, total_seconds=1.0),
         )
-        with Lease(self.store, record_name(hashed.key)) as lease:
+        with Lease(self.store, stage_record_name(hashed.key)) as lease:
             lease.conclude(concluded(self.store, hashed, result))
         write_signed(self.store, results_name(release_id, stage, subject), result.model_dump(mode="json"))
         return result
@@ -168,7 +166,7 @@ class History:
             phase=phase,
             began_at=time.time(),
         )
-        replace_document(self.store, canary_name(release_id, TARGET), record.model_dump(mode="json"))
+        replace_document(self.store, canary_record_name(release_id, TARGET), record.model_dump(mode="json"))
 
     def claim(self, release_id: str | None, config: str = "tiny", *, silent_hours: float = 0.0) -> None:
         """Let a release hold the model's claim: None gives it back, an empty id has not been resolved yet."""

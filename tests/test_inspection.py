@@ -15,8 +15,7 @@ from store_history import GO, MODEL, NO_GO, TARGET, History
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.canary.pause_request import PauseRequest, pause_name
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, set_current_canary
-from llm_pipeline.canary.record import record_name as canary_name
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, canary_record_name, set_current_canary
 from llm_pipeline.cli import main
 from llm_pipeline.config.store import Signing
 from llm_pipeline.inspection.comparison import Change, changes
@@ -24,7 +23,7 @@ from llm_pipeline.inspection.listing import LISTINGS
 from llm_pipeline.inspection.showing import ArtifactView, show
 from llm_pipeline.inspection.table import shortened
 from llm_pipeline.inspection.verification import verify_reference
-from llm_pipeline.release.record import record_name
+from llm_pipeline.release.record import release_record_name
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.pointers import read_pointers
 from llm_pipeline.store.references import ArtifactReference, resolve_reference
@@ -240,13 +239,13 @@ class TestShowing:
             assert f"{TARGET} {paused}" in run("ls")[1]
             assert json.loads(run("ls", "--json")[1])[0]["pauses"][0]["by"] == "alice"
         finally:
-            for name in (pause_name(SECOND, TARGET), f"canaries/{TARGET}.json", canary_name(SECOND, TARGET)):
+            for name in (pause_name(SECOND, TARGET), f"canaries/{TARGET}.json", canary_record_name(SECOND, TARGET)):
                 history.store.delete_document(name)
 
     def test_what_its_last_run_has_otherwise_than_the_config(self, tmp_path):
         history = History(tmp_path)
         release_id = history.resolve(1)
-        name = record_name(release_id)
+        name = release_record_name(release_id)
         document = history.store.read_document(name)
         asked = {"overrides": {"targets": [TARGET]}, "overridden_by": "ann"}
         history.store.write_document(name, {**document.value, **asked}, document.revision)

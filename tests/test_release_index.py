@@ -17,7 +17,7 @@ from llm_pipeline.base.errors import Transient
 from llm_pipeline.inspection import release_index
 from llm_pipeline.inspection.release_index import index_release, read_indexed, read_releases
 from llm_pipeline.release.changes import changed_releases, changing
-from llm_pipeline.release.record import record_name
+from llm_pipeline.release.record import release_record_name
 from llm_pipeline.retention import collect_garbage
 
 
@@ -137,7 +137,7 @@ def test_a_release_that_was_removed_is_not_shown(history):
 
 def test_a_damaged_release_is_told_each_time_and_shown_once_it_is_mended(history):
     (history.root / "store/index/releases.json").unlink()
-    name = record_name("tiny-00000002-00000064")
+    name = release_record_name("tiny-00000002-00000064")
     file = history.root / "store" / name
     whole = file.read_bytes()
     file.write_bytes(b"{")

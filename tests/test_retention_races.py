@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from store_history import History
 
 from llm_pipeline import retention
-from llm_pipeline.release.execute import read_stage_record, record_name
-from llm_pipeline.release.record import record_name as release_name
+from llm_pipeline.release.execute import read_stage_record, stage_record_name
+from llm_pipeline.release.record import release_record_name
 from llm_pipeline.retention import collect_garbage
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.lease import Lease
@@ -113,7 +113,7 @@ def test_a_retention_that_is_killed_before_any_write_is_finished_by_the_next(tmp
         past.collect(past.store)
         assert not past.store.exists(past.ref)
         assert not past.store.list_documents(f"releases/{past.old}")
-        assert past.store.read_document(release_name(past.new)) is not None
+        assert past.store.read_document(release_record_name(past.new)) is not None
         assert [past.store.verify(ref) for ref in past.artifacts_of(past.new)] == [[]]
 
 
@@ -141,7 +141,7 @@ def test_a_release_that_is_resolved_again_before_its_documents_go_stays(tmp_path
     past.store.write_document("runs/dag/1.json", {"release_id": past.old}, None)  # goes before the release
     report = past.collect(Watched(past.store, before, {"delete_document"}))
     assert f"release {past.old}, which came into use meanwhile" in report.skipped
-    assert past.store.read_document(release_name(past.old)) is not None
+    assert past.store.read_document(release_record_name(past.old)) is not None
 
 
 def test_a_stage_that_is_computed_meanwhile_keeps_its_lease(tmp_path: Path):
@@ -150,7 +150,7 @@ def test_a_stage_that_is_computed_meanwhile_keeps_its_lease(tmp_path: Path):
 
     def before(number: int, _name: str) -> None:
         if number == 1:
-            held.append(Lease(past.store, record_name(past.key)).__enter__())
+            held.append(Lease(past.store, stage_record_name(past.key)).__enter__())
 
     past.collect(Watched(past.store, before, {"delete_document"}))
     (lease,) = held

@@ -23,15 +23,14 @@ from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.store import Signing
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.inspection.verification import verify_reference
 from llm_pipeline.operations.rollback import roll_back
 from llm_pipeline.operations.served_place import ServedPlace
 from llm_pipeline.operations.switching import start_production
-from llm_pipeline.release.execute import record_name, results_name
-from llm_pipeline.release.record import record_name as release_name
-from llm_pipeline.release.record import trusted_record
+from llm_pipeline.release.execute import results_name, stage_record_name
+from llm_pipeline.release.record import release_record_name, trusted_record
 from llm_pipeline.release.trusted_pointers import pointer_problem, require_served
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers, pointers_name, read_pointers
 from llm_pipeline.store.references import resolve_reference
@@ -91,7 +90,7 @@ class Site(History):
 
     def unsign(self, release_id: str) -> None:
         """Make it a release of before documents were signed."""
-        for name in (release_name(release_id), results_name(release_id, "package", TARGET)):
+        for name in (release_record_name(release_id), results_name(release_id, "package", TARGET)):
             self.edit(name, lambda document: document.pop("signature"))
 
     def problems_of(self, reference: str) -> dict[str, str]:
@@ -150,13 +149,13 @@ class TestReleases:
         def more_loss(document: dict) -> None:
             document["value"]["release"]["policy"]["accuracy"]["margin"] = 0.9
 
-        site.edit(release_name(site.second), more_loss)
+        site.edit(release_record_name(site.second), more_loss)
         with pytest.raises(IntegrityError, match="cannot be trusted"):
             ReleaseProgress.open(site.deployment, site.second)
 
     def test_the_record_of_another_release_is_refused(self, site: Site) -> None:
-        first = json.loads((site.root / "store" / release_name(site.first)).read_text())
-        site.edit(release_name(site.second), lambda document: document.update(first))
+        first = json.loads((site.root / "store" / release_record_name(site.first)).read_text())
+        site.edit(release_record_name(site.second), lambda document: document.update(first))
         with pytest.raises(IntegrityError, match="cannot be trusted"):
             trusted_record(site.store, site.second)
 
@@ -208,9 +207,9 @@ class TestVerifying:
         def swap(document: dict) -> None:
             document["value"]["conclusion"]["result"]["artifacts"]["checkpoint"] = theirs.model_dump()
 
-        site.edit(record_name(key), swap)
-        assert list(site.problems_of(key)) == [record_name(key)]
-        assert list(site.problems_of(site.second)) == [record_name(key)]
+        site.edit(stage_record_name(key), swap)
+        assert list(site.problems_of(key)) == [stage_record_name(key)]
+        assert list(site.problems_of(site.second)) == [stage_record_name(key)]
         signing = site.deployment.store.signing
         file = tmp_path / "here.yaml"
         file.write_text(
@@ -238,6 +237,6 @@ class TestVerifying:
             ReleaseProgress(site.store, trusted_record(site.store, one)).result("download").key
             for one in (site.first, site.second)
         ]
-        theirs = json.loads((tmp_path / "store" / record_name(keys[0])).read_text())
-        site.edit(record_name(keys[1]), lambda document: document.update(theirs))
-        assert "it is of stage key" in site.problems_of(site.second)[record_name(keys[1])]
+        theirs = json.loads((tmp_path / "store" / stage_record_name(keys[0])).read_text())
+        site.edit(stage_record_name(keys[1]), lambda document: document.update(theirs))
+        assert "it is of stage key" in site.problems_of(site.second)[stage_record_name(keys[1])]

@@ -95,7 +95,7 @@ def place_of(directory: Path, repository: str, commit: str, path: str) -> Path:
     return directory / _FILES / repository / commit / path
 
 
-def read_record(directory: Path) -> EvalDataRecord:
+def read_eval_data_record(directory: Path) -> EvalDataRecord:
     """What a directory of evaluation data holds.
 
     Raises:
@@ -169,7 +169,7 @@ class EvalData:
     """A directory of evaluation data, laid out for the `datasets` library; `reads` says what was read so far."""
 
     def __init__(self, directory: Path) -> None:
-        self._record = read_record(directory)
+        self._record = read_eval_data_record(directory)
         self._held = {held.call: held for held in self._record.calls}
         self._laid_out = TemporaryDirectory(prefix="eval-data-")
         self.trees: dict[RepositoryName, Path] = {}

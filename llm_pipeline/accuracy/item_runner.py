@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from llm_pipeline.accuracy.evaluation import PLAIN, Scoring
-from llm_pipeline.accuracy.looks import LookPlan, Place
+from llm_pipeline.accuracy.looks import ItemPlace, LookPlan
 from llm_pipeline.accuracy.sequential import judge_look
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.digest import sha256_bytes
@@ -47,7 +47,7 @@ class SavedItems:
         self._directory, self._evaluation = directory, evaluation
         self._portions = 0
 
-    def read(self, order: Sequence[Place]) -> list[ScoredItem]:
+    def read(self, order: Sequence[ItemPlace]) -> list[ScoredItem]:
         """The items that are there already, from the start of `order` on.
 
         A file that is torn, of another evaluation or out of order is removed, and so is all that follows it.
@@ -102,7 +102,7 @@ class ItemRunner:
     """
 
     def __init__(
-        self, questions: Questions, model: LM, order: Sequence[Place], saved: SavedItems, progress: Progress
+        self, questions: Questions, model: LM, order: Sequence[ItemPlace], saved: SavedItems, progress: Progress
     ) -> None:
         self._questions, self._model, self._order, self._saved = questions, model, order, saved
         self.items: list[ScoredItem] = saved.read(order)

@@ -19,7 +19,7 @@ from itertools import pairwise
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.statistics.intervals import items_to_decide
 
-Place = tuple[str, int]
+ItemPlace = tuple[str, int]
 """A task and the number of a document in it."""
 
 
@@ -48,7 +48,7 @@ class LookPlan:
         return tuple(size / max(1, self.items) for size in self.sizes)
 
 
-def evaluation_order(items: Mapping[str, Sequence[str]]) -> tuple[Place, ...]:
+def evaluation_order(items: Mapping[str, Sequence[str]]) -> tuple[ItemPlace, ...]:
     """The order in which to ask: random, yet every part from the start holds the tasks in proportion.
 
     Args:

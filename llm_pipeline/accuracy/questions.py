@@ -31,7 +31,7 @@ from llm_pipeline.accuracy.chat_template import ChatTemplate
 from llm_pipeline.accuracy.document_clusters import EACH_BY_ITSELF, document_clusters
 from llm_pipeline.accuracy.lm_eval_scores import apply_filters, item_scores, scored_values
 from llm_pipeline.accuracy.lm_eval_tasks import LoadedTasks, PromptStyle, load_tasks, prompt_style, task_failure
-from llm_pipeline.accuracy.looks import Place
+from llm_pipeline.accuracy.looks import ItemPlace
 from llm_pipeline.accuracy.task_metrics import ItemScore
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.digest import sha256_json
@@ -137,7 +137,7 @@ class Questions:
         """The cluster of each document of each task, by its number; an empty name is none."""
         return {name: [item.cluster for item in items] for name, items in self._items.items()}
 
-    def instances(self, order: Iterable[Place] | None = None) -> list[Instance]:
+    def instances(self, order: Iterable[ItemPlace] | None = None) -> list[Instance]:
         """The requests of some items, or of all."""
         if order is None:
             return [instance for items in self._items.values() for item in items for instance in item.instances]
@@ -174,7 +174,7 @@ class Questions:
         values = task.process_results(question.document, answers)
         return self._scores[question.instances[0].task_name].of(values, "a guess")
 
-    def ask(self, model: LM, order: Sequence[Place]) -> list[ScoredItem]:
+    def ask(self, model: LM, order: Sequence[ItemPlace]) -> list[ScoredItem]:
         """Ask a model of lm-eval some items and score them, in the given order.
 
         Raises:

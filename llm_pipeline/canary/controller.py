@@ -33,7 +33,7 @@ from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.analysis import AnalysisState, with_look
 from llm_pipeline.canary.approvals import Questions, StepApproval
 from llm_pipeline.canary.events import EventKind
-from llm_pipeline.canary.evidence import Decision, Outcome, decide
+from llm_pipeline.canary.evidence import Outcome, StepDecision, decide
 from llm_pipeline.canary.moving import (
     NoWayBack,
     Site,
@@ -584,13 +584,13 @@ class CanaryController:
         down = findings.source_down(f"{error.message}, for {blind:.0f} s")
         return self._pause(record, down, PauseReason.NO_SOURCE)
 
-    def _decide(self, record: CanaryRecord) -> Decision:
+    def _decide(self, record: CanaryRecord) -> StepDecision:
         """Decide the step by its data; a final decision is logged with the full table."""
         tests, seconds = tests_of(record), record.watched_seconds
         decision = decide(tests, self._policy, seconds)
         if not self._slots.alive(record.candidate):
             ended = findings.server_ended(f"{record.step_percent:g} %")
-            decision = Decision(outcome=Outcome.REGRESSED, judgement=ended)
+            decision = StepDecision(outcome=Outcome.REGRESSED, judgement=ended)
         if record.pause_request is not None and decision.outcome in (Outcome.PASS, Outcome.UNDECIDED):
             decision = decision.model_copy(update={"outcome": Outcome.CONTINUE})  # paused by a person, who resumes it
         if decision.outcome is Outcome.CONTINUE or tests.step is None:
@@ -602,7 +602,7 @@ class CanaryController:
         log.info(Lines(f"both versions:{table}"))
         return decision.model_copy(update={"judgement": judgement})
 
-    def _act_on(self, record: CanaryRecord, decision: Decision) -> CanaryRecord:
+    def _act_on(self, record: CanaryRecord, decision: StepDecision) -> CanaryRecord:
         judgement, step = decision.judgement, tests_of(record).step
         match decision.outcome:
             case Outcome.CONTINUE:

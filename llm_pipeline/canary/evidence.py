@@ -208,14 +208,14 @@ class Outcome(StrEnum):
     UNDECIDED = "undecided"
 
 
-class Decision(Frozen):
+class StepDecision(Frozen):
     """An outcome with the judgement that explains it (also for CONTINUE, for the log)."""
 
     outcome: Outcome
     judgement: Judgement
 
 
-def decide(state: AnalysisState, policy: CanaryPolicy, elapsed_seconds: float) -> Decision:
+def decide(state: AnalysisState, policy: CanaryPolicy, elapsed_seconds: float) -> StepDecision:
     """What one look at the step says.
 
     The immediate guard comes first, because it protects users; the sample-ratio test next, because after a wrong
@@ -252,5 +252,5 @@ def decide(state: AnalysisState, policy: CanaryPolicy, elapsed_seconds: float) -
     return _decision(Outcome.CONTINUE, f"baking at {step.percent}", facts)
 
 
-def _decision(outcome: Outcome, summary: str, facts: Iterable[Evidence]) -> Decision:
-    return Decision(outcome=outcome, judgement=judge(summary, facts))
+def _decision(outcome: Outcome, summary: str, facts: Iterable[Evidence]) -> StepDecision:
+    return StepDecision(outcome=outcome, judgement=judge(summary, facts))

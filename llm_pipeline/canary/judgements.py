@@ -10,7 +10,7 @@ from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.analysis import StepState
 from llm_pipeline.canary.events import CanaryEvent, EventKind
 from llm_pipeline.canary.evidence import MOST_MISSED, stable_is_bad
-from llm_pipeline.canary.record import CanaryRecord, Phase, read_record
+from llm_pipeline.canary.record import CanaryRecord, Phase, read_canary_record
 from llm_pipeline.canary.router import RouteState
 from llm_pipeline.canary.slots import WarmUp
 from llm_pipeline.config.policy import CanaryPolicy
@@ -251,7 +251,7 @@ def taken_back_judgement(
     """
 
     def found() -> CanaryRecord | None:
-        record = read_record(store, release_id, target)
+        record = read_canary_record(store, release_id, target)
         return record if record is not None and _who(record) is not None else None
 
     wait_until(lambda: found() is not None, wait_seconds)

@@ -234,7 +234,7 @@ class CanaryJournal:
 
     def __init__(self, store: ArtifactStore, release_id: str, target: str) -> None:
         self.store = store
-        self._name = record_name(release_id, target)
+        self._name = canary_record_name(release_id, target)
         self._revision: str | None = None
 
     def load(self) -> CanaryRecord | None:
@@ -256,7 +256,7 @@ class CanaryJournal:
         return record
 
 
-def record_name(release_id: str, target: str) -> str:
+def canary_record_name(release_id: str, target: str) -> str:
     """Name of a canary's document."""
     return f"releases/{release_id}/canary-{target}.json"
 
@@ -277,7 +277,7 @@ def current_canary(store: ArtifactStore, target: str) -> str | None:
 def latest_canary(store: ArtifactStore, target: str) -> CanaryRecord | None:
     """The record of the canary that was on trial last on a target, or still is; None before the first."""
     release_id = current_canary(store, target)
-    return read_record(store, release_id, target) if release_id else None
+    return read_canary_record(store, release_id, target) if release_id else None
 
 
 def set_current_canary(store: ArtifactStore, target: str, release_id: str) -> None:
@@ -328,7 +328,7 @@ def take_over(store: ArtifactStore, target: str) -> None:
             raise Conflict("the lease's owner was stopped in a renewal", hint="try again") from error
 
 
-def read_record(store: ArtifactStore, release_id: str, target: str) -> CanaryRecord | None:
+def read_canary_record(store: ArtifactStore, release_id: str, target: str) -> CanaryRecord | None:
     """The record of a canary, for readers."""
     return CanaryJournal(store, release_id, target).load()
 
@@ -356,5 +356,5 @@ def read_events(store: ArtifactStore, release_id: str, target: str, *, after: in
         target: The target's name.
         after: Only events with a higher number: the last one that the reader has seen.
     """
-    record = read_record(store, release_id, target)
+    record = read_canary_record(store, release_id, target)
     return tuple(event for event in record.events if event.number > after) if record else ()

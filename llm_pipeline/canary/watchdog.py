@@ -18,7 +18,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.approvals import StepApproval
-from llm_pipeline.canary.record import CanaryRecord, Phase, lease_name, record_name
+from llm_pipeline.canary.record import CanaryRecord, Phase, canary_record_name, lease_name
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.lease import LeaseState, lease_of
 
@@ -184,6 +184,6 @@ def _given_up(lease: LeaseState) -> bool:
 
 
 def _revisions(store: ArtifactStore, record: CanaryRecord) -> str:
-    names = (record_name(record.release_id, record.target), lease_name(record.target))
+    names = (canary_record_name(record.release_id, record.target), lease_name(record.target))
     documents = [store.read_document(name) for name in names]
     return " ".join(document.revision if document is not None else "-" for document in documents)

@@ -18,7 +18,7 @@ from llm_pipeline.base.untrusted_text import one_line
 if TYPE_CHECKING:
     from llm_pipeline.base.entry import ArgumentParser
     from llm_pipeline.config.deployment import Deployment
-    from llm_pipeline.flow import ReleaseProgress
+    from llm_pipeline.release_progress import ReleaseProgress
     from llm_pipeline.store.artifact_store import ArtifactStore
 
 
@@ -181,7 +181,7 @@ def open_flow(options: argparse.Namespace, reference: str) -> ReleaseProgress:
         ConfigError: There is none, or there are several.
         IntegrityError: Its record cannot be understood, or is not signed as the store requires.
     """
-    from llm_pipeline.flow import ReleaseProgress
+    from llm_pipeline.release_progress import ReleaseProgress
 
     deployment, store = opened(options)
     return ReleaseProgress.open(deployment, named_release(store, reference)).here(deployment)

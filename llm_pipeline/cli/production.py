@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llm_pipeline.config.deployment import Deployment
     from llm_pipeline.operations.approval import Answered
     from llm_pipeline.operations.decisions import Decided
-    from llm_pipeline.operations.pausing import Asked
+    from llm_pipeline.operations.pausing import PauseReply
     from llm_pipeline.store.artifact_store import ArtifactStore
 
 
@@ -115,7 +115,7 @@ def _resume(options: argparse.Namespace) -> int:
     return _answer(resume(store, place, by=user_here()))
 
 
-def _answer(asked: Answered | Asked | Decided) -> int:
+def _answer(asked: Answered | PauseReply | Decided) -> int:
     write_lines([asked.message])
     return ExitCode.GO if asked.counted else ExitCode.INCONCLUSIVE
 

@@ -18,10 +18,10 @@ from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.demo import services
 from llm_pipeline.demo.local_airflow import AirflowAccess, AirflowClient, TaskState, start_airflow
 from llm_pipeline.demo.services import MODEL_ID, TARGET, DemoLayout
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.record import report_name
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store import open_store
 from llm_pipeline.store.pointers import Pointer, read_pointers
 

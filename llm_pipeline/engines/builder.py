@@ -76,7 +76,7 @@ class EngineAdapter(Adapter):
         write_repository: Writes what Triton serves of an engine, of `(engine, directory)`: see `PackagedEngine` and
             `write_served_model` in `llm_pipeline.serving.model_repository`. Returns the artifacts that are linked
             instead of copied, by their place in the directory.
-        judge: Whether a recipe is legal on a target, of an `Asked` of `llm_pipeline.planning.compatibility`; None where
+        judge: Whether a recipe is legal on a target, of a `FormatQuestion` of `planning.compatibility`; None where
             `problems` and `warnings` of the options say it.
         judge_model: Whether it loads a model, of its `ModelFacts` and the version of Transformers that builds (None
             where that is not known), answered as `judge` is; None where it takes any model.

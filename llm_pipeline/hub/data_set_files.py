@@ -16,7 +16,7 @@ from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.hub.kept_data_sets import using
 from llm_pipeline.hub.source import FileBytes
 from llm_pipeline.hub.sources import HubDataSets
-from llm_pipeline.hub.transfer import Place, Transfer, require_space
+from llm_pipeline.hub.transfer import DirectoryNeed, Transfer, require_space
 
 log = get_logger(__name__)
 
@@ -83,7 +83,7 @@ def _fetched(transfer: Transfer, files: Sequence[HubFile]) -> Iterator[Path]:
     """The verified files in the transfer's directory, once there is room for all of them."""
     partial = {file: transfer.partial_file(file) for file in files}
     missing = sum(file.size - (path.stat().st_size if path.exists() else 0) for file, path in partial.items())
-    require_space(Place("work_root", transfer.partial, max(0, missing)))
+    require_space(DirectoryNeed("work_root", transfer.partial, max(0, missing)))
     for file in files:
         verified = transfer.fetch(file)
         log.info("verified", data_set=transfer.model.name, file=file.path, bytes=file.size)

@@ -23,7 +23,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.quantities import duration
 from llm_pipeline.hub.checkpoint import check_checkpoint
 from llm_pipeline.hub.source import Source
-from llm_pipeline.hub.transfer import Place, Transfer, TransferStopped, difference, require_space
+from llm_pipeline.hub.transfer import DirectoryNeed, Transfer, TransferStopped, difference, require_space
 
 log = get_logger(__name__)
 
@@ -91,7 +91,7 @@ def download_model(
         missing = _missing_files(model, destination)
         transfer = Transfer(source, model, partial)
         needed = sum(file.size for file in missing) - _bytes_in(transfer, missing)
-        require_space(Place("work_root", partial, needed))
+        require_space(DirectoryNeed("work_root", partial, needed))
         with _progress(transfer, missing, destination, report_every_seconds):
             _fetch_all(transfer, missing, destination, connections)
         check_checkpoint(model, destination)

@@ -245,7 +245,7 @@ _MEGABYTE = 1_000_000
 
 
 @dataclass(frozen=True)
-class Place:
+class DirectoryNeed:
     """A directory that bytes will go to; it need not exist yet.
 
     Attributes:
@@ -259,20 +259,20 @@ class Place:
     needed: int
 
 
-def require_space(*places: Place) -> None:
+def require_space(*places: DirectoryNeed) -> None:
     """Refuse what does not fit; directories on one file system share its space.
 
     Raises:
         DiskTooSmall: With what is needed and what is free.
     """
-    by_disk: dict[int, list[Place]] = {}
+    by_disk: dict[int, list[DirectoryNeed]] = {}
     for place in places:
         by_disk.setdefault(_existing(place.directory).stat().st_dev, []).append(place)
     for sharing in by_disk.values():
         _require_on_one_disk(sharing)
 
 
-def _require_on_one_disk(places: list[Place]) -> None:
+def _require_on_one_disk(places: list[DirectoryNeed]) -> None:
     needed = sum(place.needed for place in places)
     free = shutil.disk_usage(_existing(places[0].directory)).free
     if not needed or needed + SPARE_BYTES <= free:

@@ -146,7 +146,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True)
-class Decision:
+class WatchDecision:
     """What to do after one look at the hub.
 
     Attributes:
@@ -176,7 +176,7 @@ def content_digest(paths: Mapping[str, str]) -> str:
     return sha256_json(counted_files(paths))
 
 
-def decide(watch: Watch, state: WatchState, seen: Head | Trouble, now: datetime) -> tuple[WatchState, Decision]:
+def decide(watch: Watch, state: WatchState, seen: Head | Trouble, now: datetime) -> tuple[WatchState, WatchDecision]:
     """What a look at the hub leads to.
 
     The state must be kept before the decision is acted on.
@@ -196,12 +196,12 @@ def decide(watch: Watch, state: WatchState, seen: Head | Trouble, now: datetime)
     ), decision
 
 
-def _troubled(watch: Watch, state: WatchState, seen: Trouble) -> tuple[WatchState, Decision]:
+def _troubled(watch: Watch, state: WatchState, seen: Trouble) -> tuple[WatchState, WatchDecision]:
     poll = watch.poll_minutes * 60
     wait = min(poll * 2 ** min(state.failures, 16), max(poll, LONGEST_BACK_OFF_SECONDS))
     wait = max(wait, min(seen.retry_after_seconds or 0.0, DAY.total_seconds()))
     failed = state.model_copy(update={"failures": state.failures + 1})
-    return failed, Decision(Outcome.TROUBLE, f"cannot look: {seen.message}", wait)
+    return failed, WatchDecision(Outcome.TROUBLE, f"cannot look: {seen.message}", wait)
 
 
 def _moved(state: WatchState, seen: Head, now: datetime) -> WatchState:
@@ -223,15 +223,15 @@ def _claimed(state: WatchState, seen: Head) -> WatchState:
     return state
 
 
-def _looked(watch: Watch, state: WatchState, seen: Head, now: datetime) -> tuple[WatchState, Decision]:
+def _looked(watch: Watch, state: WatchState, seen: Head, now: datetime) -> tuple[WatchState, WatchDecision]:
     poll = watch.poll_minutes * 60
     if state.reference is None:
         reference = Reference(commit=seen.commit, content=seen.content)
         words = f"first look: {_short(seen.commit)} is where the watch starts from; trigger the DAG to release it"
         state = state.model_copy(update={"reference": reference})
-        return state, Decision(Outcome.BASELINE, words, poll)
+        return state, WatchDecision(Outcome.BASELINE, words, poll)
     if settled := _nothing_to_start(state, state.reference, seen):
-        return state, Decision(*settled, poll)
+        return state, WatchDecision(*settled, poll)
     if state.firing is not None and seen.content == state.firing.content:
         return _waiting(watch, state, state.firing, seen, now)
     return _pending(watch, state, seen, now)
@@ -253,35 +253,39 @@ def _nothing_to_start(state: WatchState, reference: Reference, seen: Head) -> tu
     return None
 
 
-def _pending(watch: Watch, state: WatchState, seen: Head, now: datetime) -> tuple[WatchState, Decision]:
+def _pending(watch: Watch, state: WatchState, seen: Head, now: datetime) -> tuple[WatchState, WatchDecision]:
     commit, since = _short(seen.commit), state.since or now
     quiet_until = since + timedelta(minutes=watch.quiet_minutes)
     if now < quiet_until:
         words = f"{commit} waits until {_time(quiet_until)} for further commits: {_named(seen.counted)}"
-        return state, Decision(Outcome.QUIET, words, _until(quiet_until, now, watch))
+        return state, WatchDecision(Outcome.QUIET, words, _until(quiet_until, now, watch))
     if len(state.starts) >= watch.rebuilds_per_day:
         free_at = state.starts[-watch.rebuilds_per_day] + DAY
         words = f"{commit} waits until {_time(free_at)}: {len(state.starts)} releases were started in 24 hours"
-        return state, Decision(Outcome.LIMITED, words, _until(free_at, now, watch))
+        return state, WatchDecision(Outcome.LIMITED, words, _until(free_at, now, watch))
     firing = PendingStart(commit=seen.commit, content=seen.content, first_at=now, last_at=now)
     state = state.model_copy(update={"firing": firing, "starts": (*state.starts, now)})
     words = f"{commit} starts a release: {_named(seen.counted)}"
-    return state, Decision(Outcome.STARTED, words, _until(now + FIRST_PATIENCE, now, watch), _start(state, seen, words))
+    return state, WatchDecision(
+        Outcome.STARTED, words, _until(now + FIRST_PATIENCE, now, watch), _start(state, seen, words)
+    )
 
 
 def _waiting(
     watch: Watch, state: WatchState, firing: PendingStart, seen: Head, now: datetime
-) -> tuple[WatchState, Decision]:
+) -> tuple[WatchState, WatchDecision]:
     """A start that no run has claimed yet: made again once its patience is over and no run can be on its way to it."""
     due = firing.last_at + min(FIRST_PATIENCE * 2 ** min(firing.times - 1, 16), LONGEST_PATIENCE)
     words = f"{_short(firing.commit)} was started at {_time(firing.first_at)}; its run has not begun yet"
     if now < due or seen.busy:
-        return state, Decision(Outcome.STARTED, words, _until(max(due, now + FIRST_PATIENCE / 4), now, watch))
+        return state, WatchDecision(Outcome.STARTED, words, _until(max(due, now + FIRST_PATIENCE / 4), now, watch))
     again = firing.model_copy(update={"last_at": now, "times": firing.times + 1})
     starts = (*[at for at in state.starts if at != firing.last_at], now)
     state = state.model_copy(update={"firing": again, "starts": starts})
     words = f"{words} (is the DAG paused? started again for the {again.times}. time)"
-    return state, Decision(Outcome.STARTED, words, _until(now + FIRST_PATIENCE, now, watch), _start(state, seen, words))
+    return state, WatchDecision(
+        Outcome.STARTED, words, _until(now + FIRST_PATIENCE, now, watch), _start(state, seen, words)
+    )
 
 
 def _start(state: WatchState, seen: Head, reason: str) -> Start:

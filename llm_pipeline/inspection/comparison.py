@@ -14,12 +14,12 @@ from pydantic import BaseModel, JsonValue
 from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import ArtifactRef, Frozen
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.inspection.release_artifacts import SHOWN_DIGITS, stage_record
 from llm_pipeline.inspection.table import shortened
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import KeyContent, StageRecord, read_stage_record
-from llm_pipeline.release.record import read_record
+from llm_pipeline.release.record import read_release_record
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.manifest import Manifest
 from llm_pipeline.store.references import (
@@ -172,7 +172,7 @@ def _alike(reference: Reference, other: Reference) -> Reference:
 
 
 def _flow(store: ArtifactStore, release_id: str) -> ReleaseProgress:
-    return ReleaseProgress(store, read_record(store, release_id))
+    return ReleaseProgress(store, read_release_record(store, release_id))
 
 
 def _artifacts(store: ArtifactStore, one: ArtifactRef, other: ArtifactRef) -> Iterator[Section]:

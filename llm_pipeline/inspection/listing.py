@@ -15,13 +15,13 @@ from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.pause_request import StandingPause
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.inspection.release_artifacts import SHOWN_DIGITS, DamagedRow, results_in_order, standing_pauses
-from llm_pipeline.inspection.table import aligned, readable_time
+from llm_pipeline.inspection.table import readable_time, titled_columns
 from llm_pipeline.release.contract import StageResult
-from llm_pipeline.release.execute import read_stage_record, record_name
+from llm_pipeline.release.execute import read_stage_record, stage_record_name
 from llm_pipeline.release.flow import clears_up
-from llm_pipeline.release.record import read_record
+from llm_pipeline.release.record import read_release_record
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store.artifact_store import ArtifactStore, StoredArtifact
 from llm_pipeline.store.lease import lease_of
 from llm_pipeline.store.places import place_state
@@ -101,7 +101,7 @@ class Listing:
         """The rows as aligned lines."""
         whole = [row for row in rows if not isinstance(row, DamagedRow)]
         cells = [[text(row) for text in self.columns.values()] for row in whole]
-        lines = aligned(list(self.columns), cells, right=self.right) if whole else []
+        lines = titled_columns(list(self.columns), cells, right=self.right) if whole else []
         return lines + [str(row) for row in rows if isinstance(row, DamagedRow)]
 
 
@@ -129,7 +129,7 @@ def release_rows(store: ArtifactStore) -> list[ReleaseRow | DamagedRow]:
     rows, damaged = [], [*(DamagedRow.of(one) for one in unreadable), *unclear]
     for name in release_ids(store):
         try:
-            flow = ReleaseProgress(store, read_record(store, name))
+            flow = ReleaseProgress(store, read_release_record(store, name))
             now = {"serves": tuple(serves.get(name, ())), "pauses": tuple(pauses.get(name, ()))}
             rows.append(release_row(flow, results_in_order(flow)).model_copy(update=now))
         except PipelineError as error:
@@ -192,7 +192,7 @@ def stage_rows(store: ArtifactStore) -> list[StageRow]:
 
 
 def _stage_row(store: ArtifactStore, key: str) -> StageRow | None:
-    name = record_name(key)
+    name = stage_record_name(key)
     try:
         document, record = store.read_document(name), read_stage_record(store, key)
         lease = lease_of(document, name) if document else None

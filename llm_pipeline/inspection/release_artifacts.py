@@ -8,12 +8,11 @@ from pathlib import PurePosixPath
 from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.canary.pause_request import StandingPause
-from llm_pipeline.canary.record import current_canary, standing_pause
-from llm_pipeline.canary.record import read_record as read_canary
-from llm_pipeline.flow import ReleaseProgress
+from llm_pipeline.canary.record import current_canary, read_canary_record, standing_pause
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import StageRecord, read_stage_record
-from llm_pipeline.release.record import ReleaseRecord, read_record
+from llm_pipeline.release.record import ReleaseRecord, read_release_record
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.documents import DamagedDocument
 from llm_pipeline.store.references import readable_pointers, release_ids
@@ -88,7 +87,7 @@ def users_of(store: ArtifactStore, ref: ArtifactRef) -> tuple[list[str], list[Da
     damaged = [DamagedRow.of(one) for one in unreadable]
     for release_id in release_ids(store):
         try:
-            flow = ReleaseProgress(store, read_record(store, release_id))
+            flow = ReleaseProgress(store, read_release_record(store, release_id))
         except PipelineError as error:
             damaged.append(DamagedRow(document=f"releases/{release_id}/release.json", problem=str(error)))
             continue
@@ -106,7 +105,7 @@ def standing_pauses(store: ArtifactStore) -> tuple[dict[str, list[StandingPause]
         place = PurePosixPath(name).stem
         try:
             release_id = current_canary(store, place)
-            record = read_canary(store, release_id, place) if release_id else None
+            record = read_canary_record(store, release_id, place) if release_id else None
             if record is not None and (pause := standing_pause(store, record)) is not None:
                 pauses.setdefault(record.release_id, []).append(pause)
         except PipelineError as error:

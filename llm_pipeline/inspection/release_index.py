@@ -21,14 +21,14 @@ from pydantic import Field, ValidationError
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.inspection.listing import ReleaseRow, release_row
 from llm_pipeline.inspection.release_artifacts import DamagedRow, results_in_order
 from llm_pipeline.release.changes import changed_releases, changing, remove_marks
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.flow import clears_up
 from llm_pipeline.release.measured_cost import MeasuredCost, release_cost
-from llm_pipeline.release.record import read_record, record_name, report_name
+from llm_pipeline.release.record import read_release_record, release_record_name, report_name
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.references import release_ids
 
@@ -131,9 +131,9 @@ def read_indexed(store: ArtifactStore, release_id: str) -> Found:
         Transient: The store cannot be read now.
     """
     try:
-        if store.read_document(record_name(release_id)) is None:
+        if store.read_document(release_record_name(release_id)) is None:
             return None
-        flow = ReleaseProgress(store, read_record(store, release_id))
+        flow = ReleaseProgress(store, read_release_record(store, release_id))
         results = results_in_order(flow)
         return IndexedRelease(
             row=release_row(flow, results),

@@ -15,7 +15,6 @@ from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.canary.pause_request import StandingPause
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.store import StoreModel
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.inspection.release_artifacts import (
     SHOWN_DIGITS,
     DamagedRow,
@@ -25,10 +24,11 @@ from llm_pipeline.inspection.release_artifacts import (
     standing_pauses,
     users_of,
 )
-from llm_pipeline.inspection.table import aligned, labelled, readable_time
+from llm_pipeline.inspection.table import labelled, readable_time, titled_columns
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import KeyContent
-from llm_pipeline.release.record import read_record
+from llm_pipeline.release.record import read_release_record
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest, ManifestFile
@@ -111,7 +111,9 @@ class ReleaseView(_View):
         yield from ("", "results")
         yield from _indented(_results_table(self.results))
         yield from ("", "artifacts")
-        yield from _indented(aligned(("artifact", "is"), [(str(item.artifact), item.name) for item in self.artifacts]))
+        yield from _indented(
+            titled_columns(("artifact", "is"), [(str(item.artifact), item.name) for item in self.artifacts])
+        )
         yield from ("", "config, without defaults (`--json` shows them)")
         stated = ResolvedRelease.model_validate(self.config).model_dump(mode="json", exclude_defaults=True)
         yield from _indented(yaml.safe_dump(stated, sort_keys=False, allow_unicode=True).splitlines())
@@ -153,7 +155,7 @@ class ArtifactView(_View):
         yield from _indented(list(self.users) or ["nothing"])
         yield from ("", "files")
         rows = [(file.path, byte_size(file.size), file.sha256) for file in self.files]
-        yield from _indented(aligned(("path", "size", "sha256"), rows, right=("size",)))
+        yield from _indented(titled_columns(("path", "size", "sha256"), rows, right=("size",)))
 
 
 class StageView(_View):
@@ -213,7 +215,7 @@ def show(config: StoreModel, reference: Reference) -> View:
     store = open_store(config)
     match reference:
         case ReleaseReference(release_id):
-            return _release(ReleaseProgress(store, read_record(store, release_id)))
+            return _release(ReleaseProgress(store, read_release_record(store, release_id)))
         case ArtifactReference(ref):
             return _artifact(store, config, ref)
         case StageReference(key):
@@ -288,7 +290,7 @@ def _results_table(results: tuple[StageResult, ...]) -> list[str]:
         )
         for result in results
     ]
-    return aligned(("stage", "took", "key", "verdict", "summary"), rows, right=("took",))
+    return titled_columns(("stage", "took", "key", "verdict", "summary"), rows, right=("took",))
 
 
 def _facts(metrics: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from llm_pipeline.base.untrusted_text import one_line
 _LONGEST_VALUE = 72
 
 
-def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[str] = ()) -> list[str]:
+def titled_columns(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[str] = ()) -> list[str]:
     """Rows under their header, two spaces between columns.
 
     Args:

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef, Frozen
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.inspection.release_artifacts import release_artifacts, results_in_order
-from llm_pipeline.release.execute import read_stage_record, record_name, results_name, trusted_stage_record
-from llm_pipeline.release.record import read_record, trusted_record
-from llm_pipeline.release.record import record_name as release_name
+from llm_pipeline.release.execute import read_stage_record, results_name, stage_record_name, trusted_stage_record
+from llm_pipeline.release.record import read_release_record, release_record_name, trusted_record
 from llm_pipeline.release.trusted_pointers import pointer_problem
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.manifest import Difference
 from llm_pipeline.store.pointers import pointers_name
@@ -66,7 +65,7 @@ def _artifacts(store: ArtifactStore, reference: Reference) -> Iterator[tuple[str
         case ArtifactReference(ref):
             yield "", ref
         case ReleaseReference(release_id):
-            flow = ReleaseProgress(store, read_record(store, release_id))
+            flow = ReleaseProgress(store, read_release_record(store, release_id))
             yield from release_artifacts(flow.record, results_in_order(flow))
         case PointerReference():
             yield str(reference), reference.pointer.repository
@@ -93,8 +92,8 @@ def _of_release(store: ArtifactStore, release_id: str) -> Iterator[tuple[str, st
     try:
         record = trusted_record(store, release_id)
     except IntegrityError as error:
-        yield "record of the release", release_name(release_id), error.message
-        record = read_record(store, release_id)
+        yield "record of the release", release_record_name(release_id), error.message
+        record = read_release_record(store, release_id)
     flow, trusting = ReleaseProgress(store, record), ReleaseProgress(store, record, trusts_signed_only=True)
     for (stage, subject), result in flow.results().items():
         name = f"{stage} {subject}".rstrip()
@@ -109,4 +108,4 @@ def _of_key(store: ArtifactStore, key: str, what: str) -> Iterator[tuple[str, st
     try:
         trusted_stage_record(store, key)
     except IntegrityError as error:
-        yield what, record_name(key), error.message
+        yield what, stage_record_name(key), error.message

@@ -71,10 +71,10 @@ def run_session(windows: Windows, *, users: int, physics: PhysicalLimits | None 
         [target], windows.policy, floor=limits.floor, physics=physics, servers=[windows.summaries[-1].server]
     )
     if judgement.verdict is Verdict.ANOMALOUS:
-        return _outcome(windows, warm, Decision(judgement), ())
+        return _outcome(windows, warm, LoadDecision(judgement), ())
     rates = search(windows, target)
     if judgement.verdict is Verdict.NO_GO:
-        return _outcome(windows, warm, Decision(judgement), rates)
+        return _outcome(windows, warm, LoadDecision(judgement), rates)
     return _outcome(windows, warm, confirm(windows, highest_passed(rates), limits, before), rates)
 
 
@@ -126,7 +126,7 @@ def _point(windows: Windows, rate: float, records: Records) -> RatePoint:
 
 
 def _outcome(
-    windows: Windows, warm: tuple[int, float], decision: Decision, rates: tuple[RatePoint, ...]
+    windows: Windows, warm: tuple[int, float], decision: LoadDecision, rates: tuple[RatePoint, ...]
 ) -> LoadTestOutcome:
     return LoadTestOutcome(
         target_rate_per_second=windows.workload.rate_per_second,
@@ -141,7 +141,7 @@ def _outcome(
 
 
 @dataclass(frozen=True)
-class Decision:
+class LoadDecision:
     """What was decided, and at which rate; no rate when none was confirmed."""
 
     judgement: Judgement
@@ -156,7 +156,7 @@ class Limits:
     physics: PhysicalLimits | None = None
 
 
-def confirm(windows: Windows, highest: float | None, limits: Limits, before: Sequence[Records] = ()) -> Decision:
+def confirm(windows: Windows, highest: float | None, limits: Limits, before: Sequence[Records] = ()) -> LoadDecision:
     """Confirm a share of the highest rate, or less, but never less than the target.
 
     A rate that is not confirmed is lowered towards the target, which is tried last. Every try and every extension is a
@@ -174,7 +174,7 @@ def confirm(windows: Windows, highest: float | None, limits: Limits, before: Seq
         if judgement.verdict in (Verdict.GO, Verdict.ANOMALOUS) or place == len(rates) - 1:
             break
         _log.info("not confirmed, a lower rate is tried", per_second=round(rate, 3), verdict=str(judgement.verdict))
-    return Decision(judgement, rate if judgement.verdict is Verdict.GO else None)
+    return LoadDecision(judgement, rate if judgement.verdict is Verdict.GO else None)
 
 
 def rates_to_confirm(target: float, highest: float | None) -> tuple[float, ...]:

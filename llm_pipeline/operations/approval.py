@@ -10,7 +10,7 @@ import time
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.approvals import LateAnswer, StepApproval, approval_name, read_question, runs_of
-from llm_pipeline.canary.record import CanaryRecord, Phase, read_record
+from llm_pipeline.canary.record import CanaryRecord, Phase, read_canary_record
 from llm_pipeline.operations.acting import despite_others
 from llm_pipeline.store.artifact_store import ArtifactStore
 
@@ -50,7 +50,7 @@ def answer(
 
     def attempt() -> Answered:
         known, revision = read_question(store, name)
-        record = read_record(store, release_id, target)
+        record = read_canary_record(store, release_id, target)
         asked = _question(known, record, percent, run)
         if asked is None:
             raise ConfigError(

@@ -19,13 +19,13 @@ from pydantic import Field
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError, Terminal
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.flow import ReleaseProgress, passed
 from llm_pipeline.operations.acting import despite_others
 from llm_pipeline.questions import Question, question_of
 from llm_pipeline.release.changes import changing
 from llm_pipeline.release.flow import APPROVAL, release_flow
 from llm_pipeline.release.record import trusted_record
 from llm_pipeline.release.step import Effect, Kind, Scope
+from llm_pipeline.release_progress import ReleaseProgress, passed
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.documents import understood
 

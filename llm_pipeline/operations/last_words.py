@@ -12,8 +12,8 @@ from llm_pipeline.artifacts.repository_layout import MODEL_NAME
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.server_place import OpenAiSlot
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.inspection.table import labelled
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store.places import Serving, serving_at
 
 _EXAMPLE = {"text_input": "Hello", "max_tokens": 32}

@@ -19,7 +19,7 @@ from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.documents import understood
 
 
-class Asked(Frozen):
+class PauseReply(Frozen):
     """What became of a request.
 
     Attributes:
@@ -31,17 +31,17 @@ class Asked(Frozen):
     message: str
 
 
-def pause(store: ArtifactStore, place: str, *, by: str, why: str = "") -> Asked:
+def pause(store: ArtifactStore, place: str, *, by: str, why: str = "") -> PauseReply:
     """Pause the canary of a place: it keeps its split until it is resumed, and is still rolled back if it does harm.
 
-    Asked twice, it is done once: the deadline counts from the first time.
+    PauseReply twice, it is done once: the deadline counts from the first time.
 
     Raises:
         ConfigError: Nothing is on trial there.
         Conflict: Others ask for the same all the time; the same call is safe again.
     """
 
-    def attempt() -> Asked:
+    def attempt() -> PauseReply:
         record, known, revision = _found(store, place)
         if late := _too_late(record, None):
             return late
@@ -58,12 +58,12 @@ def pause(store: ArtifactStore, place: str, *, by: str, why: str = "") -> Asked:
             deadline_seconds=record.rules.pause_deadline_seconds,
         )
         _write(store, record, asked, revision)
-        return _too_late(_on_trial(store, place), None) or Asked(counted=True, message=_paused(record, asked))
+        return _too_late(_on_trial(store, place), None) or PauseReply(counted=True, message=_paused(record, asked))
 
     return despite_others(attempt)
 
 
-def resume(store: ArtifactStore, place: str, *, by: str) -> Asked:
+def resume(store: ArtifactStore, place: str, *, by: str) -> PauseReply:
     """Let the paused canary of a place go on; what it was judged by meanwhile counts.
 
     Raises:
@@ -71,7 +71,7 @@ def resume(store: ArtifactStore, place: str, *, by: str) -> Asked:
         Conflict: Others ask for the same all the time; the same call is safe again.
     """
 
-    def attempt() -> Asked:
+    def attempt() -> PauseReply:
         record, known, revision = _found(store, place)
         if late := _too_late(record, known):
             return late
@@ -79,7 +79,7 @@ def resume(store: ArtifactStore, place: str, *, by: str) -> Asked:
             return _unchanged(f"the canary of {record.release_id} on {place} is not paused")
         ended = known.model_copy(update={"resumed_at": time.time(), "resumed_by": by})
         _write(store, record, ended, revision)
-        return Asked(counted=True, message=f"resumed: the canary of {record.release_id} on {place}")
+        return PauseReply(counted=True, message=f"resumed: the canary of {record.release_id} on {place}")
 
     return despite_others(attempt)
 
@@ -100,18 +100,18 @@ def _on_trial(store: ArtifactStore, place: str) -> CanaryRecord:
     return record
 
 
-def _too_late(record: CanaryRecord, known: PauseRequest | None) -> Asked | None:
+def _too_late(record: CanaryRecord, known: PauseRequest | None) -> PauseReply | None:
     if record.settled or record.phase is Phase.ROLLING_BACK:
         why = f"the canary of {record.release_id} is {record.phase.value}"
     elif known is not None and known.holds(record.began_at) and known.over(HostTime.now()):
         why = f"nobody resumed the canary of {record.release_id} within {known.deadline_seconds:.0f} s"
     else:
         return None
-    return Asked(counted=False, message=f"too late, nothing was changed: {why}")
+    return PauseReply(counted=False, message=f"too late, nothing was changed: {why}")
 
 
-def _unchanged(why: str) -> Asked:
-    return Asked(counted=False, message=f"nothing was changed: {why}")
+def _unchanged(why: str) -> PauseReply:
+    return PauseReply(counted=False, message=f"nothing was changed: {why}")
 
 
 def _paused(record: CanaryRecord, asked: PauseRequest) -> str:

@@ -16,7 +16,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.moving import epoch_above, standby_after, traffic_to
 from llm_pipeline.canary.patience import Patience
-from llm_pipeline.canary.record import CanaryJournal, Phase, read_record
+from llm_pipeline.canary.record import CanaryJournal, Phase, read_canary_record
 from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter, all_to
 from llm_pipeline.operations.acting import acting
 from llm_pipeline.operations.decisions import require_production_approved
@@ -124,7 +124,7 @@ def _move_pointers(store: ArtifactStore, promotion: Promotion, lease: Lease) -> 
 def _promoted(store: ArtifactStore, promotion: Promotion) -> Pointer:
     """The pointer to what its canary promoted."""
     target, release_id = promotion.target, promotion.release_id
-    serving, record = serving_at(store, target), read_record(store, release_id, target)
+    serving, record = serving_at(store, target), read_canary_record(store, release_id, target)
     if record is None or record.phase is not Phase.PROMOTED or record.repository != promotion.repository:
         state = "has no canary" if record is None else f"has a canary that is {record.phase}"
         raise NotPromoted(f"release {release_id} {state} on {target}", hint="production is as it was")

@@ -25,10 +25,10 @@ from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.way_back_record import read_way_back
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.model import HubId
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.operations.decisions import offered_targets
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.flow import APPROVAL
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.failures import flow_order
 from llm_pipeline.reporting.hub_card import PROVENANCE_DIRECTORY, CardFacts, render_card

@@ -11,7 +11,7 @@ from llm_pipeline.canary.record import (
     GuardRules,
     latest_canary,
     lease_name,
-    read_record,
+    read_canary_record,
 )
 from llm_pipeline.canary.router import all_to
 from llm_pipeline.operations.served_place import ServedPlace
@@ -112,6 +112,6 @@ def _successor(store: ArtifactStore, target: str) -> Pointer | None:
 
 def warm_until(store: ArtifactStore, production: Pointer, target: str) -> float:
     """When the version before production need not stay warm any more, in seconds since 1970."""
-    record = read_record(store, production.release_id, target)
+    record = read_canary_record(store, production.release_id, target)
     rules = record.rules if record else GuardRules()
     return (production.promoted_at + timedelta(hours=rules.rollback_window_hours)).timestamp()

@@ -42,7 +42,7 @@ from llm_pipeline.canary.record import (
     GuardRules,
     Phase,
     lease_name,
-    read_record,
+    read_canary_record,
     take_over,
 )
 from llm_pipeline.canary.rollback import LEFT_UNRECORDED, end_canary, move_unrecorded
@@ -247,7 +247,7 @@ class _RollBack:
 
     def _retire(self, slot: SlotName, release_id: str, repository: ArtifactRef, token: FencingToken) -> None:
         """Stop the server of the release that was left, and have its record say so."""
-        record = read_record(self._store, release_id, self._target)
+        record = read_canary_record(self._store, release_id, self._target)
         limit = self._place.patience.draining((record.rules if record else GuardRules()).drain_seconds)
         retired = retire(self._place.site, slot, repository, token=token, limit=limit)
         self._note_taken_back(release_id, token.epoch, retired.words(limit))

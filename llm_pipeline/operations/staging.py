@@ -9,11 +9,11 @@ from typing import Protocol
 from llm_pipeline.base.errors import ConfigError, PipelineError, from_document
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.server_place import ServerPorts
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.release.claim import Claimant, LocalProcess, readable_claims
 from llm_pipeline.release.contract import StageFailure, StageResult
 from llm_pipeline.release.execute import execute
-from llm_pipeline.release.record import ReleaseRecord, read_record
+from llm_pipeline.release.record import ReleaseRecord, read_release_record
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.serving.triton_server import find_server, stop_server
 from llm_pipeline.store.artifact_store import ArtifactStore
 
@@ -139,7 +139,7 @@ def on_its_way(store: ArtifactStore, place: str) -> Claimant | None:
 def places_of(store: ArtifactStore, release_id: str) -> set[str]:
     """Where a release's targets are served; nowhere for one whose record cannot be read."""
     try:
-        record: ReleaseRecord = read_record(store, release_id)
+        record: ReleaseRecord = read_release_record(store, release_id)
     except PipelineError:
         return set()
     return {record.place_of(target.name) for target in record.release.targets}

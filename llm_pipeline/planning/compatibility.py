@@ -256,7 +256,7 @@ class Refused(Frozen):
 
 
 @dataclass(frozen=True)
-class Asked:
+class FormatQuestion:
     """What an engine's `judge` is asked.
 
     Attributes:
@@ -281,14 +281,14 @@ def judge_compatibility(
     model_id: str | None = None,
     fits: Fits | None = None,
 ) -> Legal | Refused:
-    """Whether a recipe is legal on a target; see `Asked` for the arguments.
+    """Whether a recipe is legal on a target; see `FormatQuestion` for the arguments.
 
     Raises:
         ConfigError: The target's accelerator is not in the GPU catalog, or modelopt has no such recipe.
     """
     engine = engine_adapter(target.engine)
     if engine.judge is not None:
-        judged: Legal | Refused = engine.judge(Asked(target, recipe, dtype, model_id, fits))
+        judged: Legal | Refused = engine.judge(FormatQuestion(target, recipe, dtype, model_id, fits))
         return judged
     options = target.engine_options or EngineModel()
     if problems := list(options.problems(target, recipe)):

@@ -32,7 +32,7 @@ from llm_pipeline.config.quantization import (
 )
 from llm_pipeline.config.target import KvCacheOptions, RuntimeOptions, Target
 from llm_pipeline.planning.compatibility import Refused, judge_compatibility
-from llm_pipeline.planning.table import aligned
+from llm_pipeline.planning.table import indented_columns
 
 Backend = Literal["tensorrt_llm_llmapi", "tensorrt_llm_engine"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
@@ -189,7 +189,7 @@ def _block(cells: Sequence[Cell]) -> list[str]:
     model = f", {cells[0].model}" if cells[0].model else ""
     return [
         f"{cells[0].engine} {_listed(cell.version for cell in cells)}{model}",
-        *aligned([("format", *architectures), *rows], numbers_from=len(architectures) + 1),
+        *indented_columns([("format", *architectures), *rows], numbers_from=len(architectures) + 1),
         *_reasons(cell for name in formats for cell in cells if cell.format == name),
     ]
 

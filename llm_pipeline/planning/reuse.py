@@ -28,7 +28,6 @@ from llm_pipeline.base.errors import IntegrityError, InternalError, PipelineErro
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.quantization import NAMED_SET
-from llm_pipeline.flow import MissingResult, ReleaseProgress, passed
 from llm_pipeline.planning.background import BackgroundCall, side_by_side
 from llm_pipeline.planning.host import ForeignServer, refuse_foreign_servers
 from llm_pipeline.release import step as release_step
@@ -41,6 +40,7 @@ from llm_pipeline.release.newest import NotedRelease, newest_of_config, newest_o
 from llm_pipeline.release.record import ReleaseRecord, readable_record
 from llm_pipeline.release.registry import load_stage
 from llm_pipeline.release.step import Scope
+from llm_pipeline.release_progress import MissingResult, ReleaseProgress, passed
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.manifest import Manifest, ManifestFile
 from llm_pipeline.store.places import Holder, PlaceTaken, require_place

@@ -31,7 +31,7 @@ from llm_pipeline.planning.task_pool import TaskItems
 _GIGABYTE = 1e9
 
 
-def aligned(rows: Sequence[Sequence[str]], numbers_from: int) -> list[str]:
+def indented_columns(rows: Sequence[Sequence[str]], numbers_from: int) -> list[str]:
     """Rows of cells as indented lines; columns from `numbers_from` on are set flush right."""
     return [f"  {line}" for line in text_table.aligned(rows, right=range(numbers_from, len(rows[0])))]
 
@@ -55,14 +55,16 @@ def gate_lines(tasks: Sequence[TaskItems], gates: Sequence[GatePower]) -> list[s
     return [
         f"evidence (items for a power of 0.9 when {flips} % flip and nothing is lost)",
         f"  {pool}",
-        *aligned([header, *rows], 2),
+        *indented_columns([header, *rows], 2),
     ]
 
 
 def data_lines(data: Sequence[PlannedData]) -> list[str]:
     """The data sets that the tasks read."""
     rows = [(one.name, one.revision, one.commit[:12] if one.commit else "?", ", ".join(one.tasks)) for one in data]
-    return ["evaluation data", *aligned([("data set", "revision", "commit", "tasks"), *rows], 4)] if rows else []
+    return (
+        ["evaluation data", *indented_columns([("data set", "revision", "commit", "tasks"), *rows], 4)] if rows else []
+    )
 
 
 def load_lines(size: SampleSize) -> list[str]:
@@ -86,7 +88,7 @@ def gpu_lines(cost: GpuCost) -> list[str]:
         minutes = _minutes(cost.scoring_minutes)
         scoring = f"  scoring: baseline {minutes} min, each recipe as long at most, and less where a look decides"
     title = f"quantization on {cost.count} x {cost.accelerator}, {cost.capacity / _GIGABYTE:.0f} GB each (predicted)"
-    return [title, *aligned([header, *rows], 2), scoring]
+    return [title, *indented_columns([header, *rows], 2), scoring]
 
 
 def _recipe_row(recipe: RecipeCost) -> tuple[str, ...]:
@@ -131,7 +133,7 @@ def canary_lines(power: CanaryPower) -> list[str]:
         f"{POWER:g}, if {_percent(power.error_share)} of stable's requests fail and {_percent(power.slow_share)} are "
         "slow)"
     )
-    return [title, *aligned([header, *rows], 1), *_assumed(power)]
+    return [title, *indented_columns([header, *rows], 1), *_assumed(power)]
 
 
 def _assumed(power: CanaryPower) -> list[str]:
@@ -189,7 +191,7 @@ def expected_lines(expected: dict[str, ExpectedScore]) -> list[str]:
     if not expected:
         return []
     rows = [(task, score_range(own), own.source) for task, own in expected.items()]
-    return ["baseline (what it must score before anything is compared with it)", *aligned([*rows], 3)]
+    return ["baseline (what it must score before anything is compared with it)", *indented_columns([*rows], 3)]
 
 
 def expected_warnings(release: ResolvedRelease) -> tuple[str, ...]:
@@ -233,7 +235,7 @@ def speed_lines(target: TargetPlan) -> list[str]:
         )
         for name, speed in known
     ]
-    return [f"  output tokens a second at {lengths}, predicted", *aligned([header, *rows], 1)]
+    return [f"  output tokens a second at {lengths}, predicted", *indented_columns([header, *rows], 1)]
 
 
 def stage_lines(plan: Plan) -> list[str]:
@@ -243,7 +245,7 @@ def stage_lines(plan: Plan) -> list[str]:
     used = [column for column in range(len(header)) if any(row[column] for row in rows)]
     table = [[row[column] for column in used] for row in (header, *rows)]
     title = f"stages ({len(plan.stages)} steps)"
-    return [title, *_compared(plan), *aligned(table, len(header)), *_sum(plan.total)]
+    return [title, *_compared(plan), *indented_columns(table, len(header)), *_sum(plan.total)]
 
 
 def _compared(plan: Plan) -> list[str]:
@@ -390,7 +392,7 @@ def _target(target: TargetPlan, ladder: Sequence[str]) -> list[str]:
         )
         for recipe in target.recipes
     ]
-    lines += aligned([_header(target), *rows], _NUMBERS_FROM)
+    lines += indented_columns([_header(target), *rows], _NUMBERS_FROM)
     lines += [f"  {r.recipe}: {r.reason} -> {r.nearest}" for r in target.recipes if not r.legal]
     lines += [f"  {r.recipe}: {r.split.why} -> {r.split.change}" for r in target.recipes if r.legal and r.split]
     lines += speed_lines(target)

@@ -205,7 +205,7 @@ class Stage(Generic[ConfigT]):
         places: Top-level config fields that say where, not what (addresses, ports): not part of the stage key.
         reusable: False for a stage that acts on the world (starts a server, shifts traffic).
         publishes: False for a stage that publishes no artifact, so that it needs nothing to sign with.
-        request: Makes the config and the inputs out of a release on its way (`llm_pipeline.flow.ReleaseProgress`) and
+        request: Makes the config and the inputs out of a release on its way (`ReleaseProgress`) and
             the subject; None for the first stage, which makes the release.
         reads: Further configuration, as data, that a stage of such a config reads; None for none. Only the
             environment variables that it names matter.

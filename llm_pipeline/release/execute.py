@@ -128,7 +128,7 @@ def key_content(stage: Stage[Any], config: Any, inputs: Mapping[str, ArtifactRef
     )
 
 
-def record_name(key: str) -> str:
+def stage_record_name(key: str) -> str:
     """Document of a stage key: its lease, which its holder concludes with a `StageRecord`."""
     return f"stages/{key}.json"
 
@@ -151,7 +151,7 @@ def trusted_stage_record(store: ArtifactStore, key: str) -> StageRecord | None:
     """
     found = _read_conclusion(store, key)
     if found and (problem := _distrust(store, key, *found)):
-        raise refusal(store, record_name(key), problem)
+        raise refusal(store, stage_record_name(key), problem)
     return found[0] if found else None
 
 
@@ -160,19 +160,19 @@ def concluded(
 ) -> dict[str, JsonValue]:
     """A stage's record as the conclusion of its key's lease, signed if this process signs."""
     record = StageRecord(content=content, result=result).model_dump(mode="json", exclude={"signature"})
-    return signed_conclusion(store, record_name(content.key), record) if signed else record
+    return signed_conclusion(store, stage_record_name(content.key), record) if signed else record
 
 
 def _read_conclusion(store: ArtifactStore, key: str) -> tuple[StageRecord, dict[str, JsonValue]] | None:
     """A stage's record, and the document's own words, which the signature is of."""
-    document = store.read_document(record_name(key))
+    document = store.read_document(stage_record_name(key))
     try:
         conclusion = LeaseState.model_validate(document.value).conclusion if document else None
         return (StageRecord.model_validate(conclusion), conclusion) if conclusion else None
     except ValidationError as error:
         raise IntegrityError(
             f"the record of stage key {key[:12]} is not valid: {error.errors()[0]['msg']}",
-            where=f"{store.uri}/{record_name(key)}",
+            where=f"{store.uri}/{stage_record_name(key)}",
             hint="remove this document; its stage is then computed again",
         ) from error
 
@@ -182,7 +182,7 @@ def _distrust(store: ArtifactStore, key: str, record: StageRecord, conclusion: d
     if problem := record.problem(key):
         return problem
     if publishes(record.content.stage):
-        return conclusion_problem(store, record_name(key), conclusion)
+        return conclusion_problem(store, stage_record_name(key), conclusion)
     return "it names artifacts, and its stage publishes none" if record.result.artifacts else None
 
 
@@ -225,7 +225,7 @@ def _execute(request: StageRequest) -> StageResult:
     content = key_content(stage, config, request.inputs, request.subject)
     result = _reuse(stage, store, content.key) if stage.reusable else _compute(stage, config, request, store, content)
     if result is None:
-        with lease_in_turn(store, record_name(content.key)) as lease:
+        with lease_in_turn(store, stage_record_name(content.key)) as lease:
             if (result := _reuse(stage, store, content.key)) is None:
                 result = _compute(stage, config, request, store, content)
                 lease.conclude(concluded(store, content, result, signed=stage.publishes))

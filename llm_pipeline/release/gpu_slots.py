@@ -19,7 +19,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.progress import made_progress
 from llm_pipeline.release.contract import HostGpus
 from llm_pipeline.release.flow import step_named
-from llm_pipeline.release.step import Gpus, Place
+from llm_pipeline.release.step import Gpus, Machine
 
 if TYPE_CHECKING:
     from llm_pipeline.config.deployment import Deployment, WorkerGroup
@@ -37,7 +37,7 @@ def gpus_taken(deployment: Deployment, record: ReleaseRecord, stage: str, subjec
     group: WorkerGroup | None
     if step is None or step.gpus is not Gpus.TAKEN:
         return None
-    if step.place is Place.QUANTIZATION_HOST:
+    if step.machine is Machine.QUANTIZATION_HOST:
         host = deployment.quantization_host
         group, taken = workers.quantization, host.count if host else 1
     else:

@@ -10,7 +10,7 @@ from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.record import ReleaseRecord
-from llm_pipeline.release.step import Gpus, Place
+from llm_pipeline.release.step import Gpus, Machine
 
 _HOUR = 3600
 
@@ -40,9 +40,9 @@ def busy_gpus(release: ResolvedRelease, deployment: Deployment, stage: str, subj
     step, host = step_named(stage), deployment.quantization_host
     if step is None or step.gpus is Gpus.NONE:
         return "", 0
-    if step.place is Place.QUANTIZATION_HOST and host is not None:
+    if step.machine is Machine.QUANTIZATION_HOST and host is not None:
         return host.accelerator, host.count
-    if step.place is Place.TARGET_HOST:
+    if step.machine is Machine.TARGET_HOST:
         target = release.target(subject.partition(":")[0])
         return ("", 0) if target.accelerator == "cpu" else (target.accelerator, target.accelerator_count)
     return "", 0

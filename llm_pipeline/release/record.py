@@ -73,7 +73,7 @@ class ReleaseRecord(Frozen):
         return next((target for target, name in self.places.items() if name == place), place)
 
 
-def record_name(release_id: str) -> str:
+def release_record_name(release_id: str) -> str:
     """Name of a release's record in the store."""
     return f"releases/{release_id}/release.json"
 
@@ -83,7 +83,7 @@ def report_name(release_id: str, suffix: str = "html") -> str:
     return f"releases/{release_id}/report.{suffix}"
 
 
-def read_record(store: ArtifactStore, release_id: str) -> ReleaseRecord:
+def read_release_record(store: ArtifactStore, release_id: str) -> ReleaseRecord:
     """The record of a release; whether it is signed is not checked.
 
     Raises:
@@ -96,7 +96,7 @@ def read_record(store: ArtifactStore, release_id: str) -> ReleaseRecord:
 def readable_record(store: ArtifactStore, release_id: str) -> ReleaseRecord | None:
     """The record of a release; None for one that is damaged or gone."""
     try:
-        return read_record(store, release_id)
+        return read_release_record(store, release_id)
     except (IntegrityError, ConfigError):
         return None
 
@@ -109,15 +109,15 @@ def trusted_record(store: ArtifactStore, release_id: str) -> ReleaseRecord:
         IntegrityError: The record cannot be understood, is another release's, or is not signed as the store requires.
     """
     document = _document(store, release_id)
-    require_signed(store, record_name(release_id), document)
+    require_signed(store, release_record_name(release_id), document)
     record = _understood(document, release_id)
     if record.release_id != release_id:
-        raise refusal(store, record_name(release_id), f"it is of release {record.release_id}")
+        raise refusal(store, release_record_name(release_id), f"it is of release {record.release_id}")
     return record
 
 
 def _document(store: ArtifactStore, release_id: str) -> Document:
-    document = store.read_document(record_name(release_id))
+    document = store.read_document(release_record_name(release_id))
     if document is None:
         raise ConfigError(f"no release {release_id!r} in {store.uri}", hint="`llm-pipeline ls` lists them")
     return document

@@ -61,7 +61,7 @@ class Effect(StrEnum):
     PRODUCTION = "production"
 
 
-class Place(StrEnum):
+class Machine(StrEnum):
     """Which machine a step needs: it decides the queue and the pool of its task."""
 
     ANYWHERE = "anywhere"
@@ -179,7 +179,7 @@ class Step:
         decides: Whether the release fails with it. What clears up decides nothing, and always runs.
         unless: A step after whose success nothing is left to do for this one.
         effect: What it changes in the world.
-        place: Which machine it needs.
+        machine: Which machine it needs.
         gpus: What it does with that machine's GPUs.
         heavy: As many at once as the deployment allows (`computing_at_once`).
         environment: Where its process runs.
@@ -206,7 +206,7 @@ class Step:
     decides: bool = True
     unless: str = ""
     effect: Effect = Effect.NONE
-    place: Place = Place.ANYWHERE
+    machine: Machine = Machine.ANYWHERE
     gpus: Gpus = Gpus.NONE
     heavy: bool = False
     environment: Environment = Environment.CONTROL

@@ -24,14 +24,14 @@ from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
 from llm_pipeline.canary.timeline import read_summary as read_step_summary
 from llm_pipeline.canary.timeline import read_timeline
 from llm_pipeline.config.policy import AccuracyPolicy, LoadTestPolicy
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, deciding_windows, read_outcome
 from llm_pipeline.loadtest.records import Records, join, read_records
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.stage_cost import PlannedStage, TotalCost
 from llm_pipeline.planning.target_plan import TargetPlan
 from llm_pipeline.release.contract import StageResult
-from llm_pipeline.release.record import ReleaseRecord, read_record
+from llm_pipeline.release.record import ReleaseRecord, read_release_record
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.reporting.failures import flow_order, read_failures
 from llm_pipeline.reporting.headline import decides, recipe_in_words, release_headline, released_facts
 from llm_pipeline.reporting.highlights import highlights
@@ -168,7 +168,7 @@ def collect(store: ArtifactStore, release_id: str) -> ReportData:
         ConfigError: There is no such release.
         IntegrityError: The release's record cannot be understood.
     """
-    return _Collector(store, read_record(store, release_id)).report()
+    return _Collector(store, read_release_record(store, release_id)).report()
 
 
 class _Collector:

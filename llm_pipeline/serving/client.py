@@ -26,8 +26,8 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.endpoint_access import request_headers, tls_context
 from llm_pipeline.serving.protocols import (
     AnswerReader,
-    Asked,
     ErrorInAnswer,
+    GenerationParameters,
     NotAnAnswer,
     ServingProtocol,
     TritonProtocol,
@@ -47,7 +47,7 @@ NO_ANSWER = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError)
 
 
 @dataclass(frozen=True)
-class GenerationRequest(Asked):
+class GenerationRequest(GenerationParameters):
     """One generation request.
 
     Attributes:

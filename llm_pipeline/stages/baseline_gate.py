@@ -23,7 +23,7 @@ from llm_pipeline.release.contract import Stage, StageContext, StageOutput, Stag
 from llm_pipeline.store import ArtifactStore
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import ReleaseProgress
+    from llm_pipeline.release_progress import ReleaseProgress
 
 log = get_logger(__name__)
 

@@ -17,7 +17,7 @@ from llm_pipeline.canary.judgements import taken_back_judgement, with_who
 from llm_pipeline.canary.open_router import access_log_of, name_release
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.plan import CanaryPlan
-from llm_pipeline.canary.record import LEASE_SECONDS, CanaryJournal, CanaryRecord, lease_name, read_record
+from llm_pipeline.canary.record import LEASE_SECONDS, CanaryJournal, CanaryRecord, lease_name, read_canary_record
 from llm_pipeline.canary.router import CountsAttempts, TrafficRouter
 from llm_pipeline.canary.slots import RECOGNISED, SlotControl, slot_endpoint
 from llm_pipeline.canary.timeline import write_timeline
@@ -41,7 +41,7 @@ from llm_pipeline.store.places import claim_place, serving_at
 
 if TYPE_CHECKING:
     from llm_pipeline.canary.replay import Replay
-    from llm_pipeline.flow import ReleaseProgress
+    from llm_pipeline.release_progress import ReleaseProgress
 
 log = get_logger(__name__)
 
@@ -134,7 +134,7 @@ def _judge(
         if found is None:
             raise
         return found
-    return with_who(read_record(context.store, plan.release_id, plan.target), judgement)
+    return with_who(read_canary_record(context.store, plan.release_id, plan.target), judgement)
 
 
 def can_replay(router: TrafficRouter, place: RouterModel) -> TypeGuard[CountsAttempts]:
@@ -176,7 +176,7 @@ def _replays(context: StageContext[CanaryConfig]) -> Callable[[TrafficRouter], R
 
 def _with_replayed(context: StageContext[CanaryConfig], judgement: Judgement, replay: Replay | None) -> Judgement:
     """The judgement, with how many of the step's requests were no users'."""
-    record = read_record(context.store, context.request.release_id, context.config.target)
+    record = read_canary_record(context.store, context.request.release_id, context.config.target)
     step = record.analysis.step if record is not None and record.analysis is not None else None
     if replay is None or record is None or step is None:
         return judgement
@@ -191,7 +191,7 @@ def _with_replayed(context: StageContext[CanaryConfig], judgement: Judgement, re
 def _output(
     context: StageContext[CanaryConfig], judgement: Judgement, router: TrafficRouter, live_seconds: float
 ) -> StageOutput:
-    record = read_record(context.store, context.request.release_id, context.config.target)
+    record = read_canary_record(context.store, context.request.release_id, context.config.target)
     if record is None:
         return StageOutput(judgement=judgement)
     directory = context.workdir / "canary"

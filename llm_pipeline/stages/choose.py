@@ -12,7 +12,7 @@ from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import ReleaseProgress
+    from llm_pipeline.release_progress import ReleaseProgress
 
 log = get_logger(__name__)
 

@@ -20,7 +20,7 @@ from llm_pipeline.model_facts.reader import read_facts
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import ReleaseProgress
+    from llm_pipeline.release_progress import ReleaseProgress
 
 
 class DownloadConfig(ConfigModel):

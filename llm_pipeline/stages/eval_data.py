@@ -47,9 +47,9 @@ from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOu
 from llm_pipeline.stages.request_parts import task_data
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import ReleaseProgress
     from llm_pipeline.hub.data_set_files import DataSetFiles
     from llm_pipeline.hub.sources import DataSets
+    from llm_pipeline.release_progress import ReleaseProgress
 
 log = get_logger(__name__)
 

@@ -35,9 +35,9 @@ from llm_pipeline.release.datasets import PROMPTS_DATASET
 from llm_pipeline.stages.request_parts import server_software, staging_endpoint
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import ReleaseProgress
     from llm_pipeline.loadtest.measure import LoadClient
     from llm_pipeline.loadtest.workload import TrafficSource
+    from llm_pipeline.release_progress import ReleaseProgress
 
 log = get_logger(__name__)
 

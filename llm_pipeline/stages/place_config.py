@@ -14,7 +14,7 @@ from llm_pipeline.config.model import ConfigModel, Name
 from llm_pipeline.config.release import Drill
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import ReleaseProgress
+    from llm_pipeline.release_progress import ReleaseProgress
     from llm_pipeline.store import ArtifactStore
 
 

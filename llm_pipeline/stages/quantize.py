@@ -17,7 +17,7 @@ from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOu
 from llm_pipeline.release.datasets import calibration_dataset
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import ReleaseProgress
+    from llm_pipeline.release_progress import ReleaseProgress
 
 log = get_logger(__name__)
 

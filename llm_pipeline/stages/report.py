@@ -15,7 +15,7 @@ from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 from llm_pipeline.release.record import report_name
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import ReleaseProgress
+    from llm_pipeline.release_progress import ReleaseProgress
     from llm_pipeline.store import ArtifactStore
 
 log = get_logger(__name__)

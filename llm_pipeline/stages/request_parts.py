@@ -9,7 +9,7 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.release.datasets import TASKS_DATASET
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import ReleaseProgress
+    from llm_pipeline.release_progress import ReleaseProgress
     from llm_pipeline.serving.kubernetes_manifests import ServedRelease
 
 

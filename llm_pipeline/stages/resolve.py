@@ -22,7 +22,7 @@ from llm_pipeline.config.model import ConfigModel, Line, Revision
 from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.config.quantization import NAMED_SET, Calibration
 from llm_pipeline.hub.model_card import license_change, require_license
-from llm_pipeline.hub.transfer import Place, require_space
+from llm_pipeline.hub.transfer import DirectoryNeed, require_space
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.release.changes import changing
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
@@ -30,7 +30,7 @@ from llm_pipeline.release.datasets import PROMPTS_DATASET, TASKS_DATASET, calibr
 from llm_pipeline.release.execute import key_content, read_stage_record, results_name
 from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.newest import newest_of_config, note_release
-from llm_pipeline.release.record import ReleaseRecord, read_record, record_name, step_key
+from llm_pipeline.release.record import ReleaseRecord, read_release_record, release_record_name, step_key
 from llm_pipeline.stages.download import STAGE as DOWNLOAD
 from llm_pipeline.stages.download import download_config
 from llm_pipeline.store import ArtifactStore
@@ -129,7 +129,7 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
         created_at=datetime.now(UTC),
     )
     with changing(context.store, release_id):
-        write_signed(context.store, record_name(release_id), record.model_dump(mode="json"))
+        write_signed(context.store, release_record_name(release_id), record.model_dump(mode="json"))
         replace_document(context.store, f"releases/{release_id}/plan.json", plan.model_dump(mode="json"))
     note_release(context.store, record)
     log.info("release named", release=release_id, model=model.id, commit=model.commit)
@@ -162,9 +162,9 @@ def _require_space(context: StageContext[ResolveConfig], loaded: LoadedRelease, 
         return  # it is in the store already
     work = Path(deployment.work_root) / DOWNLOAD.name / key[:24]
     already = sum(path.stat().st_size for path in work.rglob("*") if path.is_file())
-    places = [Place("work_root", Path(deployment.work_root), max(0, model.size - already))]
+    places = [DirectoryNeed("work_root", Path(deployment.work_root), max(0, model.size - already))]
     if store := deployment.store.directory:
-        places.append(Place("store", store, model.size))
+        places.append(DirectoryNeed("store", store, model.size))
     require_space(*places)
 
 
@@ -178,8 +178,8 @@ def model_released_before(store: ArtifactStore, release_name: str) -> PinnedMode
     """
     for noted in newest_of_config(store, release_name):
         fetched = store.read_document(results_name(noted.release_id, DOWNLOAD.name, ""))
-        if fetched is not None and store.read_document(record_name(noted.release_id)) is not None:
-            return read_record(store, noted.release_id).model
+        if fetched is not None and store.read_document(release_record_name(noted.release_id)) is not None:
+            return read_release_record(store, noted.release_id).model
     return None
 
 

@@ -17,7 +17,7 @@ from llm_pipeline.stages.place_config import SlotsConfig, place_of
 from llm_pipeline.stages.request_parts import server_software
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import ReleaseProgress
+    from llm_pipeline.release_progress import ReleaseProgress
 
 
 class RollbackConfig(SlotsConfig):

@@ -16,7 +16,7 @@ from llm_pipeline.stages.place_config import PlaceConfig, place_of
 from llm_pipeline.store.pointers import Pointer
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import ReleaseProgress
+    from llm_pipeline.release_progress import ReleaseProgress
 
 
 class SettleConfig(PlaceConfig):

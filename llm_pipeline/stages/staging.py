@@ -28,7 +28,7 @@ from llm_pipeline.serving.triton_server import SlotBusy
 from llm_pipeline.stages.request_parts import served_release, server_slot
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import ReleaseProgress
+    from llm_pipeline.release_progress import ReleaseProgress
 
 log = get_logger(__name__)
 

@@ -17,7 +17,7 @@ from llm_pipeline.stages.request_parts import server_slot
 from llm_pipeline.stages.staging import ServerSlotConfig
 
 if TYPE_CHECKING:
-    from llm_pipeline.flow import ReleaseProgress
+    from llm_pipeline.release_progress import ReleaseProgress
 
 
 class StagingDownConfig(ServerSlotConfig):

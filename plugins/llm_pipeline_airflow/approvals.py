@@ -27,11 +27,11 @@ from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.untrusted_text import markdown
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.store import Store
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.notifications.happened import answered, asked
 from llm_pipeline.questions import planned_text, question_of, replaces_nothing
 from llm_pipeline.release.evidence_text import facts_table
 from llm_pipeline.release.tasks import canary_subject
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.runners.stage_environment import secret_connections
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline_airflow.claim import claim_of

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.hub.watch import Reference, Start
 from llm_pipeline.release.loading import ConfiguredRelease, LoadedRelease
-from llm_pipeline.release.record import read_record
+from llm_pipeline.release.record import read_release_record
 from llm_pipeline.release.watch_record import Claim, claim_commit, read_claim
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.pointers import read_pointers
@@ -129,7 +129,7 @@ def _serving(store: ArtifactStore, loaded: LoadedRelease, target: str) -> Refere
     if production is None:
         return None
     try:
-        record = read_record(store, production.release_id)
+        record = read_release_record(store, production.release_id)
     except ConfigError:  # somebody removed it: what it was made from is unknown
         return None
     if record.release != loaded.release:
@@ -140,4 +140,4 @@ def _serving(store: ArtifactStore, loaded: LoadedRelease, target: str) -> Refere
 def _reference(store: ArtifactStore, release_id: str) -> Reference:
     from llm_pipeline.hub.observe import listing_of
 
-    return listing_of(read_record(store, release_id).model).reference()
+    return listing_of(read_release_record(store, release_id).model).reference()

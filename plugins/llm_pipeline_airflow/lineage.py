@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
 
     from llm_pipeline.base.records import ArtifactRef
-    from llm_pipeline.flow import ReleaseProgress
     from llm_pipeline.release.contract import StageResult
+    from llm_pipeline.release_progress import ReleaseProgress
 
 DataSet = tuple[str, str, str]
 """Namespace, name and version."""

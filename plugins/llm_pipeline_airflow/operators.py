@@ -22,12 +22,12 @@ from airflow.sdk.exceptions import (
 from llm_pipeline.base.errors import ErrorDocument, Terminal, Transient, from_document
 from llm_pipeline.base.logging import Lines, LogRelay
 from llm_pipeline.config.notifications import wants_stages
-from llm_pipeline.flow import ReleaseProgress, passed, placement, resolve_request
 from llm_pipeline.notifications.happened import ended, judged
 from llm_pipeline.release.contract import StageRequest, StageResult, TimeLimit
 from llm_pipeline.release.evidence_text import log_table, metric_table
 from llm_pipeline.release.loading import ConfiguredRelease, load_release
 from llm_pipeline.release.time_limit import GRACE_SECONDS, out_of_time
+from llm_pipeline.release_progress import ReleaseProgress, passed, placement, resolve_request
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners, Watch
 from llm_pipeline.store import open_store

@@ -121,7 +121,7 @@ class GuardedRoute(APIRoute):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReleaseFilter:
     """What the list is narrowed to.
 
     Attributes:
@@ -145,7 +145,7 @@ class Asked:
         return self.state in ("", row.verdict or _OPEN)
 
 
-def filter_form(asked: Asked) -> str:
+def filter_form(asked: ReleaseFilter) -> str:
     """The form that narrows the list."""
     options = "".join(
         f'<option value="{html(state)}"{" selected" if state == asked.state else ""}>{html(state or "all")}</option>'

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from llm_pipeline.release.step import Gpus, Place
+from llm_pipeline.release.step import Gpus, Machine
 
 if TYPE_CHECKING:  # every Airflow process loads this module
     from collections.abc import Mapping, Sequence
@@ -29,10 +29,10 @@ def placement_arguments(task: Task, loaded: LoadedRelease) -> dict[str, Any]:
     """
     step, workers = task.step, loaded.deployment.workers
     takes = step.gpus is Gpus.TAKEN
-    if step.place is Place.QUANTIZATION_HOST:
+    if step.machine is Machine.QUANTIZATION_HOST:
         host = loaded.deployment.quantization_host
         return _arguments(workers.quantization, slots=(host.count if host else 1) if takes else 0)
-    if step.place is Place.ANYWHERE:
+    if step.machine is Machine.ANYWHERE:
         return {}
     gpus = {target.name: max(1, target.accelerator_count) for target in loaded.release.targets}
     table = [  # the groups are mapped in this order

@@ -25,7 +25,7 @@ from llm_pipeline.base.errors import ConfigError, PipelineError, as_pipeline_err
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import Watch
 from llm_pipeline.config.store import Store
-from llm_pipeline.hub.watch import DAY, Decision, Outcome, Reference, Trouble, WatchState, decide
+from llm_pipeline.hub.watch import DAY, Outcome, Reference, Trouble, WatchDecision, WatchState, decide
 from llm_pipeline.release.loading import LoadedRelease
 from llm_pipeline.release.watch_record import (
     WatchStatus,
@@ -52,7 +52,7 @@ _STATUS_REFRESH = timedelta(minutes=15)
 _ON_THEIR_WAY = ["queued", "running"]
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REQUEST_ID = re.compile(r"\s*\(Request ID:[^)]*\)")
-_NO_MEMORY = Decision(Outcome.TROUBLE, "the watch cannot use its stored state", look_again_seconds=60.0)
+_NO_MEMORY = WatchDecision(Outcome.TROUBLE, "the watch cannot use its stored state", look_again_seconds=60.0)
 
 
 class Watched(ConfigModel):
@@ -200,7 +200,7 @@ class HubRevisionTrigger(BaseEventTrigger):
         reference = Reference(commit=claims[-1].commit, content=claims[-1].content)
         return WatchState(reference=reference, starts=tuple(starts))
 
-    async def _look(self, state: WatchState) -> tuple[WatchState, Decision]:
+    async def _look(self, state: WatchState) -> tuple[WatchState, WatchDecision]:
         try:
             busy = state.firing is not None and await _runs_on_their_way(self.watched.dag_id)
             decided, decision = await asyncio.to_thread(self._decide, state, busy=busy)
@@ -212,7 +212,7 @@ class HubRevisionTrigger(BaseEventTrigger):
         await asyncio.to_thread(self._show, decided, decision)
         return decided, decision
 
-    def _decide(self, state: WatchState, *, busy: bool) -> tuple[WatchState, Decision]:
+    def _decide(self, state: WatchState, *, busy: bool) -> tuple[WatchState, WatchDecision]:
         """One look at the hub and the store, and what it leads to; blocking."""
         watched, store, observer = self.watched, self._store_here(), self._observer_here()
         head = observer.head(state.reference)
@@ -235,20 +235,20 @@ class HubRevisionTrigger(BaseEventTrigger):
             self._observer = Observer(hub, watched.model_id, watched.revision)
         return self._observer
 
-    def _tell(self, before: WatchState, state: WatchState, decision: Decision) -> None:
+    def _tell(self, before: WatchState, state: WatchState, decision: WatchDecision) -> None:
         """One line in the triggerer's log for each new decision."""
         if state.words != before.words:
             level = logging.WARNING if decision.outcome in (Outcome.TROUBLE, Outcome.UNUSABLE) else logging.INFO
             log.log(level, "release watch of %s: %s", self.watched.config, decision.words)
 
-    def _show(self, state: WatchState, decision: Decision) -> None:
+    def _show(self, state: WatchState, decision: WatchDecision) -> None:
         """Write the decision for people; a store that cannot be written shows when claims are read."""
         try:
             self._write_status(state, decision)
         except Exception as error:  # noqa: BLE001 - what is decided does not depend on it
             self._known(error, f"writing the status of the release watch of {self.watched.config}")
 
-    def _write_status(self, state: WatchState, decision: Decision) -> None:
+    def _write_status(self, state: WatchState, decision: WatchDecision) -> None:
         """Write it when it is another decision, or the last writing is some time ago."""
         watched, now = self.watched, datetime.now(UTC)
         known = self._status or read_status(self._store_here(), watched.config)

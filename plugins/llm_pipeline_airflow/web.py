@@ -23,7 +23,7 @@ from llm_pipeline.inspection.comparison import compare
 from llm_pipeline.inspection.release_artifacts import DamagedRow
 from llm_pipeline.inspection.release_index import INDEXED, IndexedRelease, read_releases
 from llm_pipeline.release.loading import ConfiguredRelease
-from llm_pipeline.release.record import read_record, report_name
+from llm_pipeline.release.record import read_release_record, report_name
 from llm_pipeline.release.watch_record import WatchStatus, read_status
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.references import PointerReference, ReleaseReference, readable_pointers
@@ -31,8 +31,8 @@ from llm_pipeline_airflow.connections import config_with_secrets
 from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.pages import (
     SECURITY_HEADERS,
-    Asked,
     GuardedRoute,
+    ReleaseFilter,
     filter_form,
     message,
     page,
@@ -78,7 +78,7 @@ def release_report(dag_id: str, release_id: str) -> HTMLResponse:
     try:
         loaded = config_with_secrets(config_path_of(dag_id))
         store = store_to_read(loaded.deployment.store)
-        config = read_record(store, release_id).release.name
+        config = read_release_record(store, release_id).release.name
     except ConfigError as error:
         return message(404, "No report", str(error))
     if config != loaded.config.name:
@@ -102,7 +102,7 @@ def releases(user: GetUserDep, text: str = "", state: str = "") -> HTMLResponse:
     """
     shown = _Shown(_readable_configs(user))
     serving = {one.pointer.release_id for one in shown.placed if one.name == "production"}
-    asked = Asked(text, state)
+    asked = ReleaseFilter(text, state)
     listed = asked.of(shown.releases, serving)
     watches = watches_table(shown.watches())
     body = problem_list("Stores that cannot be read", shown.unread) + serving_table(shown.placed) + filter_form(asked)

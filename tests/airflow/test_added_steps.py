@@ -10,13 +10,13 @@ from llm_pipeline_airflow.dag_factory import release_dag
 
 from llm_pipeline.base.errors import ConfigError, Terminal
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.planning.stage_cost import planned_steps, step_costs
 from llm_pipeline.release.flow import release_flow
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.reference import steps_table
 from llm_pipeline.release.registry import load_stage
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.failures import flow_order
 
@@ -24,12 +24,12 @@ PACKAGE = """
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.release.contract import Stage, StageOutput
 from llm_pipeline.release.flow import TARGETS
-from llm_pipeline.release.step import Place, Scope, Start, Step
+from llm_pipeline.release.step import Machine, Scope, Start, Step
 
 SMOKE = Step(
     name="smoke", title="Smoke", words="Asks the staged server one thing.", module="smoke_release",
     scope=Scope.TARGET, group=TARGETS, after=("staging",), before=("served_accuracy",), ends=Scope.TARGET,
-    place=Place.TARGET_HOST,
+    machine=Machine.TARGET_HOST,
 )
 SIGN = Step(
     name="sign_off", title="Sign off", words="Asks the product's own checklist.", module="smoke_sign",

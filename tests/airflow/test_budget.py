@@ -13,13 +13,13 @@ from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.cli import main
 from llm_pipeline.config.overrides import Overrides
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.operations.decisions import decide, put, read_decision, waiting_step
 from llm_pipeline.planning.stage_cost import StepCost, check_budget
 from llm_pipeline.questions import Question, budget_question
 from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.loading import load_release
+from llm_pipeline.release_progress import ReleaseProgress
 
 RELEASE = "tiny-01234567-00000000"
 pytestmark = pytest.mark.usefixtures("in_process")

@@ -13,9 +13,9 @@ import pytest
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ExitCode, Terminal
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.local_run import LocalRun, ask_on_terminal
 from llm_pipeline.release.loading import load_release
+from llm_pipeline.release_progress import ReleaseProgress
 
 pytestmark = pytest.mark.slow
 

@@ -11,9 +11,9 @@ from test_impossible_release import without_hub  # noqa: F401 - a fixture
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.overrides import Overrides
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.release.claim import read_claim
 from llm_pipeline.release.loading import load_release
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store import open_store
 
 RELEASE = "tiny-01234567-00000000"

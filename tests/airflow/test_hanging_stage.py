@@ -11,12 +11,12 @@ from llm_pipeline_airflow.operators import StageOperator
 
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import PipelineError, StageCrashed, StageOutOfTime
-from llm_pipeline.flow import placement, resolve_request
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.notifications.stream import read
 from llm_pipeline.release import time_limit, time_limits
 from llm_pipeline.release.contract import TimeLimit
 from llm_pipeline.release.loading import load_release
+from llm_pipeline.release_progress import placement, resolve_request
 from llm_pipeline.reporting.failures import read_failures
 from llm_pipeline.runners.runners import Runners
 from llm_pipeline.store import open_store

@@ -11,9 +11,9 @@ from llm_pipeline.base.errors import ExitCode, PipelineError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.cli import main
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.release.loading import load_release
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store import open_store
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers

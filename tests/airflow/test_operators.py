@@ -10,9 +10,9 @@ from llm_pipeline_airflow.dag_factory import release_dag
 from llm_pipeline_airflow.lineage import data_sets, lineage_of
 from llm_pipeline_airflow.operators import ResolveOperator
 
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.notifications.stream import read
-from llm_pipeline.release.record import read_record
+from llm_pipeline.release.record import read_release_record
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store import open_store
 
 pytestmark = pytest.mark.slow
@@ -92,7 +92,7 @@ def test_lineage_goes_from_the_commit_to_the_endpoint(release, promoted):
         read, made = data_sets(flow, flow.result(stage, subject))
         return [one[1] for one in read], [one[1] for one in made]
 
-    flow = ReleaseProgress(release.store, read_record(release.store, "tiny-01234567-00000000"))
+    flow = ReleaseProgress(release.store, read_release_record(release.store, "tiny-01234567-00000000"))
     assert named("download")[0] == ["demo/tiny"]
     assert named("settle", "cpu-a")[1] == ["here/cpu-a"]
     for stage, subject, of in (("quantize", "large", "download"), ("build", "cpu-a", "quantize")):
@@ -102,7 +102,7 @@ def test_lineage_goes_from_the_commit_to_the_endpoint(release, promoted):
 
 def test_the_provider_of_openlineage_gets_each_data_set_with_its_version(release, promoted):
     pytest.importorskip("airflow.providers.openlineage", reason="the provider is not installed, as in our constraints")
-    flow = ReleaseProgress(release.store, read_record(release.store, "tiny-01234567-00000000"))
+    flow = ReleaseProgress(release.store, read_release_record(release.store, "tiny-01234567-00000000"))
     built = flow.result("build", "cpu-a")
     told = lineage_of(flow, built)
     assert [one.facets["version"].datasetVersion for one in told.outputs] == [built.artifacts["engine"].digest]
@@ -113,9 +113,9 @@ def test_the_provider_of_openlineage_gets_each_data_set_with_its_version(release
 
 def test_the_stage_that_names_the_release_tells_openlineage_nothing(release, promoted):
     operator = ResolveOperator(task_id="resolve", config_path=str(release.config))
-    operator._result = ReleaseProgress(release.store, read_record(release.store, "tiny-01234567-00000000")).result(
-        "resolve"
-    )
+    operator._result = ReleaseProgress(
+        release.store, read_release_record(release.store, "tiny-01234567-00000000")
+    ).result("resolve")
     assert operator.get_openlineage_facets_on_complete(None) is None
 
 

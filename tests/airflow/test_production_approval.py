@@ -20,7 +20,6 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.cli import main
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.notifications.stream import read
 from llm_pipeline.operations.decisions import Decision, NotApproved, decide, decision_name, put
@@ -29,6 +28,7 @@ from llm_pipeline.questions import production_question
 from llm_pipeline.release.contract import StageContext
 from llm_pipeline.release.execute import results_name
 from llm_pipeline.release.loading import load_release
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.stages import canary
 from llm_pipeline.store.places import PlaceTaken, claim_place, holder_of
 

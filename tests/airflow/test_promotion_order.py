@@ -12,7 +12,7 @@ from llm_pipeline_airflow.dag_factory import release_dag
 from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.release.loading import load_release
-from llm_pipeline.release.record import ReleaseRecord, record_name
+from llm_pipeline.release.record import ReleaseRecord, release_record_name
 from llm_pipeline.store import open_store
 from llm_pipeline.store.signed_documents import replace_document
 
@@ -56,7 +56,7 @@ def write_release(store, loaded) -> None:
         datasets={},
         created_at=datetime.now(UTC),
     )
-    replace_document(store, record_name("a-release"), record.model_dump(mode="json"))
+    replace_document(store, release_record_name("a-release"), record.model_dump(mode="json"))
 
 
 def asked(step, **run) -> None:

@@ -20,9 +20,9 @@ from llm_pipeline.base import detached
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.approvals import read_approval
 from llm_pipeline.demo.local_airflow import AirflowClient
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.operations.decisions import decide
-from llm_pipeline.release.record import read_record
+from llm_pipeline.release.record import read_release_record
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store import open_store
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers
@@ -136,7 +136,7 @@ def denied(client, release, tmp_path_factory) -> Run:
     found_again.touch()
 
     def approve_on_the_command_line() -> None:
-        flow = ReleaseProgress(store, read_record(store, client.xcom(DAG_OF_ONE_TARGET, run.run_id, "resolve")))
+        flow = ReleaseProgress(store, read_release_record(store, client.xcom(DAG_OF_ONE_TARGET, run.run_id, "resolve")))
         assert decide(flow, "approve", ["cpu-a"], approved=True, by="bob").counted
 
     ended = run.finish(

@@ -16,9 +16,9 @@ from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.canary.approvals import read_approval
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase
 from llm_pipeline.config.store import store_settings
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.operations.approval import answer
 from llm_pipeline.release.contract import StageResult, Timings
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store import open_store
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers

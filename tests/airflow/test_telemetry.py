@@ -12,10 +12,10 @@ from llm_pipeline_airflow.dag_factory import release_dag
 
 from llm_pipeline.adapters.opentelemetry.adapter import ADAPTER, OpenTelemetryChannel
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.notifications import outbox
 from llm_pipeline.release.loading import load_release
+from llm_pipeline.release_progress import ReleaseProgress
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra otel is not installed")
 

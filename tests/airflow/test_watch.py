@@ -32,7 +32,7 @@ from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.hub.observe import list_commit
 from llm_pipeline.hub.watch import Start
 from llm_pipeline.release.loading import LoadedRelease, load_release
-from llm_pipeline.release.record import ReleaseRecord, record_name
+from llm_pipeline.release.record import ReleaseRecord, release_record_name
 from llm_pipeline.release.watch_record import Claim, claim_commit, read_status
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.pointer_writing import write_pointers
@@ -371,7 +371,7 @@ def promote(watching: Watching, commit: str, *targets: str, **changes: Any) -> N
         release_id=f"tiny-{commit[:8]}", release=release, deployment=loaded.deployment, model=model, datasets={},
         created_at=_now(),
     )  # fmt: skip
-    watching.store.write_document(record_name(record.release_id), record.model_dump(mode="json"), None)
+    watching.store.write_document(release_record_name(record.release_id), record.model_dump(mode="json"), None)
     pointer = Pointer(
         release_id=record.release_id, repository=ArtifactRef(kind="model_repository", digest="0" * 64),
         slot="blue", recipe="small", promoted_at=_now(),

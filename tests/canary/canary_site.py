@@ -26,7 +26,7 @@ from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.open_router import access_log_of
-from llm_pipeline.canary.record import CanaryRecord, read_record
+from llm_pipeline.canary.record import CanaryRecord, read_canary_record
 from llm_pipeline.canary.router import SlotName, all_to
 from llm_pipeline.config.deployment import ServerPorts
 
@@ -146,7 +146,7 @@ class Site:
         return Judgement.model_validate_json(output)
 
     def record(self) -> CanaryRecord:
-        record = read_record(self.store, "r1", "cpu")
+        record = read_canary_record(self.store, "r1", "cpu")
         assert record is not None
         return record
 

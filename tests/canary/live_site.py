@@ -22,7 +22,7 @@ from llm_pipeline.canary.access_log import AccessLog
 from llm_pipeline.canary.controller import CanaryController
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.plan import CanaryPlan
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name, read_record
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name, read_canary_record
 from llm_pipeline.canary.router import ALL, SlotName, TrafficRouter, all_to, other_slot
 from llm_pipeline.canary.traffic import LoggedTraffic, Traffic
 from llm_pipeline.config.policy import CanaryPolicy
@@ -147,7 +147,7 @@ class Trial:
     def await_phase(self, phase: Phase, percent: float) -> CanaryRecord:
         deadline = time.monotonic() + 25
         while True:
-            record = read_record(self.site.store, self.release_id, "cpu")
+            record = read_canary_record(self.site.store, self.release_id, "cpu")
             if record is not None and (record.phase, record.step_percent) == (phase, percent):
                 return record
             assert time.monotonic() < deadline, record
@@ -179,7 +179,7 @@ class Trial:
 
     @property
     def record(self) -> CanaryRecord:
-        record = read_record(self.site.store, self.release_id, "cpu")
+        record = read_canary_record(self.site.store, self.release_id, "cpu")
         assert record is not None
         return record
 
@@ -200,7 +200,7 @@ class Trial:
         """Leave the site as the next trial expects it: all traffic on a healthy stable, the other slot empty."""
         self._threads.shutdown(cancel_futures=True)
         site, router = self.site, self.site.router
-        record = read_record(site.store, self.release_id, "cpu")
+        record = read_canary_record(site.store, self.release_id, "cpu")
         if record is not None and record.phase is Phase.PROMOTED:
             site.stable = record.candidate
         site.control.drill = None

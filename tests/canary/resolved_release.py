@@ -11,13 +11,13 @@ from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import Approval, Baseline, Evaluation, ModelSource, ResolvedRelease
 from llm_pipeline.config.target import Target
 from llm_pipeline.config.workload import Workload
-from llm_pipeline.release.record import ReleaseRecord, record_name
+from llm_pipeline.release.record import ReleaseRecord, release_record_name
 from llm_pipeline.store.artifact_store import ArtifactStore
 
 
 def resolve(store: ArtifactStore, release_id: str, *, model: str = "demo/tiny") -> None:
     """Write the record, if there is none."""
-    if store.read_document(record_name(release_id)) is not None:
+    if store.read_document(release_record_name(release_id)) is not None:
         return
     level = ServiceLevel(first_token_milliseconds=100.0, end_to_end_milliseconds=500.0)
     release = ResolvedRelease(
@@ -51,4 +51,4 @@ def resolve(store: ArtifactStore, release_id: str, *, model: str = "demo/tiny") 
         datasets={},
         created_at=datetime.now(UTC),
     )
-    store.write_document(record_name(release_id), record.model_dump(mode="json"), None)
+    store.write_document(release_record_name(release_id), record.model_dump(mode="json"), None)

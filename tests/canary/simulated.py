@@ -23,7 +23,7 @@ from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary.controller import CanaryController
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.plan import CanaryPlan
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name, read_record, take_over
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name, read_canary_record, take_over
 from llm_pipeline.canary.router import ALL, RouterConflict, RouteState, SlotName, all_to
 from llm_pipeline.canary.slots import WarmUp
 from llm_pipeline.canary.traffic import LoggedTraffic, Traffic
@@ -308,7 +308,7 @@ class Site:
         return self
 
     def record(self, release: str = "r1") -> CanaryRecord:
-        record = read_record(self.store, release, "cpu")
+        record = read_canary_record(self.store, release, "cpu")
         assert record is not None
         return record
 

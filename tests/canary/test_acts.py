@@ -13,7 +13,7 @@ from test_one_way_back import MODEL, Served
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.canary.agreement import disagreements
-from llm_pipeline.canary.record import current_canary, read_record, take_over
+from llm_pipeline.canary.record import current_canary, read_canary_record, take_over
 from llm_pipeline.operations import switching
 from llm_pipeline.operations.guard import GuardedSite
 from llm_pipeline.operations.promotion import NotPromoted
@@ -71,7 +71,7 @@ def agree(site: Served) -> Pointer:
     start(site.place, lambda _: site.router)
     guard(site)
     last = current_canary(site.store, "cpu")
-    record = read_record(site.store, last, "cpu") if last else None
+    record = read_canary_record(site.store, last, "cpu") if last else None
     served = {slot: site.serves[slot].digest if slot in site.running else None for slot in ("blue", "green")}
     assert list(disagreements(site.pointers, record, None, site.router.state, served)) == [], site.effects
     production = site.pointers.production

@@ -10,7 +10,7 @@ from looking import watched
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.analysis import AnalysisState, begin, begin_step, observe
 from llm_pipeline.canary.arm_counts import window
-from llm_pipeline.canary.evidence import Decision, Outcome, decide, guard
+from llm_pipeline.canary.evidence import Outcome, StepDecision, decide, guard
 from llm_pipeline.canary.judgements import undecided_and_clean
 from llm_pipeline.canary.metric_events import Limit, MetricLimits
 from llm_pipeline.canary.observations import ObservedRequest
@@ -57,12 +57,12 @@ def started(share: float = 0.5, thresholds: Thresholds = LIMITS) -> AnalysisStat
 
 def look(
     state: AnalysisState, requests: list[ObservedRequest], elapsed: float = 30.0
-) -> tuple[AnalysisState, Decision]:
+) -> tuple[AnalysisState, StepDecision]:
     state = watched(state, requests) if requests else observe(state, window([], "green", LIMITS, 0.0))
     return state, decide(state, POLICY, elapsed)
 
 
-def verdicts(decision: Decision) -> dict[str, Verdict]:
+def verdicts(decision: StepDecision) -> dict[str, Verdict]:
     return {fact.name: fact.verdict for fact in decision.judgement.evidence}
 
 
@@ -129,7 +129,7 @@ def test_a_clients_bad_requests_are_nobodys_failures_in_a_row() -> None:
     assert decision.outcome is Outcome.CONTINUE
 
 
-def refusing(*, candidate: float, users: int, each: int = 1, voter: str = "client") -> Decision:
+def refusing(*, candidate: float, users: int, each: int = 1, voter: str = "client") -> StepDecision:
     """Stable refuses 2 % of the users, the candidate a share; one more asks the candidate badly all the time."""
     people = [request(at=n, **{voter: f"{n * 7919:x}"}, refused=n % 50 == 0) for n in range(users)]
     baseline = fix_thresholds([*people, *(request(at=n) for n in range(100))], POLICY)
@@ -168,7 +168,7 @@ def test_refusals_of_users_that_nobody_can_tell_apart_are_not_compared() -> None
     assert decision.outcome is Outcome.PASS
 
 
-def one_of_many(**bad: object) -> Decision:
+def one_of_many(**bad: object) -> StepDecision:
     """Forty users whom both arms serve well, and one whose every request goes wrong; its session is the candidate's."""
     clients = [f"{n * 104_729 * 256:x}" for n in range(40)]
     baseline = fix_thresholds([request(at=n, client=clients[n % 40], total=20.0 + n % 7) for n in range(200)], POLICY)
@@ -311,7 +311,7 @@ def test_an_answer_that_its_user_left_is_judged_by_its_age_where_that_says_somet
     assert (seen.candidate.requests, seen.candidate_units, counts["errors"].units) == (1, 1, 0)
 
 
-def last_step(**of_candidate: float) -> tuple[AnalysisState, Decision]:
+def last_step(**of_candidate: float) -> tuple[AnalysisState, StepDecision]:
     """All traffic, or nearly, after a clean comparison; 0.2 % of stable's requests failed, 10 % were slow."""
     stable = [request("blue", at=n, fault=n == 0, total=150.0 if n % 10 == 1 else 20.0) for n in range(500)]
     state = watched(started(0.5), [*stable, *(replace(one, arm="green", on_trial=True) for one in stable[1:])])

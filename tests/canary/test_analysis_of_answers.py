@@ -12,7 +12,7 @@ from looking import watched
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.analysis import AnalysisState, begin, begin_step, observe
 from llm_pipeline.canary.arm_counts import window
-from llm_pipeline.canary.evidence import Decision, decide
+from llm_pipeline.canary.evidence import StepDecision, decide
 from llm_pipeline.canary.metric_events import MetricLimits
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.slow_limits import Thresholds, every_metric, fix_thresholds
@@ -45,7 +45,9 @@ def tokens(count: int, arm: str = "blue", **changes: object) -> list[ObservedReq
     ]
 
 
-def compared(requests: Iterable[ObservedRequest], thresholds: Thresholds, policy: CanaryPolicy = POLICY) -> Decision:
+def compared(
+    requests: Iterable[ObservedRequest], thresholds: Thresholds, policy: CanaryPolicy = POLICY
+) -> StepDecision:
     return decide(seen(requests, thresholds, policy), policy, 30.0)
 
 
@@ -56,7 +58,7 @@ def seen(
     return watched(state, requests)
 
 
-def regressed(decision: Decision) -> list[str]:
+def regressed(decision: StepDecision) -> list[str]:
     return [fact.name for fact in decision.judgement.evidence if fact.verdict is Verdict.NO_GO]
 
 

@@ -12,7 +12,7 @@ import pytest
 from simulated import Killed, Site
 
 from llm_pipeline.base.errors import PipelineError
-from llm_pipeline.canary.record import read_record
+from llm_pipeline.canary.record import read_canary_record
 
 pytestmark = pytest.mark.usefixtures("fast")
 
@@ -44,7 +44,7 @@ def test_a_stale_controller_writes_no_route_once_another_one_has_begun(tmp_path,
     for boundary in range(1, dry.boundary, every):
         for distance in range(9, 60, 5):
             site, told = frozen_at(tmp_path / f"{boundary}-{distance}", boundary, distance)
-            if read_record(site.store, "r2", "cpu") is None:
+            if read_canary_record(site.store, "r2", "cpu") is None:
                 continue
             tried += 1
             late = [state for state in site.told[told:] if state.owner.startswith("r1@")]

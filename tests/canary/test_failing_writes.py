@@ -15,7 +15,7 @@ from test_guard import LATER, guard
 
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import Transient
-from llm_pipeline.canary.record import Phase, read_record, take_over
+from llm_pipeline.canary.record import Phase, read_canary_record, take_over
 from llm_pipeline.operations.approval import answer
 
 pytestmark = pytest.mark.usefixtures("fast")
@@ -122,7 +122,7 @@ def test_a_candidate_that_fails_once_the_store_takes_nothing_any_more_keeps_no_t
                 guard(site, LATER)
             elif site.told:
                 by_itself += 1
-        record = read_record(site.store, "r1", "cpu")
+        record = read_canary_record(site.store, "r1", "cpu")
         if record is not None and record.phase is Phase.PROMOTED:
             continue
         assert (site.weights(), site.lost) == ({"blue": 10_000}, 0), site.effects

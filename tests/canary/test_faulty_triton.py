@@ -17,7 +17,7 @@ from production_site import MODEL_PYTHON, TRITON_HOME, Production, verdict
 from llm_pipeline.base import detached
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.canary.record import Phase, read_record
+from llm_pipeline.canary.record import Phase, read_canary_record
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "serving" / "faulty_model"))
 
@@ -106,7 +106,7 @@ def test_a_candidate_whose_users_get_no_whole_answer_goes_back(production, kinds
         judged = production.canary("r2", 50)
         ordered.result()
     assert verdict(judged) is Verdict.NO_GO, judged.judgement
-    record = read_record(production.store, "r2", "cpu")
+    record = read_canary_record(production.store, "r2", "cpu")
     assert record is not None
     assert (record.phase, production.weights()) == (Phase.ROLLED_BACK, {"blue": 10_000})
     assert production.serves("green") is None

@@ -10,7 +10,7 @@ from test_analysis_of_answers import request
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.analysis import begin, begin_step
-from llm_pipeline.canary.evidence import Decision, decide
+from llm_pipeline.canary.evidence import StepDecision, decide
 from llm_pipeline.canary.metric_events import LONG, STREAMED, WHOLE, kinds_of, rare_kinds
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.slow_limits import Thresholds, fix_thresholds
@@ -53,13 +53,13 @@ def thresholds() -> Thresholds:
     return found
 
 
-def judged(thresholds: Thresholds, **of_candidate: float) -> Decision:
+def judged(thresholds: Thresholds, **of_candidate: float) -> StepDecision:
     both = [*traffic("blue", 2000, 2), *traffic("green", 2000, 3, **of_candidate)]
     state = watched(begin_step(begin(thresholds, POLICY), 0.5), both)
     return decide(state, POLICY, 300.0)
 
 
-def worse(decision: Decision) -> set[str]:
+def worse(decision: StepDecision) -> set[str]:
     return {fact.name for fact in decision.judgement.evidence if fact.verdict is Verdict.NO_GO}
 
 

@@ -13,7 +13,7 @@ from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.moving import NoWayBack
-from llm_pipeline.canary.record import Phase, current_canary, read_record
+from llm_pipeline.canary.record import Phase, current_canary, read_canary_record
 from llm_pipeline.canary.way_back_record import read_way_back
 from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote
 from llm_pipeline.operations.rollback import carry_on, ensure_rolled_back, roll_back
@@ -63,7 +63,7 @@ class Served(Site):
     def serving(self) -> str:
         """The release that users get, once everything says so."""
         last = current_canary(self.store, "cpu")
-        record = read_record(self.store, last, "cpu") if last else None
+        record = read_canary_record(self.store, last, "cpu") if last else None
         way_back = read_way_back(self.store, MODEL, "cpu")
         served = {slot: self.serves[slot].digest if slot in self.running else None for slot in ("blue", "green")}
         assert list(disagreements(self.pointers, record, way_back, self.router.state, served)) == [], self.effects

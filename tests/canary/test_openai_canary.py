@@ -23,7 +23,7 @@ from llm_pipeline.canary.controller import CanaryController
 from llm_pipeline.canary.openai_slots import OpenAiSlots
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.plan import CanaryPlan
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name, read_record
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name, read_canary_record
 from llm_pipeline.canary.router import ALL
 from llm_pipeline.canary.traffic import LoggedTraffic
 from llm_pipeline.config.policy import CanaryPolicy
@@ -113,7 +113,7 @@ class Trial:
         stop_router(self.root / "router")
 
     def _record(self) -> CanaryRecord | None:
-        return read_record(self.store, "r1", "cpu")
+        return read_canary_record(self.store, "r1", "cpu")
 
     def _traffic(self) -> dict[str, dict[str, int]]:
         try:

@@ -18,7 +18,7 @@ from llm_pipeline.notifications.event import Origin
 from llm_pipeline.notifications.happened import of_canary
 from llm_pipeline.notifications.message import message_of
 from llm_pipeline.operations.guard import GuardedSite
-from llm_pipeline.operations.pausing import Asked, pause, resume
+from llm_pipeline.operations.pausing import PauseReply, pause, resume
 from llm_pipeline.operations.rollback import ensure_rolled_back, roll_back
 from llm_pipeline.operations.served_place import ServedPlace
 
@@ -38,11 +38,11 @@ def site(tmp_path) -> Site:
     return site
 
 
-def pause_it(site: Site) -> Asked:
+def pause_it(site: Site) -> PauseReply:
     return pause(site.store, "cpu", by="alice", why="the dashboard looks odd")
 
 
-def resume_it(site: Site) -> Asked:
+def resume_it(site: Site) -> PauseReply:
     return resume(site.store, "cpu", by="bob")
 
 
@@ -98,7 +98,7 @@ def test_a_step_whose_tests_pass_meanwhile_ends_when_it_is_resumed(site) -> None
 
 
 def test_asking_twice_changes_nothing_and_says_who_was_first(site) -> None:
-    answers: list[Asked] = []
+    answers: list[PauseReply] = []
     asks = [pause, pause, resume, resume]
 
     def ask() -> None:

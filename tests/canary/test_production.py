@@ -18,7 +18,7 @@ from production_site import MODEL, MODEL_PYTHON, ROOT, SECOND, TRITON_HOME, Prod
 
 from llm_pipeline.adapters.envoy.process import find_router
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.canary.record import Phase, read_record
+from llm_pipeline.canary.record import Phase, read_canary_record
 from llm_pipeline.canary.timeline import read_timeline
 from llm_pipeline.cli import main
 from llm_pipeline.operations.guard import guard_once
@@ -87,7 +87,7 @@ def test_a_release_is_promoted_settled_brought_back_and_tried_again_without_a_lo
     assert (undone.metrics["phase"], undone.metrics["traffic_confirmed"]) == ("rolled back", 1)
     assert (production.weights(), production.serves("green")) == ({"blue": 10_000}, None)
     assert production.releases() == ("r1", None)
-    record = read_record(production.store, "r2", "cpu")
+    record = read_canary_record(production.store, "r2", "cpu")
     assert record is not None
     assert [attempt.phase for attempt in record.history] == [Phase.ROLLED_BACK]
     users = production.users_go()
@@ -185,7 +185,7 @@ def test_what_a_run_that_is_gone_left_on_trial_is_rolled_back_and_stopped_with_p
     capsys.readouterr()
     assert main(["stop", "--yes"]) == 0
     assert capsys.readouterr().out == "cpu: stopped the canary of r2, the router, the server in blue\n"
-    record = read_record(production.store, "r2", "cpu")
+    record = read_canary_record(production.store, "r2", "cpu")
     assert record is not None
     assert record.phase is Phase.ROLLED_BACK
     assert (production.serves("blue"), production.serves("green")) == (None, None)

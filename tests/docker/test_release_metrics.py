@@ -23,7 +23,7 @@ from llm_pipeline.notifications.channel import no_connections
 from llm_pipeline.notifications.event import Origin
 from llm_pipeline.notifications.happened import ended, failed
 from llm_pipeline.release.contract import StageResult
-from llm_pipeline.release.record import read_record, record_name
+from llm_pipeline.release.record import read_release_record, release_record_name
 from llm_pipeline.store.signed_documents import replace_document
 
 EXPORTS = Path(__file__).parent / "exports" / "releases.txt"
@@ -38,10 +38,10 @@ PRICED = {
 def test_the_recorded_series_are_those_that_are_sent(tmp_path, monkeypatch):
     history = History(tmp_path)
     release_id = history.resolve(1)
-    record = read_record(history.store, release_id)
+    record = read_release_record(history.store, release_id)
     deployment = Deployment.model_validate(history.deployment.model_dump() | PRICED)
     changed = record.model_copy(update={"deployment": deployment})
-    replace_document(history.store, record_name(release_id), changed.model_dump(mode="json"))
+    replace_document(history.store, release_record_name(release_id), changed.model_dump(mode="json"))
     results: list[StageResult] = [
         history.stage(release_id, "quantize", "fp8"),
         history.stage(release_id, "accuracy", "fp8", judgement=GO),

@@ -18,7 +18,7 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.demo.releases import Console, Demo
 from llm_pipeline.demo.services import DemoLayout
-from llm_pipeline.flow import ReleaseProgress
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.serving.triton_runtime import segment_prefix, segments
 from llm_pipeline.store import open_store
 

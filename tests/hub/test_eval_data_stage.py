@@ -15,7 +15,7 @@ import datasets
 import yaml
 from huggingface_hub import constants
 
-from llm_pipeline.accuracy.eval_data import read_record
+from llm_pipeline.accuracy.eval_data import read_eval_data_record
 from llm_pipeline.accuracy.evaluation import read_summary
 from llm_pipeline.accuracy.questions import Questions
 from llm_pipeline.accuracy.table import format_evaluation
@@ -125,7 +125,7 @@ def test_a_data_set_of_the_hub_is_fetched_at_its_commit_and_scored_offline(world
     commit = world.publish()
     result = world.run(task())
     assert isinstance(result, StageResult), result
-    record = read_record(world.store.fetch(result.artifacts["eval_data"]))
+    record = read_eval_data_record(world.store.fetch(result.artifacts["eval_data"]))
     (held,) = record.data_sets
     assert (held.repository, held.commit) == (NAME, commit)
     assert {file.path for file in held.files} == {
@@ -191,7 +191,7 @@ def test_a_stopped_fetch_goes_on_at_the_same_commit_though_the_branch_has_moved(
     assert world.publish() != first
     result = world.run(task())
     assert isinstance(result, StageResult), result
-    assert read_record(world.store.fetch(result.artifacts["eval_data"])).data_sets[0].commit == first
+    assert read_eval_data_record(world.store.fetch(result.artifacts["eval_data"])).data_sets[0].commit == first
     assert world.hub.downloads("test-00001.parquet")[-1][1] == "bytes=500-"
     assert len(prompts(world.questions(result))) == 10
 
@@ -294,7 +294,7 @@ def test_a_data_set_is_followed_to_its_new_name_and_a_mirror_may_serve_it(
     monkeypatch.setenv("HF_ENDPOINT", world.hub.endpoint)
     result = world.run(task(dataset_path="demo/sums"), hub={"token_variable": TOKEN_VARIABLE})
     assert isinstance(result, StageResult), result
-    (held,) = read_record(world.store.fetch(result.artifacts["eval_data"])).data_sets
+    (held,) = read_eval_data_record(world.store.fetch(result.artifacts["eval_data"])).data_sets
     assert (held.asked.name, held.repository, held.commit) == ("demo/sums", NAME, commit)
     assert len(prompts(world.questions(result))) == 10
 

@@ -13,7 +13,7 @@ from llm_pipeline.hub.source import SourceUnavailable
 from llm_pipeline.planning.evaluation_data import EvaluationData, evaluation_data
 from llm_pipeline.planning.plan import format_plan, plan_release
 from llm_pipeline.release.loading import load_release
-from llm_pipeline.release.record import read_record
+from llm_pipeline.release.record import read_release_record
 from llm_pipeline.store import open_store
 
 from .conftest import TOKEN_VARIABLE, LocalHub
@@ -177,7 +177,7 @@ def test_the_release_pins_its_data_once_and_another_commit_is_another_release(as
     commit = asking.publish()
     first = asking.release.resolve()
     store = open_store(load_release(asking.release.path).deployment.store)
-    assert read_record(store, first.release_id).data_commits == {GSM8K: commit}
+    assert read_release_record(store, first.release_id).data_commits == {GSM8K: commit}
     config = asking.release.request(first, "eval_data").config
     assert (config["commits"], config["revisions"], config["release"]) == ({GSM8K: commit}, {}, "")
     assert asking.release.resolve().release_id == first.release_id
@@ -185,7 +185,7 @@ def test_the_release_pins_its_data_once_and_another_commit_is_another_release(as
     assert asking.release.resolve().release_id != first.release_id
     asking.evaluation(tasks=["gsm8k"], served_tasks=["gsm8k"], data_revisions={GSM8K: commit})
     pinned = asking.release.resolve()
-    assert read_record(store, pinned.release_id).data_commits == {GSM8K: commit}
+    assert read_release_record(store, pinned.release_id).data_commits == {GSM8K: commit}
 
 
 def test_what_lm_eval_alone_knows_is_pinned_by_the_stage_for_this_release(asking: Asking) -> None:

@@ -19,7 +19,7 @@ from llm_pipeline.hub.transfer import Transfer
 from llm_pipeline.quantization.calibration import read_sources
 from llm_pipeline.release.datasets import calibration_dataset
 from llm_pipeline.release.loading import load_release
-from llm_pipeline.release.record import read_record
+from llm_pipeline.release.record import read_release_record
 from llm_pipeline.store import open_store
 
 from .conftest import TOKEN_VARIABLE, LocalHub
@@ -124,7 +124,7 @@ def test_resolve_publishes_a_mixture_with_a_named_set_and_says_where_it_is_from(
     loaded = load_release(release.path)
     result = release.resolve()
     store = open_store(loaded.deployment.store)
-    ref = read_record(store, result.release_id).datasets[calibration_dataset("fp8")]
+    ref = read_release_record(store, result.release_id).datasets[calibration_dataset("fp8")]
     (origin,) = store.manifest(ref).provenance.config["origins"]
     assert origin["dataset"] == "demo/news"
     assert (origin["commit"], origin["sha256"]) == (commit, sha256_bytes(ROWS))

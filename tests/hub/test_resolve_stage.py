@@ -13,7 +13,6 @@ import yaml
 from pydantic import JsonValue
 
 from llm_pipeline.config.overrides import Overrides
-from llm_pipeline.flow import ReleaseProgress, resolve_request
 from llm_pipeline.hub import transfer
 from llm_pipeline.hub.transfer import DiskTooSmall
 from llm_pipeline.planning import host
@@ -21,7 +20,8 @@ from llm_pipeline.questions import budget_question, planned_text
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import execute
 from llm_pipeline.release.loading import load_release
-from llm_pipeline.release.record import read_record
+from llm_pipeline.release.record import read_release_record
+from llm_pipeline.release_progress import ReleaseProgress, resolve_request
 from llm_pipeline.stages.resolve import ResolveConfig
 from llm_pipeline.store import open_store
 
@@ -117,7 +117,7 @@ def test_what_a_run_has_otherwise_is_in_its_record_with_who_asked_and_makes_anot
     plain, other = release.resolve(), release.resolve_with(recipes=["int4_awq"], strategy="every")
     assert other.release_id != plain.release_id
     store = open_store(load_release(release.path).deployment.store)
-    record, before = (read_record(store, result.release_id) for result in (other, plain))
+    record, before = (read_release_record(store, result.release_id) for result in (other, plain))
     assert [recipe.name for recipe in record.release.recipes] == ["int4_awq"]
     assert record.ladders == {"cpu": ("int4_awq",)}
     assert record.overrides_in_words == "recipes int4_awq; ladder strategy every, by ann"

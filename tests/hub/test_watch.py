@@ -18,12 +18,12 @@ from llm_pipeline.hub.access import Hub, HubRefused
 from llm_pipeline.hub.observe import Observer, head_commit, list_commit
 from llm_pipeline.hub.watch import (
     DAY,
-    Decision,
     Head,
     Outcome,
     Reference,
     Start,
     Trouble,
+    WatchDecision,
     WatchState,
     content_digest,
     counted_files,
@@ -54,7 +54,7 @@ def pending(commit: str = B, content: str = "new") -> WatchState:
     return see(RELEASED, Head(commit, content=content))[0]
 
 
-def started(commit: str = B, content: str = "new", minutes: float = 10) -> tuple[WatchState, Decision]:
+def started(commit: str = B, content: str = "new", minutes: float = 10) -> tuple[WatchState, WatchDecision]:
     return see(pending(commit, content), Head(commit, content=content, counted=("config.json",)), minutes)
 
 

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from llm_pipeline.base.logging import ReadableFormatter
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.events import CanaryEvent, EventKind
-from llm_pipeline.canary.record import CanaryRecord, record_name
+from llm_pipeline.canary.record import CanaryRecord, canary_record_name
 from llm_pipeline.config.notifications import FOR_PEOPLE, Notifications
 from llm_pipeline.notifications import outbox
 from llm_pipeline.notifications.channel import Connection, channels, no_connections
@@ -52,7 +52,7 @@ def happened(store, *kinds: EventKind, summary: str = "it happened", ago: float 
         release_id="tiny-1", target="cpu-a", repository=ArtifactRef(kind="model_repository", digest="0" * 64),
         stable="blue", candidate="green", began_at=0.0, events=events,
     )  # fmt: skip
-    name = record_name("tiny-1", "cpu-a")
+    name = canary_record_name("tiny-1", "cpu-a")
     known = store.read_document(name)
     store.write_document(name, record.model_dump(mode="json"), known.revision if known else None)
 

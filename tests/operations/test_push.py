@@ -29,13 +29,13 @@ from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.canary.way_back_record import WayBack, write_way_back
 from llm_pipeline.config.deployment import Deployment, HubAccess
 from llm_pipeline.config.store import store_settings
-from llm_pipeline.flow import ReleaseProgress
 from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.download import download_model
 from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.hub.model_card import card_fields, inherited_fields
 from llm_pipeline.operations.push import NotPassed, Push, prepare, send
-from llm_pipeline.release.record import read_record, record_name
+from llm_pipeline.release.record import read_release_record, release_record_name
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store import open_store
 from llm_pipeline.store.manifest import MANIFEST_FILE, SIGNATURE_FILE
 
@@ -81,7 +81,7 @@ class Site:
 
     @property
     def flow(self) -> ReleaseProgress:
-        return ReleaseProgress(self.release.store, read_record(self.release.store, sample.RELEASE))
+        return ReleaseProgress(self.release.store, read_release_record(self.release.store, sample.RELEASE))
 
     def prepare(self, **options: str) -> Push:
         return prepare(self.flow, self.deployment, REPOSITORY, **options)
@@ -103,11 +103,11 @@ def passed_release(tmp_path: Path, hub: LocalHub, store: Any = None) -> Site:
     release.build()
     release.load_test()
     commit = hub.publish("example/tiny-llama", README__md=BASE_CARD)
-    document = release.store.read_document(record_name(sample.RELEASE))
-    record = read_record(release.store, sample.RELEASE)
+    document = release.store.read_document(release_record_name(sample.RELEASE))
+    record = read_release_record(release.store, sample.RELEASE)
     model = PinnedModel(id="example/tiny-llama", commit=commit, files=(), license="tiny-licence")
     record = record.model_copy(update={"model": model})
-    release.store.write_document(record_name(sample.RELEASE), record.model_dump(mode="json"), document.revision)
+    release.store.write_document(release_record_name(sample.RELEASE), record.model_dump(mode="json"), document.revision)
     access = HubAccess(endpoint=hub.endpoint, token_variable=TOKEN_VARIABLE)
     return Site(release, record.deployment.model_copy(update={"hub": access}), hub)
 
@@ -207,9 +207,9 @@ def test_what_is_no_repository_is_refused_before_anything_is_read(site: Site, na
 
 
 def test_a_gated_base_is_told_with_its_licence(site: Site) -> None:
-    document = site.release.store.read_document(record_name(sample.RELEASE))
+    document = site.release.store.read_document(release_record_name(sample.RELEASE))
     document.value["model"]["gated"] = "manual"
-    site.release.store.write_document(record_name(sample.RELEASE), document.value, document.revision)
+    site.release.store.write_document(release_record_name(sample.RELEASE), document.value, document.revision)
     assert "tiny-licence, and its repository is gated;" in list(site.prepare().lines())[1]
 
 
@@ -333,13 +333,13 @@ def test_the_licence_is_the_base_s(card: dict[str, Any], stated: str | None, fie
 
 
 def test_text_from_outside_cannot_break_the_card_s_tables_or_metadata(site: Site) -> None:
-    document = site.release.store.read_document(record_name(sample.RELEASE))
+    document = site.release.store.read_document(release_record_name(sample.RELEASE))
     value = document.value
     for recipe in value["release"]["recipes"]:
         recipe["description"] = "a | b <script>"
     value["model"]["license"] = "x\nbase_model: evil/model\n---\n"
     value["release"]["model"]["source"] = "file:///models/tiny"  # no card of a hub beside it
-    site.release.store.write_document(record_name(sample.RELEASE), value, document.revision)
+    site.release.store.write_document(release_record_name(sample.RELEASE), value, document.revision)
     card = site.prepare().card
     fields = card_fields(card)
     assert (fields["base_model"], fields["license"]) == ("example/tiny-llama", "other")

@@ -103,4 +103,4 @@ def test_a_second_door_is_found_however_it_is_built(source: str) -> None:
 
 def test_reading_is_nobodys_act() -> None:
     imports = "from llm_pipeline.store.pointers import read_pointers\nfrom llm_pipeline.canary import record"
-    assert acts("llm_pipeline.cli.reader", ast.parse(f"{imports}\nrecord.read_record(1)")) == set()
+    assert acts("llm_pipeline.cli.reader", ast.parse(f"{imports}\nrecord.read_canary_record(1)")) == set()

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.flow import resolve_request
 from llm_pipeline.release.contract import StageFailure
 from llm_pipeline.release.execute import execute
 from llm_pipeline.release.loading import load_release
+from llm_pipeline.release_progress import resolve_request
 from llm_pipeline.store import open_store
 
 

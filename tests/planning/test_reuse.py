@@ -16,7 +16,6 @@ import pytest
 
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.config.overrides import Overrides
-from llm_pipeline.flow import ReleaseProgress, resolve_request
 from llm_pipeline.loadtest.workload import locate_prompts
 from llm_pipeline.planning.plan import Plan, format_plan, plan_release
 from llm_pipeline.planning.reuse import History, PastRelease, expected_data_commits, expected_datasets
@@ -25,8 +24,9 @@ from llm_pipeline.release import execute
 from llm_pipeline.release.contract import Produced, StageContext, StageOutput, StageResult
 from llm_pipeline.release.flow import release_flow, stage_names
 from llm_pipeline.release.loading import load_release
-from llm_pipeline.release.record import read_record
+from llm_pipeline.release.record import read_release_record
 from llm_pipeline.release.registry import load_stage
+from llm_pipeline.release_progress import ReleaseProgress, resolve_request
 from llm_pipeline.store import ArtifactStore, open_store
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -64,7 +64,7 @@ class Releases:
         """Every stage before staging, in order; those that ran are in `ran`."""
         resolved = execute.execute(resolve_request(load_release(self.config)))
         assert isinstance(resolved, StageResult), resolved
-        flow = ReleaseProgress(self.store, read_record(self.store, resolved.release_id))
+        flow = ReleaseProgress(self.store, read_release_record(self.store, resolved.release_id))
         for stage, subject in planned_steps(flow.release):
             if stage == self.stopped_before:
                 break
@@ -179,7 +179,7 @@ def test_the_foreseen_data_sets_are_those_that_resolving_publishes(releases: Rel
     (releases.config.parents[1] / "tasks" / "demo" / "__pycache__").mkdir()
     for name in (".notes", "__pycache__/x.pyc"):
         (releases.config.parents[1] / "tasks" / "demo" / name).touch()
-    record = read_record(releases.store, releases.release())
+    record = read_release_record(releases.store, releases.release())
     expected = expected_datasets(load_release(releases.config), record)
     assert expected == record.datasets
     assert set(expected) == {"prompts", "tasks", "calibration.int4_awq", "calibration.fp8"}
@@ -223,7 +223,7 @@ def test_a_changed_data_file_is_an_input_that_changed(releases: Releases, config
 
 
 def test_data_of_the_hub_are_foreseen_at_their_commits_unless_another_revision_is_stated(releases: Releases):
-    record = read_record(releases.store, releases.release_id)
+    record = read_release_record(releases.store, releases.release_id)
     commit, other = "1" * 40, "2" * 40
     earlier = record.model_copy(update={"data_commits": {"a/kept": commit, "a/b@v1": commit, "a/moved": commit}})
     loaded = load_release(releases.config)
@@ -276,7 +276,7 @@ def test_a_run_of_some_recipes_has_the_others_in_no_step_and_reuses_all_else(rel
 
 
 def test_a_load_test_that_decided_nothing_is_measured_again(releases: Releases):
-    flow = ReleaseProgress(releases.store, read_record(releases.store, releases.release_id))
+    flow = ReleaseProgress(releases.store, read_release_record(releases.store, releases.release_id))
     request = flow.request("load_test", "cpu").model_copy(update={"store": releases.store.uri})
     foreseen = []
     for verdict in (Verdict.INCONCLUSIVE, Verdict.GO):
@@ -290,7 +290,7 @@ def test_a_load_test_that_decided_nothing_is_measured_again(releases: Releases):
 
 
 def test_an_artifact_that_was_removed_is_made_again(releases: Releases):
-    flow = ReleaseProgress(releases.store, read_record(releases.store, releases.release_id))
+    flow = ReleaseProgress(releases.store, read_release_record(releases.store, releases.release_id))
     releases.store.remove(flow.artifact("build", "cpu", "engine"))
     plan = releases.plan()
     assert states(plan)["build cpu"] == ("computed", "its artifact is no longer in the store")
@@ -298,7 +298,7 @@ def test_an_artifact_that_was_removed_is_made_again(releases: Releases):
 
 
 def test_a_build_for_a_gpu_tells_nothing_of_what_compiles_for_a_cpu(releases: Releases):
-    record = read_record(releases.store, releases.release_id)
+    record = read_release_record(releases.store, releases.release_id)
     result = ReleaseProgress(releases.store, record).result("build", "cpu")
     on_gpu, on_cpu = result.model_copy(update={"tools": {}}), result.model_copy(update={"tools": {"openvino": "1"}})
     history = History("demo", (PastRelease(record, {("build", "a-gpu"): on_gpu, ("build", "cpu"): on_cpu}),))

@@ -23,7 +23,7 @@ from llm_pipeline.config.deployment import QuantizationHost, WorkerGroup, Worker
 from llm_pipeline.release import execute as execution
 from llm_pipeline.release.contract import HostGpus, Stage, StageOutput, StageRequest, StageResult
 from llm_pipeline.release.gpu_slots import gpus_taken, held
-from llm_pipeline.release.record import read_record
+from llm_pipeline.release.record import read_release_record
 
 HOLDER = """
 import sys, time
@@ -127,7 +127,7 @@ def release(tmp_path):
     )
     host = QuantizationHost(accelerator="H100-SXM-80GB", count=2)
     deployment = history.deployment.model_copy(update={"workers": workers, "quantization_host": host})
-    return deployment, read_record(history.store, history.resolve(1))
+    return deployment, read_release_record(history.store, history.resolve(1))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import store_history
 from store_history import MODEL, History
 
 from llm_pipeline.release.newest import NOTED, newest_of_config, newest_of_model, note_release
-from llm_pipeline.release.record import read_record, record_name
+from llm_pipeline.release.record import read_release_record, release_record_name
 from llm_pipeline.stages.resolve import model_released_before
 
 
@@ -70,12 +70,12 @@ def test_a_damaged_document_is_made_anew_from_the_records(history, content):
     path.write_bytes(content)
     assert ids(newest_of_config(history.store, "tiny")) == made[::-1]
     path.write_bytes(content)
-    note_release(history.store, read_record(history.store, made[0]))
+    note_release(history.store, read_release_record(history.store, made[0]))
     assert ids(newest_of_config(history.store, "tiny")) == made[::-1]
 
 
 def test_releases_that_are_noted_at_the_same_moment_are_all_there(history):
-    records = [read_record(history.store, release_id) for release_id in resolved(history, range(6))]
+    records = [read_release_record(history.store, release_id) for release_id in resolved(history, range(6))]
     (history.root / "store/index/newest/configs/tiny.json").unlink()
     threads = [threading.Thread(target=note_release, args=(history.store, record)) for record in records]
     for thread in threads:
@@ -89,10 +89,10 @@ def test_the_licence_is_compared_with_that_of_the_newest_release_that_fetched_so
     fetched, _resolved_only, removed = resolved(history, range(1, 4))
     for release_id in (fetched, removed):
         history.stage(release_id, "download", produces=("checkpoint",))
-    history.store.delete_document(record_name(removed))
+    history.store.delete_document(release_record_name(removed))
     found = model_released_before(history.store, "tiny")
     assert found is not None
-    assert found.commit == read_record(history.store, fetched).model.commit
+    assert found.commit == read_release_record(history.store, fetched).model.commit
     assert model_released_before(history.store, "never-released") is None
 
 
@@ -102,7 +102,7 @@ def test_what_is_asked_of_the_store_does_not_grow_with_the_releases_in_it(histor
     for number in range(3):
         counting = Counting(history.store)
         assert model_released_before(counting, "tiny") is not None
-        note_release(counting, read_record(history.store, own))
+        note_release(counting, read_release_record(history.store, own))
         asked.append(dict(counting.asked))
         monkeypatch.setattr(store_history, "MODEL", f"demo/model-{number}")
         for other in range(4):

@@ -39,10 +39,9 @@ from llm_pipeline.config.release import (
 )
 from llm_pipeline.config.target import Target
 from llm_pipeline.release.contract import StageFailure, StageResult, Timings
-from llm_pipeline.release.execute import KeyContent, StageRecord, failure_name, results_name
-from llm_pipeline.release.execute import record_name as stage_record_name
+from llm_pipeline.release.execute import KeyContent, StageRecord, failure_name, results_name, stage_record_name
 from llm_pipeline.release.newest import note_release
-from llm_pipeline.release.record import ReleaseRecord, record_name
+from llm_pipeline.release.record import ReleaseRecord, release_record_name
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.pointer_writing import write_pointers
@@ -105,7 +104,7 @@ class SampleRelease:
             ladders={"cpu": tuple(RECIPES)},
             created_at=START,
         )
-        self.store.write_document(record_name(RELEASE), record.model_dump(mode="json"), None)
+        self.store.write_document(release_record_name(RELEASE), record.model_dump(mode="json"), None)
 
     def add(
         self,
@@ -313,12 +312,12 @@ def other_release(
     sample: SampleRelease, release_id: str, recipe: str, speeds: tuple[float, float], *, hours_earlier: int = 24
 ) -> None:
     """Another release of the same model in the same store: its record, its choice, its checkpoint, its build."""
-    document = sample.store.read_document(record_name(RELEASE))
+    document = sample.store.read_document(release_record_name(RELEASE))
     assert document is not None
     record = ReleaseRecord.model_validate(document.value)
     earlier = START - timedelta(hours=hours_earlier)
     record = record.model_copy(update={"release_id": release_id, "created_at": earlier})
-    sample.store.write_document(record_name(release_id), record.model_dump(mode="json"), None)
+    sample.store.write_document(release_record_name(release_id), record.model_dump(mode="json"), None)
     note_release(sample.store, record)
     checkpoint = sample.publish("checkpoint", {"model.safetensors": recipe.encode() * 1000})
     for stage, subject, metrics, artifacts in (

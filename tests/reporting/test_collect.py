@@ -17,8 +17,8 @@ from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
-from llm_pipeline.flow import ReleaseProgress
-from llm_pipeline.release.record import record_name
+from llm_pipeline.release.record import release_record_name
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.reporting.collect import MOST_SAMPLES, _thinned, collect
 from llm_pipeline.reporting.html import render_report
 from llm_pipeline.store.pointer_writing import write_pointers
@@ -40,9 +40,9 @@ def test_a_promoted_release_is_in_production_with_every_part(sample, promoted) -
 
 def test_what_the_run_has_otherwise_than_its_config_is_told(sample, tmp_path: Path) -> None:
     store = sample.SampleRelease(tmp_path).store
-    document = store.read_document(record_name(sample.RELEASE))
+    document = store.read_document(release_record_name(sample.RELEASE))
     asked = {"overrides": {"recipes": ["fp8"], "revision": "v2"}, "overridden_by": "ann"}
-    store.write_document(record_name(sample.RELEASE), {**document.value, **asked}, document.revision)
+    store.write_document(release_record_name(sample.RELEASE), {**document.value, **asked}, document.revision)
     data = collect(store, sample.RELEASE)
     told = [fact.value for fact in data.facts if fact.label == "Otherwise than the config"]
     assert told == ["revision v2; recipes fp8, by ann"]

@@ -11,7 +11,7 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.planning.stage_cost import PlannedStage, StepCost
 from llm_pipeline.release.contract import StageResult, Timings
 from llm_pipeline.release.measured_cost import release_cost
-from llm_pipeline.release.record import ReleaseRecord, read_record
+from llm_pipeline.release.record import ReleaseRecord, read_release_record
 from llm_pipeline.reporting.spending import read_spending
 
 HOST = {"quantization_host": {"accelerator": "h100-80gb", "count": 2}}
@@ -21,7 +21,7 @@ PRICES = {"gpu_hour_prices": {"h100-80gb": 3.0}, "currency": "EUR"}
 
 def record_with(tmp_path, **deployment) -> ReleaseRecord:
     history = History(tmp_path)
-    record = read_record(history.store, history.resolve(1))
+    record = read_release_record(history.store, history.resolve(1))
     changed = Deployment.model_validate(record.deployment.model_dump() | deployment)
     return record.model_copy(update={"deployment": changed})
 

@@ -16,7 +16,7 @@ from llm_pipeline.cli import main
 from llm_pipeline.release.contract import StageResult, Timings
 from llm_pipeline.release.execute import results_name
 from llm_pipeline.release.loading import load_release
-from llm_pipeline.release.record import ReleaseRecord, record_name
+from llm_pipeline.release.record import ReleaseRecord, release_record_name
 from llm_pipeline.store import open_store
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def deployment(tmp_path: Path) -> Path:
         datasets={},
         created_at=datetime.now(UTC),
     )
-    store.write_document(record_name(RELEASE_ID), record.model_dump(mode="json"), None)
+    store.write_document(release_record_name(RELEASE_ID), record.model_dump(mode="json"), None)
     timings = Timings(started_at=datetime.now(UTC), total_seconds=1.0)
     for stage, subject, metrics, artifacts in STAGES:
         result = StageResult(

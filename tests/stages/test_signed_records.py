@@ -21,7 +21,7 @@ from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.store import Signing, StoreModel, store_settings
 from llm_pipeline.release import execute as execution
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput, StageRequest, StageResult
-from llm_pipeline.release.execute import record_name, results_name, trusted_stage_record
+from llm_pipeline.release.execute import results_name, stage_record_name, trusted_stage_record
 from llm_pipeline.store import open_store
 from llm_pipeline.store.signed_documents import require_signed
 
@@ -126,7 +126,7 @@ FORGERIES = [_anothers_weights, _swapped_outputs, _passed, _other_inputs, _unsig
 @pytest.mark.parametrize("forge", FORGERIES)
 def test_a_stage_record_that_was_edited_is_computed_again(site: Site, forge) -> None:
     other, mine = site.run("another release's"), site.run()
-    site.edit(record_name(mine.key), lambda document: forge(document, other))
+    site.edit(stage_record_name(mine.key), lambda document: forge(document, other))
     with pytest.raises(IntegrityError, match="cannot be trusted"):
         trusted_stage_record(site.store, mine.key)
     again = site.run()
@@ -137,8 +137,8 @@ def test_a_stage_record_that_was_edited_is_computed_again(site: Site, forge) -> 
 
 def test_the_signed_record_of_another_key_is_no_record_of_this_one(site: Site) -> None:
     other, mine = site.run("another release's"), site.run()
-    theirs = site.content(record_name(other.key))
-    site.edit(record_name(mine.key), lambda document: document.update(theirs))
+    theirs = site.content(stage_record_name(other.key))
+    site.edit(stage_record_name(mine.key), lambda document: document.update(theirs))
     assert not site.run().reused
 
 
@@ -155,7 +155,7 @@ def test_an_artifact_that_two_keys_came_to_is_reused_under_both(site: Site) -> N
 
 def test_a_record_of_before_records_were_signed_is_computed_once_more(site: Site) -> None:
     mine = site.run()
-    site.edit(record_name(mine.key), lambda document: _unsigned(document, mine))
+    site.edit(stage_record_name(mine.key), lambda document: _unsigned(document, mine))
     assert [site.run().reused, site.run().reused] == [False, True]
 
 
@@ -166,7 +166,7 @@ def test_without_signatures_a_record_that_contradicts_itself_is_computed_again(
     site = Site(tmp_path, None)
     monkeypatch.setattr(execution, "load_stage", lambda _name: site.stage)
     mine = site.run()
-    site.edit(record_name(mine.key), lambda document: _result(document).update(change))
+    site.edit(stage_record_name(mine.key), lambda document: _result(document).update(change))
     assert [site.run().reused, site.run().reused] == [False, True]
 
 
@@ -176,8 +176,8 @@ def test_without_signatures_the_record_of_another_key_is_computed_again(
     site = Site(tmp_path, None)
     monkeypatch.setattr(execution, "load_stage", lambda _name: site.stage)
     other, mine = site.run("other"), site.run()
-    theirs = site.content(record_name(other.key))
-    site.edit(record_name(mine.key), lambda document: document.update(theirs))
+    theirs = site.content(stage_record_name(other.key))
+    site.edit(stage_record_name(mine.key), lambda document: document.update(theirs))
     assert site.run().artifacts == mine.artifacts
 
 

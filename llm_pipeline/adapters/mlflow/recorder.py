@@ -26,7 +26,7 @@ from llm_pipeline.notifications.event import Event
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import results_name
 from llm_pipeline.release.measured_cost import measured_cost
-from llm_pipeline.release.record import ReleaseRecord, read_record, report_name
+from llm_pipeline.release.record import ReleaseRecord, read_release_record, report_name
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.documents import understood
 
@@ -62,7 +62,7 @@ class RunRecorder:
         if event.kind != "stage":
             return
         try:
-            record = read_record(store, event.release_id)
+            record = read_release_record(store, event.release_id)
         except ConfigError:
             return  # removed since
         name = results_name(event.release_id, event.stage, event.subject)

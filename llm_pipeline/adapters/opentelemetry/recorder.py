@@ -35,7 +35,7 @@ from llm_pipeline.notifications.event import Event
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import results_name
 from llm_pipeline.release.measured_cost import busy_gpus, measured_cost
-from llm_pipeline.release.record import ReleaseRecord, read_record
+from llm_pipeline.release.record import ReleaseRecord, read_release_record
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.documents import understood
 
@@ -109,7 +109,7 @@ def _resource(deployment: str) -> Resource:
 def _record_of(event: Event, store: ArtifactStore) -> ReleaseRecord | None:
     """The event's release; None for one that was never resolved."""
     try:
-        return read_record(store, event.release_id) if event.stage else None
+        return read_release_record(store, event.release_id) if event.stage else None
     except ConfigError:
         return None
 

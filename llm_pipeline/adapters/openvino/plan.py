@@ -9,7 +9,7 @@ from llm_pipeline.planning.compatibility import (
     CPU_FORMATS,
     CPU_KV_FORMATS,
     OTHER_ENGINE,
-    Asked,
+    FormatQuestion,
     Legal,
     Refused,
     asked_by,
@@ -25,7 +25,7 @@ _NO_GROUPS = frozenset({"phi"})
 """The exporter's sample of a KV cache has a head for each query head, which these fail on where heads share one."""
 
 
-def judge(question: Asked) -> Legal | Refused:
+def judge(question: FormatQuestion) -> Legal | Refused:
     """Whether the CPU engine serves a recipe on a target."""
     target, recipe, fits = question.target, question.recipe, question.fits
     if target.accelerator != "cpu":

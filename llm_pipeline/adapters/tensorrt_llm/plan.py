@@ -27,9 +27,9 @@ from llm_pipeline.engines.llm_args.recorded_schema import dialect_of
 from llm_pipeline.engines.llm_args.rendering import render_llm_args
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.compatibility import (
-    Asked,
     BaselinePrecision,
     Fits,
+    FormatQuestion,
     Legal,
     Platform,
     Refused,
@@ -219,7 +219,7 @@ def _with(recipe: QuantizationRecipe, **changes: Any) -> QuantizationRecipe:
     return recipe.model_copy(update=changes)
 
 
-def judge(question: Asked) -> Legal | Refused:
+def judge(question: FormatQuestion) -> Legal | Refused:
     """Whether TensorRT-LLM builds and serves a recipe on a target."""
     target = question.target
     if target.accelerator == "cpu":

@@ -10,7 +10,7 @@ from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.planning.compatibility import (
     VLLM_FORMATS,
     VLLM_KV_FORMATS,
-    Asked,
+    FormatQuestion,
     Legal,
     Refused,
     Support,
@@ -29,7 +29,7 @@ _RUNTIME = "the version of vLLM, and an image that has it beside Triton, such as
 _SM_WITH_FP8, _SM_WITH_FP4 = 89, 100
 
 
-def judge(question: Asked) -> Legal | Refused:
+def judge(question: FormatQuestion) -> Legal | Refused:
     """By what vLLM's reader of modelopt's checkpoints takes, and the GPU's own arithmetic."""
     target, recipe, fits = question.target, question.recipe, question.fits
     if target.accelerator == "cpu":

@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Any
 
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
-from llm_pipeline.serving.protocols import Asked, ServingProtocol, protocol_named
+from llm_pipeline.serving.protocols import GenerationParameters, ServingProtocol, protocol_named
 
 _HEAD = struct.Struct("<BQ")
 _PIECE = 1 << 20
@@ -109,7 +109,7 @@ class Target:
 
 def request_body(request: LoadRequest, protocol: ServingProtocol) -> bytes:
     """The JSON body of a request."""
-    asked = Asked(request.prompt, request.maximum_tokens, ignore_eos=True)
+    asked = GenerationParameters(request.prompt, request.maximum_tokens, ignore_eos=True)
     return json.dumps(protocol.body(asked, stream=True)).encode()
 
 

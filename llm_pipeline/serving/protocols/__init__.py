@@ -1,7 +1,7 @@
 """The protocols that served models are asked by: Triton's generate extension, and OpenAI's completions.
 
     protocol = protocol_of(endpoint)
-    body = protocol.body(Asked("2+2=", 4), stream=True)
+    body = protocol.body(GenerationParameters("2+2=", 4), stream=True)
     reader = protocol.reader(stream=True)
     pieces = [reader.read(data) for data in events]     # text, tokens, why the answer ended
     reader.lacks()                                      # what an answer that has ended still needs to be whole
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from llm_pipeline.serving.protocols.answers import (
     KEPT_CHARACTERS,
-    Asked,
     ErrorInAnswer,
     Flaw,
+    GenerationParameters,
     Metrics,
     NotAnAnswer,
     Piece,
@@ -38,9 +38,9 @@ __all__ = [
     "KEPT_CHARACTERS",
     "MODEL_PATH",
     "AnswerReader",
-    "Asked",
     "ErrorInAnswer",
     "Flaw",
+    "GenerationParameters",
     "Metrics",
     "NotAnAnswer",
     "OpenAiProtocol",

@@ -43,7 +43,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Asked:
+class GenerationParameters:
     """What a request asks for, whichever protocol it is sent by.
 
     Attributes:

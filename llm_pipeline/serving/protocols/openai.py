@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from llm_pipeline.serving.protocols.answers import (
     SHOWN_CHARACTERS,
-    Asked,
     ErrorInAnswer,
+    GenerationParameters,
     Metrics,
     Piece,
     count,
@@ -65,7 +65,7 @@ class OpenAiProtocol:
     context_path: ClassVar[str] = MODELS_PATH
     model: str
 
-    def body(self, asked: Asked, *, stream: bool) -> dict[str, Any]:
+    def body(self, asked: GenerationParameters, *, stream: bool) -> dict[str, Any]:
         """The JSON body."""
         body: dict[str, Any] = {
             "model": self.model,

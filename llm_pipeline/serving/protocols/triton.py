@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from llm_pipeline.serving.protocols.answers import Asked, Metrics, Piece, count, decoded, not_an_answer
+from llm_pipeline.serving.protocols.answers import GenerationParameters, Metrics, Piece, count, decoded, not_an_answer
 
 MODEL_PATH = "/v2/models/llm"
 ACTIVE_REQUESTS = "llm_active_requests"
@@ -43,7 +43,7 @@ class TritonProtocol:
         """Path of requests for streamed answers."""
         return f"{self.model_path}/generate_stream"
 
-    def body(self, asked: Asked, *, stream: bool) -> dict[str, Any]:
+    def body(self, asked: GenerationParameters, *, stream: bool) -> dict[str, Any]:
         """The JSON body of a request."""
         body: dict[str, Any] = {
             "text_input": asked.prompt,

@@ -112,7 +112,7 @@ def resolve(context: StageContext) -> StageOutput:
     from llm_pipeline.planning.ladder import climbing_order
     from llm_pipeline.release.datasets import PROMPTS_DATASET
     from llm_pipeline.release.newest import note_release
-    from llm_pipeline.release.record import ReleaseRecord, record_name
+    from llm_pipeline.release.record import ReleaseRecord, release_record_name
 
     loaded = context.config.loaded
     release_id = f"{loaded.config.name}-{(context.config.revision or COMMIT)[:8]}-00000000"
@@ -134,7 +134,7 @@ def resolve(context: StageContext) -> StageOutput:
         overridden_by=context.config.overridden_by,
         created_at=datetime.now(UTC),
     )
-    replace_document(context.store, record_name(release_id), record.model_dump(mode="json"))
+    replace_document(context.store, release_record_name(release_id), record.model_dump(mode="json"))
     note_release(context.store, record)
     if record.budget:
         from llm_pipeline.planning.plan import plan_release

@@ -16,10 +16,10 @@ from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import Approval, Baseline, Evaluation, ModelSource, ResolvedRelease
 from llm_pipeline.config.target import Target
 from llm_pipeline.config.workload import Workload
-from llm_pipeline.flow import MissingResult, ReleaseProgress
 from llm_pipeline.release.contract import StageFailure, StageResult, Timings
-from llm_pipeline.release.execute import KeyContent, StageRecord, failure_name, record_name, results_name
+from llm_pipeline.release.execute import KeyContent, StageRecord, failure_name, results_name, stage_record_name
 from llm_pipeline.release.record import ReleaseRecord
+from llm_pipeline.release_progress import MissingResult, ReleaseProgress
 from llm_pipeline.stages.canary import CanaryConfig
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.lease import Lease
@@ -133,8 +133,8 @@ def test_every_server_of_a_place_runs_models_in_the_places_own_environment(store
 
 def test_reading_results_imports_no_stage_where_nothing_must_be_signed(store, monkeypatch) -> None:
     packaged(store)
-    monkeypatch.setattr("llm_pipeline.flow.load_stage", None)
-    monkeypatch.setattr("llm_pipeline.flow.publishes", None)
+    monkeypatch.setattr("llm_pipeline.release_progress.load_stage", None)
+    monkeypatch.setattr("llm_pipeline.release_progress.publishes", None)
     release = ReleaseProgress(store, flow(store, MORNING).record, trusts_signed_only=True)
     assert list(release.results()) == [("package", "cpu")]
 
@@ -170,7 +170,7 @@ def judged(store: ArtifactStore, recipe: str, verdict: Verdict, *, quantized_aga
             judgement=judge("judged", [fact]) if inputs else None,
             timings=Timings(started_at=MORNING, total_seconds=1.0),
         )  # fmt: skip
-        with Lease(store, record_name(content.key)) as lease:
+        with Lease(store, stage_record_name(content.key)) as lease:
             lease.conclude(StageRecord(content=content, result=result).model_dump(mode="json"))
         store.write_document(results_name("r1", stage, recipe), result.model_dump(mode="json"), None)
 
