@@ -17,6 +17,7 @@ from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.notifications.local_run import LocalTeller
 from llm_pipeline.operations.approval import answer
 from llm_pipeline.operations.decisions import decide, put
+from llm_pipeline.operations.promotion import replace_holders
 from llm_pipeline.planning.host import require_directories
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.questions import question_of, replaces_nothing
@@ -31,7 +32,6 @@ from llm_pipeline.release_progress import ReleaseProgress, passed, placement, re
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners, Watch
 from llm_pipeline.store import open_store
-from llm_pipeline.store.places import hand_over
 from llm_pipeline.store.provenance import user_here
 
 _POLL_SECONDS = 0.1
@@ -112,7 +112,8 @@ class LocalRun:
     def _run_in_turn(self) -> Verdict:
         try:
             if self._replace:
-                self._hand_over()
+                places, store = self._places.values(), open_store(self._deployment.store)
+                replace_holders(store, places, self._model_id, by=user_here())
             self._claim.check()
             resolved = self._process(resolve_request(self._loaded, self._loaded.overrides.revision, by=user_here()))
             self.flow = ReleaseProgress.open(self._deployment, resolved.release_id)
@@ -120,11 +121,6 @@ class LocalRun:
             return self._release(self.flow)
         finally:
             self._stop_stage()  # before the claim is given back
-
-    def _hand_over(self) -> None:
-        store = open_store(self._deployment.store)
-        for place in self._places.values():
-            hand_over(store, place, self._model_id, by=user_here())
 
     def _release(self, flow: ReleaseProgress) -> Verdict:
         tasks = release_tasks(flow.release, climbing_order(flow.release, flow.record.facts))

@@ -10,7 +10,7 @@
 | pause, resume | `pausing.pause`, `resume` | command line |
 | start | `switching.start`, `start_ended` | command line, demo, the canary of what serves already; the guard |
 | stop | `switching.stop`, `stop_all`, `end_here` | command line; the end of the demo |
-| replace | `store.places.hand_over` | `run --replace`, the form of the release's DAG |
+| replace | `promotion.replace_holders` | `run --replace`, the form of the release's DAG |
 | stage by hand, end staging | `staging.start_staging`, `end_staging` | command line; the stage `staging_down` |
 | retire | `retirement` | the guard |
 

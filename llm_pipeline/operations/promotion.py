@@ -7,7 +7,7 @@ asks finishes it, or the guard does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -22,11 +22,29 @@ from llm_pipeline.operations.acting import acting
 from llm_pipeline.operations.decisions import require_production_approved
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.places import claim_place, serving_at, settle_place
+from llm_pipeline.store.places import claim_place, hand_over, serving_at, settle_place
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
 
 log = get_logger(__name__)
+
+
+def replace_holders(store: ArtifactStore, places: Iterable[str], model_id: str, *, by: str) -> None:
+    """Hand places over to a model: its next release that is promoted there replaces what serves.
+
+    Nothing that serves changes before that. Asked twice, it is done once.
+
+    Args:
+        store: The deployment's.
+        places: Where the release is to serve.
+        model_id: `organisation/name` on the hub.
+        by: Who asks for it.
+
+    Raises:
+        Conflict: Somebody else changed a place at the same moment; the same call is safe again.
+    """
+    for place in places:
+        hand_over(store, place, model_id, by=by)
 
 
 class NotPromoted(Terminal):

@@ -23,6 +23,7 @@ from llm_pipeline.base.errors import ErrorDocument, Terminal, Transient, from_do
 from llm_pipeline.base.logging import Lines, LogRelay
 from llm_pipeline.config.notifications import wants_stages
 from llm_pipeline.notifications.happened import ended, judged
+from llm_pipeline.operations.promotion import replace_holders
 from llm_pipeline.release.contract import StageRequest, StageResult, TimeLimit
 from llm_pipeline.release.evidence_text import log_table, metric_table
 from llm_pipeline.release.loading import ConfiguredRelease, load_release
@@ -31,7 +32,6 @@ from llm_pipeline.release_progress import ReleaseProgress, passed, placement, re
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners, Watch
 from llm_pipeline.store import open_store
-from llm_pipeline.store.places import hand_over
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.commit_of_run import remember_commit, revision_of_run, run_name
 from llm_pipeline_airflow.connections import config_with_secrets
@@ -400,9 +400,8 @@ class ResolveOperator(StageOperator):
         loaded = load_release(Path(self.config_path), overrides)
         revision = revision_of_run(loaded, context)
         if context["params"].get("replace"):
-            store = open_store(loaded.deployment.store)
-            for place in loaded.places.values():
-                hand_over(store, place, loaded.config.model.id, by=f"run {run_name(context)}")
+            store, by = open_store(loaded.deployment.store), f"run {run_name(context)}"
+            replace_holders(store, loaded.places.values(), loaded.config.model.id, by=by)
         return resolve_request(loaded, revision, by=who_started(context))
 
     def conclude(self, context: Context, result: StageResult) -> str:
