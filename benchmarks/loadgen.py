@@ -1,13 +1,12 @@
 """Our load client beside aiperf and perf_analyzer, all of them against one echo model of the real tritonserver.
 
-    .envs/control/bin/python benchmarks/loadgen.py                                  # about five minutes, downloads both
-    .envs/control/bin/python benchmarks/loadgen.py --aiperf PATH --perf-analyzer PATH
+    .envs/control/bin/python benchmarks/loadgen.py    # about five minutes, downloads both
 
 A load generator that is itself out of breath measures itself. A rate is "clean" when the tool offered it within 2 %,
 sent with a lag of less than 20 ms (p99) and had no failures. Each tool climbs the same ladder of constant rates; what
 counts is requests by second of its own processor time at its highest clean rate, for how many cores there are is not
-its doing. Start-up is taken off: a run of a few requests costs that much, too. Server and clients share the machine,
-and so do others: the benchmark waits until it is quiet, and tells its load.
+its doing. Start-up is taken off: a run of a few requests costs that much, too. Server and clients share the machine:
+let nothing else run there.
 
 One line a goal; exit code 1 when one is missed.
 """
@@ -53,7 +52,6 @@ LAG_TOKENS = 1  # so that the server, which shares the cores, keeps up with that
 AGREEMENT_RATE = 50
 MOST_LAG_SECONDS = 0.02
 RATE_TOLERANCE = 0.02
-QUIET_LOAD = 1.5
 PROGRAM_SECONDS = 90
 
 WORDS_TOKENIZER = {
@@ -114,8 +112,8 @@ Tool = Callable[[float, int], Step]
 def main() -> int:
     """Start the server, let each tool climb, print the goals; returns the exit code."""
     options = _options()
-    tools_of = options.aiperf or _installed_aiperf(), options.perf_analyzer or _unpacked_perf_analyzer()
-    _wait_until_quiet(options.wait_minutes)
+    tools_of = _installed_aiperf(), _unpacked_perf_analyzer()
+    print(f"starting at a load of {os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} cores", flush=True)
     with tempfile.TemporaryDirectory(prefix="loadgen-") as scratch:
         place = Path(scratch)
         server = _server(place)
@@ -353,20 +351,9 @@ def _unpacked_perf_analyzer() -> Path:
     return temporary.rename(program)
 
 
-def _wait_until_quiet(minutes: float) -> None:
-    deadline = time.monotonic() + 60 * minutes
-    while (load := os.getloadavg()[0]) > QUIET_LOAD and time.monotonic() < deadline:
-        print(f"load {load:.1f}: waiting until it is below {QUIET_LOAD}", flush=True)
-        time.sleep(10)
-    print(f"starting at a load of {os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} cores", flush=True)
-
-
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--aiperf", type=Path, help="an aiperf program; by default 0.13.0 is installed under .envs")
-    parser.add_argument("--perf-analyzer", type=Path, help="a perf_analyzer program; by default 2.51.0, unpacked there")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of each window")
-    parser.add_argument("--wait-minutes", type=float, default=10.0, help="longest wait for a quiet machine")
     return parser.parse_args()
 
 

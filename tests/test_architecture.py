@@ -1,4 +1,4 @@
-"""What the package holds and what it leaves out; `make lint` holds the layers, `benchmarks/house.py` counts."""
+"""What the package holds and what it leaves out; `make lint` holds the layers."""
 
 import zipfile
 from pathlib import Path
