@@ -19,23 +19,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
+import signal
 import socket
+import statistics
 import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from goals import at_least, at_most
-from transfer_process import Compared, Measured, compare, run, seconds
 
 from llm_pipeline.base.entry import interruptible
 from llm_pipeline.demo.hub import publish_revision
@@ -57,12 +56,86 @@ MODEL = "bench/random"
 PARTS = ("hub", "s3", "publish", "verify")
 _INTERRUPTED = 130
 _WORK = Path(__file__).with_name("transfer_work.py")
+_STARTER = Path(__file__).with_name("transfer_timed.py")
 _S3_ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "benchmark",
     "AWS_SECRET_ACCESS_KEY": "benchmark",
     "AWS_DEFAULT_REGION": s3_server.REGION,
     "AWS_EC2_METADATA_DISABLED": "true",
 }
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One process from start to end, with all that it started and waited for.
+
+    Attributes:
+        seconds: Wall time.
+        cpu_seconds: Processor time, user and system.
+        peak_bytes: The largest resident memory of one of its processes.
+        output: What it wrote to its standard output.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    peak_bytes: int
+    output: str
+
+
+@dataclass
+class Compared:
+    """The same work by us and by a peer, several times."""
+
+    ours: list[Measured] = field(default_factory=list)
+    peer: list[Measured] = field(default_factory=list)
+
+    @property
+    def ratio(self) -> float:
+        """Our throughput as a share of the peer's: more than 1 is faster."""
+        return seconds(self.peer) / seconds(self.ours)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Our largest resident memory in any of the runs."""
+        return max(run.peak_bytes for run in self.ours)
+
+
+def seconds(runs: Sequence[Measured]) -> float:
+    """Median wall time."""
+    return statistics.median(run.seconds for run in runs)
+
+
+def compare(rounds: int, ours: Callable[[], Measured], peer: Callable[[], Measured]) -> Compared:
+    """Run both in turn, so that a slow minute of the machine meets both."""
+    compared = Compared()
+    for _ in range(rounds):
+        compared.ours.append(ours())
+        compared.peer.append(peer())
+    return compared
+
+
+def run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Measured:
+    """Run a command to its end, after all earlier writes have reached the disk.
+
+    Raises:
+        RuntimeError: It fails; the message ends with what it wrote last.
+    """
+    os.sync()
+    with tempfile.TemporaryDirectory(prefix="bench-timed-") as place:
+        figures, output, errors = (Path(place) / name for name in ("figures.json", "output", "errors"))
+        starter = [sys.executable, "-I", "-S", str(_STARTER), str(figures), *command]
+        with output.open("wb") as out, errors.open("wb") as err:
+            surroundings = os.environ | dict(environment or {})
+            process = subprocess.Popen(starter, stdout=out, stderr=err, env=surroundings, start_new_session=True)
+            try:
+                code = process.wait()
+            finally:
+                if process.poll() is None:  # we were interrupted
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+        if code:
+            raise RuntimeError(f"{command[0]} ended with {code}:\n{errors.read_text(errors='replace')[-2000:]}")
+        return Measured(**json.loads(figures.read_text()), output=output.read_text())
 
 
 @dataclass(frozen=True)
@@ -112,25 +185,15 @@ def main() -> int:
 
 
 def _measure(options: argparse.Namespace, chosen: list[str]) -> int:
-    with tempfile.TemporaryDirectory(prefix="bench-transfer-") as place:
-        bench = _prepare(Path(place), options.megabytes, options.files, options.rounds)
+    with tempfile.TemporaryDirectory(prefix="bench-transfer-") as name:
+        place = Path(name)
+        repository, small = place / "repository", place / "small"
+        repository_bytes = write_repository(repository, options.megabytes)
+        write_small_files(small, options.files)
+        bench = Bench(place, repository, repository_bytes, small, options.files, options.rounds)
         measures = {"hub": _hub, "s3": _s3, "publish": _publish, "verify": _verify}
         goals = [goal for part in PARTS if part in chosen for goal in measures[part](bench)]
     return 0 if all(goals) else 1
-
-
-def _prepare(place: Path, megabytes: int, files: int, rounds: int) -> Bench:
-    repository, small = place / "repository", place / "small"
-    repository_bytes = write_repository(repository, megabytes)
-    small_bytes = write_small_files(small, files)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    print(
-        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {_processor()}, {os.cpu_count()} cores, {memory / 1e9:.0f} GB memory"
-    )
-    print(
-        f"repository {repository_bytes / 1e6:.0f} MB; {files} small files, {small_bytes / 1e6:.1f} MB; {rounds} rounds"
-    )
-    return Bench(place, repository, repository_bytes, small, files, rounds)
 
 
 def write_repository(directory: Path, megabytes: int) -> int:
@@ -172,20 +235,14 @@ def write_repository(directory: Path, megabytes: int) -> int:
     return sum(path.stat().st_size for path in directory.iterdir())
 
 
-def write_small_files(directory: Path, count: int) -> int:
-    """Write files of random sizes in a hundred directories; returns their bytes."""
+def write_small_files(directory: Path, count: int) -> None:
+    """Write files of random sizes in a hundred directories."""
     random = np.random.default_rng(2)
     sizes = random.integers(200, 8_000, size=count)
     for number, size in enumerate(sizes):
         path = directory / f"part-{number % 100:02}" / f"{number:05}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(random.bytes(size))
-    return int(sizes.sum())
-
-
-def _processor() -> str:
-    names = [line.partition(":")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
-    return names[0].strip() if names else platform.machine()
 
 
 @contextmanager
@@ -317,16 +374,8 @@ def _work(*arguments: str, **environment: str) -> Measured:
 
 
 def _print_sides(ours: str, peer: str, compared: Compared, size: int) -> None:
-    _print_side(ours, compared.ours, size)
-    _print_side(peer, compared.peer, size)
-
-
-def _print_side(name: str, runs: list[Measured], size: int) -> None:
-    took = ", ".join(f"{run.seconds:.2f}" for run in runs)
-    cpu = sorted(run.cpu_seconds for run in runs)[len(runs) // 2]
-    peak = max(run.peak_bytes for run in runs) / 1e6
-    rate = size / 1e6 / seconds(runs)
-    print(f"{name:<22}{rate:>7.0f} MB/s   processor {cpu:>6.2f} s   peak {peak:>5.0f} MB   wall {took} s")
+    for name, runs in ((ours, compared.ours), (peer, compared.peer)):
+        print(f"{name:<22}{size / 1e6 / seconds(runs):>7.0f} MB/s")
 
 
 if __name__ == "__main__":
