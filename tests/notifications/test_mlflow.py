@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 
 from llm_pipeline.adapters.mlflow.adapter import ADAPTER
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
-from llm_pipeline.config.notifications import Notifications
+from llm_pipeline.config.notifications import Notifications, wants_stages
 from llm_pipeline.notifications import outbox
 from llm_pipeline.notifications.channel import NotSent, channels, no_connections
 from llm_pipeline.notifications.event import Origin
@@ -41,8 +41,8 @@ NO_GO = judge("slow", [Evidence(name="p99: time to first token", verdict=Verdict
 def test_without_a_server_nothing_is_imported(monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert list(channels(CHANNEL)) == []
-    assert CHANNEL.wants_stages
-    assert "no MLFLOW_TRACKING_URI" in ADAPTER.probe(CHANNEL.channels["runs"])
+    assert wants_stages(CHANNEL)
+    assert "no MLFLOW_TRACKING_URI" in ADAPTER.probe(CHANNEL["runs"])
 
 
 @pytest.fixture(scope="module")
@@ -152,9 +152,9 @@ def test_a_server_that_is_away_holds_nothing_up_and_gets_it_later(releases, serv
         port = closed.getsockname()[1]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
     with pytest.raises(NotSent, match="MLflow does not answer"):
-        ADAPTER.probe(CHANNEL.channels["runs"])
+        ADAPTER.probe(CHANNEL["runs"])
     assert releases.tell(*finished(releases, release_id)) == 0
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
-    assert "experiment releases" in ADAPTER.probe(CHANNEL.channels["runs"])
+    assert "experiment releases" in ADAPTER.probe(CHANNEL["runs"])
     assert releases.tell() == 3
     the_run(server, release_id)

@@ -27,7 +27,6 @@ def test_productions_version_answers_inside_the_block_and_is_gone_after_it_even_
             connection = http.client.HTTPConnection(endpoint.url.removeprefix("http://"), timeout=5)
             connection.request("GET", "/v2")
             assert json.loads(connection.getresponse().read())["name"] == f"llm_pipeline:{production.digest}"
-            assert endpoint.grpc == f"127.0.0.1:{slot.ports.grpc}"
             assert find_server(slot.state).pid != left_by_a_killed_run.pid
             raise KeyError("the comparison failed")
 
