@@ -94,8 +94,9 @@ def test_square_blocks_are_read_though_the_last_ones_are_cut_off(rows, columns):
     weight = random_weight(rows, columns)
     packed, scale = FP8QTensor.quantize(weight, block_sizes={-1: 128, -2: 128})
     stored = StoredWeight("a", packed._quantized_data[:rows, :columns], scale.float().squeeze())
-    error = FORMATS["fp8_pb_wo"].dequantize(stored) - weight
-    assert (error.abs() <= FORMATS["fp8_pb_wo"].rounding_errors(stored) * 1.001).all()
+    error = (FORMATS["fp8_pb_wo"].dequantize(stored) - weight).abs()
+    smallest_step = scale.float().max() * 2.0**-9  # of E4M3 below its normal numbers, which have 3 bits of mantissa
+    assert (error <= torch.maximum(weight.abs() / 16, smallest_step / 2) * 1.001).all()
 
 
 def test_four_bit_numbers_round_to_the_nearest_and_ties_to_even():
