@@ -61,7 +61,9 @@ class ModelSource(ConfigModel):
     revision: Revision = "main"
     source: str = Field(default="hub", pattern=_SOURCE, max_length=4096)
     licenses: Words | None = None
-    sizes: dict[Size, Annotated[int, Field(ge=0, le=2**53)] | bool | Word] | None = None
+    sizes: Annotated[dict[Size, Annotated[int, Field(ge=0, le=2**53)] | bool | Word], Field(max_length=32)] | None = (
+        None
+    )
 
 
 class Watch(ConfigModel):

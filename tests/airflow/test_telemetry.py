@@ -32,7 +32,7 @@ def received(monkeypatch):
     with otlp_receiver() as telemetry:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", telemetry.url)
         monkeypatch.setattr(outbox, "PAUSE_SECONDS", 0.0)
-        monkeypatch.setattr(outbox, "LONGEST_PAUSE_SECONDS", 0.0)
+        monkeypatch.setattr(outbox, "PAUSE_SECONDS", 0.0)
         yield telemetry
 
 
