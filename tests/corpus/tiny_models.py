@@ -7,16 +7,15 @@ Weights are wide enough apart that greedy answers differ from prompt to prompt. 
 
 from __future__ import annotations
 
-import json
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file, save_file
+from ready_checkpoints import make_ready
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed
 
@@ -47,7 +46,7 @@ class TinyModel:
             SentencePiece's pieces with bytes for what is unknown (Gemma, Mistral, Phi-3).
         dtype: Precision of the weights.
         shard: Largest file; one file for all where it is empty.
-        finish: What is done to the directory in the end.
+        ready: How it is quantized in the end, as if by somebody else: a method of `ready_checkpoints`.
     """
 
     model_type: str
@@ -55,48 +54,12 @@ class TinyModel:
     spelling: Spelling = "bytes"
     dtype: torch.dtype = torch.float16
     shard: str = ""
-    finish: Callable[[Path], None] | None = None
+    ready: str = ""
 
     def config(self) -> Any:
         """Its configuration."""
         values = {key: value for key, value in {**_NAMES, **self.changes}.items() if value is not None}
         return AutoConfig.for_model(self.model_type, **values)
-
-
-def _as_compressed_tensors(directory: Path) -> None:
-    """INT8 weights with a scale a row, named as compressed-tensors names them."""
-    weights = load_file(directory / "model.safetensors")
-    for name in [name for name in weights if name.endswith("_proj.weight")]:
-        scale = weights[name].float().abs().amax(1, keepdim=True) / 127
-        weights[name.replace("weight", "weight_scale")] = scale.half()
-        weights[name] = (weights[name].float() / scale).round().to(torch.int8)
-    group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}}
-    _quantized(directory, weights, {"quant_method": "compressed-tensors", "format": "int-quantized",
-                                    "config_groups": {"group_0": group}, "ignore": ["lm_head"]})  # fmt: skip
-
-
-def _as_gptq(directory: Path) -> None:
-    """INT4 in groups of 128, eight rows to an int32, as GPTQ packs them."""
-    weights = load_file(directory / "model.safetensors")
-    for name in [name for name in weights if name.endswith("_proj.weight")]:
-        layer, weight = name.removesuffix(".weight"), weights.pop(name).float().T
-        columns, rows = weight.shape
-        groups = columns // 128
-        scale = weight.view(groups, 128, rows).abs().amax(1) / 7
-        numbers = (weight / scale.repeat_interleave(128, 0)).round().clamp(-8, 7).to(torch.int32) + 8
-        shifts = torch.arange(0, 32, 4, dtype=torch.int32).view(1, 8, 1)
-        weights[f"{layer}.qweight"] = (numbers.view(columns // 8, 8, rows) << shifts).sum(1).to(torch.int32)
-        weights[f"{layer}.qzeros"] = torch.full((groups, rows // 8), 0x77777777, dtype=torch.int32)
-        weights[f"{layer}.scales"] = scale.half()
-        weights[f"{layer}.g_idx"] = torch.arange(columns, dtype=torch.int32) // 128
-    _quantized(directory, weights, {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True,
-                                    "desc_act": False})  # fmt: skip
-
-
-def _quantized(directory: Path, weights: dict[str, torch.Tensor], told: dict[str, Any]) -> None:
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    path = directory / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": told}, indent=2))
 
 
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
@@ -128,8 +91,8 @@ CORPUS: Mapping[str, TinyModel] = {
     "granite": TinyModel("granite", {"logits_scaling": 2.0, "residual_multiplier": 0.7}),
     "olmo2": TinyModel("olmo2"),
     "smollm3": TinyModel("smollm3", {"no_rope_layers": [1, 0], "tie_word_embeddings": True}, dtype=torch.bfloat16),
-    "llama-compressed-tensors": TinyModel("llama", finish=_as_compressed_tensors),
-    "llama-gptq": TinyModel("llama", finish=_as_gptq),
+    "llama-compressed-tensors": TinyModel("llama", ready="compressed-tensors"),
+    "llama-gptq": TinyModel("llama", ready="gptq"),
 }  # fmt: skip
 
 
@@ -159,9 +122,7 @@ def make(name: str, directory: Path) -> Path:
     options = {"max_shard_size": model.shard} if model.shard else {}
     made.save_pretrained(directory, **options)
     tokenizer(model.spelling, made.config.vocab_size).save_pretrained(directory)
-    if model.finish is not None:
-        model.finish(directory)
-    return directory
+    return make_ready(model.ready, directory, directory) if model.ready else directory
 
 
 def tokenizer(spelling: Spelling, vocabulary: int) -> PreTrainedTokenizerFast:
