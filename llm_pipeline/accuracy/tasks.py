@@ -1,0 +1,348 @@
+"""lm-eval's tasks, loaded by lm-eval itself, from data that lie on this machine.
+
+    loaded = load_tasks(task_directory, eval_data, evaluation, ["mmlu", "gsm8k"])
+    loaded.tasks["gsm8k"]           # lm-eval's Task, with the number of its examples set
+    loaded.groups["mmlu"]           # its 57 tasks, which are judged as one sample
+
+lm-eval's TaskManager reads task files and says what they mean. Each task is then loaded with paths of this machine in
+place of the name of its data set: the `eval_data` stage has fetched that, or it lies beside the task's file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from llm_pipeline.accuracy.data_sets import (
+    AskedDataSet,
+    DataCall,
+    HeldDataSet,
+    call_of_task,
+    count_documents,
+    held_data_sets,
+    trees_of,
+)
+from llm_pipeline.accuracy.evaluation import DataRead
+from llm_pipeline.accuracy.task_files import read_task_directory, refuse_generated_code
+from llm_pipeline.base.errors import ConfigError, PipelineError, unless_io
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.config.release import CheckpointEvaluation, TaskOptions
+
+if TYPE_CHECKING:
+    from lm_eval.api.task import Task
+    from lm_eval.tasks import TaskManager
+
+log = get_logger(__name__)
+
+_LONGEST = 300
+_DATA_KEYS = ("dataset_path", "dataset_name", "dataset_kwargs")
+
+
+@dataclass(frozen=True)
+class LoadedTasks:
+    """Tasks as lm-eval loaded them.
+
+    Attributes:
+        tasks: By name, sorted; groups and tags are resolved.
+        groups: The tasks of each group that was asked for by name: one sample.
+        tags: The tasks of each tag that was asked for by name, each of them judged by itself.
+        options: What the release config says of each task, by its own name before that of a group or tag that it is in.
+        data: The data of the hub that they read.
+    """
+
+    tasks: Mapping[str, Task]
+    groups: Mapping[str, tuple[str, ...]]
+    tags: Mapping[str, tuple[str, ...]]
+    options: Mapping[str, TaskOptions]
+    data: tuple[DataRead, ...] = ()
+
+
+def load_tasks(
+    directory: Path | None, data: Path | None, evaluation: CheckpointEvaluation, names: Sequence[str]
+) -> LoadedTasks:
+    """Load tasks, groups and tags by name, with the data that they read.
+
+    Args:
+        directory: Directory with task files; None for lm-eval's own. It is only read, wherever it lies.
+        data: What the `eval_data` stage fetched for them; None where they bring all of their data.
+        evaluation: How they are asked, and what they may do.
+        names: Tasks, groups and tags.
+
+    Raises:
+        ConfigError: A task is unknown, its data are unreadable, something that it needs is missing, it runs code that
+            it may not, or the release config states what it cannot have.
+    """
+    return select_tasks(directory, evaluation, names).load(data)
+
+
+@dataclass(frozen=True)
+class SelectedTask:
+    """One task before its data are read.
+
+    Attributes:
+        name: Its name.
+        path: The names through which it was reached, from the one that was asked for down to its own.
+        stated: What groups above it say of it.
+        configuration: That, over the content of its file and of what the file includes.
+        call: What it asks the `datasets` library for; None where Python brings its documents.
+    """
+
+    name: str
+    path: tuple[str, ...]
+    stated: Mapping[str, Any]
+    configuration: Mapping[str, Any]
+    call: DataCall | None = None
+
+    @cached_property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that lm-eval reads: the one that is asked, and the one that examples are taken from.
+
+        It reads the latter for every task, whether or not it shows examples, and no other split that a task names.
+        """
+        own = self.configuration
+        options = own.get("fewshot_config") or {}
+        examples = options.get("split") or own.get("fewshot_split")
+        if not examples and "samples" not in options:
+            examples = own.get("training_split") or own.get("validation_split")
+        asked = own.get("test_split") or own.get("validation_split")
+        # a slice, `train[:10]`, is handed to the library, which knows the split by its name
+        return tuple(dict.fromkeys(str(split).partition("[")[0] for split in (asked, examples) if split))
+
+
+@dataclass(frozen=True)
+class SelectedTasks:
+    """Tasks that are known by name, and what stands behind the names; their data are not read yet."""
+
+    manager: TaskManager
+    evaluation: CheckpointEvaluation
+    tasks: Mapping[str, SelectedTask]
+    groups: Mapping[str, tuple[str, ...]]
+    tags: Mapping[str, tuple[str, ...]]
+    options: Mapping[str, TaskOptions] = field(default_factory=dict)
+
+    def load(self, data: Path | None) -> LoadedTasks:
+        """Load them, as in `load_tasks`."""
+        held = held_data_sets(data) if data else ()
+        loaded: dict[str, Task] = {}
+        documents: dict[DataCall, dict[str, int]] = {}
+        with TemporaryDirectory(prefix="tasks-") as scratch:
+            trees = trees_of(data, held, Path(scratch, "trees")) if data else {}
+            for name, task in self.tasks.items():
+                where = {}
+                if task.call is not None:
+                    if task.call not in documents:
+                        documents[task.call] = count_documents(task.call, trees, Path(scratch, "cache"))
+                    _refuse_missing_splits(task, documents[task.call])
+                    where = _data_here(task.call, trees, Path(scratch, "cache"))
+                loaded[name] = self._loaded(task, where)
+        reads = tuple(
+            _read(one, [splits for call, splits in documents.items() if call.data_set == one.asked])
+            for one in held
+            if any(call.data_set == one.asked for call in documents)
+        )
+        return LoadedTasks(loaded, self.groups, self.tags, self.options, reads)
+
+    def _loaded(self, task: SelectedTask, where: Mapping[str, Any]) -> Task:
+        """Load one task, and set what the release config states in its configuration, as lm-eval does."""
+        name, options = task.name, self.options[task.name]
+        # a group of one: what its member states goes over the content of the task's file
+        spec = {"group": f"only {name}", "task": [{**task.stated, **where, "task": name}]}
+        try:
+            loaded: Task = self.manager.load([spec])["tasks"][name]
+        except Exception as error:
+            raise task_failure(error, "lm-eval cannot load it", f"task {name}") from error
+        for key in where:  # as its file says, for who looks at what was asked
+            loaded.set_config(key, task.configuration.get(key))
+        own = loaded.get_config("num_fewshot")
+        if own == 0 and options.num_fewshot:
+            raise ConfigError(
+                f"task {name} takes no examples: its file says num_fewshot: 0",
+                hint=f"leave num_fewshot out of evaluation.task_options.{name}",
+            )
+        loaded.set_config("num_fewshot", int(own or 0) if options.num_fewshot is None else options.num_fewshot)
+        return loaded
+
+
+def select_tasks(directory: Path | None, evaluation: CheckpointEvaluation, names: Sequence[str]) -> SelectedTasks:
+    """Find out which tasks stand behind some names, and which data they ask for.
+
+    Raises:
+        ConfigError: A name is unknown, a file is wrong, tasks are asked twice, or run code that they may not.
+    """
+    from lm_eval.tasks import TaskManager
+
+    if directory is not None:
+        read_task_directory(directory, allow_code=evaluation.allow_task_code)
+    root = directory.resolve() if directory else None
+    manager = TaskManager(include_path=root, include_defaults=root is None)
+    paths, missing = _leaves(manager, names)
+    if missing and root is not None:
+        known = ", ".join(manager.all_tasks)
+        manager = TaskManager(include_path=root)
+        paths, missing = _leaves(manager, names)
+    if missing:
+        if root is None:
+            raise ConfigError(f"lm-eval has no task {', '.join(missing)}", hint="`lm-eval ls tasks` names all of them")
+        raise ConfigError(
+            f"no task {', '.join(missing)}, neither here nor in lm-eval",
+            where=str(directory),
+            hint=f"the directory has: {known}"[:_LONGEST],
+        )
+    groups, tags, tasks = _by_name(manager, names, paths)
+    _permit_generated_code(evaluation, tasks)
+    for name, task in tasks.items():
+        file = manager.task_index[name].yaml_path
+        own = root if file and root and file.is_relative_to(root) else None
+        call = call_of_task(task.configuration, file or Path(name), own)
+        if call is None:
+            log.warning("its data come from Python of its own, and are not fetched here", task=name)
+        tasks[name] = replace(task, call=call)
+    return SelectedTasks(manager, evaluation, tasks, groups, tags, _options(evaluation, names, paths))
+
+
+def _leaves(manager: TaskManager, names: Sequence[str]) -> tuple[list[SelectedTask], list[str]]:
+    """The tasks behind some names, as lm-eval's groups and tags have it; and names that are unknown."""
+    from lm_eval.config.group import GroupConfig
+
+    index, missing = manager.task_index, dict[str, None]()
+    of_groups = {one.name for one in fields(GroupConfig)}
+
+    def below(name: str, path: tuple[str, ...], stated: Mapping[str, Any]) -> Iterator[SelectedTask]:
+        entry, path = index.get(name), (*path, name)
+        if path.count(name) > 1:
+            raise ConfigError(f"group {name} is among its own members")
+        if entry is None:
+            missing[name] = None
+        elif entry.kind.name == "TAG":
+            for task in sorted(entry.tags):
+                yield from below(task, path, stated)
+        elif entry.kind.name == "GROUP":
+            yield from members(entry.cfg or {}, path, stated)
+        else:
+            yield SelectedTask(name, path, stated, {**(entry.cfg or {}), **stated})
+
+    def members(group: Mapping[str, Any], path: tuple[str, ...], stated: Mapping[str, Any]) -> Iterator[SelectedTask]:
+        shared = {**{key: value for key, value in group.items() if key not in of_groups}, **stated}
+        tasks = group.get("task")
+        for member in tasks if isinstance(tasks, list) else [tasks]:
+            own = {"task": member} if isinstance(member, str) else member
+            if not isinstance(own, dict) or not {"task", "group"} & own.keys():
+                raise ConfigError(f"a member of group {path[-1]} is neither a name nor a task: {member!r}"[:_LONGEST])
+            if "group" in own and own["group"] not in index:
+                yield from members(own, (*path, str(own["group"])), shared)
+            else:
+                kind = "group" if "group" in own else "task"
+                said = {key: value for key, value in own.items() if key != kind}
+                yield from below(str(own[kind]), path, {**shared, **said})
+
+    return [leaf for name in names for leaf in below(name, (), {})], list(missing)
+
+
+def _by_name(
+    manager: TaskManager, names: Sequence[str], found: Sequence[SelectedTask]
+) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]], dict[str, SelectedTask]]:
+    """Groups and tags that were asked for, and the tasks behind all names."""
+    tasks: dict[str, SelectedTask] = {}
+    for leaf in found:
+        other = tasks.setdefault(leaf.name, leaf)
+        asked = {leaf.path[0], other.path[0]}
+        if leaf.stated != other.stated or (len(asked) > 1 and asked.intersection(manager.all_groups)):
+            raise ConfigError(
+                f"task {leaf.name} is asked twice: as part of {other.path[0]}, and of {leaf.path[0]}",
+                where="evaluation.tasks",
+                hint="name one of them",
+            )
+    behind = {name: tuple(sorted({leaf.name for leaf in found if leaf.path[0] == name})) for name in names}
+    return (
+        {name: own for name, own in behind.items() if name in manager.all_groups},
+        {name: own for name, own in behind.items() if name in manager.all_tags},
+        dict(sorted(tasks.items())),
+    )
+
+
+def _options(
+    evaluation: CheckpointEvaluation, names: Sequence[str], found: Sequence[SelectedTask]
+) -> dict[str, TaskOptions]:
+    """What the release config says of each task.
+
+    Raises:
+        ConfigError: It says something of a task that is not asked.
+    """
+    known = {name for leaf in found for name in leaf.path}
+    if set(names) >= set(evaluation.tasks) and (unknown := sorted(evaluation.task_options.keys() - known)):
+        raise ConfigError(
+            f"task_options names {', '.join(unknown)}, which is not one of the tasks",
+            where="evaluation",
+            hint=f"the tasks are: {', '.join(sorted(known))}"[:_LONGEST],
+        )
+    stated: dict[str, dict[str, Any]] = {}
+    for leaf in found:
+        for name in leaf.path:
+            options = evaluation.task_options.get(name, TaskOptions())
+            stated.setdefault(leaf.name, {}).update(options.model_dump(exclude_none=True))
+    return {name: TaskOptions(**options) for name, options in stated.items()}
+
+
+def _read(held: HeldDataSet, documents: Sequence[Mapping[str, int]]) -> DataRead:
+    counts: dict[str, int] = {}
+    for split, number in (item for splits in documents for item in splits.items()):
+        counts[split] = counts.get(split, 0) + number
+    said = ", ".join(f"{split} {count}" for split, count in counts.items())
+    log.info("data read", data=str(held.asked), commit=held.commit, files=len(held.files), documents=said)
+    return DataRead(
+        name=str(held.asked), repository=held.repository, commit=held.commit, files=len(held.files), documents=counts
+    )
+
+
+def _permit_generated_code(evaluation: CheckpointEvaluation, tasks: Mapping[str, SelectedTask]) -> None:
+    if evaluation.allow_generated_code:
+        os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # what the metric itself asks for
+        return
+    os.environ.pop("HF_ALLOW_CODE_EVAL", None)
+    refuse_generated_code([name for name, task in tasks.items() if task.configuration.get("unsafe_code")])
+
+
+def _refuse_missing_splits(task: SelectedTask, documents: Mapping[str, int]) -> None:
+    if missing := [split for split in task.splits if not documents.get(split)]:
+        raise ConfigError(
+            f"task {task.name} reads split {missing[0]!r} of {task.call}, which is empty or not there",
+            hint=f"the data have: {', '.join(f'{name} ({size})' for name, size in documents.items())}",
+        )
+
+
+def _data_here(call: DataCall, trees: Mapping[AskedDataSet, Path], cache: Path) -> dict[str, Any]:
+    """A task's keys for data on this machine; they are kept in memory, as the cache will be gone."""
+    options = call.arguments(trees)
+    path, name = options.pop("path"), options.pop("name")
+    values = (path, name, {**options, "cache_dir": str(cache), "keep_in_memory": True})
+    return dict(zip(_DATA_KEYS, values, strict=True))
+
+
+def task_failure(error: Exception, what: str, where: str) -> PipelineError:
+    """An error of a task's own code, or of the libraries below it, as one that says what to do."""
+    if isinstance(error, PipelineError):
+        return error
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return ConfigError(
+            f"{what}: the Python package of module {error.name} is missing",
+            where=where,
+            hint="install it into the environment that models are evaluated in, or leave the task out",
+        )
+    text = str(error)
+    if "HF_ALLOW_CODE_EVAL" in text:
+        hint = "it runs code that the model writes: set evaluation.allow_generated_code: true, or leave it out"
+    elif isinstance(error, ImportError):
+        hint = "install what it names into the environment that models are evaluated in, or leave the task out"
+    elif isinstance(error, OSError) or "offline" in text.lower() or "hub" in text.lower():
+        hint = "stages that score work offline: put its metric into the Hugging Face cache, or data beside a task file"
+    else:
+        hint = "the fault is in the task's files or its data"
+    reason = next(iter(text.splitlines()), "")[:_LONGEST]
+    problem = ConfigError(f"{what}: {type(error).__name__}: {reason}", where=where, hint=hint)
+    # An error without a number is no machine's: offline, `datasets` calls a hub that it may not ask out of reach.
+    return unless_io(error, problem) if isinstance(error, OSError) and error.errno is not None else problem
