@@ -98,7 +98,7 @@ lint: environments ## ruff, mypy, the walls between rooms, and hadolint
 bench-demo: environments ## Time the demo, cold and warm, and each stage's share
 	@$(CONTROL) benchmarks/demo.py
 
-bench-house: environments ## Lines, modules, circles, and stops of the release config
+bench-house: environments ## Circles of modules, and stops of the release config
 	@$(CONTROL) benchmarks/house.py --list
 
 bench-transfer: environments ## Time downloads, S3, publication and verification beside the usual tools

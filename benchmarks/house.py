@@ -1,4 +1,4 @@
-"""The house in figures: lines, modules, circles, and stops of the release config; `make lint` holds the layers.
+"""The house in figures: circles of modules, and stops of the release config; `make lint` holds the layers.
 
     python benchmarks/house.py [--list]
 
@@ -11,100 +11,33 @@ or the stage itself runs. One line a goal; exit code 1 when one is missed.
 from __future__ import annotations
 
 import argparse
-import ast
 import shutil
 import sys
 import tempfile
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
+import grimp
 from goals import at_most
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = {"llm_pipeline": ROOT / "llm_pipeline", "llm_pipeline_airflow": ROOT / "plugins" / "llm_pipeline_airflow"}
 OURS = tuple(f"{ROOT / folder}/" for folder in ("llm_pipeline", "plugins", "dags"))
 MOST_STOPS, STAGE = 25, "download"
 
-Graph = Mapping[str, set[str]]
 
-
-def sources() -> dict[str, Path]:
-    """Every module by its dotted name."""
-    found = {}
-    for package, root in PACKAGES.items():
-        for path in sorted(root.rglob("*.py")):
-            parts = [package, *path.relative_to(root).with_suffix("").parts]
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-def imports(modules: Mapping[str, Path]) -> Graph:
-    """What each module imports of the others, anywhere in it."""
-    graph: dict[str, set[str]] = defaultdict(set)
-    for module, path in modules.items():
-        for name in _imported(ast.parse(path.read_bytes())):
-            known = next((part for part in _prefixes(name) if part in modules), None)
-            if known is not None and known != module:
-                graph[module].add(known)
-    return graph
-
-
-def _imported(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def _prefixes(name: str) -> Iterator[str]:
-    while "." in name:
-        yield name
-        name = name.rpartition(".")[0]
-
-
-def circles(graph: Graph) -> list[list[str]]:
-    """Groups of modules that import one another, by Tarjan's algorithm."""
-    order: dict[str, int] = {}
-    lowest: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(module: str) -> None:
-        order[module] = lowest[module] = len(order)
-        stack.append(module)
-        for other in graph.get(module, ()):
-            if other not in order:
-                visit(other)
-                lowest[module] = min(lowest[module], lowest[other])
-            elif other in stack:
-                lowest[module] = min(lowest[module], order[other])
-        if lowest[module] == order[module]:
-            group = stack[stack.index(module) :]
-            del stack[-len(group) :]
-            if len(group) > 1:
-                found.append(sorted(group))
-
-    for module in list(graph):
-        if module not in order:
-            visit(module)
-    return found
-
-
-def code_lines(path: Path) -> int:
-    """Lines that are neither blank, comment nor docstring."""
-    tree = ast.parse(path.read_bytes())
-    text = path.read_text().splitlines()
-    kept = {number for number, line in enumerate(text, 1) if line.strip() and not line.lstrip().startswith("#")}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            kept -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return len(kept)
+def circles() -> list[tuple[str, ...]]:
+    """Modules that import one another, as the shortest way round from each; imports inside functions count."""
+    graph = grimp.build_graph("llm_pipeline", "llm_pipeline_airflow")
+    found: dict[frozenset[str], tuple[str, ...]] = {}
+    for module in sorted(graph.modules):
+        for imported in graph.find_modules_directly_imported_by(module):
+            if chain := graph.find_shortest_chain(importer=imported, imported=module):
+                found.setdefault(frozenset(chain), chain)
+    return list(found.values())
 
 
 def config_stops() -> list[tuple[str, str]]:
@@ -194,11 +127,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--list", action="store_true", help="name the circles and stops")
     listed = parser.parse_args().list
-    modules = sources()
-    groups, stops = circles(imports(modules)), config_stops()
-    print(f"lines         {sum(len(path.read_text().splitlines()) for path in modules.values())}")
-    print(f"lines of code {sum(map(code_lines, modules.values()))}")
-    print(f"modules       {len(modules)}")
+    groups, stops = circles(), config_stops()
     if listed:
         for group in groups:
             print(f"  circle: {' '.join(group)}")
