@@ -42,7 +42,7 @@ CALM = (
     "docker/test_environments.py", "engines/test_tensorrt_llm_engine.py", "engines/test_tensorrt_llm_llmapi.py",
     "test_base_install.py", "test_broken_files_and_disks.py", "test_cli.py", "test_docs.py", "test_docs_site.py",
     "test_doctor.py", "test_inspection.py", "test_retention.py", "test_retention_races.py",
-    "test_retention_unreadable.py", "test_trusted_pointers.py", "test_yaml_document.py",
+    "test_retention_unreadable.py", "test_trusted_pointers.py", "test_model_rules.py", "test_yaml_document.py",
 )  # fmt: skip
 """Rooms and files whose tests start no servers on fixed ports and may be slow: they yield to all others."""
 AIRFLOW = (

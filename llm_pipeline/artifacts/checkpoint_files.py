@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_pipeline.artifacts.model_rules import ADDITIONAL_TEMPLATES, GENERATION, read_model_rules
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.json_document import read_object
 from llm_pipeline.catalog.modelopt_recipes import MIXED
@@ -23,11 +25,11 @@ COMPANIONS = (
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
-    "generation_config.json",
+    GENERATION,
     "chat_template.jinja",
     "chat_template.json",
 )
-"""What belongs to a checkpoint and is never changed by quantization: tokenizer, generation config, chat template."""
+"""What belongs to a checkpoint beside its weights: tokenizer, generation config, chat template."""
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 """The files that a tokenizer can be read from: a checkpoint has one of them at least."""
@@ -42,12 +44,23 @@ def read_json(path: Path) -> dict[str, Any]:
     return read_object(path, finite=False)
 
 
-def copy_companions(source: Path, destination: Path) -> list[str]:
-    """Copy the tokenizer, generation config and chat template; returns the names of the copied files."""
-    names = [name for name in COMPANIONS if (source / name).is_file()]
-    for name in names:
-        shutil.copyfile(source / name, destination / name)
-    return names
+def copy_companions(source: Path, destination: Path) -> None:
+    """Copy tokenizer, generation config and chat templates.
+
+    The copy's generation_config.json names every token that ends an answer, so that any engine ends answers alike.
+
+    Raises:
+        IntegrityError: One of the files is malformed.
+    """
+    for name in COMPANIONS:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, destination / name)
+    if (source / ADDITIONAL_TEMPLATES).is_dir():
+        shutil.copytree(source / ADDITIONAL_TEMPLATES, destination / ADDITIONAL_TEMPLATES)
+    if end_tokens := read_model_rules(source).end_tokens:
+        path = destination / GENERATION
+        generation = read_json(path) if path.is_file() else {}
+        path.write_text(json.dumps({**generation, "eos_token_id": list(end_tokens)}, indent=2) + "\n", encoding="utf-8")
 
 
 QUANTIZATION_FILE = "hf_quant_config.json"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from llm_pipeline.artifacts.checkpoint_directory import check_directory
+from llm_pipeline.artifacts.model_rules import read_model_rules
 from llm_pipeline.base.confinement import confined
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 
@@ -75,8 +76,27 @@ def load_tokenizer(directory: Path) -> Any:
     return load_confined(directory, lambda: AutoTokenizer.from_pretrained(directory, **_LOCAL))
 
 
+def greedy_generation(directory: Path) -> Any:
+    """How a checkpoint's answers are generated to be judged: greedy, without penalties, to any of its end tokens.
+
+    What else generation_config.json asks for would shape the answers of models that Transformers loads, and no others.
+
+    Returns:
+        Transformers' generation config.
+
+    Raises:
+        IntegrityError: A file that names end tokens is malformed.
+    """
+    from transformers import GenerationConfig
+
+    rules = read_model_rules(directory)
+    return GenerationConfig(eos_token_id=list(rules.end_tokens) or None, pad_token_id=rules.pad_token)
+
+
 def load_causal_model(directory: Path, **options: Any) -> Any:
-    """A plain checkpoint as a causal language model in evaluation mode; see `load_confined` for further errors.
+    """A plain checkpoint as a causal language model in evaluation mode, to generate by `greedy_generation`.
+
+    See `load_confined` for further errors.
 
     Args:
         directory: The checkpoint.
@@ -101,6 +121,7 @@ def load_causal_model(directory: Path, **options: Any) -> Any:
             where=str(directory),
             hint="fetch or export it again; if the publisher's own files are so, choose another revision",
         )
+    model.generation_config = greedy_generation(directory)
     return model.eval()
 
 

@@ -21,7 +21,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
 from llm_pipeline.artifacts.checkpoint_files import read_quantization
-from llm_pipeline.artifacts.checkpoint_loading import load_causal_model, load_config, load_confined
+from llm_pipeline.artifacts.checkpoint_loading import (
+    greedy_generation,
+    load_causal_model,
+    load_config,
+    load_confined,
+)
 from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
 from llm_pipeline.artifacts.tensor_formats import (
     FP4_MAXIMUM,
@@ -105,6 +110,7 @@ def load_model(source: Path, dtype: torch.dtype, device: str = "cpu", place: Map
             parent, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(parent), leaf, QuantizedLinear(model.get_submodule(name), smoothing, quantize))
     _quantize_kv_cache(model, checkpoint)
+    model.generation_config = greedy_generation(source)
     return model.eval()
 
 

@@ -2,22 +2,26 @@
 
     python tests/corpus/tiny_models.py DIRECTORY [NAME ...]    # in the model environment; no network
 
-Weights are wide enough apart that greedy answers differ from prompt to prompt. `CONTEXT` is every model's context.
+Weights are wide enough apart that greedy answers differ from prompt to prompt. `CONTEXT` is the context of every model
+but the thinking one.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from ready_checkpoints import make_ready
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed
+from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, set_seed
 
 CONTEXT = 128
 VOCABULARY = 512
@@ -46,6 +50,7 @@ class TinyModel:
             SentencePiece's pieces with bytes for what is unknown (Gemma, Mistral, Phi-3).
         dtype: Precision of the weights.
         shard: Largest file; one file for all where it is empty.
+        thinks: Whether it is made the chat model that thinks before it answers.
         ready: How it is quantized in the end, as if by somebody else: a method of `ready_checkpoints`.
     """
 
@@ -54,12 +59,57 @@ class TinyModel:
     spelling: Spelling = "bytes"
     dtype: torch.dtype = torch.float16
     shard: str = ""
+    thinks: bool = False
     ready: str = ""
 
     def config(self) -> Any:
         """Its configuration."""
         values = {key: value for key, value in {**_NAMES, **self.changes}.items() if value is not None}
         return AutoConfig.for_model(self.model_type, **values)
+
+
+IM_START, IM_END, THINK, THOUGHT = "<|im_start|>", "<|im_end|>", "<think>", "</think>"
+THOUGHT_TOKENS = 300
+THINKING_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}"
+    "{{ '<|im_start|>assistant\\n<think>' }}"
+    "{%- if enable_thinking is defined and not enable_thinking -%}{{ '</think>' }}{%- endif -%}"
+    "{%- endif -%}"
+)
+
+
+def _make_thinking(directory: Path) -> None:
+    """A chat model that thinks unless its template is told not to; its last token alone says which one is next.
+
+    `<think>` begins `THOUGHT_TOKENS` tokens of text, then come `</think>`, " moon" and `<|im_end|>`, an end token that
+    only generation_config.json and the template name. The repetition penalty of generation_config.json makes it answer
+    " cat" where the prompt has " moon".
+    """
+    spelled = AutoTokenizer.from_pretrained(directory)
+    start, end, think, thought = spelled.convert_tokens_to_ids([IM_START, IM_END, THINK, THOUGHT])
+    moon, cat = spelled.convert_tokens_to_ids(["Ġmoon", "Ġcat"])
+    words = [number for number in range(2, start) if number not in (moon, cat)][:THOUGHT_TOKENS]
+    chain = [think, *words, thought, moon, end]
+    weights = load_file(directory / "model.safetensors")
+    embedding, head = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
+    weights["model.norm.weight"].fill_(1)
+    embedding /= embedding.float().norm(dim=1, keepdim=True)
+    head *= 0
+    for before, after in pairwise(chain):
+        head[after] = 4 * embedding[before]
+    head[cat] = 0.6 * head[moon]
+    for name in weights:
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weights[name] *= 1e-3  # the layers compute, and the residual stays the last token's row
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    spelled.chat_template = THINKING_TEMPLATE
+    spelled.save_pretrained(directory)
+    generation = {"eos_token_id": [1, end], "pad_token_id": 1, "do_sample": True, "temperature": 0.6, "top_p": 0.95,
+                  "top_k": 20, "repetition_penalty": 2.35, "max_new_tokens": 3}  # fmt: skip
+    (directory / "generation_config.json").write_text(json.dumps(generation, indent=2))
 
 
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
@@ -79,6 +129,9 @@ CORPUS: Mapping[str, TinyModel] = {
     "llama-tied": TinyModel("llama", {"tie_word_embeddings": True}),
     "qwen2": TinyModel("qwen2"),
     "qwen3": TinyModel("qwen3", {"head_dim": 32, "tie_word_embeddings": True}, dtype=torch.bfloat16),
+    "qwen3-thinking": TinyModel(
+        "qwen3", {"head_dim": 32, "max_position_embeddings": 1024}, dtype=torch.bfloat16, thinks=True
+    ),
     "qwen3-moe": TinyModel("qwen3_moe", {"head_dim": 32, **_EXPERTS}),
     "mistral-window": TinyModel("mistral", {"head_dim": 32, "sliding_window": 32}, spelling="pieces"),
     "mixtral": TinyModel("mixtral", {"head_dim": 32, **_EXPERTS}, spelling="pieces"),
@@ -121,7 +174,12 @@ def make(name: str, directory: Path) -> Path:
             parameter.data += 0.1 * torch.randn_like(parameter)
     options = {"max_shard_size": model.shard} if model.shard else {}
     made.save_pretrained(directory, **options)
-    tokenizer(model.spelling, made.config.vocab_size).save_pretrained(directory)
+    added = (IM_START, IM_END, THINK, THOUGHT) if model.thinks else ()
+    spelled = tokenizer(model.spelling, made.config.vocab_size - len(added))
+    spelled.add_tokens([AddedToken(token, normalized=False, special=token in added[:2]) for token in added])
+    spelled.save_pretrained(directory)
+    if model.thinks:
+        _make_thinking(directory)
     return make_ready(model.ready, directory, directory) if model.ready else directory
 
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -24,6 +27,9 @@ from llm_pipeline.artifacts.tensor_formats import (
 )
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.quantization.readback import load_model
+
+# a chat model: generation_config.json has a second end token and shapes answers, and config.json knows of neither
+SAYS = {"eos_token_id": [1, 2], "repetition_penalty": 2.35, "max_new_tokens": 3, "no_repeat_ngram_size": 2}
 
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]  # OCP MX specification 1.0, table 5
 GENERATOR = torch.Generator().manual_seed(11)
@@ -209,3 +215,25 @@ def test_a_dequantized_checkpoint_holds_the_weights_that_are_read_back(exported,
         smoothing = getattr(module, "pre_quant_scale", None)
         weight = module.weight if smoothing is None else module.weight * smoothing
         assert torch.allclose(plain.get_submodule(layer).weight, weight)
+
+
+def test_the_export_ends_and_answers_by_the_same_rules_as_the_model(llama, tmp_path):
+    source = tmp_path / "model"
+    shutil.copytree(llama, source)
+    (source / "generation_config.json").write_text(json.dumps(SAYS))
+    directory = exports.export(source, exports.recipe("int8_weight_only"), tmp_path / "export")
+    told = [load_model(one, torch.float32).generation_config.to_diff_dict() for one in (source, directory)]
+    assert told[0] == told[1]
+    assert told[0]["eos_token_id"] == [1, 2]
+    assert told[0].keys().isdisjoint(SAYS.keys() - {"eos_token_id"})
+    assert json.loads((directory / "generation_config.json").read_text()) == SAYS
+
+
+def test_an_export_names_all_end_tokens_in_the_file_that_every_engine_reads(llama, tmp_path):
+    """The tokenizer ends answers of a fine-tuned model; its configurations are still those of the base model."""
+    source = tmp_path / "model"
+    shutil.copytree(llama, source)
+    names = json.loads((source / "tokenizer_config.json").read_text()) | {"eos_token": "<s>"}
+    (source / "tokenizer_config.json").write_text(json.dumps(names))
+    directory = exports.export(source, exports.recipe("int8_weight_only"), tmp_path / "export")
+    assert json.loads((directory / "generation_config.json").read_text())["eos_token_id"] == [0, 1]
