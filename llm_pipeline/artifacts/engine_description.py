@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from llm_pipeline.artifacts.host_facts import HostFacts
+from llm_pipeline.artifacts.model_rules import ModelRules
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.records import ArtifactRef, Frozen, Metric
 from llm_pipeline.config.target import Target
@@ -56,6 +57,7 @@ class EngineDescription(Frozen):
         target: What it was built for.
         device_properties: The device at build time, for comparison with the device that serves.
         runtime_properties: Properties that the runtime must be given.
+        rules: How the model ends and samples; what serves the engine ends answers by them.
         host: GPUs, driver and container of the build; None for a CPU's. What serves it must match.
         checkpoint: The checkpoint that is served as it is; None where the engine holds the weights.
     """
@@ -64,6 +66,7 @@ class EngineDescription(Frozen):
     target: Target
     device_properties: dict[str, str] = Field(default={})
     runtime_properties: dict[str, str] = Field(default={})
+    rules: ModelRules = ModelRules()
     host: HostFacts | None = None
     checkpoint: ArtifactRef | None = None
 

@@ -104,16 +104,12 @@ class TokenFiles:
     @cached_property
     def added_tokens(self) -> Mapping[str, int]:
         """Tokens that are kept apart from text, with their ids."""
-        found: dict[str, int] = {}
-        for number, told in _mapping(self.get(TOKENIZER_CONFIG).get("added_tokens_decoder")).items():
-            if number.isdecimal() and isinstance(content := _mapping(told).get("content"), str):
-                found[content] = int(number)
-        found |= {token: number for token, number in self.get(ADDED_TOKENS).items() if type(number) is int}
-        for told in self._list(TOKENIZER, "added_tokens"):
-            token, number = _mapping(told).get("content"), _mapping(told).get("id")
-            if isinstance(token, str) and type(number) is int:
-                found[token] = number
-        return found
+        decoder = _mapping(self.get(TOKENIZER_CONFIG).get("added_tokens_decoder"))
+        kept = self.get(TOKENIZER).get("added_tokens")
+        told: list[tuple[Any, Any]] = [*self.get(ADDED_TOKENS).items()]
+        told += [(_mapping(token).get("content"), number) for number, token in decoder.items()]
+        told += [(_mapping(token).get("content"), _mapping(token).get("id")) for token in _list(kept)]
+        return {token: int(number) for token, number in told if isinstance(token, str) and str(number).isdecimal()}
 
     @cached_property
     def text_tokens(self) -> Mapping[str, int]:
@@ -147,10 +143,6 @@ class TokenFiles:
                 problem = f"{key} is {str(value)[:80]}: {str(wrong[0])[:40]!r} is no token's number"
                 raise IntegrityError(problem, where=f"{self.where}: {name}", hint=_REPLACE)
             yield from (one for one in ids if one >= 0)  # -1 means none
-
-    def _list(self, name: str, key: str) -> list[Any]:
-        value = self.get(name).get(key)
-        return value if isinstance(value, list) else []
 
 
 def read_model_rules(checkpoint: Path) -> ModelRules:
@@ -237,7 +229,7 @@ def _named_templates(stated: object) -> Iterator[tuple[str, str]]:
     """Chat templates of tokenizer_config.json: one text, or a list of named ones."""
     if isinstance(stated, str):
         yield DEFAULT_TEMPLATE, stated
-    for entry in stated if isinstance(stated, list) else ():
+    for entry in _list(stated):
         name, template = _mapping(entry).get("name"), _mapping(entry).get("template")
         if isinstance(name, str) and isinstance(template, str):
             yield name, template
@@ -245,6 +237,10 @@ def _named_templates(stated: object) -> Iterator[tuple[str, str]]:
 
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _object(data: bytes, where: str) -> Mapping[str, Any]:

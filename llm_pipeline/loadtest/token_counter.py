@@ -59,6 +59,8 @@ def _tokenizer(path: Path) -> Callable[[str], int]:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the bindings raise nothing more special
         raise IntegrityError(f"not a tokenizer: {error}", where=str(path)) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     return lambda text: len(tokenizer.encode(text).ids)
 
 

@@ -24,6 +24,13 @@ def test_the_repositorys_tokenizer_counts(tmp_path):
     assert open_counter(tmp_path)("a b  unknown a") == 4
 
 
+def test_every_token_is_counted_whatever_length_the_training_had(tmp_path):
+    pytest.importorskip("tokenizers")
+    cut = {"truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER | cut))
+    assert open_counter(tmp_path)("a b  unknown a") == 4
+
+
 def test_a_tokenizer_in_a_linked_artifact_counts(tmp_path):
     pytest.importorskip("tokenizers")
     (tmp_path / "checkpoint").mkdir()

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,8 @@ def checkpoint(tmp_path):
 @pytest.fixture
 def batcher(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(DOUBLE))
-    settings = Settings.of(PROPERTIES, LIMITS)
-    made = Batcher(checkpoint, Settings(settings.arguments, 128, workspace=tmp_path / "workspace"))
+    settings = Settings.of(PROPERTIES, LIMITS, end_tokens=[END_TOKEN])
+    made = Batcher(checkpoint, replace(settings, workspace=tmp_path / "workspace"))
     yield made
     made.stop()
 

@@ -34,6 +34,7 @@ from llm_pipeline.adapters.openvino.throughput import measure_throughput
 from llm_pipeline.artifacts.checkpoint_files import QuantizationMetadata, copy_companions, read_json, read_quantization
 from llm_pipeline.artifacts.checkpoint_loading import load_confined
 from llm_pipeline.artifacts.engine_description import ENGINE_FILE, EngineDescription, EngineFacts
+from llm_pipeline.artifacts.model_rules import read_model_rules
 from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
 from llm_pipeline.artifacts.repository_layout import OPENVINO_FILES, TOKENIZER_FILE
 from llm_pipeline.base.errors import Unsupported
@@ -94,6 +95,7 @@ class OpenVinoCpuBuilder:
             if (tokenizer := checkpoint / TOKENIZER_FILE).is_file():
                 shutil.copyfile(tokenizer, destination / TOKENIZER_FILE)
         description = _describe(destination, target, quantization, native, clock)
+        description = description.model_copy(update={"rules": read_model_rules(checkpoint)})
         description.write(destination)
         return description.facts
 

@@ -35,6 +35,7 @@ from llm_pipeline.artifacts.checkpoint_files import copy_companions
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
 from llm_pipeline.artifacts.host_facts import HostFacts, read_host_facts
 from llm_pipeline.artifacts.host_match import driver_warning, target_problems
+from llm_pipeline.artifacts.model_rules import read_model_rules
 from llm_pipeline.artifacts.repository_layout import TOKENIZER_DIRECTORY
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.logging import get_logger
@@ -165,6 +166,7 @@ class _Build:
         description = EngineDescription(
             facts=facts,
             target=self._target,
+            rules=read_model_rules(self._inputs.checkpoint),
             host=self._host,
         )
         description.write(self.engine)

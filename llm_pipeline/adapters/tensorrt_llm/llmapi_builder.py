@@ -24,6 +24,7 @@ from llm_pipeline.artifacts.engine_description import EngineDescription, EngineF
 from llm_pipeline.artifacts.golden import GOLDEN_FILE, write_golden
 from llm_pipeline.artifacts.host_facts import HostFacts
 from llm_pipeline.artifacts.host_match import driver_warning, require_target_host
+from llm_pipeline.artifacts.model_rules import read_model_rules
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.logging import get_logger
@@ -118,7 +119,13 @@ class TensorRtLlmLlmApiBuilder:
         destination.mkdir()
         (destination / LLM_ARGUMENTS_FILE).write_text(arguments.to_yaml(), encoding="utf-8")
         facts = _facts(inputs.target, checkpoint, arguments, host, smoke)
-        description = EngineDescription(facts=facts, target=inputs.target, host=host, checkpoint=inputs.checkpoint_ref)
+        description = EngineDescription(
+            facts=facts,
+            target=inputs.target,
+            rules=read_model_rules(inputs.checkpoint),
+            host=host,
+            checkpoint=inputs.checkpoint_ref,
+        )
         description.write(destination)
         return facts
 

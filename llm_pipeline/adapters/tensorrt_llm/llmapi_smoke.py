@@ -23,6 +23,7 @@ from typing import Any
 import yaml
 
 from llm_pipeline.artifacts.golden import GoldenPrompt
+from llm_pipeline.artifacts.model_rules import read_model_rules
 from llm_pipeline.base.entry import ArgumentParser, entry_point
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.json_document import read_object
@@ -70,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.expect_version,
         golden,
         vocabulary=_vocabulary(options.checkpoint),
+        end_tokens=read_model_rules(options.checkpoint).end_tokens,
         add_special_tokens=options.add_special_tokens,
     )
     options.output.write_text(report.model_dump_json(indent=1) + "\n", encoding="utf-8")
@@ -81,6 +83,7 @@ def run_smoke(
     golden: Sequence[GoldenPrompt],
     *,
     vocabulary: int,
+    end_tokens: Sequence[int],
     add_special_tokens: bool,
 ) -> SmokeReport:
     """Load, warm up, answer and measure.
@@ -90,6 +93,7 @@ def run_smoke(
         version: What TensorRT-LLM must be.
         golden: Prompts to answer.
         vocabulary: Tokens that the model knows.
+        end_tokens: What ends an answer.
         add_special_tokens: Whether golden prompts are tokenized with the model's own, such as a begin-of-text token.
 
     Raises:
@@ -109,7 +113,7 @@ def run_smoke(
     session.rate(1)
     clock.end("warm_up")
     log.info("answering the golden prompts", prompts=len(golden))
-    completions = session.answer(golden, add_special_tokens=add_special_tokens)
+    completions = session.answer(golden, end_tokens, add_special_tokens=add_special_tokens)
     clock.end("golden")
     sequences = min(arguments.get("max_batch_size") or 1, _MOST_SEQUENCES)
     log.info("measuring", sequences=sequences)
@@ -147,10 +151,17 @@ class _Session:
         self._vocabulary = vocabulary
         self._draw = random.Random(0)  # noqa: S311 - prompts of a measurement
 
-    def answer(self, golden: Sequence[GoldenPrompt], *, add_special_tokens: bool) -> tuple[str, ...]:
+    def answer(
+        self, golden: Sequence[GoldenPrompt], end_tokens: Sequence[int], *, add_special_tokens: bool
+    ) -> tuple[str, ...]:
         """The greedy completions of prompts."""
         greedy = [
-            self._sampling_params(max_tokens=prompt.maximum_tokens, top_k=1, add_special_tokens=add_special_tokens)
+            self._sampling_params(
+                max_tokens=prompt.maximum_tokens,
+                top_k=1,
+                stop_token_ids=list(end_tokens),
+                add_special_tokens=add_special_tokens,
+            )
             for prompt in golden
         ]
         answers = self._llm.generate([prompt.prompt for prompt in golden], greedy, use_tqdm=False)

@@ -15,6 +15,7 @@ import platform
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
@@ -27,6 +28,7 @@ from llm_pipeline.artifacts.checkpoint_files import QuantizationMetadata, read_j
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.artifacts.host_match import require_target_host
+from llm_pipeline.artifacts.model_rules import ModelRules, read_model_rules
 from llm_pipeline.artifacts.repository_layout import CHECKPOINT_DIRECTORY
 from llm_pipeline.base.confinement import confined
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
@@ -72,7 +74,8 @@ class VllmBuilder:
         workspace = destination.parent / f"{destination.name}-workspace"
         log.info("vLLM loads the checkpoint", arguments=properties["arguments"])
         started = time.monotonic()
-        batcher = _load(inputs, properties, context, workspace)
+        rules = read_model_rules(inputs.checkpoint)
+        batcher = _load(inputs, properties, context, rules, workspace)
         loaded = time.monotonic()
         try:
             match = _golden_match(batcher, inputs.golden, target)
@@ -113,6 +116,7 @@ class VllmBuilder:
             facts=facts,
             target=target,
             runtime_properties=properties,
+            rules=rules,
             host=host,
             checkpoint=inputs.checkpoint_ref,
         ).write(destination)
@@ -172,12 +176,14 @@ def _require_inputs(inputs: BuildInputs) -> QuantizationMetadata:
     return quantization
 
 
-def _load(inputs: BuildInputs, properties: Mapping[str, str], context: int, workspace: Path) -> Batcher:
+def _load(
+    inputs: BuildInputs, properties: Mapping[str, str], context: int, rules: ModelRules, workspace: Path
+) -> Batcher:
     limits = inputs.target.limits
     longest = min(limits.maximum_tokens_per_request, context)
     served = {"maximum_tokens_per_request": longest, "kv_cache_blocks": limits.kv_cache_blocks or 0}
-    settings = Settings.of(properties, {**limits.model_dump(), **served})
-    settings = Settings(settings.arguments, settings.maximum_tokens_per_request, workspace=workspace)
+    settings = Settings.of(properties, {**limits.model_dump(), **served}, end_tokens=rules.end_tokens)
+    settings = replace(settings, workspace=workspace)
     check_directory(inputs.checkpoint)
     workspace.mkdir()
     # What vLLM compiles is found again by the model's name, too: it has the one that the server's view gives it.

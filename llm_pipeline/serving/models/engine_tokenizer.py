@@ -38,6 +38,8 @@ class FastCodec:
         from tokenizers import Tokenizer
 
         self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        self._tokenizer.no_truncation()  # both as they were in training, where a file has kept them
+        self._tokenizer.no_padding()
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
@@ -82,16 +84,13 @@ def open_codec(directory: Path) -> Codec:
     return FastCodec(directory) if (directory / "tokenizer.json").is_file() else SlowCodec(directory)
 
 
-def end_tokens(directory: Path, codec: Codec) -> list[int]:
-    """Tokens that end an answer: those of the generation config, else the tokenizer's own; raises without any."""
-    configured = _document(directory / "generation_config.json").get("eos_token_id")
-    if configured is not None:
-        return list(configured) if isinstance(configured, list) else [int(configured)]
-    token = _document(directory / "tokenizer_config.json").get("eos_token")
-    number = codec.token_id(token["content"] if isinstance(token, dict) else token) if token else None
-    if number is None:
-        raise ValueError(f"no end token is named in {directory}")
-    return [number]
+def end_tokens(engine: Path) -> list[int]:
+    """Tokens that end an answer, from the `engine.json` in a directory; raises without any."""
+    description = json.loads((engine / "engine.json").read_text(encoding="utf-8"))
+    tokens: list[int] = description["rules"]["end_tokens"]
+    if not tokens:
+        raise ValueError(f"no end token is named in {engine}")
+    return tokens
 
 
 def word_list(words: Sequence[Sequence[int]], width: int = 0) -> npt.NDArray[np.int32]:
@@ -105,8 +104,3 @@ def word_list(words: Sequence[Sequence[int]], width: int = 0) -> npt.NDArray[np.
     table[0, : len(tokens)] = tokens
     table[1, : len(words)] = np.cumsum([len(word) for word in words])
     return table
-
-
-def _document(path: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return document

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import threading
 import time
 from dataclasses import dataclass
@@ -85,6 +86,8 @@ class TritonPythonModel(served_model.ServedModel):
         from tensorrt_llm import LLM, SamplingParams
 
         self._sampling_params = SamplingParams
+        description = json.loads((version / "engine" / "engine.json").read_text(encoding="utf-8"))
+        self._end_tokens: list[int] = description["rules"]["end_tokens"]
         arguments = yaml.safe_load((version / "model.yaml").read_text(encoding="utf-8"))
         self._llm = LLM(**{**arguments, "model": str(version / arguments["model"])})
 
@@ -138,6 +141,7 @@ class TritonPythonModel(served_model.ServedModel):
         return self._sampling_params(
             max_tokens=asked.maximum_tokens,
             ignore_eos=asked.ignore_eos,
+            stop_token_ids=None if asked.ignore_eos else self._end_tokens,
             skip_special_tokens=True,
             **sampled,
         )

@@ -130,8 +130,7 @@ class TritonPythonModel(served_model.ServedModel):
     def _generation(self, asked: base.Inputs) -> Any:
         config = genai.GenerationConfig()
         config.max_new_tokens, config.apply_chat_template = asked.maximum_tokens, False
-        config.eos_token_id, config.stop_token_ids = self._end_token, {self._end_token}
-        config.ignore_eos = asked.ignore_eos
+        config.stop_token_ids, config.ignore_eos = self._end_tokens, asked.ignore_eos
         if asked.temperature > 0:
             config.do_sample, config.temperature, config.rng_seed = True, asked.temperature, self._drill.seen
         return config
@@ -144,7 +143,8 @@ class TritonPythonModel(served_model.ServedModel):
     # The engine's thread
 
     def _load_engine(self) -> None:
-        properties = json.loads((self._engine / "engine.json").read_text(encoding="utf-8"))["runtime_properties"]
+        description = json.loads((self._engine / "engine.json").read_text(encoding="utf-8"))
+        properties, self._end_tokens = description["runtime_properties"], set(description["rules"]["end_tokens"])
         scheduler = genai.SchedulerConfig()
         scheduler.max_num_seqs = self._limits.maximum_sequences
         scheduler.max_num_batched_tokens = self._limits.maximum_batched_tokens
@@ -152,7 +152,6 @@ class TritonPythonModel(served_model.ServedModel):
         scheduler.dynamic_split_fuse, scheduler.enable_prefix_caching = True, False
         self._pipeline = genai.ContinuousBatchingPipeline(self._engine, scheduler, "CPU", properties)
         self._tokenizer = self._pipeline.get_tokenizer()
-        self._end_token = self._tokenizer.get_eos_token_id()
 
     def _serve(self) -> None:
         while self._wait_for_work():

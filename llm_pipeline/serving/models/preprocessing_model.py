@@ -30,12 +30,12 @@ class TritonPythonModel:
     """The entry points that Triton calls."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the tokenizer, whose directory is relative to the repository."""
+        """Load the tokenizer, whose directory is relative to the repository; the engine's description is beside it."""
         configured = json.loads(args["model_config"])["parameters"]
         parameters = {name: value["string_value"] for name, value in configured.items()}
         directory = Path(args["model_repository"]).parent / parameters["tokenizer_dir"]
         self._codec = engine_tokenizer.open_codec(directory)
-        self._end = engine_tokenizer.end_tokens(directory, self._codec)[0]
+        self._end = engine_tokenizer.end_tokens(directory.with_name("engine"))[0]
         self._add_special = parameters.get("add_special_tokens", "true") == "true"
 
     def execute(self, requests: list[Any]) -> list[Any]:

@@ -4,7 +4,7 @@ This file is copied into a model repository beside `llm/1/model.py` and `vllm_pr
 engine builder measures with it: what was measured is what serves. It stands alone: standard library and Transformers'
 tokenizers.
 
-    batcher = Batcher(checkpoint, Settings.of(properties, limits))
+    batcher = Batcher(checkpoint, Settings.of(properties, limits, end_tokens=rules.end_tokens))
     batcher.submit("1", prompt, maximum_tokens=16)
     for output in batcher.outputs(timeout_seconds=0.1): ...
 
@@ -25,7 +25,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,16 +51,24 @@ class Settings:
         maximum_tokens_per_request: Prompt and answer together.
         compiled: Directory of what vLLM compiled before; None for none.
         workspace: Where vLLM keeps what it compiles; None for a place in the home directory.
+        end_tokens: What ends an answer.
     """
 
     arguments: Mapping[str, Any]
     maximum_tokens_per_request: int
     compiled: Path | None = None
     workspace: Path | None = None
+    end_tokens: Sequence[int] = ()
 
     @staticmethod
-    def of(properties: Mapping[str, str], limits: Mapping[str, int], engine: Path | None = None) -> Settings:
-        """From the runtime properties of `engine.json`, the engine's limits, and its directory."""
+    def of(
+        properties: Mapping[str, str],
+        limits: Mapping[str, int],
+        engine: Path | None = None,
+        *,
+        end_tokens: Sequence[int] = (),
+    ) -> Settings:
+        """From the runtime properties and the end tokens of `engine.json`, the engine's limits, and its directory."""
         arguments = json.loads(properties["arguments"])
         arguments |= {
             "max_num_seqs": limits["maximum_sequences"],
@@ -71,7 +79,7 @@ class Settings:
             arguments["num_gpu_blocks_override"] = limits["kv_cache_blocks"]
         compiled = engine / COMPILED_DIRECTORY if engine else None
         found = compiled if compiled and compiled.is_dir() else None
-        return Settings(arguments, limits["maximum_tokens_per_request"], found)
+        return Settings(arguments, limits["maximum_tokens_per_request"], found, end_tokens=end_tokens)
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,6 @@ class Batcher:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(
                 checkpoint, local_files_only=True, trust_remote_code=False
             )
-            self._end_tokens = _end_tokens(checkpoint, self.tokenizer)
             self._load()
         except BaseException:
             self.stop()
@@ -156,7 +163,7 @@ class Batcher:
         self._outbox: queue.SimpleQueue[list[Output]] = queue.SimpleQueue()
         self._sending = threading.Lock()
         arguments = {**self._settings.arguments, "model": self._checkpoint.name}
-        self._send({"arguments": arguments, "end_tokens": self._end_tokens})
+        self._send({"arguments": arguments, "end_tokens": list(self._settings.end_tokens)})
         first = _first(self._lines)
         if "ready" not in first:
             raise RuntimeError(f"vLLM did not start: {first.get('failed', 'its process ended, and its log says why')}")
@@ -325,17 +332,3 @@ def _signal(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def _end_tokens(checkpoint: Path, tokenizer: Any) -> list[int]:
-    """The ids that end an answer: the checkpoint's own, else its tokenizer's; none is legal."""
-    ids = None
-    for file in ("generation_config.json", "config.json"):
-        path = checkpoint / file
-        if ids is None and path.is_file():
-            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-    if ids is None:
-        ids = tokenizer.eos_token_id
-    if ids is None:
-        return []
-    return list(ids) if isinstance(ids, list) else [int(ids)]

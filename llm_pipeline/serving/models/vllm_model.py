@@ -147,7 +147,8 @@ class TritonPythonModel(served_model.ServedModel):
     def _load(self, version: Path) -> None:
         engine = version / "engine"
         description = json.loads((engine / "engine.json").read_text(encoding="utf-8"))
-        settings = vllm_batcher.Settings.of(description["runtime_properties"], asdict(self._limits), engine)
+        properties, ends = description["runtime_properties"], description["rules"]["end_tokens"]
+        settings = vllm_batcher.Settings.of(properties, asdict(self._limits), engine, end_tokens=ends)
         self._batcher = vllm_batcher.Batcher(version / "checkpoint", settings)
         self._tokenizer = self._batcher.tokenizer
         self._decode = decoder_of(self._tokenizer)

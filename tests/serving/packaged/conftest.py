@@ -97,6 +97,7 @@ def byte_tokenizer(tmp_path_factory) -> Path:
 def gpu_engine(tmp_path_factory):
     """Makes the description of a GPU target's engine, in a new directory."""
     from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
+    from llm_pipeline.artifacts.model_rules import ModelRules
     from llm_pipeline.base.records import ArtifactRef
     from llm_pipeline.config.target import Target
 
@@ -111,9 +112,10 @@ def gpu_engine(tmp_path_factory):
             device="NVIDIA H100", versions={"tensorrt_llm": "1.2.1"}, seconds={},
         )  # fmt: skip
         checkpoint = ArtifactRef(kind="checkpoint", digest="c" * 64)
-        EngineDescription(facts=facts, target=target, runtime_properties=properties or {}, checkpoint=checkpoint).write(
-            engine
-        )
+        EngineDescription(
+            facts=facts, target=target, runtime_properties=properties or {}, rules=ModelRules(end_tokens=(1,)),
+            checkpoint=checkpoint,
+        ).write(engine)  # fmt: skip
         return engine, target
 
     return make
