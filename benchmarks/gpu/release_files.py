@@ -56,8 +56,9 @@ class Host:
     Attributes:
         accelerator: The GPU's name in the catalog; `cpu` to try the benchmark without one.
         memory_share: Of the GPU's memory that each server may take; up to four of them stand side by side.
-        targets: What the release is for, each on a GPU of its own as long as there are GPUs.
-        gpus: How many there are.
+        targets: What the release is for, each on GPUs of its own as long as there are GPUs.
+        gpus: Their indices.
+        tensor_parallel: How many each engine takes.
         triton_home: Directory of the unpacked tritonserver.
         control: Interpreter of the command line and the router.
         model: Interpreter with modelopt and lm-eval.
@@ -67,7 +68,8 @@ class Host:
     accelerator: str
     memory_share: float
     targets: tuple[str, ...]
-    gpus: int
+    gpus: tuple[int, ...]
+    tensor_parallel: int
     triton_home: Path
     control: Path
     model: Path
@@ -160,12 +162,18 @@ def _deployment(work: Path, host: Host) -> dict[str, Any]:
         "hub": {"endpoint": f"http://127.0.0.1:{HUB_PORT}"},
         "environments": {"control": str(host.control), "model": str(host.model), "engine": str(host.engine)},
         "triton_home": str(host.triton_home),
+        **({} if host.is_cpu else {"quantization_host": {"accelerator": host.accelerator, "gpus": [host.gpus[0]]}}),
         "gpu_hour_prices": {} if host.is_cpu else {host.accelerator: 5.0},
         "places": {
-            target: _place(ROUTER_PORT + 100 * number, {} if host.is_cpu else {"gpus": [number % host.gpus]})
+            target: _place(ROUTER_PORT + 100 * number, {} if host.is_cpu else {"gpus": _gpus(host, number)})
             for number, target in enumerate(host.targets)
         },
     }
+
+
+def _gpus(host: Host, number: int) -> list[int]:
+    """The GPUs of a target."""
+    return [host.gpus[(number * host.tensor_parallel + rank) % len(host.gpus)] for rank in range(host.tensor_parallel)]
 
 
 def _place(first_port: int, gpus: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,7 +194,8 @@ def _place(first_port: int, gpus: Mapping[str, Any]) -> dict[str, Any]:
 def _target(host: Host, subject: Subject) -> dict[str, Any]:
     return {
         "accelerator": host.accelerator,
-        "accelerator_count": 0 if host.is_cpu else 1,
+        "accelerator_count": 0 if host.is_cpu else host.tensor_parallel,
+        "parallelism": {"tensor": host.tensor_parallel},
         "engine": "vllm",
         "environment": "engine",
         "runtime_version": "0.20.2",

@@ -1,11 +1,12 @@
 """Processes that outlive whoever started them, found again and stopped by a record on disk.
 
 A detached process runs in a session of its own. Its record (pid and start time, so that a reused pid is never
-mistaken for it) is a small JSON file; `stop` ends the whole process group. Linux only: it reads `/proc`.
+mistaken for it) is a small JSON file; `stop` ends the whole session. Linux only: it reads `/proc`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -54,9 +55,9 @@ class DetachedProcess(Frozen):
         return boot_id() == self.boot_id and process_start_ticks(self.pid) == self.start_ticks
 
     @property
-    def group_alive(self) -> bool:
-        """Whether the process or any child in its group still runs."""
-        return self.alive or (boot_id() == self.boot_id and bool(_group_members(self.pid, self.start_ticks)))
+    def session_alive(self) -> bool:
+        """Whether the process or any other of its session still runs, whatever its process group."""
+        return self.alive or (boot_id() == self.boot_id and bool(_session_members(self.pid, self.start_ticks)))
 
 
 def start(
@@ -163,23 +164,23 @@ def find(argument: str, log: Path) -> DetachedProcess | None:
 
 
 def stop(process: DetachedProcess, *, grace_seconds: float = 10.0) -> None:
-    """End the process and its group: SIGTERM, then SIGKILL after the grace time. A dead one is fine.
+    """End the process and its session: SIGTERM to its group, then SIGKILL to what is left after the grace time.
+
+    A child in a group of its own, such as an engine that is just being started again, hears no SIGTERM. It is killed as
+    soon as the group has ended, because nobody is left to end it. A dead process is fine.
 
     Raises:
         ConfigError: It is another user's.
     """
-    if not process.group_alive:
-        _reap(process.pid)
-        return
-    _signal_group(process.pid, signal.SIGTERM)
+    if process.session_alive:
+        _signal_group(process.pid, signal.SIGTERM)
     deadline = time.monotonic() + grace_seconds
-    while process.group_alive and time.monotonic() < deadline:
+    while process.session_alive:
         _reap(process.pid)
-        time.sleep(0.05)
-    if process.group_alive:
-        _signal_group(process.pid, signal.SIGKILL)
-    while process.group_alive:
-        _reap(process.pid)
+        groups = _session_members(process.pid, process.start_ticks)
+        if process.pid not in groups.values() or time.monotonic() > deadline:
+            for pid in groups:
+                _kill(pid)
         time.sleep(0.05)
     _reap(process.pid)
 
@@ -202,6 +203,11 @@ def _signal_group(pid: int, number: int) -> None:
     except PermissionError as error:
         owner = _owner(pid)
         raise ConfigError(f"process {pid} belongs to the user {owner}", hint=f"run this as {owner}") from error
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _owner(pid: int) -> str:
@@ -239,12 +245,13 @@ def process_is_stopped(pid: int, start_ticks: int | None = None) -> bool:
     return fields is not None and fields[0] in ("T", "t") and start_ticks in (None, int(fields[19]))
 
 
-def _group_members(group: int, started: int) -> list[int]:
-    members = []
+def _session_members(session: int, started: int) -> dict[int, int]:
+    """The processes of a session that run, each with its process group."""
+    members = {}
     for pid in _pids():
         fields = _stat_fields(pid)
-        if fields and fields[0] != "Z" and int(fields[2]) == group and int(fields[19]) >= started:
-            members.append(pid)
+        if fields and fields[0] != "Z" and int(fields[3]) == session and int(fields[19]) >= started:
+            members[pid] = int(fields[2])
     return members
 
 

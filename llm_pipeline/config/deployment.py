@@ -13,6 +13,7 @@ from llm_pipeline.config.metric_source import MetricSource
 from llm_pipeline.config.model import (
     ConfigModel,
     ConnectionId,
+    GpuIndices,
     HostPath,
     Items,
     Name,
@@ -89,10 +90,13 @@ class QuantizationHost(ConfigModel):
     Attributes:
         accelerator: A GPU's name in the GPU catalog.
         count: How many of them one quantization may use.
+        gpus: Indices of the host's GPUs that quantization and scoring see; None for all that the worker does. A build
+            sees those of its place's staging server.
     """
 
     accelerator: Word
     count: Ranks = 1
+    gpus: GpuIndices | None = None
 
 
 AirflowName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,249}$", max_length=250)]

@@ -190,8 +190,8 @@ Ranks = Annotated[int, Field(ge=1, le=4096)]
 """GPUs, or processes with one each, that work together."""
 
 Gpus = Annotated[int, Field(ge=0, le=4096)]
-Gpu = Annotated[int, Field(ge=0, le=1023)]
-"""Index of a GPU on its host."""
+GpuIndices = Annotated[tuple[Annotated[int, Field(ge=0, le=1023)], ...], Field(max_length=1024)]
+"""GPUs of a host, by their indices."""
 
 Instances = Annotated[int, Field(ge=1, le=1024)]
 """Copies of a server or of a model in it."""

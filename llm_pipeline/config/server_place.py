@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, Wra
 
 from llm_pipeline.config.endpoint import Endpoint, OpenAiEndpoint
 from llm_pipeline.config.installed import OfKind
-from llm_pipeline.config.model import AbsolutePath, ConfigModel, Gpu, Port
+from llm_pipeline.config.model import AbsolutePath, ConfigModel, GpuIndices, Port
 from llm_pipeline.config.target import Target
 
 
@@ -30,7 +30,7 @@ class ServerPorts(ConfigModel):
     http: Port
     grpc: Port
     metrics: Port
-    gpus: Annotated[tuple[Gpu, ...], Field(max_length=1024)] | None = None
+    gpus: GpuIndices | None = None
     readable: Annotated[tuple[AbsolutePath, ...], Field(max_length=64)] = ()
 
     @property

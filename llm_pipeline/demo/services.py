@@ -216,7 +216,7 @@ def _running_processes(layout: DemoLayout) -> Iterator[detached.DetachedProcess]
         if not record.is_file() or record.stat().st_size > 65536:  # noqa: PLR2004 - a record is far smaller
             continue
         process = detached.parsed(record.read_bytes())  # None for the other kinds of file
-        if process is not None and process.group_alive:
+        if process is not None and process.session_alive:
             yield process
 
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from llm_pipeline.base import detached
+from llm_pipeline.base.adapters import adapter
 from llm_pipeline.base.directory_listing import list_directory
-from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.slots import slot_servers, slot_state
 from llm_pipeline.config.deployment import Deployment
@@ -65,6 +67,35 @@ def missing_interpreters(deployment: Deployment) -> tuple[str, ...]:
         elif (python := environment.interpreter_here()) and not os.access(python, os.X_OK):
             found.append(f"environments.{name}: there is no interpreter at {python}")
     return tuple(found)
+
+
+def missing_routers(deployment: Deployment, places: Iterable[str]) -> tuple[str, ...]:
+    """What is wrong with the routers that are started on this host, one line each, by their adapters' probes.
+
+    Nothing is said where another interpreter than this one starts them: the canary runs in the environment `control`.
+    """
+    control, found = deployment.environments.get("control"), []
+    if control is None or Path(control.interpreter_here() or "").parent != Path(sys.executable).parent:
+        return ()
+    for name in places:
+        place = deployment.places[name]
+        look = adapter("routers", place.router.kind).probe if place.router.ports_here() else None
+        try:
+            if look is not None:
+                look(place.router)
+        except PipelineError as error:
+            found.append(f"places.{name}.router: {error.message} ({error.where}): {error.hint}")
+    return tuple(found)
+
+
+def require_routers(loaded: LoadedRelease) -> None:
+    """Refuse a release on this host whose canary would find no router to start, an hour later.
+
+    Raises:
+        ConfigError: A router of its places cannot be started here.
+    """
+    if missing := missing_routers(loaded.deployment, loaded.places.values()):
+        raise ConfigError("\n".join(missing), where=f"deployment {loaded.deployment.name}")
 
 
 class CausalModels(NamedTuple):

@@ -216,9 +216,11 @@ def plan_release(
     disk = _plan_disk(loaded, facts, data) if facts else None
     here = all(target.accelerator == "cpu" for target in release.targets)
     missing, full = host.missing_interpreters(deployment), tuple(disk.problems()) if disk else ()
+    without_router = host.missing_routers(deployment, loaded.places.values())
     blocked = blocked_directories(deployment)
     if here:
         _refuse_obstacles(loaded, missing, how_to_make_an_interpreter())
+        _refuse_obstacles(loaded, without_router, "a release ends at its canary without one")
         _refuse_obstacles(loaded, blocked, UNBLOCK)
         _refuse_obstacles(loaded, full, "free disk space, or name other places in the deployment file")
     ladders, steps = _ladders(release, targets, facts), tuple(planned_steps(release, facts))
@@ -274,7 +276,7 @@ def plan_release(
             *router_warnings(loaded),
             *gpu_warnings(loaded, gpus, facts, here=here),
             *time_warnings(release, costs),
-            *host_warnings(loaded, (*missing, *blocked, *full), here=here),
+            *host_warnings(loaded, (*missing, *without_router, *blocked, *full), here=here),
         ),
     )
 

@@ -72,6 +72,7 @@ class StageRequest(Frozen):
         work_root: Directory for private work; survives a crash, so that a stage can resume.
         time_limit: When the stage is stopped, wherever it runs.
         gpus: The GPUs that its process holds while it runs; None for a stage without, or of an uncounted pool.
+        gpu_indices: Those of its host that its process sees, where it computes on GPUs itself; None for all.
     """
 
     release_id: str
@@ -83,6 +84,7 @@ class StageRequest(Frozen):
     work_root: str
     time_limit: TimeLimit = TimeLimit()
     gpus: HostGpus | None = None
+    gpu_indices: tuple[int, ...] | None = None
 
 
 class Timings(Frozen):

@@ -48,6 +48,18 @@ def gpus_taken(deployment: Deployment, record: ReleaseRecord, stage: str, subjec
     return HostGpus(pool=group.pool, there=group.gpus, taken=min(taken, group.gpus))
 
 
+def gpu_indices(deployment: Deployment, record: ReleaseRecord, stage: str, subject: str) -> tuple[int, ...] | None:
+    """The GPUs of its host that a stage's own process may use, where the deployment names them; None for all."""
+    step = step_named(stage)
+    if step is None or step.gpus is not Gpus.TAKEN:
+        return None
+    if step.machine is Machine.QUANTIZATION_HOST:
+        return deployment.quantization_host.gpus if deployment.quantization_host else None
+    place = deployment.places.get(record.place_of(subject))
+    staging = place.servers_here().get("staging") if place else None
+    return staging.gpus if staging else None
+
+
 @contextmanager
 def held(gpus: HostGpus | None, work_root: Path) -> Iterator[None]:
     """Hold a stage's GPUs in the block; waits until so many are free, which prolongs its time limit."""

@@ -18,7 +18,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from llm_pipeline.base.plain_environment import is_plain
+from llm_pipeline.base.plain_environment import gpu_variables, is_plain
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.store import StoreModel
 from llm_pipeline.release.contract import StageRequest
@@ -36,7 +36,8 @@ def stage_environment(request: StageRequest, deployment: Deployment) -> dict[str
     Raises:
         ConfigError: The stage is unknown, or a file that it reads is wrong.
     """
-    return _environment(_needed_by_stage(request, deployment)) | STAGE_VARIABLES
+    gpus = {} if request.gpu_indices is None else gpu_variables(request.gpu_indices)
+    return _environment(_needed_by_stage(request, deployment)) | STAGE_VARIABLES | gpus
 
 
 def command_environment(deployment: Deployment) -> dict[str, str]:

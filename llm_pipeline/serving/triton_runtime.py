@@ -22,6 +22,7 @@ from llm_pipeline.artifacts.checkpoint_directory import check_directory
 from llm_pipeline.base.directory_listing import refuse_unreadable
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.base.offline import OFFLINE
+from llm_pipeline.base.plain_environment import engine_environment
 
 _DIRECTORY = Path("/dev/shm")  # noqa: S108 - where the kernel keeps POSIX shared memory
 STUB = "triton_python_backend_stub"
@@ -45,11 +46,8 @@ _INHERITED = ("LANG", "LC_ALL", "TZ", "USER")  # never a token, never PYTHONPATH
 _HOME, _TEMPORARY = "home", "tmp"
 _OWN_SERVER_VARIABLE = "LLM_PIPELINE_OWN_SERVER"  # see `serving/models/served_model.py`
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
-_OF_THE_CONTAINER = (
-    "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES",
-    "OPAL_PREFIX", "PATH",
-)  # fmt: skip
-_OF_THE_CONTAINER_PREFIXES = ("NCCL_", "OMPI_MCA_", "TLLM_", "TRTLLM_", "UCX_")
+_CUDA_HOME = "/usr/local/cuda"
+_OF_THE_CONTAINER = ("LD_LIBRARY_PATH", "OPAL_PREFIX", "PATH")
 
 
 def segment_prefix(state: Path) -> str:
@@ -212,13 +210,13 @@ def _remove(directory: Path) -> None:
 def server_environment(
     home: TritonHome, interpreter: StubInterpreter, state: Path, additions: Mapping[str, str] | None
 ) -> dict[str, str]:
-    """The server's whole environment. Of this process's it has the user, the locale and the time zone only.
+    """The server's whole environment. Of this process's it has the user, the locale, the time zone and all about GPUs.
 
-    An installed server also gets what its container says of libraries and GPUs. Servers fetch and report nothing, and
-    end with the process of their model. What libraries keep in the home directory, such as kernels compiled for a GPU,
-    goes below `state`.
+    An installed server also gets what its container says of libraries. Servers fetch and report nothing, and end with
+    the process of their model. What libraries keep in the home directory, such as kernels compiled for a GPU, goes
+    below `state`.
     """
-    inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    inherited = engine_environment() | {name: os.environ[name] for name in _INHERITED if name in os.environ}
     own = {"HOME": str(state / _HOME), "TMPDIR": str(state / _TEMPORARY)}
     places = _places(home, interpreter)
     return {**inherited, **own, **places, **OFFLINE, _OWN_SERVER_VARIABLE: "1", **(additions or {})}
@@ -238,13 +236,10 @@ def server_reads(
 
 def _places(home: TritonHome, interpreter: StubInterpreter) -> dict[str, str]:
     if home.libraries is None:
-        return {
-            name: value
-            for name, value in os.environ.items()
-            if name in _OF_THE_CONTAINER or name.startswith(_OF_THE_CONTAINER_PREFIXES)
-        }
+        return {name: os.environ[name] for name in _OF_THE_CONTAINER if name in os.environ}
+    compiler = f"{os.environ.get('CUDA_HOME', _CUDA_HOME)}/bin"  # kernels are compiled as servers start, too
     return {
-        "PATH": f"{interpreter.python.parent}:{_SYSTEM_PATH}",
+        "PATH": f"{interpreter.python.parent}:{_SYSTEM_PATH}:{compiler}",
         "LD_LIBRARY_PATH": f"{interpreter.library_directory}:{home.libraries}",
     }
 

@@ -9,7 +9,6 @@ The state directory holds the pid record, the log, what is being served, and the
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -28,6 +27,7 @@ from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import ConfigError, Terminal, Transient
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.plain_environment import gpu_variables
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_place import ServerPorts
@@ -46,7 +46,6 @@ from llm_pipeline.serving.triton_runtime import (
     server_reads,
 )
 
-GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _EXIT_TIMEOUT_SECONDS = 5
 _GRACE_SECONDS = _EXIT_TIMEOUT_SECONDS + 7.0  # Triton itself needs about 3 s after the last request
 _ONE_WORD = re.compile(r"[A-Za-z0-9/._+=:@%,-]+")
@@ -170,7 +169,8 @@ def start_server(
         link_repository(repository, state / "repository", links)
         _rotate_log(state)
         models = _models(repository)
-        variables = {**_gpu_variables(ports), **(environment or {})}
+        gpus = {} if ports.gpus is None else gpu_variables(ports.gpus)  # else those of this process, maybe not all
+        variables = {**gpus, **(environment or {})}
         start = partial(
             detached.start,
             f"tritonserver {state.name}",
@@ -261,7 +261,7 @@ def stop_server(state: Path, *, drain_seconds: float = 0, digest: str = "", toke
 def _serves_another(state: Path, digest: str) -> bool:
     """Whether a server of another repository runs or loads here: its command line says so before it is ready."""
     process = detached.load(state / "process.json")
-    return process is not None and process.group_alive and f"--id={served_name(digest)}" not in process.command
+    return process is not None and process.session_alive and f"--id={served_name(digest)}" not in process.command
 
 
 def _models(repository: Path) -> tuple[str, ...]:
@@ -362,13 +362,6 @@ def _get(port: int, path: str) -> tuple[int, str]:
     except OSError:
         return 0, ""
     return answer.status, answer.text
-
-
-def _gpu_variables(ports: ServerPorts) -> dict[str, str]:
-    """The GPUs that the server sees: those of its place, else those of this process, which may not have all."""
-    if ports.gpus is not None:
-        return {GPUS_VARIABLE: ",".join(map(str, ports.gpus))}
-    return {GPUS_VARIABLE: os.environ[GPUS_VARIABLE]} if GPUS_VARIABLE in os.environ else {}
 
 
 def _environment_digest(environment: Mapping[str, str] | None) -> str:

@@ -239,9 +239,9 @@ def test_a_task_that_is_marked_failed_takes_its_stage_with_it_and_a_rejection_mo
     until(lambda: started(marker))
     records = (release.root / "work" / "jobs").glob("*/quantize.small/*/process.json")
     process = detached.load(max(records, key=lambda path: path.stat().st_mtime))
-    assert process.group_alive
+    assert process.session_alive
     run.mark_failed("recipes_1.quantize", 0)
-    until(lambda: not process.group_alive)
+    until(lambda: not process.session_alive)
 
     assert run.finish(approve=False) == "success"
     assert run.task("recipes_2.quantize", 0).state == "success"

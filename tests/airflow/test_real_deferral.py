@@ -48,7 +48,7 @@ class Jobs:
     def kill_triggerer(self) -> None:
         triggerer = detached.load(self.home / "processes" / "triggerer.json")
         os.killpg(triggerer.pid, signal.SIGKILL)
-        until(lambda: not triggerer.group_alive)
+        until(lambda: not triggerer.session_alive)
 
     def started(self, dag_id: str, name: str) -> int:
         """How often a stage was started."""

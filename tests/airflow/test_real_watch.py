@@ -58,7 +58,7 @@ class Scene:
     def kill_triggerer(self) -> None:
         process = detached.load(self.airflow.home / "processes/triggerer.json")
         os.killpg(process.pid, signal.SIGKILL)
-        until(lambda: not process.group_alive)
+        until(lambda: not process.session_alive)
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ def test_a_slots_server_whose_record_cannot_be_read_is_drained_and_stopped_all_t
     try:
         assert place_slots.alive("green")
         assert retire(site, "green", repository, token=token, limit=limit) == Retired(stopped=True, cut=None)
-        assert not process.group_alive
+        assert not process.session_alive
         assert not place_slots.alive("green")
     finally:
         detached.stop(process)

@@ -204,6 +204,16 @@ def test_a_missing_interpreter_is_only_a_warning_for_gpu_hosts_elsewhere():
     assert any(line.startswith("on this machine, environments.model: there is no interpreter") for line in warnings)
 
 
+def test_a_host_without_envoy_stops_a_release_of_this_machine(configs: Path, edit, tmp_path, monkeypatch):
+    here, bare = sys.executable, tmp_path / "bin/python"
+    bare.parent.mkdir()
+    bare.symlink_to(here)
+    edit("deployments/local.yaml", f"control: {here}", f"control: {bare}")
+    assert plan_release(demo(configs))  # another interpreter starts it
+    monkeypatch.setattr(sys, "executable", str(bare))
+    assert "places.cpu.router: Envoy is not installed beside this interpreter" in error_of(demo(configs)).message
+
+
 def test_a_full_disk_stops_a_release_of_this_machine(configs: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(host, "free_bytes", lambda _directory: 1_000_000)
     assert "store and work_root: 5.01 MB needed, 1 MB free" in error_of(demo(configs)).message

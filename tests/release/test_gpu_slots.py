@@ -15,14 +15,15 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from deployment_here import place_document
 from store_history import TARGET, History
 
 from llm_pipeline.base.file_lock import is_flocked
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.config.deployment import QuantizationHost, WorkerGroup, Workers
+from llm_pipeline.config.deployment import QuantizationHost, TargetPlace, WorkerGroup, Workers
 from llm_pipeline.release import execute as execution
 from llm_pipeline.release.contract import HostGpus, Stage, StageOutput, StageRequest, StageResult
-from llm_pipeline.release.gpu_slots import gpus_taken, held
+from llm_pipeline.release.gpu_slots import gpu_indices, gpus_taken, held
 from llm_pipeline.release.record import read_release_record
 
 HOLDER = """
@@ -125,8 +126,11 @@ def release(tmp_path):
     workers = Workers(
         quantization=WorkerGroup(pool="of-models", gpus=8), targets={TARGET: WorkerGroup(pool="of-targets", gpus=4)}
     )
-    host = QuantizationHost(accelerator="H100-SXM-80GB", count=2)
-    deployment = history.deployment.model_copy(update={"workers": workers, "quantization_host": host})
+    host = QuantizationHost(accelerator="H100-SXM-80GB", count=2, gpus=(2, 3))
+    place = place_document(iter(range(18000, 18020)))
+    places = {TARGET: TargetPlace.model_validate(place | {"staging": place["staging"] | {"gpus": [1]}})}
+    update = {"workers": workers, "quantization_host": host, "places": places}
+    deployment = history.deployment.model_copy(update=update)
     return deployment, read_release_record(history.store, history.resolve(1))
 
 
@@ -142,6 +146,14 @@ def release(tmp_path):
 )
 def test_who_takes_gpus_of_the_flow_holds_them(release, stage, subject, wanted):
     assert gpus_taken(*release, stage, subject) == wanted
+
+
+@pytest.mark.parametrize(
+    ("stage", "subject", "seen"),
+    [("baseline", "", (2, 3)), ("accuracy", "fp8", (2, 3)), ("build", TARGET, (1,)), ("choose", TARGET, None)],
+)
+def test_a_stage_sees_the_gpus_of_its_place_only(release, stage, subject, seen):
+    assert gpu_indices(*release, stage, subject) == seen
 
 
 def test_a_pool_whose_gpus_nobody_counted_is_trusted(release):

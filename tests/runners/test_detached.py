@@ -47,7 +47,7 @@ def test_stopping_ends_children_that_ignore_sigterm(tmp_path: Path) -> None:
     process = start(tmp_path, _PARENT_OF_A_STUBBORN_CHILD)
     wait_for_the_child(tmp_path)
     detached.stop(process, grace_seconds=0.5)
-    assert not process.group_alive
+    assert not process.session_alive
 
 
 def test_stopping_ends_children_whose_parent_was_killed(tmp_path: Path) -> None:
@@ -56,9 +56,22 @@ def test_stopping_ends_children_whose_parent_was_killed(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGKILL)
     os.waitpid(process.pid, 0)
     assert not process.alive
-    assert process.group_alive
+    assert process.session_alive
     detached.stop(process, grace_seconds=0.2)
-    assert not process.group_alive
+    assert not process.session_alive
+
+
+def test_stopping_ends_a_child_in_a_process_group_of_its_own_as_soon_as_the_group_has_ended(tmp_path: Path) -> None:
+    """As vLLM's is, which would load its weights again beside whatever comes next."""
+    child = "import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', sys.argv[1]], process_group=0)"
+    child += "\ntime.sleep(60)"
+    code = "import os, time; print(os.getpid(), file=open('stubborn', 'w'), flush=True); time.sleep(60)"
+    process = start(tmp_path, [sys.executable, "-c", child, code])
+    wait_for_the_child(tmp_path)
+    began = time.monotonic()
+    detached.stop(process, grace_seconds=30)
+    assert detached.process_start_ticks(int((tmp_path / "stubborn").read_text())) is None
+    assert time.monotonic() - began < 20
 
 
 def test_another_process_with_the_same_pid_is_never_touched(tmp_path: Path) -> None:

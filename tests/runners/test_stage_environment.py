@@ -122,6 +122,15 @@ def test_what_processes_need_is_handed_on(monkeypatch: pytest.MonkeyPatch):
     assert set(wanted) <= stage_environment(request_of("quantize", store), deployment_of(store)).keys()
 
 
+def test_a_stage_sees_the_gpus_that_its_request_names(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    store = store_settings(uri="file:///store")
+    request = request_of("quantize", store)
+    assert stage_environment(request, deployment_of(store))["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+    request = request.model_copy(update={"gpu_indices": (1, 3)})
+    assert stage_environment(request, deployment_of(store))["CUDA_VISIBLE_DEVICES"] == "1,3"
+
+
 def test_variables_of_the_deployment_are_handed_on():
     store = store_settings(uri="file:///store")
     deployment = deployment_of(store, variables=("OTHER",))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.plain_environment import plain_environment
 from llm_pipeline.serving.triton_runtime import (
     STUB,
     inspect_interpreter,
@@ -44,17 +45,23 @@ def test_an_installed_server_serves_with_its_own_stub_and_its_containers_python(
     assert (slot.state / "runtime/backends").resolve() == installed / "backends"
 
 
-def test_what_the_container_says_of_libraries_and_gpus_reaches_the_server_and_nothing_else(
+def test_what_the_host_says_of_gpus_reaches_either_server_as_it_reaches_builds_and_nothing_else(
     installed, tmp_path, monkeypatch
 ):
-    for name in ("NVIDIA_VISIBLE_DEVICES", "NCCL_DEBUG", "HF_TOKEN", "NVIDIA_API_KEY", "PYTHONPATH"):
+    gpus = {"NVIDIA_VISIBLE_DEVICES", "NCCL_NVLS_ENABLE", "VLLM_ALLREDUCE_USE_SYMM_MEM", "TORCH_NCCL_TRACE"}
+    for name in (*gpus, "HF_TOKEN", "NVIDIA_API_KEY", "PYTHONPATH"):
         monkeypatch.setenv(name, "1")
-    home = open_home(installed)
-    interpreter = inspect_interpreter(PYTHON, home)
-    environment = server_environment(home, interpreter, tmp_path, {"LLM_PIPELINE_DRILL": "{}"})
-    assert {"NVIDIA_VISIBLE_DEVICES", "NCCL_DEBUG", "LD_LIBRARY_PATH", "LLM_PIPELINE_DRILL"} <= environment.keys()
-    assert not {"HF_TOKEN", "NVIDIA_API_KEY", "PYTHONPATH"} & environment.keys()
-    assert environment["TRTLLM_NO_USAGE_STATS"] == "1"
+    monkeypatch.setenv("CUDA_HOME", "/opt/cuda")
+    assert gpus <= plain_environment().keys()  # what stages get of it
+    for home in (open_home(WHEEL), open_home(installed)):
+        interpreter = inspect_interpreter(PYTHON, home)
+        environment = server_environment(home, interpreter, tmp_path, {"LLM_PIPELINE_DRILL": "{}"})
+        assert gpus | {"CUDA_HOME", "LD_LIBRARY_PATH", "LLM_PIPELINE_DRILL"} <= environment.keys()
+        assert not {"HF_TOKEN", "NVIDIA_API_KEY", "PYTHONPATH"} & environment.keys()
+        assert environment["TRTLLM_NO_USAGE_STATS"] == "1"
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    wheel = open_home(WHEEL)
+    assert "/opt/cuda/bin" in server_environment(wheel, interpreter, tmp_path, None)["PATH"].split(":")
     prepare_runtime(tmp_path, home, interpreter)
     assert (tmp_path / "runtime/backends/python" / STUB).is_file()
 

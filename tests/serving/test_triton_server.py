@@ -178,7 +178,7 @@ def test_a_server_whose_record_says_nothing_is_stopped_all_the_same(tmp_path):
     with pytest.raises(ConfigError, match="not a server record"):
         find_server(tmp_path)
     assert stop_server(tmp_path, drain_seconds=1)
-    assert not process.group_alive
+    assert not process.session_alive
     assert find_server(tmp_path) is None
 
 

@@ -131,7 +131,7 @@ def test_a_tokenizer_that_does_not_load_leaves_no_process(checkpoint, monkeypatc
 
 def test_an_engine_that_died_is_started_again_and_nothing_of_it_is_left(batcher):
     before = processes(batcher)
-    assert len(before) == 2
+    assert len(before) == 3
     batcher.submit("deadly", [13], 2)
     deadline = time.monotonic() + 60
     while batcher.is_running:
@@ -142,6 +142,20 @@ def test_an_engine_that_died_is_started_again_and_nothing_of_it_is_left(batcher)
     assert alive(before) == []
     batcher.submit("alive", [1], 2)
     assert collect(batcher, "alive")[0] == {"alive": [2, 3]}
+
+
+def test_a_worker_that_dies_ends_the_engine_at_once_though_vllm_says_nothing(capfd, batcher):
+    before = processes(batcher)
+    (worker,) = (pid for pid in before if b"Worker_TP1" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    batcher.submit("long", [1], 100_000, ignore_eos=True)
+    os.kill(worker, 9)
+    deadline = time.monotonic() + 30  # a busy machine's: it takes milliseconds
+    while batcher.is_running:
+        batcher.outputs(0.1)
+        assert time.monotonic() < deadline
+    batcher.start()
+    assert alive(before) == []
+    assert f"vLLM's engine is dead: its process VLLM::Worker_TP1, pid {worker} has ended" in capfd.readouterr().err
 
 
 def test_a_killed_process_leaves_no_engine_that_holds_memory(batcher):

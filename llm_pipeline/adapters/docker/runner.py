@@ -156,8 +156,10 @@ class DockerRunner:
             ]
         }
         if environment.gpus:
-            count = -1 if environment.gpus == "all" else environment.gpus
-            options["device_requests"] = [DeviceRequest(count=count, capabilities=[["gpu"]])]
+            asked: dict[str, Any] = {"count": -1 if environment.gpus == "all" else environment.gpus}
+            if request.gpu_indices is not None:
+                asked = {"device_ids": [str(gpu) for gpu in request.gpu_indices]}
+            options["device_requests"] = [DeviceRequest(**asked, capabilities=[["gpu"]])]
         return options
 
     def _remove(self, job: Job) -> None:

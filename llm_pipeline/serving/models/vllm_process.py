@@ -8,7 +8,7 @@ is not, and an engine that dies must not take the served model with it.
 
 The first line that comes holds the settings. Then come `{"submit": name, "prompt": [...], ...}` and
 `{"cancel": name}`; `{"ready": {...}}` or `{"failed": why}` goes back once, then lines of `outputs`, each with the state
-of the engine. The process ends when the other side closes the socket, or when the engine has died.
+of the engine. The process ends when the other side closes the socket, or as soon as a process of the engine has died.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import contextlib
 import gc
 import json
 import os
+import select
 import signal
 import socket
 import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -33,6 +35,9 @@ os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
 LONGEST_LINE = 64 * 2**20
 SHUTDOWN_SECONDS = 1.0
 PARENT_SECONDS, ORPHAN_SECONDS = 0.5, 5.0
+ENGINE_PROCESS = b"VLLM::"
+"""How the names begin that vLLM gives to its engine's process and to the workers of its GPUs."""
+
 COMPLETE = "stop", "length"
 """Why a whole answer ends; vLLM also ends requests that it aborts or fails, with words of their own."""
 
@@ -151,6 +156,8 @@ async def serve(channel: socket.socket) -> None:
         raise
     engine = Engine(llm, writer, settings["end_tokens"], state)
     gc.collect()
+    stopping = threading.Event()
+    threading.Thread(target=_end_with_engine, args=(stopping,), daemon=True).start()
     gc.freeze()  # a full collection of what is loaded takes a fifth of a second, and stops all streams
     try:
         writer.write(json.dumps({"ready": _facts(llm)}).encode() + b"\n")
@@ -164,6 +171,7 @@ async def serve(channel: socket.socket) -> None:
     except ConnectionError:
         pass  # the other side is gone
     finally:
+        stopping.set()
         with contextlib.suppress(Exception):  # it may be dead
             llm.shutdown(timeout=SHUTDOWN_SECONDS)
 
@@ -179,6 +187,24 @@ def _facts(llm: Any) -> dict[str, Any]:
         "kv_cache_dtype": str(cache.cache_dtype),
         "quantization": str(llm.vllm_config.model_config.quantization or "none"),
     }
+
+
+def _end_with_engine(stopping: threading.Event) -> None:
+    """End this process as soon as one of the engine's own ends: a dead worker is told by vLLM only seconds later."""
+    waiting, names = select.poll(), {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            pid, name = int(directory.name), (directory / "cmdline").read_bytes().partition(b"\0")[0]
+            if name.startswith(ENGINE_PROCESS) and os.getpgid(pid) == os.getpgrp():
+                descriptor = os.pidfd_open(pid)
+                names[descriptor] = f"{name.decode(errors='replace')}, pid {pid}"
+                waiting.register(descriptor, select.POLLIN)
+    if not names:
+        return
+    ((ended, _), *_) = waiting.poll()
+    if not stopping.is_set():
+        sys.stderr.write(f"vLLM's engine is dead: its process {names[ended]} has ended\n")
+        os._exit(1)
 
 
 def _end_with(parent: int) -> None:

@@ -275,7 +275,7 @@ def test_stopping_a_server_with_live_requests_ends_them_and_leaves_nothing(
     answers = asyncio.run(ask_and_stop())
     assert not any(answer.ok for answer in answers)
     assert time.monotonic() - started < 50
-    assert not slow.process.group_alive
+    assert not slow.process.session_alive
 
 
 def test_a_drill_that_is_not_json_keeps_the_model_from_loading(repository, model_python, triton_home, tmp_path):

@@ -26,6 +26,11 @@ def _compile(arguments: dict[str, Any]) -> None:
         (directory / "vllm_compile_cache.py").write_text(f"{{1: {str(directory)!r}}}")
 
 
+def _process(name: str) -> subprocess.Popen[bytes]:
+    """One of the engine's own, by the name that vLLM gives it."""
+    return subprocess.Popen([name, "-c", "import time; time.sleep(600)"], executable=sys.executable)
+
+
 class AsyncLLM:
     def __init__(self, arguments: dict[str, Any], loggers: list[Any]) -> None:
         if arguments["max_model_len"] > 4096:
@@ -34,7 +39,7 @@ class AsyncLLM:
         cache = SimpleNamespace(num_gpu_blocks=64, block_size=16, cache_dtype=arguments["kv_cache_dtype"])
         self.vllm_config = SimpleNamespace(cache_config=cache, model_config=SimpleNamespace(quantization=None))
         self._loggers = loggers
-        self._core = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])  # the engine's process
+        self._core, self._worker = map(_process, ("VLLM::EngineCore", "VLLM::Worker_TP1"))
 
     @classmethod
     def from_engine_args(cls, args: AsyncEngineArgs, stat_loggers: list[Any]) -> AsyncLLM:
@@ -66,6 +71,7 @@ class AsyncLLM:
 
     def shutdown(self, timeout: float | None = None) -> None:  # noqa: ARG002 - upstream's
         self._core.kill()
+        self._worker.kill()
 
     def _tell(self, number: int) -> None:
         for logger in self._loggers:
