@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue, ValidationError
 
-from llm_pipeline.accuracy.task_data import KINDS, data_files
+from llm_pipeline.accuracy.task_files import KINDS, data_files
 from llm_pipeline.artifacts.pinned import HubFile, PinnedDataSet, Sha1
 from llm_pipeline.base.errors import ConfigError, PipelineError, Unsupported, unless_io
 from llm_pipeline.base.json_document import load_record
@@ -120,7 +120,7 @@ def call_of_task(configuration: Mapping[str, Any], file: Path, root: Path | None
     elif path in KINDS:
         if root is None:
             raise ConfigError("its data are neither on the hub nor beside its file", where=str(file))
-        files = {split: [*map(str, own)] for split, own in (data_files(root, file, configuration) or {}).items()}
+        files = {split: [*map(str, own)] for split, own in data_files(root, file, configuration).items()}
         options = {key: value for key, value in options.items() if key != "data_dir"} | {"data_files": files}
         return DataCall(kind=path, config=config, options=options)
     try:

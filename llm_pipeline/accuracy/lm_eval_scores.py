@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llm_pipeline.accuracy.lm_eval_tasks import LoadedTasks, options_of, task_failure
 from llm_pipeline.accuracy.task_metrics import Described, ItemScore, choose_filter, choose_metric
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.release import CheckpointEvaluation, TaskOptions
+from llm_pipeline.config.release import TaskOptions
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -23,9 +23,7 @@ _UNLIKELY = -50.0
 _LIKELIHOOD_OF_TEXT = -100.0
 
 
-def item_scores(
-    loaded: LoadedTasks, documents: Mapping[str, Sequence[Sequence[Instance]]], evaluation: CheckpointEvaluation
-) -> dict[str, ItemScore]:
+def item_scores(loaded: LoadedTasks, documents: Mapping[str, Sequence[Sequence[Instance]]]) -> dict[str, ItemScore]:
     """By which metric each task is judged, found out with the requests of a few documents of each.
 
     Raises:
@@ -34,7 +32,7 @@ def item_scores(
     found, problems = {}, []
     for name, task in loaded.tasks.items():
         try:
-            found[name] = _item_score(name, task, documents[name], loaded, options_of(name, loaded, evaluation))
+            found[name] = _item_score(name, task, documents[name], loaded, options_of(name, loaded))
         except ConfigError as error:
             problems.append(error)
     if len(problems) == 1:

@@ -47,7 +47,6 @@ _TEMPLATES = 1024
 _UNLIKELY = -50.0
 """Log-likelihood of a choice that is not guessed."""
 _REHEARSED_DOCUMENTS = 2
-_LONGEST_HINT = 500
 
 
 class NotFinite(IntegrityError):
@@ -118,11 +117,10 @@ class Questions:
         """
         _prepare_templates()
         loaded = load_tasks(task_directory, evaluation, names, data)
-        _refuse_options_of_others(loaded, evaluation, names)
-        styles = {name: prompt_style(name, task, loaded, evaluation, chat) for name, task in loaded.tasks.items()}
+        styles = {name: prompt_style(name, task, evaluation, chat) for name, task in loaded.tasks.items()}
         items = {name: _questions(name, task, evaluation, styles[name]) for name, task in loaded.tasks.items()}
         rehearsed = {name: [one.instances for one in some[:_REHEARSED_DOCUMENTS]] for name, some in items.items()}
-        scores = item_scores(loaded, rehearsed, evaluation)
+        scores = item_scores(loaded, rehearsed)
         for name, score in scores.items():
             scores[name] = score.asked(few_shots=styles[name].few_shots, chat_template=styles[name].chat is not None)
         field = evaluation.cluster_field
@@ -256,16 +254,6 @@ def _prepare_templates() -> None:
     environment.filters |= utils.env.filters
     environment.from_string = functools.lru_cache(maxsize=_TEMPLATES)(environment.from_string)  # type: ignore[assignment,method-assign]
     utils.env = environment
-
-
-def _refuse_options_of_others(loaded: LoadedTasks, evaluation: CheckpointEvaluation, names: Sequence[str]) -> None:
-    known = {*loaded.tasks, *loaded.groups, *loaded.labels}
-    if set(names) >= set(evaluation.tasks) and (unknown := sorted(evaluation.task_options.keys() - known)):
-        raise ConfigError(
-            f"task_options names {', '.join(unknown)}, which is not one of the tasks",
-            where="evaluation",
-            hint=f"the tasks are: {', '.join(sorted(known))}"[:_LONGEST_HINT],
-        )
 
 
 def _identity(

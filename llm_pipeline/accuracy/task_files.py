@@ -1,38 +1,30 @@
-"""lm-eval task files of a directory, read without lm-eval: tasks, groups and tags, and how many documents they have.
+"""Task files of a directory, read without lm-eval: what `plan` counts, and what is refused before lm-eval reads them.
 
-The directory and those in it hold task files (`*.yaml` with `task:`), groups (`group:` with a list) and what they
-include, as in lm-eval. Data lie beside them (`dataset_path: json` with `dataset_kwargs.data_files`), so that the
-directory works wherever it lies; nothing that a file names may lie outside of it. Files that run Python (`!function`)
-are refused unless the release config allows it, and nothing is run here.
+lm-eval passes over a file that is not plain YAML without a word, takes either of two tasks of one name, and imports
+what `!function` names. Here nothing is run. Data lie in the directory (`dataset_path: json` with
+`dataset_kwargs.data_files`), beside the task's file or named from the top, so that the directory works wherever it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import csv
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llm_pipeline.accuracy.task_data import count_documents, data_files, inside, named
-from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.base.plain_files import read_plain_file
+from llm_pipeline.base.errors import ConfigError, unless_io
+from llm_pipeline.base.plain_files import DATA_FILE_BYTES, problem_of_plain_file, read_plain_file
 from llm_pipeline.base.yaml_document import CONFIG_BOUNDS, Tagged, parse_yaml
 
-_DEFAULT_OUTPUT_TYPE = "generate_until"
-"""What lm-eval takes a task for that does not say."""
-_OUTPUT_TYPES = ("generate_until", "multiple_choice", "loglikelihood", "loglikelihood_rolling")
+KINDS = ("json", "csv", "parquet", "text")
+"""Formats of data that lie beside task files."""
+
 _CODE_TAG = "!function"
 _BOUNDS = replace(CONFIG_BOUNDS, tags=frozenset({_CODE_TAG}))
 _IGNORED = frozenset({"__pycache__", ".ipynb_checkpoints"})
-_SOURCES = ("dataset_path", "dataset_kwargs", "dataset_name", "custom_dataset", "include", "class")
-
-
-@dataclass(frozen=True)
-class TaskCode:
-    """A function that a task file names: `module.function`, looked up beside the file that says so."""
-
-    reference: str
-    directory: Path
+_GLOB = frozenset("*?[")
 
 
 @dataclass(frozen=True)
@@ -40,41 +32,40 @@ class TaskFile:
     """The file of one task or group, and its content with what it includes."""
 
     path: Path
-    configuration: Mapping[str, Any]
+    content: Mapping[str, Any]
+
+    @property
+    def brings_data(self) -> bool:
+        """Whether its data are files of the directory."""
+        return self.content.get("dataset_path") in KINDS and "hf://" not in str(self.content.get("dataset_kwargs"))
+
+    @property
+    def code(self) -> str:
+        """The first Python that it names, `module.function`; empty for none."""
+        return _code(self.content)
 
 
 @dataclass(frozen=True)
 class TaskDirectory:
-    """Everything that a directory defines."""
+    """Everything that a directory defines; names of tags are those of their tasks."""
 
     root: Path
     tasks: Mapping[str, TaskFile]
     groups: Mapping[str, TaskFile]
     tags: Mapping[str, tuple[str, ...]]
 
-    @property
-    def names(self) -> list[str]:
-        """What an evaluation may ask for by name."""
-        return sorted({*self.tasks, *self.groups, *self.tags})
-
-    def reached(self, names: Sequence[str]) -> tuple[set[str], set[str]]:
-        """What stands behind some names: the directory's tasks, groups and tags; and names that it does not define."""
-        known: set[str] = set()
-        unknown: set[str] = set()
-        waiting = list(names)
+    def behind(self, names: Iterable[str]) -> tuple[set[str], set[str]]:
+        """The directory's tasks that stand behind some names, and names among them that it does not define."""
+        seen, waiting = set[str](), list(names)
         while waiting:
-            name = waiting.pop()
-            if name in known or name in unknown:
+            if (name := waiting.pop()) in seen:
                 continue
-            if name not in self.tasks and name not in self.groups and name not in self.tags:
-                unknown.add(name)
-                continue
-            known.add(name)
+            seen.add(name)
             if name in self.groups:
-                waiting += [one for one in _members(self.groups[name].configuration["task"]) if one]
-            elif name in self.tags and name not in self.tasks:
-                waiting += self.tags[name]
-        return known, unknown
+                waiting += _members(self.groups[name].content["task"])
+            elif name not in self.tasks:
+                waiting += self.tags.get(name, ())
+        return seen.intersection(self.tasks), seen - self.tasks.keys() - self.groups.keys() - self.tags.keys()
 
     def documents(self, name: str) -> int | None:
         """How many documents a task has; None where its data are not in the directory, or cannot be counted here.
@@ -82,18 +73,14 @@ class TaskDirectory:
         Raises:
             ConfigError: The data are missing, damaged or outside the directory.
         """
-        task = self.tasks[name]
-        files = data_files(self.root, task.path, task.configuration)
-        split = task.configuration.get("test_split") or task.configuration.get("validation_split")
-        if files is None or split is None:
+        task, content = self.tasks[name], self.tasks[name].content
+        split = content.get("test_split") or content.get("validation_split")
+        if not task.brings_data or split is None:
             return None
+        files = data_files(self.root, task.path, content)
         if str(split) not in files:
             raise ConfigError(f"its data have no split {split!r}, only {', '.join(files)}", where=str(task.path))
-        return count_documents(task.configuration, files[str(split)])
-
-    def output_type(self, name: str) -> str:
-        """`generate_until`, `multiple_choice`, `loglikelihood` or `loglikelihood_rolling`."""
-        return str(self.tasks[name].configuration.get("output_type", _DEFAULT_OUTPUT_TYPE))
+        return _count(content["dataset_path"], content["dataset_kwargs"].get("field"), files[str(split)])
 
 
 def read_task_directory(directory: Path, *, allow_code: bool = False) -> TaskDirectory:
@@ -101,142 +88,156 @@ def read_task_directory(directory: Path, *, allow_code: bool = False) -> TaskDir
 
     Args:
         directory: Where they lie.
-        allow_code: Files may name Python of their own; it is not run here.
+        allow_code: Files may name Python of their own.
 
     Raises:
-        ConfigError: A file is not plain YAML, defines nothing, or what another one does; it names a file that is
-            missing or outside the directory; or it names Python and may not.
+        ConfigError: A file is not plain YAML, or defines what another one does; it includes a file that is missing or
+            outside the directory; or it names Python and may not.
     """
     root = directory.resolve()
-    found: dict[Path, dict[str, Any]] = {}
-    included: set[Path] = set()
-    for path in sorted(root.rglob("*.yaml")):
-        if path.is_file() and not _IGNORED.intersection(path.relative_to(root).parts):
-            found[path] = _merged(root, inside(root, path, "the task file", path), included, ())
     tasks: dict[str, TaskFile] = {}
     groups: dict[str, TaskFile] = {}
-    for path, configuration in found.items():
-        if "task" not in configuration and "group" not in configuration and path in included:
+    tags: dict[str, list[str]] = {}
+    for path in sorted(root.rglob("*.yaml")):
+        if not path.is_file() or _IGNORED.intersection(path.relative_to(root).parts):
             continue
-        kind = "group" if "group" in configuration else "task"
-        name = _checked_name(path, kind, configuration)
+        file = TaskFile(path, _merged(root, inside(root, path, "the task file", path), ()))
+        kind = "group" if "group" in file.content else "task"
+        if kind not in file.content:
+            continue  # others include it
+        name = file.content[kind]
+        if not isinstance(name, str) or (kind == "group" and not isinstance(file.content.get("task"), list)):
+            raise ConfigError(
+                "a task file needs `task: <name>`, and a group `group: <name>` with a list of tasks",
+                where=str(path),
+                hint="a label of one task is its `tag`",
+            )
         if name in tasks or name in groups:
             raise ConfigError(f"another file has {kind} {name} already", where=str(path))
-        (groups if kind == "group" else tasks)[name] = TaskFile(path, configuration)
-    if not allow_code:
-        _refuse_code([*tasks.values(), *groups.values()])
-    defined = TaskDirectory(root, tasks, groups, _tags(tasks))
-    for name, group in groups.items():
-        if name in defined.reached([*_members(group.configuration["task"])])[0]:
-            raise ConfigError(f"group {name} is among its own members", where=str(group.path))
-    return defined
+        if file.code and not allow_code:
+            raise ConfigError(
+                f"a task file runs Python of its own (`{_CODE_TAG} {file.code}`)",
+                where=str(path),
+                hint="set evaluation.allow_task_code: true if you trust all of its directory",
+            )
+        (groups if kind == "group" else tasks)[name] = file
+        for tag in _names(file.content.get("tag"), "tag", path) if kind == "task" else ():
+            tags.setdefault(tag, []).append(name)
+    return TaskDirectory(root, tasks, groups, {tag: tuple(own) for tag, own in tags.items()})
 
 
-def _tags(tasks: Mapping[str, TaskFile]) -> dict[str, tuple[str, ...]]:
-    tags: dict[str, tuple[str, ...]] = {}
-    for name, task in sorted(tasks.items()):
-        for tag in named(task.configuration.get("tag"), "tag", task.path):
-            tags[tag] = (*tags.get(tag, ()), name)
-    return tags
-
-
-def task_code(value: Any) -> Iterator[TaskCode]:
-    """The functions that a configuration names, wherever in it."""
-    if isinstance(value, TaskCode):
-        yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from task_code(one)
-    elif isinstance(value, list):
-        for one in value:
-            yield from task_code(one)
-
-
-def _merged(root: Path, path: Path, included: set[Path], above: tuple[Path, ...]) -> dict[str, Any]:
+def _merged(root: Path, path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     """A file's content over that of the files it includes, as lm-eval merges them."""
     if path in above:
         raise ConfigError("the file includes itself", where=str(path))
-    configuration = _read(path)
-    merged: dict[str, Any] = {}
-    for name in named(configuration.pop("include", None), "include", path):
-        other = inside(root, path.parent / name, f"the included file {name!r}", path)
-        if not other.is_file():
-            raise ConfigError(f"the included file {name!r} does not exist", where=str(path))
-        included.add(other)
-        merged |= {
-            key: value for key, value in _merged(root, other, included, (*above, path)).items() if key != "task_list"
-        }
-    return merged | configuration
-
-
-def _read(path: Path) -> dict[str, Any]:
     content = parse_yaml(read_plain_file(path, _BOUNDS.bytes + 1), where=str(path), bounds=_BOUNDS).value
     if not isinstance(content, dict):
         raise ConfigError("a task file needs `task: <name>`", where=str(path))
-    return {str(key): _with_place(value, path.parent) for key, value in content.items()}
+    merged: dict[str, Any] = {}
+    for name in _names(content.pop("include", None), "include", path):
+        other = inside(root, path.parent / name, f"the included file {name!r}", path)
+        if not other.is_file():
+            raise ConfigError(f"the included file {name!r} does not exist", where=str(path))
+        merged |= _merged(root, other, (*above, path))
+    return merged | {str(key): value for key, value in content.items()}
 
 
-def _with_place(value: Any, directory: Path) -> Any:
-    if isinstance(value, Tagged):
-        return TaskCode(value.text, directory)
-    if isinstance(value, dict):
-        return {key: _with_place(one, directory) for key, one in value.items()}
-    return [_with_place(one, directory) for one in value] if isinstance(value, list) else value
+def _names(value: Any, key: str, where: Path) -> list[str]:
+    names = value if isinstance(value, list) else [] if value is None else [value]
+    if strange := [name for name in names if not isinstance(name, str)]:
+        raise ConfigError(f"{key} is {str(strange[0])[:40]!r}, not a name or a list of names", where=str(where))
+    return names
 
 
-def _checked_name(path: Path, kind: str, configuration: Mapping[str, Any]) -> str:
-    name = configuration.get(kind)
-    if kind == "group" and not isinstance(configuration.get("task"), list):
-        raise ConfigError("a group needs a list of tasks; a label of one task is its `tag`", where=str(path))
-    if not isinstance(name, str):
-        raise ConfigError(f"a {kind} file needs `{kind}: <name>`", where=str(path))
-    if kind == "group":
-        _check_members(path, name, configuration)
-    elif (output := configuration.get("output_type", _DEFAULT_OUTPUT_TYPE)) not in _OUTPUT_TYPES:
-        raise ConfigError(
-            f"task {name}: output_type is {str(output)[:40]!r}",
-            where=str(path),
-            hint=f"one of {', '.join(_OUTPUT_TYPES)}",
-        )
-    return name
-
-
-def _check_members(path: Path, name: str, group: Mapping[str, Any]) -> None:
-    """Refuse what would let a group change where its tasks' data are read from."""
-    if stated := [key for key in _SOURCES if key in group]:
-        raise ConfigError(f"group {name} states {', '.join(stated)}: state it in its tasks' files", where=str(path))
-    for member in group["task"]:
-        if isinstance(member, str):
-            continue
-        if not isinstance(member, dict) or not {"task", "group"} & member.keys():
-            raise ConfigError(f"a member of group {name} is neither a name nor a task: {member!r}", where=str(path))
-        if isinstance(member.get("task"), list):
-            _check_members(path, str(member.get("group")), member)
-        elif stated := [key for key in _SOURCES if key in member]:
-            raise ConfigError(
-                f"a member of group {name} states {', '.join(stated)}: give it a task file of its own", where=str(path)
-            )
-
-
-def _members(members: Any) -> Iterator[str]:
+def _members(members: Any) -> list[str]:
     """Names of the tasks and groups that a group lists; of groups inside of it too."""
+    found = []
     for member in members if isinstance(members, list) else [members]:
-        if isinstance(member, str):
-            yield member
-        elif isinstance(member, dict) and "group" in member:
-            yield from _members(member["task"]) if "task" in member else [str(member["group"])]
-        elif isinstance(member, dict):
-            yield str(member["task"])
+        if isinstance(member, dict) and isinstance(member.get("task"), list):
+            found += _members(member["task"])
+        else:
+            found.append(str(member.get("group") or member.get("task")) if isinstance(member, dict) else str(member))
+    return found
 
 
-def _refuse_code(files: Sequence[TaskFile]) -> None:
-    for file in files:
-        if (code := next(task_code(file.configuration), None)) is not None:
-            raise ConfigError(
-                f"a task file runs Python of its own (`{_CODE_TAG} {code.reference}`)",
-                where=str(file.path),
-                hint="set evaluation.allow_task_code: true if you trust all of its directory",
-            )
+def _code(value: Any) -> str:
+    if isinstance(value, Tagged):
+        return value.text
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return next((code for one in inner if (code := _code(one))), "")
+
+
+def data_files(root: Path, path: Path, content: Mapping[str, Any]) -> dict[str, tuple[Path, ...]]:
+    """The data files of a task of the directory by split.
+
+    Args:
+        root: The task directory, resolved.
+        path: The task's file.
+        content: What it says; its `dataset_path` is one of `KINDS`.
+
+    Raises:
+        ConfigError: A file is missing, outside of the directory, or cannot be read; or none is named.
+    """
+    options = content.get("dataset_kwargs")
+    options = options if isinstance(options, dict) else {}
+    stated = options.get("data_files")
+    if not stated:
+        raise ConfigError(f"dataset_path {content['dataset_path']} needs dataset_kwargs.data_files", where=str(path))
+    bases = [base / str(options.get("data_dir") or "") for base in (path.parent, root)]
+    found: dict[str, tuple[Path, ...]] = {}
+    for split, names in (stated if isinstance(stated, dict) else {"train": stated}).items():
+        own = [_found(root, bases, name, path) for name in _names(names, "dataset_kwargs.data_files", path)]
+        found[str(split)] = tuple(dict.fromkeys(file for files in own for file in files))
+    return found
+
+
+def _found(root: Path, bases: Sequence[Path], name: str, where: Path) -> list[Path]:
+    if "://" in name:
+        raise ConfigError(f"the data file {name!r} is not in the task directory", where=str(where))
+    for base in bases:
+        files = sorted(base.glob(name)) if _GLOB.intersection(name) and name[0] not in "./" else [base / name]
+        try:
+            here = [inside(root, file, f"the data file {name!r}", where) for file in files if file.exists()]
+            problem = next((problem for file in here if (problem := problem_of_plain_file(file, DATA_FILE_BYTES))), "")
+        except OSError as error:
+            raise unless_io(error, ConfigError(f"unreadable task data: {error}", where=str(where))) from error
+        if problem:
+            raise ConfigError(f"unreadable task data: the file {name!r} {problem}", where=str(where))
+        if here:
+            return here
+    raise ConfigError(f"unreadable task data: the file {name!r} does not exist", where=str(where))
+
+
+def inside(root: Path, path: Path, what: str, where: Path) -> Path:
+    """A path with its links resolved.
+
+    Raises:
+        ConfigError: It is outside of `root`.
+    """
+    resolved = path.resolve()
+    if not resolved.is_relative_to(root):
+        raise ConfigError(f"{what} is outside the task directory", where=str(where))
+    return resolved
+
+
+def _count(kind: str, field: str | None, files: Sequence[Path]) -> int | None:
+    """How many documents some files hold; None for Parquet, which is not read here."""
+    total = 0
+    for file in files if kind != "parquet" else ():
+        try:
+            with file.open(encoding="utf-8-sig", newline="") as stream:
+                if kind == "csv":
+                    total += sum(1 for row in csv.reader(stream) if row) - 1
+                elif kind == "json" and (field is not None or stream.read(64).lstrip()[:1] == "["):
+                    stream.seek(0)
+                    content = json.load(stream)
+                    total += len(content if field is None else content[field])
+                else:
+                    stream.seek(0)
+                    total += sum(1 for line in stream if line.strip())
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, csv.Error) as error:
+            raise unless_io(error, ConfigError(f"unreadable task data: {error}", where=str(file))) from error
+    return None if kind == "parquet" else total
 
 
 def refuse_generated_code(tasks: Sequence[str]) -> None:

@@ -155,7 +155,8 @@ class SelectedTasks:
         try:
             loaded: Task = self.manager.load([spec])["tasks"][name]
         except Exception as error:
-            raise task_failure(error, "lm-eval cannot load it", f"task {name}") from error
+            own = "" if task.call else " (its data come from Python of its own, and there is no network)"
+            raise task_failure(error, f"lm-eval cannot load it{own}", f"task {name}") from error
         for key in where:  # as its file says, for who looks at what was asked
             loaded.set_config(key, task.configuration.get(key))
         own = loaded.get_config("num_fewshot")

@@ -34,7 +34,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
     if options.config:
         loaded = load_release(options.config)
-        modules = task_modules(loaded.release.evaluation, loaded.configs_root)
+        modules = task_modules(loaded.release.evaluation)
         checks = examine(loaded.deployment, loaded.release.targets, loaded.release.model.id, modules)
     else:
         checks = examine(deployment_of(options))

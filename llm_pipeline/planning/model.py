@@ -11,7 +11,6 @@ from llm_pipeline.config.release import ExpectedScore
 from llm_pipeline.loadtest.sample_size import SampleSize
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.canary_power import CanaryPower
-from llm_pipeline.planning.evaluation_data import PlannedData
 from llm_pipeline.planning.gate_power import GatePower
 from llm_pipeline.planning.memory import weight_bytes
 from llm_pipeline.planning.quantization_plan import GpuCost
@@ -64,10 +63,6 @@ def disk_need(facts: ModelFacts, recipes: Sequence[QuantizationRecipe], engines:
     )
 
 
-DATA_COPIES = 2
-"""In the work directory: as they were fetched, and as they are published."""
-
-
 class DiskPlan(Frozen):
     """Disk needed and disk free, in bytes.
 
@@ -75,32 +70,19 @@ class DiskPlan(Frozen):
         free_store: Free space of the store; None where it is not on this machine's file systems.
         free_work: Free space of the work directory.
         one_file_system: Store and work share the same free space.
-        data: The evaluation's data sets as a whole, as far as their sizes are known; of large ones less is read.
     """
 
     need: DiskNeed
     free_store: int | None
     free_work: int
     one_file_system: bool
-    data: int = 0
 
     def problems(self) -> tuple[str, ...]:
         """What does not fit, one line each."""
-        return self._too_small(self.need.store, self.need.work)
-
-    def warnings(self) -> tuple[str, ...]:
-        """What does not fit if the evaluation's data are fetched as a whole."""
-        if self.problems():
-            return ()
-        store, work = self.need.store + self.data, self.need.work + DATA_COPIES * self.data
-        whole = f"if all {byte_size(self.data)} of the evaluation's data sets are read: "
-        return tuple(f"{whole}{line}" for line in self._too_small(store, work))
-
-    def _too_small(self, store: int, work: int) -> tuple[str, ...]:
         if self.one_file_system:
-            return _short("store and work_root", store + work, self.free_work)
-        short = () if self.free_store is None else _short("store", store, self.free_store)
-        return (*short, *_short("work_root", work, self.free_work))
+            return _short("store and work_root", self.need.store + self.need.work, self.free_work)
+        short = () if self.free_store is None else _short("store", self.need.store, self.free_store)
+        return (*short, *_short("work_root", self.need.work, self.free_work))
 
 
 class Plan(Frozen):
@@ -118,8 +100,6 @@ class Plan(Frozen):
         ladders: Names of the recipes that are legal on each target, cheapest first.
         expected: What the baseline must score, by task.
         tasks: The tasks that are scored on the checkpoint.
-        data: The data sets of the hub that they read, as far as they are known.
-        tasks_of_unknown_data: Tasks of which it is not known here what they read.
         gates: What the accuracy gates need, and what they have.
         load_test: Requests that the load gate needs to say GO, and those that it has.
         canary: What each step of the canary can prove at the workload's rate.
@@ -144,8 +124,6 @@ class Plan(Frozen):
     ladders: dict[str, tuple[str, ...]]
     expected: dict[str, ExpectedScore]
     tasks: tuple[TaskItems, ...]
-    data: tuple[PlannedData, ...]
-    tasks_of_unknown_data: tuple[str, ...]
     gates: tuple[GatePower, ...]
     load_test: SampleSize
     canary: CanaryPower

@@ -25,7 +25,6 @@ from llm_pipeline.model_facts.reader import stated_facts
 from llm_pipeline.planning import host
 from llm_pipeline.planning.background import BackgroundCall
 from llm_pipeline.planning.canary_power import canary_power
-from llm_pipeline.planning.evaluation_data import EvaluationData, evaluation_data
 from llm_pipeline.planning.gate_power import GatePower, gate_power, load_test_warnings
 from llm_pipeline.planning.host import UNBLOCK, blocked_directories, check_directories
 from llm_pipeline.planning.ladder import climbing_order
@@ -207,13 +206,12 @@ def plan_release(
     if facts:
         check_model(loaded, facts)
     check_recipes(loaded, facts)
-    data = evaluation_data(loaded, source_seconds, required=read_model)
     task_warnings = check_tasks(release.evaluation, loaded.configs_root)
     placement_warnings = _check_task_placement(loaded, tasks)
     targets = tuple(plan_target(loaded, target, facts) for target in release.targets)
     _refuse_impossible(loaded, targets)
     _refuse_servers(loaded)
-    disk = _plan_disk(loaded, facts, data) if facts else None
+    disk = _plan_disk(loaded, facts) if facts else None
     here = all(target.accelerator == "cpu" for target in release.targets)
     missing, full = host.missing_interpreters(deployment), tuple(disk.problems()) if disk else ()
     without_router = host.missing_routers(deployment, loaded.places.values())
@@ -249,8 +247,6 @@ def plan_release(
         ladders=ladders,
         expected=release.baseline.expected,
         tasks=tasks,
-        data=data.data_sets,
-        tasks_of_unknown_data=data.unknown_tasks,
         gates=gates,
         load_test=requests,
         canary=canary,
@@ -265,8 +261,6 @@ def plan_release(
             *target_warnings(targets),
             *recipe_warnings(loaded),
             *task_warnings,
-            *data.warnings,
-            *(disk.warnings() if disk else ()),
             *placement_warnings,
             *expected_warnings(release),
             *(line for gate in gates for line in gate.warnings),
@@ -380,7 +374,7 @@ def _refuse_obstacles(loaded: LoadedRelease, obstacles: tuple[str, ...], hint: s
         )
 
 
-def _plan_disk(loaded: LoadedRelease, facts: ModelFacts, data: EvaluationData) -> DiskPlan:
+def _plan_disk(loaded: LoadedRelease, facts: ModelFacts) -> DiskPlan:
     deployment: Deployment = loaded.deployment
     store, work = deployment.store.directory, host.existing_parent(deployment.work_root)
     parent = host.existing_parent(store) if store else None
@@ -390,5 +384,4 @@ def _plan_disk(loaded: LoadedRelease, facts: ModelFacts, data: EvaluationData) -
         free_store=host.free_bytes(parent) if parent else None,
         free_work=host.free_bytes(work),
         one_file_system=parent is not None and parent.stat().st_dev == work.stat().st_dev,
-        data=sum(one.bytes or 0 for one in data.data_sets),
     )

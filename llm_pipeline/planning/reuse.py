@@ -170,23 +170,6 @@ def expected_datasets(loaded: LoadedRelease, earlier: ReleaseRecord) -> dict[str
     return expected
 
 
-def expected_data_commits(loaded: LoadedRelease, earlier: ReleaseRecord) -> dict[str, str]:
-    """Commits of the data sets that the tasks read, if their branches and tags still name those of an earlier release.
-
-    A data set with another revision now is left out, unless that revision is a commit.
-    """
-    before, now = earlier.release.evaluation.data_revisions, loaded.release.evaluation.data_revisions
-    found = {}
-    for name, commit in earlier.data_commits.items():
-        data_set = name.partition("@")[0]
-        revision = now.get(data_set)
-        if revision == before.get(data_set):
-            found[name] = commit
-        elif revision is not None and _COMMIT.fullmatch(revision):
-            found[name] = revision
-    return found
-
-
 def _ref(paths: Sequence[Path]) -> ArtifactRef:
     """The artifact of these files, as resolving publishes them: a directory as it is, several files numbered."""
     first, *others = paths
@@ -279,8 +262,7 @@ def predict_reuse(
         deployment=loaded.deployment,
         model=newest.model,
         datasets=expected_datasets(loaded, newest),
-        data_commits=expected_data_commits(loaded, newest),
-        tasks_of_unknown_data=newest.tasks_of_unknown_data,
+        brings_data=newest.brings_data,
         ladders=dict(ladders),
         places=loaded.places,
         created_at=datetime.now(UTC),

@@ -19,7 +19,6 @@ from llm_pipeline.planning.canary_power import (
     Caught,
     StepPower,
 )
-from llm_pipeline.planning.evaluation_data import PlannedData
 from llm_pipeline.planning.gate_power import GatePower
 from llm_pipeline.planning.memory import MemoryFit
 from llm_pipeline.planning.model import Plan
@@ -57,14 +56,6 @@ def gate_lines(tasks: Sequence[TaskItems], gates: Sequence[GatePower]) -> list[s
         f"  {pool}",
         *indented_columns([header, *rows], 2),
     ]
-
-
-def data_lines(data: Sequence[PlannedData]) -> list[str]:
-    """The data sets that the tasks read."""
-    rows = [(one.name, one.revision, one.commit[:12] if one.commit else "?", ", ".join(one.tasks)) for one in data]
-    return (
-        ["evaluation data", *indented_columns([("data set", "revision", "commit", "tasks"), *rows], 4)] if rows else []
-    )
 
 
 def load_lines(size: SampleSize) -> list[str]:
@@ -332,7 +323,6 @@ def format_plan(plan: Plan) -> str:
         *(_target(target, plan.ladders[target.name]) for target in plan.targets),
         expected_lines(plan.expected),
         gate_lines(plan.tasks, plan.gates),
-        data_lines(plan.data),
         load_lines(plan.load_test),
         canary_lines(plan.canary),
         gpu_lines(plan.gpus) if plan.gpus else [],
@@ -430,12 +420,10 @@ def _disk(plan: Plan) -> list[str]:
     need, shared = plan.disk.need, ", same file system" if plan.disk.one_file_system else ""
     free = "in S3" if plan.disk.free_store is None else f"of {byte_size(plan.disk.free_store)} free"
     parts = f"download {byte_size(need.download)}, recipes {byte_size(need.recipes)}"
-    data = plan.disk.data
     return [
         "disk (at most, when nothing of it exists yet)",
         f"  store  {byte_size(need.store)} {free} ({parts}, engines {byte_size(need.engines)})",
         f"  work   {byte_size(need.work)} of {byte_size(plan.disk.free_work)} free{shared}",
-        *([f"  data   {byte_size(data)} of the evaluation, once in the store and twice in work"] if data else ()),
     ]
 
 

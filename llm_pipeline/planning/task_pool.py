@@ -1,30 +1,21 @@
 """What is known of a release's tasks before anything runs: items and kind, where they can be scored, what is wrong.
 
-Local task files are read (their data are counted); of lm-eval's own tasks a table holds the well-known ones. A served
-model answers in text, without probabilities of a prompt's tokens. The baseline stage finds out the rest by scoring a
-few right answers of each task before it loads the model.
+Local task files are read, and their data counted; of lm-eval's own tasks a table holds the well-known ones. A served
+model answers in text, without probabilities of a prompt's tokens. The `eval_data` stage finds out the rest by loading
+each task, before a model is there.
 """
 
 from __future__ import annotations
 
-import ast
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from llm_pipeline.accuracy.task_files import (
-    TaskCode,
-    TaskDirectory,
-    read_task_directory,
-    refuse_generated_code,
-    task_code,
-)
+from llm_pipeline.accuracy.task_files import TaskDirectory, read_task_directory, refuse_generated_code
 from llm_pipeline.accuracy.task_metrics import refuse_by_file
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.base.plain_files import read_plain_file
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.runtime_versions import release_numbers
 from llm_pipeline.catalog.tables import read_table
@@ -42,6 +33,7 @@ class TaskItems(Frozen):
         output_type: lm-eval's word for what is asked of the model; None where that is not known.
         prompt_tokens: Tokens that an item is read with, roughly; None where nothing is known.
         output_tokens: Tokens that an item is answered with, roughly; None where nothing is known.
+        local: Whether all of its data lie in the task directory: it reads nothing of the hub.
     """
 
     name: str
@@ -49,6 +41,7 @@ class TaskItems(Frozen):
     output_type: str | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
+    local: bool = False
 
     @property
     def is_generative(self) -> bool | None:
@@ -62,44 +55,42 @@ def task_pool(evaluation: Evaluation, configs_root: Path) -> tuple[TaskItems, ..
     Raises:
         ConfigError: A task file or its data are missing or damaged.
     """
+    defined, limit = _task_directory(evaluation, configs_root), evaluation.limit
     known = known_tasks()
-    if evaluation.task_directory is not None:
-        directory = configs_root / evaluation.task_directory
-        defined = read_task_directory(directory, allow_code=evaluation.allow_task_code)
-        known = known | {name: _local(defined, name) for name in evaluation.tasks if name in defined.names}
-    return tuple(_limited(known.get(name, TaskItems(name=name)), evaluation.limit) for name in evaluation.tasks)
+    if defined is not None:
+        known = known | {name: one for name in evaluation.tasks if (one := _local(defined, name)) is not None}
+    pool = [known.get(name, TaskItems(name=name)) for name in evaluation.tasks]
+    return tuple(
+        task.model_copy(update={"items": min(task.items, limit)}) if limit is not None and task.items else task
+        for task in pool
+    )
 
 
-def _local(defined: TaskDirectory, name: str) -> TaskItems:
-    """A task of the directory; of a group or tag, all of its tasks together."""
-    known, unknown = defined.reached([name])
-    tasks = sorted(known.intersection(defined.tasks))
+def _local(defined: TaskDirectory, name: str) -> TaskItems | None:
+    """A task of the directory, or all tasks of a group or tag together; None where it has no such name."""
+    tasks, unknown = defined.behind([name])
+    if name in unknown:
+        return None
+    files = [defined.tasks[task] for task in tasks]
     counts = [defined.documents(task) for task in tasks]
-    kinds = {defined.output_type(task) for task in tasks}
-    whole = not unknown and None not in counts
+    kinds = {str(file.content.get("output_type", "generate_until")) for file in files}  # lm-eval's default
     return TaskItems(
         name=name,
-        items=sum(count or 0 for count in counts) if whole else None,
+        items=sum(count or 0 for count in counts) if not unknown and None not in counts else None,
         output_type=kinds.pop() if len(kinds) == 1 and not unknown else None,
+        local=not unknown and all(file.brings_data for file in files),
     )
 
 
 @cache
 def known_tasks() -> dict[str, TaskItems]:
     """Well-known tasks of lm-eval's own, by name."""
-    rows = ({name: value for name, value in row.items() if name != "data"} for row in known_facts()["tasks"])
-    return {row["name"]: TaskItems.model_validate(row) for row in rows}
+    return {row["name"]: TaskItems.model_validate(row) for row in known_facts()["tasks"]}
 
 
 def known_facts() -> dict[str, Any]:
-    """What is known of lm-eval's own tasks: sizes, data, modules they need, whether they run what the model writes."""
+    """What is known of lm-eval's own tasks: sizes, modules they need, whether they run what the model writes."""
     return read_table("known_tasks")
-
-
-def _limited(task: TaskItems, limit: int | None) -> TaskItems:
-    if limit is None or task.items is None:
-        return task
-    return task.model_copy(update={"items": min(task.items, limit)})
 
 
 _FIRST_WITH_PROMPT_LOGPROBS = "1.3.0rc11"
@@ -153,11 +144,6 @@ def _early_candidate(version: str) -> bool:
     return base == "1.3.0" and digits.isdigit() and int(digits) < first
 
 
-_MODULE_BYTES = 2**20
-_ALWAYS_THERE = frozenset({"lm_eval", "datasets", "numpy", "torch", "transformers"})
-"""What the evaluation itself runs on."""
-
-
 def check_tasks(evaluation: Evaluation, configs_root: Path) -> tuple[str, ...]:
     """Refuse tasks that cannot be judged, or that do what they may not.
 
@@ -168,35 +154,36 @@ def check_tasks(evaluation: Evaluation, configs_root: Path) -> tuple[str, ...]:
         ConfigError: A task is unknown, has no score of single items, or runs code without permission.
     """
     defined = _task_directory(evaluation, configs_root)
+    tasks, others = defined.behind(evaluation.tasks) if defined else (set(), set(evaluation.tasks))
+    generated = {name for name in others if any(fnmatch(name, one) for one in known_facts()["generated_code"])}
     if defined is not None:
-        _check_local(defined, evaluation)
-    unknown = defined.reached(evaluation.tasks)[1] if defined else set(evaluation.tasks)
+        known = {*tasks, *defined.groups, *defined.tags}
+        if not others and (strange := sorted(evaluation.task_options.keys() - known)):
+            raise ConfigError(f"evaluation.task_options names {', '.join(strange)}, which is not one of the tasks")
+        for name in sorted(tasks):
+            file, options = defined.tasks[name], evaluation.task_options.get(name)
+            listed = file.content.get("metric_list")
+            # With Python of its own a task may give other values than its metrics' names say.
+            if isinstance(listed, list) and not file.code:
+                refuse_by_file(name, list(_metrics(listed)), options.metric if options else None)
+        generated |= {name for name in tasks if defined.tasks[name].content.get("unsafe_code")}
     if not evaluation.allow_generated_code:
-        refuse_generated_code([name for name in sorted(unknown) if _matches(name, "generated_code")])
-    needed = task_modules(evaluation, configs_root)
+        refuse_generated_code(sorted(generated))
     return tuple(
         f"{name} needs the Python modules {', '.join(modules)} where models are evaluated: `llm-pipeline doctor` with "
         "this release config looks for them"
-        for name, modules in needed.items()
+        for name, modules in task_modules(evaluation).items()
     )
 
 
-def task_modules(evaluation: Evaluation, configs_root: Path) -> dict[str, tuple[str, ...]]:
-    """Modules that tasks import beside lm-eval's own, by task; tasks without any are left out."""
-    found: dict[str, tuple[str, ...]] = {}
-    defined = _task_directory(evaluation, configs_root)
-    known, unknown = defined.reached(evaluation.tasks) if defined else (set(), set(evaluation.tasks))
-    for name in sorted(unknown):
-        patterns: Mapping[str, list[str]] = known_facts()["modules"]
-        modules = {module for pattern, own in patterns.items() if fnmatch(name, pattern) for module in own}
-        if modules:
-            found[name] = tuple(sorted(modules))
-    if defined is not None:
-        for name in sorted(known.intersection(defined.tasks)):
-            files = {_module_file(code) for code in task_code(defined.tasks[name].configuration)}
-            if modules := {one for file in files if file is not None for one in _imported(file)}:
-                found[name] = tuple(sorted(modules))
-    return found
+def task_modules(evaluation: Evaluation) -> dict[str, tuple[str, ...]]:
+    """Modules that lm-eval's own tasks import beside its requirements, by task; tasks without any are left out."""
+    patterns: Mapping[str, list[str]] = known_facts()["modules"]
+    found = {
+        name: {module for pattern, own in patterns.items() if fnmatch(name, pattern) for module in own}
+        for name in evaluation.tasks
+    }
+    return {name: tuple(sorted(modules)) for name, modules in found.items() if modules}
 
 
 def _task_directory(evaluation: Evaluation, configs_root: Path) -> TaskDirectory | None:
@@ -205,50 +192,8 @@ def _task_directory(evaluation: Evaluation, configs_root: Path) -> TaskDirectory
     return read_task_directory(configs_root / evaluation.task_directory, allow_code=evaluation.allow_task_code)
 
 
-def _check_local(defined: TaskDirectory, evaluation: Evaluation) -> None:
-    known, unknown = defined.reached(evaluation.tasks)
-    tasks = sorted(known.intersection(defined.tasks))
-    if not unknown and (strange := sorted(evaluation.task_options.keys() - known)):
-        raise ConfigError(f"evaluation.task_options names {', '.join(strange)}, which is not one of the tasks")
-    for name in tasks:
-        configuration = defined.tasks[name].configuration
-        options = evaluation.task_options.get(name)
-        listed = configuration.get("metric_list")
-        # With Python of its own a task may give other values than its metrics' names say.
-        if isinstance(listed, list) and next(task_code(configuration), None) is None:
-            refuse_by_file(name, list(_metrics(listed)), options.metric if options else None)
-    if not evaluation.allow_generated_code:
-        refuse_generated_code([name for name in tasks if defined.tasks[name].configuration.get("unsafe_code")])
-
-
 def _metrics(listed: list[Any]) -> Iterator[tuple[str, str | None]]:
     for entry in listed:
         if isinstance(entry, dict) and isinstance(entry.get("metric"), str):
             aggregation = entry.get("aggregation")
             yield entry["metric"], aggregation if isinstance(aggregation, str) else None
-
-
-def _matches(name: str, fact: str) -> bool:
-    return any(fnmatch(name, pattern) for pattern in known_facts()[fact])
-
-
-def _module_file(code: TaskCode) -> Path | None:
-    module = code.reference.rpartition(".")[0]
-    path = code.directory / f"{module.replace('.', '/')}.py"
-    return path if path.is_file() else None
-
-
-def _imported(path: Path) -> set[str]:
-    """Top-level names of the modules that a file imports, the standard library's and its own left out."""
-    try:
-        tree = ast.parse(read_plain_file(path, _MODULE_BYTES))
-    except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"not valid Python: {error}", where=str(path)) from error
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {one.name.partition(".")[0] for one in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            names.add(node.module.partition(".")[0])
-    own = {file.stem for file in path.parent.glob("*.py")}
-    return names - sys.stdlib_module_names - _ALWAYS_THERE - own

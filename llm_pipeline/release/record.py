@@ -6,7 +6,7 @@ from datetime import datetime
 
 from pydantic import Field, ValidationError
 
-from llm_pipeline.artifacts.pinned import PinnedModel, Sha1
+from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.config.budget import Budget
@@ -31,8 +31,7 @@ class ReleaseRecord(Frozen):
         release_id: `<config name>-<commit, 8 digits>-<config digest, 8 digits>`: the same input, the same release.
         model: The model at its pinned commit.
         datasets: Calibration sets, evaluation tasks and prompts, as artifacts.
-        data_commits: Commit of each data set of the hub that the tasks read, by its name, as far as it was known then.
-        tasks_of_unknown_data: Tasks of which it was not: the stage that fetches their data pins them.
+        brings_data: Whether all tasks bring their data in the task directory, and read nothing of the hub.
         ladders: Names of the recipes that are legal on each target, cheapest first.
         facts: What the model is.
         places: Names of the deployment's places, by the target that goes there; one that is missing has its own.
@@ -48,8 +47,7 @@ class ReleaseRecord(Frozen):
     deployment: Deployment
     model: PinnedModel
     datasets: dict[str, ArtifactRef]
-    data_commits: dict[str, Sha1] = Field(default_factory=dict)
-    tasks_of_unknown_data: tuple[str, ...] = ()
+    brings_data: bool = False
     ladders: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     facts: ModelFacts | None = None
     places: dict[str, str] = Field(default_factory=dict)

@@ -1,40 +1,35 @@
-"""Evaluation data: fetches the data sets that the tasks' definitions name, at pinned commits, every byte verified.
+"""Evaluation data: fetches the data sets that the tasks name, at pinned commits, every byte verified; loads each task.
 
-Whoever scores has no network: what tasks read is what this stage publishes. It runs nothing of a task and nothing of a
-data set; tasks that bring their data beside their files need nothing of it.
+Whoever scores has no network: what tasks read is what this stage publishes. Each task is loaded once as it will be when
+it is asked, so that a missing split, a missing package or a wrong file ends the release here.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from llm_pipeline.accuracy.dataset_calls import DatasetCall, RepositoryName
-from llm_pipeline.accuracy.eval_data import (
+from llm_pipeline.accuracy.data_sets import (
+    CARD_FILES,
     RECORD_FILE,
-    EvalData,
+    AskedDataSet,
+    DataCall,
     EvalDataRecord,
-    HeldCall,
     HeldDataSet,
-    card_files,
     data_paths,
     files_read,
-    load_offline,
     place_of,
     refuse_script,
-    require_files,
 )
-from llm_pipeline.accuracy.task_definitions import TaskDefinition, own_definitions, package_definitions
-from llm_pipeline.accuracy.task_files import read_task_directory
-from llm_pipeline.artifacts.pinned import DEFAULT_REVISION, PinnedDataSet, Sha1
+from llm_pipeline.accuracy.tasks import select_tasks
+from llm_pipeline.artifacts.pinned import DEFAULT_REVISION, PinnedDataSet
 from llm_pipeline.base.confinement import confined
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.durable import replace_durably
@@ -43,6 +38,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.config.model import ConfigModel, DataSetName, Revision
+from llm_pipeline.config.release import CheckpointEvaluation, TaskOptions
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 from llm_pipeline.stages.request_parts import task_data
 
@@ -54,6 +50,8 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 EVAL_DATA = "eval_data"
+_ASKED = {"tasks", "task_options", "allow_task_code", "allow_generated_code"}
+"""What of an evaluation decides whether its tasks can be loaded."""
 
 
 class EvalDataConfig(ConfigModel):
@@ -61,105 +59,86 @@ class EvalDataConfig(ConfigModel):
 
     Attributes:
         tasks: Tasks that are asked.
-        allow_task_code: Task files may name Python that lies beside them; it is not run here.
-        commits: Commits of the data sets that the release pinned when it was resolved.
-        revisions: Branch, tag or commit of the others: those of tasks that only lm-eval knows.
-        release: The release for which those are resolved, once; empty where there are none.
+        task_options: What is stated of them.
+        allow_task_code: Task files may run Python that lies beside them.
+        allow_generated_code: Tasks may run code that the model writes.
+        revisions: Branch, tag or commit by data set.
+        release: The release for which those are resolved, once; empty where tasks bring their data.
         source: Where the data sets come from. A place, not part of the stage key.
         hub: How the hub is reached. A place, too.
     """
 
     tasks: tuple[str, ...] = Field(min_length=1)
+    task_options: dict[str, TaskOptions] = Field(default={})
     allow_task_code: bool = False
-    commits: dict[str, Sha1] = Field(default={})
+    allow_generated_code: bool = False
     revisions: dict[DataSetName, Revision] = Field(default={})
     release: str = ""
     source: str = "hub"
     hub: HubAccess = HubAccess()
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What tasks ask for: the splits of each call that they name, and which tasks do."""
-
-    splits: Mapping[DatasetCall, Mapping[str, str]]
-
-    @classmethod
-    def by(cls, definitions: Iterable[TaskDefinition]) -> _Asked:
-        splits: dict[DatasetCall, dict[str, str]] = {}
-        for definition in definitions:
-            if definition.loads_by_code:
-                log.warning("its data come from Python of its own, and are not fetched here", task=definition.name)
-            if definition.call is not None:
-                splits.setdefault(definition.call, {}).update(dict.fromkeys(definition.splits, definition.name))
-        return cls(splits)
-
-    @property
-    def repositories(self) -> dict[RepositoryName, bool]:
-        """The data sets, and whether one is read as its repository describes it."""
-        found: dict[RepositoryName, bool] = {}
-        for call in self.splits:
-            found |= {one: found.get(one, False) or not call.names_files for one in call.repositories}
-        return found
-
-
 def run(context: StageContext[EvalDataConfig]) -> StageOutput:
-    """Find out what is read, pin it, fetch it, and read it once.
+    """Find out what is read, pin it, fetch it, and load every task with it.
 
     Raises:
-        ConfigError: A task or a split is unknown, or a data set has no such configuration.
+        ConfigError: A task cannot be loaded, or a data set has no such configuration or split.
         Unsupported: A data set is made by Python of its repository.
         SourceRefused: No such data set or revision, or no access to it.
         SourceUnavailable: The source cannot be reached.
         IntegrityError: A file's bytes are wrong twice.
     """
-    started, config = time.monotonic(), context.config
-    asked = _Asked.by(_definitions(config, context.inputs.get("tasks")))
-    _refuse_other_revisions(config, asked)
-    destination = context.workdir / EVAL_DATA
-    shutil.rmtree(destination, ignore_errors=True)
-    destination.mkdir(parents=True)
-    if not asked.splits:
-        log.info("the tasks bring their own data: nothing is fetched")
-        return _written(destination, EvalDataRecord(), started)
-    # here: the hub's client loads slowly, and tasks that bring their data ask no hub
-    from llm_pipeline.hub.data_set_files import DataSetFiles
-    from llm_pipeline.hub.sources import open_data_sets
-
-    source = open_data_sets(config.source, config.hub)
-    pinned = {one: _pin(source, one, config, context.workdir) for one in asked.repositories}
-    for one, as_described in asked.repositories.items():
-        if as_described:
-            refuse_script(pinned[one], one)
-    kept = Path(context.request.work_root) / "datasets"
-    record = _fetched(asked, pinned, DataSetFiles(source, kept), destination)
-    return _written(destination, _counted(asked, record, destination), started)
-
-
-def _definitions(config: EvalDataConfig, tasks: Path | None) -> list[TaskDefinition]:
-    own: list[TaskDefinition] = []
-    unknown: Sequence[str] = config.tasks
-    if tasks is not None:
-        own, unknown = own_definitions(read_task_directory(tasks, allow_code=config.allow_task_code), config.tasks)
-    return [*own, *(package_definitions(unknown) if unknown else ())]
-
-
-def _refuse_other_revisions(config: EvalDataConfig, asked: _Asked) -> None:
-    names = {one.name for one in asked.repositories}
+    started, config, tasks = time.monotonic(), context.config, context.inputs.get("tasks")
+    evaluation = CheckpointEvaluation(**config.model_dump(include=_ASKED))
+    selected = select_tasks(tasks, evaluation, evaluation.tasks)
+    calls: dict[AskedDataSet, list[DataCall]] = {}
+    for call in dict.fromkeys(task.call for task in selected.tasks.values()):
+        if call is not None and call.data_set is not None:
+            calls.setdefault(call.data_set, []).append(call)
+    names = {asked.name for asked in calls}
     if others := sorted(config.revisions.keys() - names):
         raise ConfigError(
             f"evaluation.data_revisions names {', '.join(others)}, which no task reads",
             hint=f"the tasks read: {', '.join(sorted(names)) or 'their own files'}",
         )
+    destination = context.workdir / EVAL_DATA
+    shutil.rmtree(destination, ignore_errors=True)
+    destination.mkdir(parents=True)
+    held: list[HeldDataSet] = []
+    if calls:
+        # here: the hub's client loads slowly, and tasks that bring their data ask no hub
+        from llm_pipeline.hub.data_set_files import DataSetFiles
+        from llm_pipeline.hub.sources import open_data_sets
+
+        source = open_data_sets(config.source, config.hub)
+        files = DataSetFiles(source, Path(context.request.work_root) / "datasets")
+        pinned = {asked: _pin(source, asked, config, context.workdir) for asked in calls}
+        for asked, own in calls.items():
+            refuse_script(pinned[asked], own)
+        held = [_fetched(asked, own, pinned[asked], files, destination) for asked, own in calls.items()]
+    else:
+        log.info("the tasks bring their own data: nothing is fetched")
+    record = EvalDataRecord(data_sets=tuple(held))
+    (destination / RECORD_FILE).write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    loaded = confined(partial(selected.load, destination), [Path("/")])  # without a network
+    return StageOutput(
+        artifacts={EVAL_DATA: Produced(EVAL_DATA, destination)},
+        metrics={
+            "data_sets": ", ".join(f"{one.repository}@{one.commit[:12]}" for one in held),
+            "files": sum(len(one.files) for one in held),
+            "bytes": sum(file.size for one in held for file in one.files),
+            "documents": sum(sum(read.documents.values()) for read in loaded.data),
+        },
+        tool_seconds=time.monotonic() - started,
+    )
 
 
-def _pin(source: DataSets, asked: RepositoryName, config: EvalDataConfig, workdir: Path) -> PinnedDataSet:
+def _pin(source: DataSets, asked: AskedDataSet, config: EvalDataConfig, workdir: Path) -> PinnedDataSet:
     """Resolve a revision once: an attempt that was killed has left what it resolved."""
     kept = workdir / "pinned" / f"{sha256_bytes(str(asked).encode())}.json"
     if kept.exists():
         return PinnedDataSet.model_validate_json(kept.read_text(encoding="utf-8"))
-    revision = config.revisions.get(asked.name) or asked.revision or DEFAULT_REVISION
-    pinned = source.pin(asked.name, config.commits.get(str(asked), revision))
+    pinned = source.pin(asked.name, config.revisions.get(asked.name) or asked.revision or DEFAULT_REVISION)
     kept.parent.mkdir(parents=True, exist_ok=True)
     replace_durably(kept, pinned.model_dump_json().encode())
     log.info("data set pinned", data_set=str(asked), repository=pinned.id, commit=pinned.commit)
@@ -167,78 +146,22 @@ def _pin(source: DataSets, asked: RepositoryName, config: EvalDataConfig, workdi
 
 
 def _fetched(
-    asked: _Asked, pinned: Mapping[RepositoryName, PinnedDataSet], files: DataSetFiles, destination: Path
-) -> EvalDataRecord:
-    """Fetch the cards, find out by them what is read, and fetch that."""
-    places = {one: place_of(destination, own.id, own.commit, "") for one, own in pinned.items()}
-    for one, own in pinned.items():
-        files.fetch(own, card_files(own), places[one])
-    read = {call: _read_by(call, pinned, places) for call in asked.splits}
-    sets = []
-    for one, own in pinned.items():
-        paths = {path for by_set in read.values() for path in by_set.get(one, ())}
-        wanted = [file for file in own.files if file.path in paths]
-        files.fetch(own, wanted, places[one])
-        others = tuple(path for path in data_paths(own) if path not in paths)
-        held = (*card_files(own), *wanted)
-        sets.append(HeldDataSet(asked=one, repository=own.id, commit=own.commit, files=held, others=others))
-    calls = (HeldCall(call=call, files=sum(map(len, by_set.values())), documents={}) for call, by_set in read.items())
-    return EvalDataRecord(data_sets=tuple(sets), calls=tuple(calls))
-
-
-def _read_by(
-    call: DatasetCall, pinned: Mapping[RepositoryName, PinnedDataSet], places: Mapping[RepositoryName, Path]
-) -> Mapping[RepositoryName, frozenset[str]]:
-    own = {one: pinned[one] for one in call.repositories}
-    cards = {one: places[one] for one in own}
-    readable = [*cards.values(), Path(gettempdir())]
-    paths = confined(partial(files_read, call, own, cards), readable)
-    require_files(call, paths)
-    return paths
-
-
-def _counted(asked: _Asked, record: EvalDataRecord, destination: Path) -> EvalDataRecord:
-    """Read everything once as those who score will, and count its documents.
-
-    Raises:
-        ConfigError: It cannot be read, or a split that a task names is missing or empty.
-    """
-    (destination / RECORD_FILE).write_text(record.model_dump_json(), encoding="utf-8")
-    data, calls = EvalData(destination), list[HeldCall]()
-    for held in record.calls:
-        documents = confined(partial(_documents, held.call, data), [destination, Path(gettempdir())])
-        for split, task in asked.splits[held.call].items():
-            if not documents.get(split):
-                raise ConfigError(
-                    f"task {task} reads split {split!r} of {held.call}, which is empty or not there",
-                    hint=f"the data set has: {', '.join(f'{name} ({size})' for name, size in documents.items())}",
-                )
-        calls.append(held.model_copy(update={"documents": documents}))
-    return record.model_copy(update={"calls": tuple(calls)})
-
-
-def _documents(call: DatasetCall, data: EvalData) -> dict[str, int]:
-    loaded: Any = load_offline(call, data.trees)
-    splits = loaded if isinstance(loaded, dict) else {str(loaded.split): loaded}
-    return {str(split): len(rows) for split, rows in splits.items()}
-
-
-def _written(destination: Path, record: EvalDataRecord, started: float) -> StageOutput:
-    (destination / RECORD_FILE).write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    for held in record.calls:
-        read = record.read_by(held)
-        counts = ", ".join(f"{split} {count}" for split, count in held.documents.items())
-        log.info("data set", data=read.name, commit=read.commit, files=read.files, documents=counts)
-    files = [file for one in record.data_sets for file in one.files]
-    return StageOutput(
-        artifacts={EVAL_DATA: Produced(EVAL_DATA, destination)},
-        metrics={
-            "data_sets": ", ".join(f"{one.repository}@{one.commit[:12]}" for one in record.data_sets),
-            "files": len(files),
-            "bytes": sum(file.size for file in files),
-            "documents": sum(sum(held.documents.values()) for held in record.calls),
-        },
-        tool_seconds=time.monotonic() - started,
+    asked: AskedDataSet, calls: Sequence[DataCall], pinned: PinnedDataSet, files: DataSetFiles, destination: Path
+) -> HeldDataSet:
+    """Fetch the card, find out by it what is read, and fetch that."""
+    place = place_of(destination, pinned.id, pinned.commit)
+    cards = [file for file in pinned.files if file.path in CARD_FILES]
+    files.fetch(pinned, cards, place)
+    readable = [place, Path(gettempdir())]
+    paths = frozenset[str]().union(*(confined(partial(files_read, one, pinned, place), readable) for one in calls))
+    read = [file for file in pinned.files if file.path in paths]
+    files.fetch(pinned, read, place)
+    return HeldDataSet(
+        asked=asked,
+        repository=pinned.id,
+        commit=pinned.commit,
+        files=(*cards, *read),
+        others=tuple(path for path in data_paths(pinned) if path not in paths),
     )
 
 
@@ -246,11 +169,9 @@ def request(flow: ReleaseProgress, _subject: str) -> tuple[EvalDataConfig, Mappi
     """What the stage is given."""
     evaluation, record = flow.release.evaluation, flow.record
     config = EvalDataConfig(
-        tasks=evaluation.tasks,
-        allow_task_code=evaluation.allow_task_code,
-        commits=record.data_commits,
-        revisions=evaluation.data_revisions if record.tasks_of_unknown_data else {},
-        release=record.release_id if record.tasks_of_unknown_data else "",
+        **evaluation.model_dump(include=_ASKED),
+        revisions=evaluation.data_revisions,
+        release="" if record.brings_data else record.release_id,
         source=evaluation.data_source,
         hub=flow.deployment.hub,
     )
@@ -259,7 +180,7 @@ def request(flow: ReleaseProgress, _subject: str) -> tuple[EvalDataConfig, Mappi
 
 STAGE = Stage(
     name=EVAL_DATA,
-    version=1,
+    version=2,
     config=EvalDataConfig,
     request=request,
     run=run,

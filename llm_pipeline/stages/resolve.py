@@ -1,4 +1,4 @@
-"""The resolve stage: pins the commits of the model and of the tasks' data, takes in data files, names the release."""
+"""The resolve stage: pins the model's commit, takes in data files, names the release."""
 
 from __future__ import annotations
 
@@ -103,18 +103,14 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
     if change:
         log.warning("the licence or the gating has changed", change=change, model=model.name)
     datasets = _publish_datasets(context, loaded)
-    data_commits = {data.name: data.commit for data in plan.data if data.commit}
-    for name, commit in data_commits.items():
-        log.info("data set of the evaluation pinned", data_set=name, commit=commit)
-    release_id = name_release(loaded, model, datasets, data_commits)
+    release_id = name_release(loaded, model, datasets)
     record = ReleaseRecord(
         release_id=release_id,
         release=loaded.release,
         deployment=loaded.deployment,
         model=model,
         datasets=datasets,
-        data_commits=data_commits,
-        tasks_of_unknown_data=plan.tasks_of_unknown_data,
+        brings_data=all(task.local for task in plan.tasks),
         ladders=plan.ladders,
         facts=plan.facts,
         places=loaded.places,
@@ -183,14 +179,11 @@ def model_released_before(store: ArtifactStore, release_name: str) -> PinnedMode
     return None
 
 
-def name_release(
-    loaded: LoadedRelease, model: PinnedModel, datasets: dict[str, ArtifactRef], data_commits: Mapping[str, str]
-) -> str:
-    """The release id: the same config, data and commits always give the same one."""
+def name_release(loaded: LoadedRelease, model: PinnedModel, datasets: dict[str, ArtifactRef]) -> str:
+    """The release id: the same config, data files and commit of the model always give the same one."""
     content = {
         "release": loaded.release.model_dump(mode="json"),
         "datasets": {name: ref.digest for name, ref in datasets.items()},
-        "data_commits": dict(data_commits),
     }
     return f"{loaded.config.name}-{model.commit[:8]}-{sha256_json(content)[:8]}"
 

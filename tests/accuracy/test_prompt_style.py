@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 import lm_eval
 from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -19,9 +20,9 @@ from llm_pipeline.accuracy.chat_template import ChatTemplate
 from llm_pipeline.accuracy.checkpoint_lane import evaluate_baseline, evaluate_candidate
 from llm_pipeline.accuracy.evaluation import read_summary, refuse_other_harness
 from llm_pipeline.accuracy.lm_eval_served import served_questions
-from llm_pipeline.accuracy.lm_eval_tasks import task_manager
 from llm_pipeline.accuracy.questions import Questions
 from llm_pipeline.accuracy.table import format_evaluation
+from llm_pipeline.accuracy.tasks import load_tasks
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
@@ -181,7 +182,8 @@ def test_prompts_and_scores_are_those_of_lm_eval_itself(checkpoint, tasks):
             pretrained=str(checkpoint), dtype="float16", device="cpu", batch_size=4, softmax_dtype="float32",
             add_bos_token=True, max_length=256,
         ),
-        tasks=list(asked.tasks), task_manager=task_manager(tasks, asked, asked.tasks), bootstrap_iters=0,
+        tasks=list(load_tasks(tasks, None, asked, asked.tasks).tasks.values()), bootstrap_iters=0,
+        task_manager=TaskManager(include_defaults=False),
         apply_chat_template=True, fewshot_as_multiturn=True,
     )  # fmt: skip
     by_task = {task: [item for item in ours.items if item.task == task] for task in asked.tasks}
@@ -193,25 +195,3 @@ def test_prompts_and_scores_are_those_of_lm_eval_itself(checkpoint, tasks):
     sizes = [len(f"Is water {n} wet?") for n in range(4)]
     scores = [item.score * size for item, size in zip(by_task["read"], sizes, strict=True)]
     assert sum(scores) / sum(sizes) == pytest.approx(theirs["results"]["read"]["bits_per_byte,none"], rel=1e-2)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("by_size", [True, False])
-def test_the_score_of_a_group_is_the_one_of_lm_eval_itself(checkpoint, tasks, tmp_path, by_size):
-    rows = [{"q": f"Is water {n} wet?", "a": "yes" if n % 3 else "no"} for n in range(30)]
-    for name, size in (("pick", 30), ("again", 7)):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:size]))
-        task = PICK | {"task": name, "dataset_kwargs": {"data_files": {"test": f"{name}.jsonl"}}}
-        (tmp_path / f"{name}.yaml").write_text(json.dumps(task | {"metric_list": [{"metric": "acc"}]}))
-    mean = {"metric": "acc", "weight_by_size": by_size}
-    whole = {"group": "whole", "task": ["pick", "again"], "aggregate_metric_list": [mean]}
-    (tmp_path / "whole.yaml").write_text(json.dumps(whole))
-    asked = evaluation("whole")
-    ours = evaluate_checkpoint(checkpoint, tmp_path, asked, "float16", device="cpu")
-    questions = Questions.load(tmp_path, asked, asked.tasks)
-    (group,) = questions.groups
-    model = HFLM(pretrained=str(checkpoint), dtype="float16", device="cpu", batch_size=4, add_bos_token=True)
-    manager = task_manager(tmp_path, asked, asked.tasks)
-    theirs = lm_eval.simple_evaluate(model=model, tasks=["whole"], task_manager=manager, bootstrap_iters=0)
-    assert ours.summary.group_score(group) == pytest.approx(theirs["groups"]["whole"]["acc,none"])
-    assert ours.summary.tasks["pick"].accuracy != ours.summary.tasks["again"].accuracy

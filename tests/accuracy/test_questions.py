@@ -165,33 +165,6 @@ def test_a_guess_is_scored_by_the_tasks_own_metric(tasks):
     assert [questions.chance(item) for item in asked] == [1 / 2, 1 / 4]
 
 
-def write_parts(tasks, *groups):
-    files = {"test": str(tasks / "rows.jsonl")}
-    for name in ("part_a", "part_b"):
-        part = CHOICE | {"task": name, "tag": "tagged", "dataset_kwargs": {"data_files": files}}
-        (tasks / f"{name}.yaml").write_text(json.dumps(part))
-    for group in groups:
-        (tasks / f"{group['group']}.yaml").write_text(json.dumps(group))
-
-
-@pytest.mark.parametrize(("by_size", "weighting"), [(True, "items"), (False, "tasks")])
-def test_the_tasks_of_a_group_and_of_a_tag_are_known_by_its_name(tasks, by_size, weighting):
-    members, mean = ["part_a", "part_b"], {"metric": "acc", "weight_by_size": by_size}
-    whole = {"group": "whole", "task": members, "aggregate_metric_list": [mean]}
-    write_parts(tasks, whole, {"group": "label", "task": members}, {"group": "outer", "task": ["whole"]})
-    both = ("part_a", "part_b")
-    one = (TaskGroup(name="whole", tasks=both, weighting=weighting),)
-    for name, groups, tags in (
-        ("whole", one, {}),
-        ("label", (), {"label": both}),
-        ("outer", one, {"outer": both}),
-        ("tagged", (), {"tagged": both}),
-        ("part_a", (), {}),
-    ):
-        questions = load(tasks, (name,))
-        assert (questions.groups, questions.tags) == (groups, tags)
-
-
 def test_an_evaluation_says_which_groups_it_was_asked_for(tmp_path):
     group = TaskGroup(name="whole", tasks=("part_a", "part_b"), weighting="tasks")
     summary = summarise([], {}, {}).model_copy(update={"groups": (group,), "tags": {"label": ("a",)}})
@@ -204,28 +177,6 @@ def test_a_template_runs_nothing_that_python_could(tasks):
     reaching = {**SAY, "doc_to_text": "{{ prompt.__class__.__base__.__subclasses__() }}"}
     (tasks / "say.yaml").write_text(json.dumps(reaching))
     with pytest.raises(ConfigError, match="unsafe"):
-        load(tasks, ("say",))
-
-
-def test_data_of_every_kind_are_read_into_memory(tasks):
-    import pandas as pd
-
-    frame = pd.DataFrame({"prompt": ["q0?", "q1?"], "answer": ["a", "b"]})
-    frame.to_csv(tasks / "rows.csv", index=False)
-    frame.to_parquet(tasks / "rows.parquet")
-    (tasks / "lines.txt").write_text("q0?\nq1?\n")
-    for kind, file in (("csv", "rows.csv"), ("parquet", "rows.parquet"), ("text", "lines.txt")):
-        fields = (
-            {"doc_to_text": "{{text}}", "doc_to_target": "a"} if kind == "text" else {"doc_to_target": "{{answer}}"}
-        )
-        data = {"dataset_path": kind, "dataset_kwargs": {"data_files": {"test": file}}}
-        (tasks / "say.yaml").write_text(json.dumps(SAY | data | fields))
-        items = load(tasks, ("say",)).ask(Answering(), [("say", 0), ("say", 1)])
-        assert [item.prompt for item in items] == ["q0?", "q1?"]
-    (tasks / "rows.parquet").write_text("no parquet")
-    data = {"dataset_path": "parquet", "dataset_kwargs": {"data_files": {"test": "rows.parquet"}}}
-    (tasks / "say.yaml").write_text(json.dumps(SAY | data))
-    with pytest.raises(ConfigError, match="unreadable task data"):
         load(tasks, ("say",))
 
 
@@ -253,7 +204,6 @@ def test_a_field_that_only_some_documents_have_is_none_in_the_others(tasks):
         ({"filter_list": [{"name": "a", "filter": [{"function": "no_such"}]}]}, "lm-eval cannot load"),
         ({"output_type": "sing"}, "sing"),
         ({"num_fewshot": "many"}, "cannot"),
-        ({"dataset_path": "org/absent", "dataset_kwargs": None}, "lm-eval cannot load"),
     ],
 )
 def test_whatever_is_wrong_with_a_task_file_is_one_clear_error(tasks, changes, message):

@@ -1,3 +1,5 @@
+"""Task files as `plan` reads them, without lm-eval."""
+
 from __future__ import annotations
 
 import json
@@ -8,70 +10,8 @@ import pytest
 from llm_pipeline.accuracy.task_files import read_task_directory
 from llm_pipeline.base.errors import ConfigError
 
-
-def task_output_types(directory):
-    defined = read_task_directory(directory)
-    return {name: defined.output_type(name) for name in defined.tasks}
-
-
-def task_document_counts(directory):
-    defined = read_task_directory(directory)
-    return {name: count for name in defined.tasks if (count := defined.documents(name)) is not None}
-
-
 DEMO = Path(__file__).parents[2] / "configs" / "tasks" / "demo"
-
-
-def test_what_a_task_asks_for_is_known_without_the_harness():
-    assert task_output_types(DEMO) == {"demo_choice": "multiple_choice", "demo_generate": "generate_until"}
-
-
-def test_documents_are_counted_where_they_lie_beside_the_task(tmp_path):
-    assert task_document_counts(DEMO) == {"demo_choice": 600, "demo_generate": 3000}
-    (tmp_path / "a.yaml").write_text("task: a\ndataset_path: some/hub_dataset\ntest_split: test\n")
-    assert task_document_counts(tmp_path) == {}
-
-
-def test_a_document_may_hold_any_kind_of_line_break(tmp_path):
-    (tmp_path / "a.yaml").write_text(
-        "task: a\ntest_split: test\ndataset_path: json\ndataset_kwargs: {data_files: {test: a.jsonl}}\n"
-    )
-    rows = [{"text": "one\u2028two\x85three"}, {"text": "four"}]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    assert task_document_counts(tmp_path) == {"a": 2}
-
-
-def test_a_task_that_does_not_say_generates(tmp_path):
-    (tmp_path / "a.yaml").write_text("task: a\n")
-    assert task_output_types(tmp_path) == {"a": "generate_until"}
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("task: a\ndoc_to_text: !function module.name\n", "runs Python of its own .`!function module.name`"),
-        ("tasks: a\n", "needs `task"),
-        (
-            "task: a\ntest_split: test\ndataset_path: json\ndataset_kwargs: {data_files: {test: ../secret.jsonl}}\n",
-            "outside",
-        ),
-        (
-            "task: a\ntest_split: test\ndataset_path: json\ndataset_kwargs: {data_files: {test: absent.jsonl}}\n",
-            "unreadable task data",
-        ),
-    ],
-)
-def test_a_bad_task_file_is_refused(tmp_path, content, message):
-    (tmp_path / "a.yaml").write_text(content)
-    with pytest.raises(ConfigError, match=message):
-        task_document_counts(tmp_path)
-
-
-def test_two_files_of_one_task_are_refused(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.yaml").write_text("task: same\n")
-    with pytest.raises(ConfigError, match="another file has task same"):
-        task_output_types(tmp_path)
+TASK = {"task": "a", "test_split": "test"}
 
 
 def write(directory, **files):
@@ -82,29 +22,18 @@ def write(directory, **files):
 
 
 def data(kind, files, **options):
-    return {"dataset_path": kind, "dataset_kwargs": {"data_files": files, **options}}
+    return TASK | {"dataset_path": kind, "dataset_kwargs": {"data_files": files, **options}}
 
 
-def test_groups_tags_and_includes_are_read_in_every_directory_below(tmp_path):
-    write(
-        tmp_path,
-        parts__one_yaml={"include": "../base_template", "task": "one", "tag": ["odd", "all"]},
-        parts__two_yaml={"include": "_more.yaml", "task": "two", "tag": "all"},
-        base_template="output_type: multiple_choice\ntask_list: [x]\n",
-        whole_yaml={"group": "whole", "task": ["one", {"group": "inner", "task": ["two", "elsewhere"]}]},
-    )
-    (tmp_path / "parts" / "_more.yaml").write_text("include: ../base_template\ntest_split: test\n")
-    defined = read_task_directory(tmp_path)
-    assert (sorted(defined.tasks), sorted(defined.groups)) == (["one", "two"], ["whole"])
-    assert defined.tags == {"all": ("one", "two"), "odd": ("one",)}
-    assert (defined.output_type("one"), defined.output_type("two")) == ("multiple_choice", "multiple_choice")
-    assert "task_list" not in defined.tasks["one"].configuration
-    assert defined.reached(["whole"]) == ({"whole", "one", "two"}, {"elsewhere"})
-    assert defined.reached(["odd"]) == ({"odd", "one"}, set())
+def test_documents_are_counted_where_they_lie_beside_the_task(tmp_path):
+    demo = read_task_directory(DEMO)
+    assert {name: demo.documents(name) for name in demo.tasks} == {"demo_choice": 600, "demo_generate": 3000}
+    write(tmp_path, a_yaml=TASK | {"dataset_path": "some/hub_dataset"})
+    assert read_task_directory(tmp_path).documents("a") is None
 
 
 @pytest.mark.parametrize(
-    ("configuration", "count"),
+    ("task", "count"),
     [
         (data("json", {"test": "rows.jsonl"}), 3),
         (data("json", {"test": ["rows.jsonl", "array.json"]}), 5),
@@ -117,12 +46,12 @@ def test_groups_tags_and_includes_are_read_in_every_directory_below(tmp_path):
         (data("parquet", {"test": "rows.jsonl"}), None),
     ],
 )
-def test_documents_of_each_kind_are_counted(tmp_path, configuration, count):
+def test_documents_of_each_kind_are_counted(tmp_path, task, count):
     write(
         tmp_path,
-        below__a_yaml={"task": "a", "test_split": "test", **configuration},
+        below__a_yaml=task,
         **{
-            "below__rows.jsonl": '{"a": 1}\n{"a": 2}\n\n{"a": 3}\n',
+            "below__rows.jsonl": '{"a": "1\u2028"}\n{"a": 2}\n\n{"a": 3}\n',
             "array.json": '\n [{"a": 1}, {"a": 2}]',
             "held.json": '{"rows": [{"a": 1}]}',
             "rows.csv": 'a,b\n1,"x\ny"\n2,z\n',
@@ -132,50 +61,39 @@ def test_documents_of_each_kind_are_counted(tmp_path, configuration, count):
     assert read_task_directory(tmp_path).documents("a") == count
 
 
+def test_groups_tags_and_includes_are_read_in_every_directory_below(tmp_path):
+    write(
+        tmp_path,
+        parts__one_yaml={"include": "../base", "task": "one", "tag": ["odd", "all"]},
+        parts__two_yaml={"include": "more.yaml", "task": "two", "tag": "all"},
+        parts__more_yaml="include: ../base\ntest_split: test\n",
+        base="output_type: multiple_choice\n",
+        whole_yaml={"group": "whole", "task": ["one", {"group": "inner", "task": ["two", "elsewhere"]}]},
+    )
+    defined = read_task_directory(tmp_path)
+    assert (sorted(defined.tasks), sorted(defined.groups)) == (["one", "two"], ["whole"])
+    assert defined.tasks["two"].content["output_type"] == "multiple_choice"
+    assert defined.behind(["whole"]) == ({"one", "two"}, {"elsewhere"})
+    assert defined.behind(["odd", "all"]) == ({"one", "two"}, set())
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"a_yaml": {"task": "a", "include": "../out.yaml"}}, "included file '../out.yaml' is outside"),
-        ({"a_yaml": {"task": "a", "include": "none.yaml"}}, "included file 'none.yaml' does not exist"),
-        ({"a_yaml": {"task": "a", "include": "a.yaml"}}, "includes itself"),
-        ({"a_yaml": {"group": "a", "task": "b"}}, "a group needs a list"),
-        (
-            {"a_yaml": {"group": ["a"], "task": "b"}},
-            "a label of one task is its `tag`",
-        ),  # as lm-eval had it before 0.4.4
-        ({"a_yaml": {"group": "a", "task": ["b", {"group": "c", "task": ["a"]}]}}, "among its own members"),
-        ({"a_yaml": {"task": "a", "include": 5}}, "include is '5', not a name"),
-        ({"a_yaml": {"task": "a", "include": "x" * 300}}, "include is 'x+', not a name"),
-        ({"a_yaml": {"task": "a", "tag": [["b"]]}}, "tag is .* not a name"),
-        ({"a_yaml": {"task": "a", "output_type": "generate_unti"}}, "output_type is 'generate_unti'"),
-        ({"a_yaml": {"task": "a", "test_split": "test", **data("json", {"test": 5})}}, "data_files is '5', not a name"),
-        ({"a_yaml": {"task": "a", "test_split": ["dev"], **data("json", {"test": "a.yaml"})}}, "no split"),
-        ({"a_yaml": {"group": "a", "task": [1]}}, "neither a name nor a task"),
-        ({"a_yaml": {"group": "a", "task": [{"task": "b", "dataset_path": "json"}]}}, "task file of its own"),
-        ({"a_yaml": {"group": "a", "task": ["b"], "dataset_kwargs": {}}}, "state it in its tasks' files"),
-        ({"a_yaml": {"task": "a", "test_split": "test", **data("json", {"test": "https://x/y"})}}, "not in the task"),
-        ({"a_yaml": {"task": "a", "test_split": "test", **data("json", {"test": "/etc/passwd"})}}, "outside"),
-        ({"a_yaml": {"task": "a", "test_split": "test", **data("json", {"test": "*.none"})}}, "does not exist"),
-        ({"a_yaml": {"task": "a", "test_split": "test", **data("json", {"dev": "a.yaml"})}}, "no split 'test'"),
-        ({"a_yaml": {"task": "a", "test_split": "test", "dataset_path": "json"}}, "needs dataset_kwargs.data_files"),
-        ({"a_yaml": {"task": "a", "test_split": "test", "dataset_path": "./data"}}, "is a path"),
-        (
-            {"a_yaml": {"task": "a", "test_split": "test", **data("json", {"test": "l"})}, "l": "1\n"},
-            "not a JSON object",
-        ),
-        ({"a_yaml": {"task": "a", "test_split": "test", **data("json", {"test": "l"})}, "l": "\n"}, "no document"),
-        (
-            {
-                "a_yaml": {
-                    "task": "a",
-                    "test_split": "test",
-                    "dataset_path": "json",
-                    "dataset_kwargs": {"field": "data", "data_files": {"test": "l"}},
-                },
-                "l": "[1]",
-            },
-            "unreadable task data",
-        ),
+        ({"a_yaml": "task: a\ndoc_to_text: [!function module.name]\n"}, "Python of its own .`!function module.name`"),
+        ({"a_yaml": "task: [a\n"}, "a.yaml:"),
+        ({"a_yaml": TASK, "b_yaml": TASK}, "another file has task a"),
+        ({"a_yaml": {"group": ["a"], "task": "b"}}, "a label of one task is its `tag`"),  # as before lm-eval 0.4.4
+        ({"a_yaml": TASK | {"include": "../out.yaml"}}, "included file '../out.yaml' is outside"),
+        ({"a_yaml": TASK | {"include": "none.yaml"}}, "included file 'none.yaml' does not exist"),
+        ({"a_yaml": TASK | {"include": "a.yaml"}}, "includes itself"),
+        ({"a_yaml": data("json", {"test": 5})}, "data_files is '5', not a name"),
+        ({"a_yaml": data("json", {"test": "https://x/y"})}, "not in the task directory"),
+        ({"a_yaml": data("json", {"test": "/etc/passwd"})}, "outside"),
+        ({"a_yaml": data("json", {"test": "*.none"})}, "does not exist"),
+        ({"a_yaml": data("json", {"dev": "a.yaml"})}, "no split 'test'"),
+        ({"a_yaml": TASK | {"dataset_path": "json"}}, "needs dataset_kwargs.data_files"),
+        ({"a_yaml": data("json", {"test": "l"}, field="rows"), "l": "[1]"}, "unreadable task data"),
     ],
 )
 def test_what_a_directory_cannot_mean_is_refused(tmp_path, files, message):
@@ -186,12 +104,8 @@ def test_what_a_directory_cannot_mean_is_refused(tmp_path, files, message):
 
 def test_a_link_out_of_the_directory_is_refused(tmp_path):
     inner = tmp_path / "inner"
-    write(inner, a_yaml={"task": "a", "test_split": "test", **data("json", {"test": "rows.jsonl"})})
+    write(inner, a_yaml=data("json", {"test": "rows.jsonl"}))
     (tmp_path / "secret.jsonl").write_text('{"a": 1}\n')
     (inner / "rows.jsonl").symlink_to(tmp_path / "secret.jsonl")
     with pytest.raises(ConfigError, match="outside the task directory"):
         read_task_directory(inner).documents("a")
-    (inner / "b.yaml").symlink_to(tmp_path / "b.yaml")
-    (tmp_path / "b.yaml").write_text("task: b\n")
-    with pytest.raises(ConfigError, match="outside the task directory"):
-        read_task_directory(inner)

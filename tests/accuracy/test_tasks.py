@@ -10,6 +10,8 @@ import pytest
 
 lm_eval = pytest.importorskip("lm_eval")
 
+import datasets
+
 from llm_pipeline.accuracy.data_sets import RECORD_FILE, EvalDataRecord, HeldDataSet, place_of
 from llm_pipeline.accuracy.tasks import load_tasks, select_tasks
 from llm_pipeline.artifacts.pinned import HubFile
@@ -97,6 +99,16 @@ def test_data_of_each_kind_are_read(tmp_path, kind, files, options):
     assert len(texts(load(write(tmp_path, task, **files), "say").tasks["say"])) == 2
 
 
+def test_parquet_is_read_and_what_is_none_is_named(tmp_path):
+    task = SAY | {"dataset_path": "parquet", "dataset_kwargs": {"data_files": {"test": "rows.parquet"}}}
+    directory = write(tmp_path, task)
+    datasets.Dataset.from_list(ROWS).to_parquet(directory / "rows.parquet")
+    assert texts(load(directory, "say").tasks["say"]) == [row["q"] for row in ROWS]
+    (directory / "rows.parquet").write_text("no parquet")
+    with pytest.raises(ConfigError, match=r"rows\.parquet.*the data cannot be read"):
+        load(directory, "say")
+
+
 def test_a_group_is_one_sample_a_tag_is_a_label_and_what_groups_say_reaches_their_tasks(tmp_path):
     more = [PICK | {"task": name, "tag": ["odd"]} for name in ("one", "two", "three")]
     inner = {"group": "inner", "task": ["two", {"task": "three", "description": "own"}], "description": "inner"}
@@ -179,7 +191,7 @@ def test_a_card_says_which_files_are_read_and_the_first_configuration_may_be_abs
         ({"dataset_path": "./data"}, {}, "dataset_path './data'"),
         ({"dataset_path": "demo/lines", "dataset_kwargs": {}}, {}, "the data of demo/lines were not fetched"),
         ({"dataset_kwargs": {"data_files": {"test": "none.jsonl"}}}, {}, "'none.jsonl' does not exist"),
-        ({"dataset_kwargs": {"data_files": {"test": "../out.jsonl"}}}, {}, "outside the task directory"),
+        ({"dataset_kwargs": {"data_files": {"test": "/etc/passwd"}}}, {}, "outside the task directory"),
         ({}, {"rows.jsonl": '{"q": \n'}, "the data cannot be read"),
         ({"num_fewshot": 0}, {}, "say takes no examples"),
         ({"doc_to_text": "{{q"}, {}, "task say: lm-eval cannot load it: TemplateSyntaxError"),

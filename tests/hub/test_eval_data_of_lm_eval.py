@@ -15,12 +15,10 @@ pytest.importorskip("lm_eval")
 
 from huggingface_hub import constants
 
-from llm_pipeline.accuracy.questions import Questions
-from llm_pipeline.accuracy.task_definitions import package_definitions
+from llm_pipeline.accuracy.tasks import load_tasks
 from llm_pipeline.base.confinement import confined
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.demo.hub import publish_revision
-from llm_pipeline.planning.task_pool import known_facts
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.execute import execute
 from llm_pipeline.store import open_store
@@ -51,15 +49,6 @@ HELLASWAG = {
 }  # fmt: skip
 
 
-def test_the_table_of_known_tasks_says_of_their_data_what_lm_eval_does() -> None:
-    rows = known_facts()["tasks"]
-    definitions = package_definitions([row["name"] for row in rows])
-    asked = {(one.call.path, one.call.config) for one in definitions if one.call}
-    assert asked == {(row["data"]["path"], config) for row in rows for config in row["data"]["configs"]}
-    splits = {(one.call.path, split) for one in definitions if one.call for split in one.splits}
-    assert splits == {(row["data"]["path"], split) for row in rows for split in row["data"]["splits"]}
-
-
 def test_tasks_of_lm_eval_are_asked_with_what_was_fetched_for_them(
     tmp_path: Path, local_hub: LocalHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,16 +71,13 @@ def test_tasks_of_lm_eval_are_asked_with_what_was_fetched_for_them(
     assert isinstance(result, StageResult), result
     data = store.fetch(result.artifacts["eval_data"])
     evaluation = Evaluation(tasks=tasks, served_tasks=("gsm8k",))
-    questions = confined(lambda: Questions.load(None, evaluation, tasks, data=data), [Path("/")])
-    assert {read.repository: read.documents for read in questions.data} == {
+    loaded = confined(lambda: load_tasks(None, data, evaluation, tasks), [Path("/")])
+    assert {read.repository: read.documents for read in loaded.data} == {
         "openai/gsm8k": {"train": 8, "test": 3}, "Rowan/hellaswag": {"train": 2, "validation": 2},
         "EleutherAI/arithmetic": {"validation": 1},
     }  # fmt: skip
-    assert {name: len(own) for name, own in questions.clusters.items()} == {
-        "gsm8k": 3,
-        "hellaswag": 2,
-        "arithmetic_1dc": 1,
-    }
+    sizes = {name: len(task.eval_docs) for name, task in loaded.tasks.items()}
+    assert sizes == {"gsm8k": 3, "hellaswag": 2, "arithmetic_1dc": 1}
 
 
 def test_a_stage_that_is_killed_while_bytes_come_goes_on_at_that_byte(world: World) -> None:

@@ -15,12 +15,11 @@ import datasets
 import yaml
 from huggingface_hub import constants
 
-from llm_pipeline.accuracy.eval_data import read_eval_data_record
+from llm_pipeline.accuracy.data_sets import held_data_sets
 from llm_pipeline.accuracy.evaluation import read_summary
-from llm_pipeline.accuracy.questions import Questions
 from llm_pipeline.accuracy.table import format_evaluation
+from llm_pipeline.accuracy.tasks import LoadedTasks, load_tasks
 from llm_pipeline.base.confinement import confined
-from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.demo.hub import publish_revision
@@ -104,13 +103,11 @@ class World:
     def run(self, *definitions: dict[str, object], **config: object) -> StageResult | StageFailure:
         return execute(self.request(*definitions, **config))
 
-    def questions(self, result: StageResult) -> Questions:
-        """As a stage that scores builds them: without a network."""
+    def loaded(self, result: StageResult) -> LoadedTasks:
+        """As a stage that scores loads them: without a network."""
         data, tasks = self.store.fetch(result.artifacts["eval_data"]), self.store.fetch(self.inputs["tasks"])
         evaluation = Evaluation(tasks=self.names, served_tasks=self.names)
-        return confined(
-            lambda: Questions.load(tasks, evaluation, self.names, data=data), [self.path, Path(gettempdir())]
-        )
+        return confined(lambda: load_tasks(tasks, data, evaluation, self.names), [self.path, Path(gettempdir())])
 
 
 @pytest.fixture
@@ -125,16 +122,15 @@ def test_a_data_set_of_the_hub_is_fetched_at_its_commit_and_scored_offline(world
     commit = world.publish()
     result = world.run(task())
     assert isinstance(result, StageResult), result
-    record = read_eval_data_record(world.store.fetch(result.artifacts["eval_data"]))
-    (held,) = record.data_sets
+    (held,) = held_data_sets(world.store.fetch(result.artifacts["eval_data"]))
     assert (held.repository, held.commit) == (NAME, commit)
     assert {file.path for file in held.files} == {
         "README.md", "easy/train-00000.parquet", "easy/test-00000.parquet", "easy/test-00001.parquet"
     }  # fmt: skip
     assert not world.hub.downloads("hard/test-00000.parquet")
-    questions = world.questions(result)
-    assert [one.args[0] for one in questions.instances()] == [row["question"] for row in rows(10, 5)]
-    (read,) = questions.data
+    loaded = world.loaded(result)
+    assert prompts(loaded) == [row["question"] for row in rows(10, 5)]
+    (read,) = loaded.data
     assert (read.repository, read.commit, read.documents) == (NAME, commit, {"train": 5, "test": 10})
 
 
@@ -143,8 +139,8 @@ def refusal(outcome: StageResult | StageFailure) -> tuple[str, str, str]:
     return outcome.error.type, outcome.error.message, outcome.error.hint
 
 
-def prompts(questions: Questions) -> list[str]:
-    return [str(one.args[0]) for one in questions.instances()]
+def prompts(loaded: LoadedTasks) -> list[str]:
+    return [task.doc_to_text(document) for task in loaded.tasks.values() for document in task.eval_docs]
 
 
 def test_files_without_a_card_are_read_as_the_library_reads_them(world: World) -> None:
@@ -159,7 +155,7 @@ def test_files_without_a_card_are_read_as_the_library_reads_them(world: World) -
     )
     assert isinstance(result, StageResult), result
     assert result.metrics["documents"] == 10
-    assert prompts(world.questions(result)) == [row["question"] for row in rows(3, 7)] * 2
+    assert prompts(world.loaded(result)) == [row["question"] for row in rows(3, 7)] * 2
 
 
 def test_files_that_a_task_names_are_fetched_and_no_others(world: World) -> None:
@@ -167,7 +163,7 @@ def test_files_that_a_task_names_are_fetched_and_no_others(world: World) -> None
     files = {"dataset_name": None, "dataset_kwargs": {"data_files": {"test": "hard/test-*"}}}
     result = world.run(task(**files))
     assert isinstance(result, StageResult), result
-    assert prompts(world.questions(result)) == [row["question"] for row in rows(4, 1000)]
+    assert prompts(world.loaded(result)) == [row["question"] for row in rows(4, 1000)]
     assert not world.hub.downloads("easy/test-00000.parquet")
 
 
@@ -178,7 +174,7 @@ def test_tasks_that_bring_their_data_need_nothing_of_the_hub(world: World) -> No
     result = world.run(task(**own), hub={"endpoint": "http://127.0.0.1:9"})
     assert isinstance(result, StageResult), result
     assert result.metrics["data_sets"] == ""
-    assert len(prompts(world.questions(result))) == 3
+    assert len(prompts(world.loaded(result))) == 3
 
 
 def test_a_stopped_fetch_goes_on_at_the_same_commit_though_the_branch_has_moved(world: World) -> None:
@@ -191,9 +187,9 @@ def test_a_stopped_fetch_goes_on_at_the_same_commit_though_the_branch_has_moved(
     assert world.publish() != first
     result = world.run(task())
     assert isinstance(result, StageResult), result
-    assert read_eval_data_record(world.store.fetch(result.artifacts["eval_data"])).data_sets[0].commit == first
+    assert held_data_sets(world.store.fetch(result.artifacts["eval_data"]))[0].commit == first
     assert world.hub.downloads("test-00001.parquet")[-1][1] == "bytes=500-"
-    assert len(prompts(world.questions(result))) == 10
+    assert len(prompts(world.loaded(result))) == 10
 
 
 def test_a_new_release_reads_what_the_branch_is_then(world: World) -> None:
@@ -202,12 +198,12 @@ def test_a_new_release_reads_what_the_branch_is_then(world: World) -> None:
     write(world.source / "easy/test-00001.parquet", rows(9, 500))
     commit = world.publish()
     after = world.run(task(), release="another")
-    pinned = world.run(task(), release="", commits={NAME: commit})
+    pinned = world.run(task(), release="", revisions={NAME: commit})
     assert isinstance(before, StageResult)
     assert isinstance(after, StageResult)
     assert isinstance(pinned, StageResult)
     assert before.artifacts != after.artifacts == pinned.artifacts
-    assert len(prompts(world.questions(after))) == 16
+    assert len(prompts(world.loaded(after))) == 16
     assert [name for name, _ in world.hub.downloads("test-00000.parquet")] == [
         "test-00000.parquet"
     ] * 2  # a commit each
@@ -272,7 +268,7 @@ def test_a_data_set_that_is_a_program_is_refused_and_its_converted_copy_is_read(
     publish_revision(world.hub.root / "datasets", NAME, converted, "convert", branch="refs/convert/parquet")
     result = world.run(task(), revisions={NAME: "refs/convert/parquet"})
     assert isinstance(result, StageResult), result
-    assert len(prompts(world.questions(result))) == 6
+    assert len(prompts(world.loaded(result))) == 6
 
 
 def test_a_directory_is_a_source_without_a_network(world: World, tmp_path: Path) -> None:
@@ -282,7 +278,7 @@ def test_a_directory_is_a_source_without_a_network(world: World, tmp_path: Path)
     nowhere = {"endpoint": "http://127.0.0.1:9"}
     result = world.run(task(), source=f"file://{root}".replace(" ", "%20"), hub=nowhere)
     assert isinstance(result, StageResult), result
-    assert len(prompts(world.questions(result))) == 10
+    assert len(prompts(world.loaded(result))) == 10
 
 
 def test_a_data_set_is_followed_to_its_new_name_and_a_mirror_may_serve_it(
@@ -294,18 +290,9 @@ def test_a_data_set_is_followed_to_its_new_name_and_a_mirror_may_serve_it(
     monkeypatch.setenv("HF_ENDPOINT", world.hub.endpoint)
     result = world.run(task(dataset_path="demo/sums"), hub={"token_variable": TOKEN_VARIABLE})
     assert isinstance(result, StageResult), result
-    (held,) = read_eval_data_record(world.store.fetch(result.artifacts["eval_data"])).data_sets
+    (held,) = held_data_sets(world.store.fetch(result.artifacts["eval_data"]))
     assert (held.asked.name, held.repository, held.commit) == ("demo/sums", NAME, commit)
-    assert len(prompts(world.questions(result))) == 10
-
-
-def test_data_that_no_stage_fetched_is_refused_where_it_is_asked_for(world: World) -> None:
-    world.publish()
-    result = world.run(task())
-    assert isinstance(result, StageResult), result
-    world.inputs = {"tasks": world.tasks(task(dataset_name="hard"))}
-    with pytest.raises(ConfigError, match=r"the data of demo/arithmetic \(hard\) were not fetched"):
-        world.questions(result)
+    assert len(prompts(world.loaded(result))) == 10
 
 
 @pytest.fixture(scope="session")
@@ -345,7 +332,7 @@ def test_the_baseline_reads_what_was_fetched_says_so_and_is_another_where_the_da
     scored = baseline(world, data, checkpoint)
     summary = read_summary(world.store.fetch(scored.artifacts["evaluation"]))
     (read,) = summary.data
-    assert (read.name, read.commit, read.files) == ("demo/arithmetic (easy)", commit, 3)
+    assert (read.name, read.commit, read.files) == ("demo/arithmetic", commit, 4)
     assert (summary.asked, read.documents["test"]) == (10, 10)
     assert f"demo/arithmetic at {commit[:12]}" in format_evaluation(summary)
     write(world.source / "easy/test-00001.parquet", rows(4, 500))

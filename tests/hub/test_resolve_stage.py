@@ -258,3 +258,17 @@ def test_the_stage_key_holds_what_decides_the_content_and_no_place(
     outcome = execute(changed)
     same = isinstance(outcome, StageResult) and outcome.reused and outcome.key == first.key
     assert same is reused
+
+
+def test_data_of_the_hub_are_pinned_by_their_stage_once_a_release(release: Release) -> None:
+    own = release.request(release.resolve(), "eval_data").config
+    assert (own["tasks"], own["release"]) == (["demo_generate", "demo_choice"], "")
+    revisions = {"openai/gsm8k": "main"}
+    release.set(
+        release.path,
+        evaluation={"tasks": ["gsm8k"], "served_tasks": ["gsm8k"], "data_revisions": revisions},
+        baseline={"dtype": "float16"},
+    )
+    resolved = release.resolve()
+    config = release.request(resolved, "eval_data").config
+    assert (config["revisions"], config["release"]) == (revisions, resolved.release_id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import judging
@@ -25,7 +24,7 @@ from llm_pipeline.planning.memory import (
     rank_weight_bytes,
     weight_bytes,
 )
-from llm_pipeline.planning.model import DiskPlan, disk_need
+from llm_pipeline.planning.model import disk_need
 from llm_pipeline.planning.plan import _plan_disk
 from llm_pipeline.planning.target_plan import judge_memory
 from llm_pipeline.release.loading import load_release
@@ -267,18 +266,6 @@ def test_experts_are_not_spread_where_there_are_none():
     assert refused.nearest == "no parallelism.expert"
 
 
-@pytest.mark.parametrize(("one_file_system", "short"), [(True, "store and work_root: "), (False, "work_root: ")])
-def test_evaluation_data_that_may_not_fit_are_a_warning_and_no_refusal(one_file_system, short):
-    need = disk_need(LLAMA_8B, [recipe("none")], engines=0)
-    free = 3 * need.download
-    disk = DiskPlan(need=need, free_store=free, free_work=free, one_file_system=one_file_system)
-    assert (disk.problems(), disk.warnings()) == ((), ())
-    large = disk.model_copy(update={"data": 2 * need.download})
-    assert large.problems() == ()
-    assert large.warnings()[0].startswith("if all 32.1 GB of the evaluation's data sets are read: ")
-    assert short in large.warnings()[-1]
-
-
 def test_disk_counts_download_recipes_and_two_copies_a_target():
     need = disk_need(LLAMA_8B, [recipe("fp8"), recipe("int4_awq"), recipe("none")], engines=3)
     assert need.download / 1e9 == pytest.approx(16.06, abs=0.01)
@@ -289,5 +276,4 @@ def test_disk_counts_download_recipes_and_two_copies_a_target():
 
 def test_engines_that_serve_the_checkpoint_from_the_store_need_no_room_there():
     loaded = load_release(ROOT / "configs" / "releases" / "llama-3.1-8b-instruct-vllm.yaml")
-    data: Any = SimpleNamespace(data_sets=())
-    assert _plan_disk(loaded, LLAMA_8B, data).need.engines == 0
+    assert _plan_disk(loaded, LLAMA_8B).need.engines == 0

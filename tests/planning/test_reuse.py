@@ -18,7 +18,7 @@ from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.loadtest.workload import locate_prompts
 from llm_pipeline.planning.plan import Plan, format_plan, plan_release
-from llm_pipeline.planning.reuse import History, PastRelease, expected_data_commits, expected_datasets
+from llm_pipeline.planning.reuse import History, PastRelease, expected_datasets
 from llm_pipeline.planning.stage_cost import planned_steps
 from llm_pipeline.release import execute
 from llm_pipeline.release.contract import Produced, StageContext, StageOutput, StageResult
@@ -220,17 +220,6 @@ def test_a_changed_data_file_is_an_input_that_changed(releases: Releases, config
     assert found["quantize int4_awq"] == ("computed", "input calibration changed")
     assert found["accuracy int4_awq"] == ("computed", "quantize is computed")
     assert found["baseline"][0] == "reused"
-
-
-def test_data_of_the_hub_are_foreseen_at_their_commits_unless_another_revision_is_stated(releases: Releases):
-    record = read_release_record(releases.store, releases.release_id)
-    commit, other = "1" * 40, "2" * 40
-    earlier = record.model_copy(update={"data_commits": {"a/kept": commit, "a/b@v1": commit, "a/moved": commit}})
-    loaded = load_release(releases.config)
-    stated = {"a/b": other, "a/moved": "v2"}
-    evaluation = loaded.release.evaluation.model_copy(update={"data_revisions": stated})
-    loaded = dataclasses.replace(loaded, release=loaded.release.model_copy(update={"evaluation": evaluation}))
-    assert expected_data_commits(loaded, earlier) == {"a/kept": commit, "a/b@v1": other}
 
 
 def test_what_an_older_release_computed_is_found_when_the_config_is_as_it_was(releases: Releases, edit):

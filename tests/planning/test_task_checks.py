@@ -62,18 +62,17 @@ def test_code_that_the_model_writes_needs_a_permission(local):
 
 def test_modules_that_tasks_need_are_asked_for(local):
     asked = evaluation("ifeval", "gsm8k")
-    assert task_modules(asked, local()[1]) == {"ifeval": ("immutabledict", "langdetect", "nltk")}
+    assert task_modules(asked) == {"ifeval": ("immutabledict", "langdetect", "nltk")}
     (warning,) = check_tasks(asked, local()[1])
     assert "ifeval needs the Python modules immutabledict, langdetect, nltk" in warning
-    own, root = local("task: pick\nprocess_docs: !function steps.first\n", allow_task_code=True)
-    (root / "tasks" / "steps.py").write_text("import os, other, rouge.scores\nfrom jieba import cut\nimport numpy\n")
-    (root / "tasks" / "other.py").write_text("")
-    assert task_modules(own, root) == {"pick": ("jieba", "rouge")}
     with pytest.raises(ConfigError, match=r"runs Python of its own .`!function steps\.first`"):
-        check_tasks(own.model_copy(update={"allow_task_code": False}), root)
+        check_tasks(*local("task: pick\nprocess_docs: !function steps.first\n"))
 
 
 def test_a_group_of_local_tasks_has_the_documents_of_all_of_them(local):
     other, group = PICK | {"task": "other"}, {"group": "both", "task": ["pick", "other"]}
     (task,) = task_pool(*local(PICK, other, group, name="both"))
-    assert (task.items, task.output_type) == (4, "multiple_choice")
+    assert (task.items, task.output_type, task.local) == (4, "multiple_choice", True)
+    hub = {key: value for key, value in PICK.items() if key != "dataset_kwargs"} | {"dataset_path": "demo/lines"}
+    (task,) = task_pool(*local(hub, other, group, name="both"))
+    assert (task.items, task.output_type, task.local) == (None, "multiple_choice", False)

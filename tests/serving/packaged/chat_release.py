@@ -107,14 +107,19 @@ def _harness(checkpoint: Path, tasks: Path, evaluation: Any) -> dict[int, list[A
     """Of each item what lm-eval's own chat format and tokenizer make of it: the text, its tokens, the answer."""
     import lm_eval
     from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
 
-    from llm_pipeline.accuracy.lm_eval_tasks import task_manager
+    from llm_pipeline.accuracy.tasks import load_tasks
 
+    task = load_tasks(tasks, None, evaluation, ("say",)).tasks["say"]
     model = HFLM(pretrained=str(checkpoint), dtype="float32", device="cpu", batch_size=4, max_length=128)
     said = lm_eval.simple_evaluate(
-        model=model, tasks=["say"], task_manager=task_manager(tasks, evaluation, ("say",)), bootstrap_iters=0,
+        model=model,
+        tasks=[task],
+        task_manager=TaskManager(include_defaults=False),
+        bootstrap_iters=0,
         apply_chat_template=True,
-    )  # fmt: skip
+    )
     found = {}
     for sample in said["samples"]["say"]:
         prompt = sample["arguments"][0][0]
