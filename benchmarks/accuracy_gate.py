@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -34,21 +35,27 @@ import numpy as np
 from goals import at_least, at_most
 from numpy.typing import NDArray
 
-from llm_pipeline.accuracy.looks import LookPlan, items_needed, plan_looks
-from llm_pipeline.accuracy.sequential import decision_rule, judge_look
+from llm_pipeline.accuracy.gate import (
+    LossSample,
+    document_clusters,
+    early,
+    is_hopeless,
+    items_needed,
+    judge_look,
+    late,
+    level_of,
+)
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
-from llm_pipeline.statistics.intervals import binomial_tail, score_upper, tango_statistic
-from llm_pipeline.statistics.spending import IMPROBABLE
 
 MARGIN, CONFIDENCE, BASELINE = 0.01, 0.95, 0.7
 ALPHA = 1 - CONFIDENCE
-POLICY = AccuracyPolicy(margin=MARGIN, task_margin=0.5, confidence=CONFIDENCE, minimum_items=30)
+_FIRST_LOOK, _BAD, _JUDGED = 500, 0.05, 300
+POLICY = AccuracyPolicy(margin=MARGIN, task_margin=0.5, confidence=CONFIDENCE, minimum_items=_FIRST_LOOK)
 LOOKS = {"fixed": 1, "group_sequential": 5}
 FLIPS = (0.02, 0.05, 0.08)
 LOSSES = (0.0, MARGIN, 0.02, 0.04)
-_FIRST_LOOK = 500
 _NORMAL = NormalDist()
 
 Counts = NDArray[np.int64]
@@ -77,59 +84,44 @@ class Outcome(NamedTuple):
     items: float
 
 
-class Decided(NamedTuple):
-    """Which of many evaluations one look decides, and how."""
-
-    go: Mask
-    no_go: Mask
-    hopeless: Mask
-
-
 @dataclass(frozen=True)
 class Gate:
-    """The package's gate by a plan of looks."""
+    """The package's gate on so many items, in equal portions."""
 
-    plan: LookPlan
+    items: int
+    looks: int
 
-    def decide(self, look: int, lost: Counts, gained: Counts) -> Decided:
-        """What it says at one look about these counts."""
-        plan, rule = self.plan, decision_rule(self.plan, look)
-        level, harm_level = rule.level(ALPHA), rule.harm_level(ALPHA)
-        end = decision_rule(plan, len(plan.sizes)).level(ALPHA)
-        size, last = plan.sizes[look - 1], look == len(plan.sizes)
-        share = size / plan.items
+    @property
+    def sizes(self) -> list[int]:
+        """Items that each look has seen."""
+        return [round(self.items * look / self.looks) for look in range(1, self.looks + 1)]
 
-        def passes(a: int, b: int, scale: float, limit: float, error: float) -> bool:
-            if b == 0:
-                return score_upper(a * scale, 0, size * scale, 1 - error) < limit
-            return tango_statistic(a * scale, b * scale, size * scale, limit) < _NORMAL.inv_cdf(error)
+    def decide(self, look: int, lost: Counts, gained: Counts) -> tuple[Mask, Mask, Mask]:
+        """What it says at one look about these counts: GO, NO_GO, and that GO has become improbable."""
+        size, at = self.sizes[look - 1], (look, self.looks)
+        passing, failing = (level_of(*at, spending, ALPHA) for spending in (late, early))
 
-        def not_go(a: int, b: int) -> bool:
-            return not passes(a, b, 1.0, MARGIN, level)
+        def rule(says: Callable[[LossSample], bool]) -> Mask:
+            return _from(lambda a, b: says(LossSample(a, b, size)), lost, gained)
 
-        def harmful(a: int, b: int) -> bool:
-            tail = _NORMAL.cdf(-tango_statistic(a, b, size, MARGIN))
-            return max(tail, binomial_tail(a - b, size, MARGIN)) < harm_level
-
-        def hopeless(a: int, b: int) -> bool:
-            mean = (a - b) / size
-            spread = math.sqrt(max(0.0, (a + b) / size - mean * mean) / size * (1 - share))
-            limit = MARGIN - _NORMAL.inv_cdf(IMPROBABLE) * spread
-            return not last and not passes(a, b, (1 + 1 / size) / share, limit, end)
-
-        return Decided(~_from(not_go, lost, gained), _from(harmful, lost, gained), _from(hopeless, lost, gained))
+        enough = size >= _FIRST_LOOK
+        go = ~rule(lambda sample: sample.upper(passing) >= MARGIN) & enough
+        no_go = rule(lambda sample: sample.lower(failing) > MARGIN) & enough
+        if look == self.looks:
+            return go, no_go, np.zeros_like(go)
+        return go, no_go, rule(lambda sample: is_hopeless(sample, MARGIN, *at, ALPHA)) & enough
 
     def simulate(self, truth: Truth, runs: int, random: np.random.Generator) -> Outcome:
         """Run many evaluations until a look decides."""
         lost, gained = (np.zeros(runs, dtype=np.int64) for _ in range(2))
         go, no_go, asked, before = 0, 0, 0, 0
-        for look, size in enumerate(self.plan.sizes, start=1):
+        for look, size in enumerate(self.sizes, start=1):
             asked += (size - before) * lost.size
             more = random.multinomial(size - before, truth.shares, size=lost.size)
             lost, gained, before = lost + more[:, 0], gained + more[:, 1], size
-            said = self.decide(look, lost, gained)
-            go, no_go = go + int(said.go.sum()), no_go + int(said.no_go.sum())
-            going = ~(said.go | said.no_go | said.hopeless)
+            passed, failed, hopeless = self.decide(look, lost, gained)
+            go, no_go = go + int(passed.sum()), no_go + int(failed.sum())
+            going = ~(passed | failed | hopeless)
             lost, gained = lost[going], gained[going]
             if not lost.size:
                 break
@@ -137,14 +129,14 @@ class Gate:
 
     def differs_from_the_judge(self, truth: Truth, random: np.random.Generator) -> bool:
         """Whether the package's judge says otherwise of a whole data set."""
-        kinds = random.choice(3, size=self.plan.items, p=truth.shares)
-        before, after = ([_item(i, kind != other) for i, kind in enumerate(kinds)] for other in (1, 0))
-        for look, size in enumerate(self.plan.sizes, start=1):
+        kinds = random.choice(3, size=self.items, p=truth.shares)
+        before, after = (_items((kinds != other).astype(float)) for other in (1, 0))
+        for look, size in enumerate(self.sizes, start=1):
             lost, gained = (np.array([(kinds[:size] == kind).sum()]) for kind in (0, 1))
-            said, last = self.decide(look, lost, gained), look == len(self.plan.sizes)
-            word = Verdict.GO if said.go[0] else Verdict.NO_GO if said.no_go[0] else None
-            word = word or (Verdict.INCONCLUSIVE if last or said.hopeless[0] else None)
-            judgement = judge_look(before, after[:size], self.plan, look, POLICY)
+            (go,), (no_go,), (hopeless,) = self.decide(look, lost, gained)
+            word = Verdict.GO if go else Verdict.NO_GO if no_go else None
+            word = word or (Verdict.INCONCLUSIVE if look == self.looks or hopeless else None)
+            judgement = judge_look(before, after[:size], look, self.looks, POLICY)
             if word != (judgement and judgement.verdict):
                 return True
             if judgement:
@@ -164,8 +156,30 @@ def _from(rule: Callable[[int, int], bool], lost: Counts, gained: Counts) -> Mas
     return lost >= first[gained]
 
 
-def _item(number: int, right: bool) -> ScoredItem:
-    return ScoredItem(task="t", item_id=number, fingerprint="", score=float(right), generative=False)
+@cache
+def _item(number: int, score: float, cluster: str = "") -> ScoredItem:
+    return ScoredItem(task="t", item_id=number, fingerprint="", score=score, generative=False, cluster=cluster)
+
+
+def _items(scores: NDArray[np.float64]) -> list[ScoredItem]:
+    return [_item(number, score) for number, score in enumerate(scores.tolist())]
+
+
+@cache
+def _clusters(questions: int, items: int) -> list[str]:
+    return document_clusters([{"question": f"What is {n % questions}?"} for n in range(items)], None)
+
+
+def _repeated(questions: int, random: np.random.Generator) -> list[ScoredItem]:
+    """Each question is repeated to 3,000 items; a lost one is lost as a whole, and the true loss is the margin."""
+    lost = random.random(questions) < MARGIN
+    clusters = _clusters(questions, 3000)
+    return [_item(number, float(not lost[number % questions]), cluster) for number, cluster in enumerate(clusters)]
+
+
+def _passed(before: list[ScoredItem], after: list[ScoredItem], policy: AccuracyPolicy = POLICY) -> bool:
+    judgement = judge_look(before, after, 1, 1, policy)
+    return judgement is not None and judgement.verdict is Verdict.GO
 
 
 def _peers(truth: Truth, runs: int, random: np.random.Generator) -> Iterator[tuple[str, int, Mask]]:
@@ -199,21 +213,20 @@ def main() -> int:
         for loss in (loss for loss in LOSSES if loss <= flips):
             truth = Truth(flips, loss)
             for method in LOOKS:
-                plan = _gate(method, flips).plan
-                outcome = rows[method, flips, loss] = Gate(plan).simulate(truth, options.runs, random)
-                _print(method, truth, plan.items, outcome)
+                gate = _gate(method, flips)
+                outcome = rows[method, flips, loss] = gate.simulate(truth, options.runs, random)
+                _print(method, truth, gate.items, outcome)
             for rule, items, passed in _peers(truth, options.runs, random):
                 share = float(passed.mean())
                 outcome = rows[rule, flips, loss] = Outcome(share, 1 - share, items)
                 _print(rule, truth, items, outcome)
-    met = [*_goals(rows, options.runs), _agrees(random)]
+    met = [*_goals(rows, options.runs), *_judged_goals(random), _agrees(random)]
     print(f"{options.runs:,} evaluations a line, seed {options.seed}, {time.monotonic() - started:.0f} s")
     return 0 if all(met) else 1
 
 
 def _gate(method: str, flips: float) -> Gate:
-    policy = POLICY.model_copy(update={"looks": LOOKS[method], "minimum_items": _FIRST_LOOK})
-    return Gate(plan_looks(items_needed(MARGIN, flips, CONFIDENCE), policy))
+    return Gate(items_needed(MARGIN, flips, CONFIDENCE), LOOKS[method])
 
 
 def _print(rule: str, truth: Truth, items: int, said: Outcome) -> None:
@@ -241,6 +254,18 @@ def _goals(rows: Rows, runs: int) -> Iterator[bool]:
     )
     ours = rows["group_sequential", 0.05, 0.02].go
     yield at_most("loss of 2 points passed, ours by the best peer's", ours / best, 0.1)
+
+
+def _judged_goals(random: np.random.Generator) -> Iterator[bool]:
+    """Data sets that only the whole judge can judge."""
+    allowed = ALPHA + 3.1 * math.sqrt(ALPHA * (1 - ALPHA) / _JUDGED)
+    for questions in (60, 600):
+        whole = [_item(number, 1.0, cluster) for number, cluster in enumerate(_clusters(questions, 3000))]
+        passed = sum(_passed(whole, _repeated(questions, random)) for _ in range(_JUDGED))
+        yield at_most(f"false pass, {questions} questions repeated to 3,000 items", passed / _JUDGED, allowed)
+    wide, right = POLICY.model_copy(update={"margin": 0.03}), random.random((_JUDGED, 2, 2000)) < _BAD
+    passed = sum(_passed(_items(one.astype(float)), _items(other.astype(float)), wide) for one, other in right)
+    yield at_most("pass of a candidate that is independent of a baseline with 5 % right", passed / _JUDGED, allowed)
 
 
 def _agrees(random: np.random.Generator) -> bool:

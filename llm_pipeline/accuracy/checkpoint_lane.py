@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 from llm_pipeline.accuracy.chat_template import ChatTemplate
 from llm_pipeline.accuracy.evaluation import (
     EvaluationSummary,
-    Scoring,
     read_summary,
     refuse_other_harness,
     summarise,
     write_evaluation,
 )
+from llm_pipeline.accuracy.gate import portions
 from llm_pipeline.accuracy.item_runner import ItemRunner, SavedItems
-from llm_pipeline.accuracy.looks import LookPlan, evaluation_order, plan_looks
 from llm_pipeline.artifacts.items import ScoredItem, read_items
 from llm_pipeline.base.collector import spare_tool, sparing
 from llm_pipeline.base.digest import sha256_json
@@ -93,7 +92,8 @@ class _Lane:
         with self.phase("load"):
             self.model: HarnessModel = load_harness_model(inputs["checkpoint"], evaluation, dtype)
         self.harness = {**self.questions.identity, **self.model.identity}
-        self.order = evaluation_order(self.questions.clusters)
+        self.portions = portions(self.questions.clusters)
+        self.order = [place for portion in self.portions for place in portion]
         self._saved = SavedItems(workdir / "items", sha256_json([self.harness, self.order]))
 
     @contextmanager
@@ -193,11 +193,10 @@ def evaluate_candidate(
     lane = _Lane(inputs, evaluation, dtype, workdir)
     before = read_summary(inputs["baseline"])
     refuse_other_harness(before.harness, lane.harness)
-    baseline, scoring = read_items(inputs["baseline"]), Scoring.of(before)
-    plan = plan_looks(len(lane.order), policy)
-    runner = lane.item_runner(plan.items)
+    baseline, groups = read_items(inputs["baseline"]), before.judged_as_one
+    runner = lane.item_runner(len(lane.order))
     with lane.phase("scoring"):
-        judgement, look = _decided(runner, baseline, plan, policy, scoring)
+        judgement, look = _decided(lambda: runner.ask_until_decided(baseline, lane.portions, policy, groups), runner)
     with lane.phase("divergence"):
         from llm_pipeline.accuracy.divergence import Reference, divergence_from
 
@@ -205,23 +204,21 @@ def evaluate_candidate(
         divergence = divergence_from(reference, lane.model.model) if reference else None
     evaluated = lane.written(
         runner.items,
-        planned=plan.items,
+        planned=len(lane.order),
         look=look,
-        looks=len(plan.sizes),
+        looks=len(lane.portions),
         divergence=divergence,
         perplexity=divergence.perplexity if divergence else None,
     )
     return evaluated, judgement
 
 
-def _decided(
-    runner: ItemRunner, baseline: list[ScoredItem], plan: LookPlan, policy: AccuracyPolicy, scoring: Scoring
-) -> tuple[Judgement, int | None]:
+def _decided(ask: Callable[[], tuple[Judgement, int]], runner: ItemRunner) -> tuple[Judgement, int | None]:
     """The judgement and its look; a candidate whose numbers are not finite fails at once."""
     from llm_pipeline.accuracy.questions import NotFinite
 
     try:
-        return runner.ask_until_decided(baseline, plan, policy, scoring=scoring)
+        return ask()
     except NotFinite as error:
         fact = Evidence(
             name="log-likelihoods that are numbers",

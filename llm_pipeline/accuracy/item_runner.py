@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from llm_pipeline.accuracy.evaluation import PLAIN, Scoring
-from llm_pipeline.accuracy.looks import ItemPlace, LookPlan
-from llm_pipeline.accuracy.sequential import judge_look
+from llm_pipeline.accuracy.gate import ItemPlace, judge_look
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.durable import replace_durably
@@ -129,12 +128,12 @@ class ItemRunner:
     def ask_until_decided(
         self,
         baseline: Sequence[ScoredItem],
-        plan: LookPlan,
+        portions: Sequence[Sequence[ItemPlace]],
         policy: AccuracyPolicy,
+        groups: Mapping[str, Sequence[str]],
         tasks: Sequence[str] | None = None,
-        scoring: Scoring = PLAIN,
     ) -> tuple[Judgement, int]:
-        """Ask look by look, until the evidence decides.
+        """Ask portion by portion, until the evidence decides.
 
         Returns:
             The judgement, and the look it was made at, counted from 1.
@@ -142,9 +141,10 @@ class ItemRunner:
         Raises:
             PipelineError: As `Questions.ask`.
         """
-        for look, size in enumerate(plan.sizes, 1):
-            judgement = judge_look(baseline, self.ask_until(size), plan, look, policy, tasks=tasks, scoring=scoring)
+        looks = len(portions)
+        for look, size in enumerate(accumulate(map(len, portions)), 1):
+            judgement = judge_look(baseline, self.ask_until(size), look, looks, policy, tasks=tasks, groups=groups)
             if judgement is not None:
-                log.info("the accuracy is decided", look=look, looks=len(plan.sizes), items=size, of=plan.items)
+                log.info("the accuracy is decided", look=look, looks=looks, items=size, of=len(self._order))
                 return judgement, look
         raise AssertionError("the last look always decides")  # judge_look promises it

@@ -28,10 +28,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TQDM_DISABLE", "1")  # a task log has lines, not bars
 
 from llm_pipeline.accuracy.chat_template import ChatTemplate
-from llm_pipeline.accuracy.document_clusters import EACH_BY_ITSELF, document_clusters
+from llm_pipeline.accuracy.gate import EACH_BY_ITSELF, ItemPlace, document_clusters
 from llm_pipeline.accuracy.lm_eval_scores import apply_filters, item_scores, scored_values
 from llm_pipeline.accuracy.lm_eval_tasks import LoadedTasks, PromptStyle, load_tasks, prompt_style, task_failure
-from llm_pipeline.accuracy.looks import ItemPlace
 from llm_pipeline.accuracy.task_metrics import ItemScore
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.digest import sha256_json

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llm_pipeline.accuracy.evaluation import EvaluationSummary, TaskSummary
-from llm_pipeline.accuracy.paired import Comparison, PairedAccuracy
+from llm_pipeline.accuracy.gate import Comparison, PairedAccuracy
 from llm_pipeline.accuracy.task_metrics import TaskMetric
 from llm_pipeline.base.text_table import aligned
 from llm_pipeline.base.verdict import Evidence, Judgement
 from llm_pipeline.config.policy import AccuracyPolicy
-from llm_pipeline.statistics.intervals import Bounds
 
 _TASK_HEAD = ("task", "items", "score", "metric", "filter", "examples", "prompts")
 _BASELINE_HEAD = ("fact", "items", "measured", "bounds", "limit", "verdict")
@@ -25,6 +24,7 @@ _HEAD = (
     "margin",
     "lost",
     "gained",
+    "cut",
     "unpaired",
 )
 
@@ -77,12 +77,15 @@ def format_comparison(comparison: Comparison, policy: AccuracyPolicy) -> str:
     head, *tasks, pooled = _aligned(_HEAD, rows)
     rule = "-" * len(head)
     lines = [head, rule, *tasks, rule, pooled]
-    note = f"One-sided bounds, {100 * comparison.confidence:.4g} % confidence each, over all looks."
+    note = (
+        f"One-sided bounds, {100 * comparison.confidence:.4g} % confidence each, over all looks. Cut: answers of "
+        "baseline and candidate that ended by length."
+    )
     if any(task.parts for task in comparison.tasks):
         note += " Tasks below their group are information: the group is judged as one."
     if comparison.pooled.clusters is not None:
         note += (
-            " Items of a cluster share a long text, or the cluster field; clusters are weighted by their design effect."
+            " Items of a cluster are the same question, or share a long text or the cluster field: they count as fewer."
         )
     return "\n" + "\n".join([*lines, note])
 
@@ -106,21 +109,15 @@ def _row(part: PairedAccuracy, margin: str, indent: str = "") -> tuple[str, ...]
         f"{indent}{part.name}",
         str(part.pairs),
         "-" if part.clusters is None else str(part.clusters),
-        _score(part.baseline, bounded=part.bounded),
-        _score(part.candidate, bounded=part.bounded),
+        *("-" if score is None else f"{100 * score:.2f} %" for score in (part.baseline, part.candidate)),
         f"{100 * loss.estimate:+.2f}" if loss else "-",
         f"{100 * loss.lower:+.2f} to {100 * loss.upper:+.2f}" if loss else "-",
         margin,
         str(part.lost),
         str(part.gained),
+        f"{part.cut[0]} / {part.cut[1]}",
         str(part.unpaired),
     )
-
-
-def _score(interval: Bounds | None, *, bounded: bool) -> str:
-    if interval is None:
-        return "-"
-    return f"{100 * interval.estimate:.2f} %" if bounded else f"{interval.estimate:.4g}"
 
 
 def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

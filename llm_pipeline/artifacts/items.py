@@ -28,6 +28,7 @@ class ScoredItem(Frozen):
         stop: Words at which its text ends; none for log-likelihood items.
         maximum_tokens: Most tokens of its text; None for log-likelihood items.
         chance: What guessing scores here on average, from 0 to 1; None where that is not known. Of a baseline only.
+        cut: The answer ended by length, not by the model.
     """
 
     task: str
@@ -41,6 +42,7 @@ class ScoredItem(Frozen):
     stop: tuple[str, ...] = ()
     maximum_tokens: int | None = None
     chance: float | None = None
+    cut: bool = False
 
 
 def write_items(directory: Path, items: Iterable[ScoredItem]) -> None:

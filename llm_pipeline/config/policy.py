@@ -39,21 +39,21 @@ class AccuracyPolicy(ConfigModel):
     """When a quantized model is good enough, against its own baseline, item by item.
 
     Attributes:
-        margin: Largest acceptable loss of accuracy, pooled over all items (0.01 is one point: a hundredth of the range
-            of scores; of the baseline's mean where scores have no bounds).
+        margin: Largest acceptable loss of accuracy, pooled over all items (0.01 is one point).
         task_margin: The same for each task alone, where a group such as MMLU is one task; wider, because a task has
             fewer items.
         confidence: Confidence of the one-sided bounds.
         minimum_items: Fewer paired items are INCONCLUSIVE, whatever they show.
-        looks: Planned looks of the group-sequential test, the last one included; 1 for a fixed sample. Five ask a
-            lossless model 71 % of the items on average.
+        maximum_cut_share: A task with more answers that ended by length, of the baseline or of the candidate, is
+            INCONCLUSIVE: raise `evaluation.max_gen_toks`, or close the thinking by
+            `evaluation.chat_template_arguments`.
     """
 
     margin: Margin = 0.01
     task_margin: Margin = 0.03
     confidence: Confidence = 0.95
     minimum_items: Annotated[Items, Field(ge=30)] = 500
-    looks: int = Field(default=5, ge=1, le=5)
+    maximum_cut_share: Fraction = 0.02
 
 
 class StagingPolicy(ConfigModel):

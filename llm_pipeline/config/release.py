@@ -96,7 +96,7 @@ class Ladder(ConfigModel):
 
 
 class ExpectedScore(ConfigModel):
-    """The range of scores that is right for a task; accuracies are shares, from 0 to 1.
+    """The range of scores that is right for a task: shares, from 0 to 1.
 
     Attributes:
         minimum: Lowest score that is right.
@@ -104,8 +104,8 @@ class ExpectedScore(ConfigModel):
         source: Where the figures are from, as people look it up: `model card, 2026-05`.
     """
 
-    minimum: Annotated[float, Field(ge=0.0, le=1_000_000.0)]
-    maximum: Annotated[float, Field(ge=0.0, le=1_000_000.0)]
+    minimum: Fraction
+    maximum: Fraction
     source: str = Field(min_length=1, max_length=200)
 
     @model_validator(mode="after")
@@ -161,8 +161,8 @@ class CheckpointEvaluation(ConfigModel):
         batch_size: Requests a forward pass; `auto` takes what fits into the free memory of the device.
         maximum_length: Context length given to the model, in tokens.
         cluster_field: Field of a task's documents that says what belongs together (the same passage, the same
-            template): items of one cluster are not independent, and are judged so. None finds documents that share a
-            long text (see `accuracy/document_clusters.py`); `none` takes each item for itself.
+            template): items of one cluster are not independent, and are judged so. None finds documents that are
+            repeated, or share a long text; `none` takes each item for itself.
     """
 
     tasks: Annotated[Words, Field(min_length=1)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from llm_pipeline.accuracy.looks import TYPICAL_FLIPS, items_needed, plan_looks
+from llm_pipeline.accuracy.gate import TYPICAL_FLIPS, items_needed
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.loadtest.sample_size import SampleSize
@@ -42,7 +42,6 @@ class GatePower(Frozen):
         margin: Largest acceptable loss over all tasks, a fraction.
         task_margin: The same for each task.
         available: Items of all its tasks; None where they are not known.
-        looks: How often it looks at most; None where the items are not known.
         needed: By rising share of flips.
         warnings: What keeps it from deciding.
     """
@@ -51,7 +50,6 @@ class GatePower(Frozen):
     margin: float
     task_margin: float
     available: int | None
-    looks: int | None
     needed: tuple[ItemsNeeded, ...]
     warnings: tuple[str, ...]
 
@@ -65,7 +63,7 @@ def gate_power(gate: str, tasks: Sequence[TaskItems], policy: AccuracyPolicy) ->
         policy: When a loss is too much.
     """
     known = {task.name: task.items for task in tasks if task.items is not None}
-    plan = plan_looks(sum(known.values()), policy) if len(known) == len(tasks) else None
+    available = sum(known.values()) if len(known) == len(tasks) else None
     needed = tuple(
         ItemsNeeded(
             flips=flips,
@@ -75,7 +73,7 @@ def gate_power(gate: str, tasks: Sequence[TaskItems], policy: AccuracyPolicy) ->
         )
         for flips in FLIPS
     )
-    if plan:
+    if available is not None:
         warnings = [*_too_few(known, policy)]
     else:
         unknown = ", ".join(task.name for task in tasks if task.items is None)
@@ -84,8 +82,7 @@ def gate_power(gate: str, tasks: Sequence[TaskItems], policy: AccuracyPolicy) ->
         gate=gate,
         margin=policy.margin,
         task_margin=policy.task_margin,
-        available=plan.items if plan else None,
-        looks=len(plan.sizes) if plan else None,
+        available=available,
         needed=needed,
         warnings=tuple(f"{gate}: {line}" for line in warnings),
     )

@@ -39,13 +39,12 @@ def gate_lines(tasks: Sequence[TaskItems], gates: Sequence[GatePower]) -> list[s
     """What each accuracy gate needs, by share of flips, beside what it has."""
     pool = ", ".join(f"{task.name} {task.items if task.items is not None else '?'}" for task in tasks)
     flips = "/".join(f"{100 * needed.flips:g}" for needed in gates[0].needed)
-    header = ("gate", "margin", "items", "looks", "needed", "of each task")
+    header = ("gate", "margin", "items", "needed", "of each task")
     rows = [
         (
             gate.gate,
             f"{100 * gate.margin:g} / {100 * gate.task_margin:g} pt",
             _or_unknown(gate.available),
-            _or_unknown(gate.looks),
             _joined(needed.pooled for needed in gate.needed),
             _joined(needed.task for needed in gate.needed),
         )

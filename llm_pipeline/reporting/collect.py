@@ -7,7 +7,7 @@ what could not be read is named in the report's gaps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from llm_pipeline.accuracy.evaluation import PLAIN, EvaluationSummary, Scoring, read_summary
+from llm_pipeline.accuracy.evaluation import EvaluationSummary, read_summary
 from llm_pipeline.accuracy.gate import compare_as_judged
 from llm_pipeline.artifacts.items import ScoredItem, read_items
 from llm_pipeline.base.errors import PipelineError
@@ -189,7 +189,7 @@ class _Collector:
         variants = VariantReader(self._store, record, results, self._try).variants(pointers)
         failures = read_failures(self._store, record.release_id, results, self._gaps)
         before = self._summary("baseline", "")
-        accuracy = self._accuracy(Scoring.of(before) if before else PLAIN)
+        accuracy = self._accuracy(before.judged_as_one if before else {})
         reader = TrialReader(results, before, self._summary, self._passed_over, self._planned("targets", TargetPlan))
         ladder = [record.release.recipe(name) for name in climbing_order(record.release, record.facts)]
         return ReportData(
@@ -300,7 +300,7 @@ class _Collector:
             if result.judgement is not None
         )
 
-    def _accuracy(self, scoring: Scoring) -> tuple[AccuracyStudy, ...]:
+    def _accuracy(self, groups: Mapping[str, Sequence[str]]) -> tuple[AccuracyStudy, ...]:
         baseline = self._items("baseline", "")
         if baseline is None:
             return ()
@@ -308,10 +308,10 @@ class _Collector:
         studies = []
         for result in self._by_flow():
             if result.stage == "accuracy":
-                studies.append(self._study(result, result.subject, baseline, policy.accuracy, scoring))
+                studies.append(self._study(result, result.subject, baseline, policy.accuracy, groups))
             elif result.stage == "served_accuracy":
                 name = f"served on {result.subject}"
-                studies.append(self._study(result, name, baseline, policy.served_accuracy, scoring))
+                studies.append(self._study(result, name, baseline, policy.served_accuracy, groups))
         return tuple(study for study in studies if study is not None)
 
     def _study(
@@ -320,7 +320,7 @@ class _Collector:
         name: str,
         baseline: list[ScoredItem],
         policy: AccuracyPolicy,
-        scoring: Scoring,
+        groups: Mapping[str, Sequence[str]],
     ) -> AccuracyStudy | None:
         items = self._items(result.stage, result.subject)
         if items is None:
@@ -328,7 +328,7 @@ class _Collector:
         tasks = {item.task for item in items} if result.stage == "served_accuracy" else None
         comparison = self._try(
             f"accuracy of {name}",
-            lambda: compare_as_judged(baseline, items, policy, result.judgement, tasks, scoring=scoring),
+            lambda: compare_as_judged(baseline, items, policy, result.judgement, tasks=tasks, groups=groups),
         )
         if comparison is None:
             return None

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from llm_pipeline.accuracy.paired import PairedAccuracy
+from llm_pipeline.accuracy.gate import PairedAccuracy
 from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.untrusted_text import markdown, one_line
@@ -180,8 +180,7 @@ def _accuracy_row(part: PairedAccuracy, margin: float, judgement: Judgement | No
     verdict = fact.verdict.value if fact else ""
     if part.loss is None:
         return (part.name, str(part.pairs), "", "", "", "", points(margin), verdict)
-    scores = (one.estimate if one else None for one in (part.baseline, part.candidate))
-    shown = ("" if score is None else f"{100 * score:.2f} %" if part.bounded else f"{score:.4g}" for score in scores)
+    shown = ("" if score is None else f"{100 * score:.2f} %" for score in (part.baseline, part.candidate))
     between = f"{points(part.loss.lower)} to {points(part.loss.upper)}"
     return (part.name, f"{part.pairs:,}", *shown, points(part.loss.estimate), between, points(margin), verdict)
 

@@ -38,7 +38,7 @@ def run(context: StageContext[AccuracyConfig]) -> StageOutput:
     """Ask the candidate until it can be judged."""
     # here: numpy loads slowly, and a result that is reused does not need it
     from llm_pipeline.accuracy.checkpoint_lane import evaluate_candidate
-    from llm_pipeline.accuracy.evaluation import Scoring, read_summary
+    from llm_pipeline.accuracy.evaluation import read_summary
     from llm_pipeline.accuracy.gate import compare_as_judged
     from llm_pipeline.accuracy.table import format_comparison, format_evaluation
     from llm_pipeline.artifacts.items import read_items
@@ -46,8 +46,8 @@ def run(context: StageContext[AccuracyConfig]) -> StageOutput:
     config = context.config
     policy = config.policy
     evaluated, judgement = evaluate_candidate(context.inputs, config.evaluation, policy, config.dtype, context.workdir)
-    baseline, scoring = read_items(context.inputs["baseline"]), Scoring.of(read_summary(context.inputs["baseline"]))
-    comparison = compare_as_judged(baseline, evaluated.items, policy, judgement, scoring=scoring)
+    baseline, groups = read_items(context.inputs["baseline"]), read_summary(context.inputs["baseline"]).judged_as_one
+    comparison = compare_as_judged(baseline, evaluated.items, policy, judgement, groups=groups)
     log.info(Lines(f"scores:{format_evaluation(evaluated.summary)}"))
     log.info(Lines(f"compared with the baseline:{format_comparison(comparison, policy)}"))
     if divergence := evaluated.summary.divergence:
@@ -79,7 +79,7 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[AccuracyConfig, Mappin
 
 STAGE = Stage(
     name="accuracy",
-    version=6,
+    version=7,
     config=AccuracyConfig,
     request=request,
     run=run,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from llm_pipeline.accuracy.evaluation import EvaluationSummary, Scoring, read_summary
+from llm_pipeline.accuracy.evaluation import EvaluationSummary, read_summary
 from llm_pipeline.artifacts.items import ScoredItem, read_items
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
@@ -33,9 +33,11 @@ class BaselineGateConfig(ConfigModel):
 
     Attributes:
         expected: The range of the baseline's score, by task or group of tasks.
+        maximum_cut_share: Share of a task's answers that may end by length.
     """
 
     expected: dict[str, ExpectedScore]
+    maximum_cut_share: float
 
 
 def run(context: StageContext[BaselineGateConfig]) -> StageOutput:
@@ -52,8 +54,14 @@ def run(context: StageContext[BaselineGateConfig]) -> StageOutput:
     directory, production = context.inputs["baseline"], context.inputs.get("production")
     summary = read_summary(directory)
     before = _asked_alike(production, summary) if production else []
-    items, scoring = read_items(directory), Scoring.of(summary)
-    judgement = judge_baseline(items, context.config.expected, summary.named_tasks, before, scoring)
+    config = context.config
+    judgement = judge_baseline(
+        read_items(directory),
+        config.expected,
+        summary.named_tasks,
+        before,
+        maximum_cut_share=config.maximum_cut_share,
+    )
     say = log.info if judgement.verdict is Verdict.GO else log.warning
     say(format_baseline(judgement))
     say(f"baseline verdict: {judgement.verdict}: {judgement.summary}")
@@ -78,7 +86,11 @@ def request(flow: ReleaseProgress, _subject: str) -> tuple[BaselineGateConfig, M
     inputs = {"baseline": baseline}
     if (before := _baseline_before(flow)) not in (None, baseline):
         inputs["production"] = before
-    return BaselineGateConfig(expected=flow.release.baseline.expected), inputs
+    release = flow.release
+    config = BaselineGateConfig(
+        expected=release.baseline.expected, maximum_cut_share=release.policy.accuracy.maximum_cut_share
+    )
+    return config, inputs
 
 
 def _baseline_before(flow: ReleaseProgress) -> ArtifactRef | None:
@@ -108,5 +120,5 @@ def _baseline_of(store: ArtifactStore, release_id: str) -> ArtifactRef | None:
 
 
 STAGE = Stage(
-    name="baseline_gate", version=3, config=BaselineGateConfig, request=request, run=run, environment="control"
+    name="baseline_gate", version=4, config=BaselineGateConfig, request=request, run=run, environment="control"
 )

@@ -53,15 +53,13 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     # imported here: a result that is reused needs no numpy, which loads slowly
     from llm_pipeline.accuracy.chat_template import ChatTemplate
     from llm_pipeline.accuracy.evaluation import (
-        Scoring,
         read_summary,
         refuse_other_harness,
         summarise,
         write_evaluation,
     )
-    from llm_pipeline.accuracy.gate import compare_as_judged
+    from llm_pipeline.accuracy.gate import compare_as_judged, portions
     from llm_pipeline.accuracy.item_runner import ItemRunner, SavedItems
-    from llm_pipeline.accuracy.looks import evaluation_order, plan_looks
     from llm_pipeline.accuracy.table import format_comparison
     from llm_pipeline.artifacts.items import read_items
     from llm_pipeline.base.progress import Progress
@@ -79,24 +77,26 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     model = ServedModel(config.endpoint)
     before = read_summary(context.inputs["baseline"])
     refuse_other_harness(before.harness, questions.identity)
-    order = evaluation_order(questions.clusters)
+    asked = portions(questions.clusters)
+    order = [place for portion in asked for place in portion]
     tasks = sorted(questions.clusters)
-    baseline, scoring = read_items(context.inputs["baseline"]), Scoring.of(before)
-    plan = plan_looks(len(order), config.policy)
-    model.progress = Progress("evaluating", len(questions.instances(order[: plan.items])), "requests")
+    baseline = read_items(context.inputs["baseline"])
+    model.progress = Progress("evaluating", len(questions.instances(order)), "requests")
     saved = SavedItems(context.workdir / "items", sha256_json([questions.identity, order]))
     built = time.monotonic()
     runner = ItemRunner(questions, model, order, saved, model.progress)
-    judgement, look = runner.ask_until_decided(baseline, plan, config.policy, tasks, scoring)
+    judgement, look = runner.ask_until_decided(baseline, asked, config.policy, before.judged_as_one, tasks)
     scored = time.monotonic()
     require_served(config.endpoint, config.repository_digest)
-    comparison = compare_as_judged(baseline, runner.items, config.policy, judgement, tasks, scoring=scoring)
+    comparison = compare_as_judged(
+        baseline, runner.items, config.policy, judgement, tasks=tasks, groups=before.judged_as_one
+    )
     log.info(Lines(f"the server's answers, compared with the baseline:{format_comparison(comparison, config.policy)}"))
     summary = summarise(runner.items, {"scoring": round(scored - built, 3)}, served_versions()).model_copy(
         update={
-            "planned": plan.items,
+            "planned": len(order),
             "look": look,
-            "looks": len(plan.sizes),
+            "looks": len(asked),
             "harness": questions.identity,
             **questions.asked_for,
         }
@@ -108,7 +108,7 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
         artifacts={"evaluation": Produced("evaluation", directory)},
         metrics={
             "items": len(runner.items),
-            "items_planned": plan.items,
+            "items_planned": len(order),
             "accuracy": sum(scores) / len(scores) if scores else None,
             "items_per_second": runner.asked / (scored - built),
         },
@@ -130,7 +130,7 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[ServedAccuracyConfig, 
 
 STAGE = Stage(
     name="served_accuracy",
-    version=6,
+    version=7,
     config=ServedAccuracyConfig,
     request=request,
     run=run,

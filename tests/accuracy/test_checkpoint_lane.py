@@ -30,7 +30,7 @@ EVALUATION = Evaluation(
     tasks=("demo_generate", "demo_choice"), served_tasks=("demo_generate",), limit=150, batch_size=64,
     maximum_length=128,
 )  # fmt: skip
-POLICY = AccuracyPolicy(margin=0.05, task_margin=0.2, minimum_items=60)
+POLICY = AccuracyPolicy(margin=0.05, task_margin=0.1, minimum_items=60)
 
 
 @pytest.fixture(scope="module")

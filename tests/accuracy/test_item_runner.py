@@ -6,7 +6,6 @@ import pytest
 
 from llm_pipeline.accuracy import item_runner as module
 from llm_pipeline.accuracy.item_runner import ItemRunner, SavedItems
-from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.progress import Progress
 from llm_pipeline.base.verdict import Verdict
@@ -14,7 +13,7 @@ from llm_pipeline.config.policy import AccuracyPolicy
 
 POLICY = AccuracyPolicy(margin=0.02, task_margin=0.02, minimum_items=100)
 ORDER = [("a", number) for number in range(1000)]
-PLAN = LookPlan((250, 500, 750, 1000))
+PORTIONS = [ORDER[start : start + 250] for start in range(0, 1000, 250)]
 
 
 def scored(place, right):
@@ -50,21 +49,21 @@ def start(tmp_path, monkeypatch):
 
 def test_a_lossless_candidate_is_not_asked_everything(start):
     asking = start(questions := Questions())
-    judgement, look = asking.ask_until_decided(BASELINE, PLAN, POLICY)
+    judgement, look = asking.ask_until_decided(BASELINE, PORTIONS, POLICY, {})
     assert judgement.verdict is Verdict.GO
-    assert len(asking.items) == PLAN.sizes[look - 1] < 1000
+    assert len(asking.items) == 250 * look < 1000
     assert questions.portions[:3] == [100, 100, 50]
 
 
 def test_a_broken_candidate_stops_at_the_first_look(start):
     asking = start(Questions(right=lambda _: False))
-    judgement, look = asking.ask_until_decided(BASELINE, PLAN, POLICY)
+    judgement, look = asking.ask_until_decided(BASELINE, PORTIONS, POLICY, {})
     assert (judgement.verdict, look, len(asking.items)) == (Verdict.NO_GO, 1, 250)
 
 
 def test_one_fixed_look_asks_everything(start):
     asking = start(Questions())
-    judgement, look = asking.ask_until_decided(BASELINE, LookPlan((1000,)), POLICY)
+    judgement, look = asking.ask_until_decided(BASELINE, [ORDER], POLICY, {})
     assert (judgement.verdict, look, len(asking.items)) == (Verdict.GO, 1, 1000)
 
 

@@ -44,7 +44,6 @@ def test_a_task_too_small_for_its_own_margin_is_told():
 def test_a_pool_that_is_not_known_is_not_judged():
     power = gate_power("accuracy", pool(known=5000, other=None), AccuracyPolicy())
     assert power.available is None
-    assert power.looks is None
     assert "how many items other have is not known here" in power.warnings[0]
 
 

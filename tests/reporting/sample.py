@@ -13,10 +13,7 @@ from load_sample import sample_load_test
 
 from llm_pipeline.accuracy.choice import RecipeAttempt, choose_recipe
 from llm_pipeline.accuracy.evaluation import DataRead, Divergence, summarise, write_evaluation
-from llm_pipeline.accuracy.gate import judge_pairs
-from llm_pipeline.accuracy.looks import LookPlan
-from llm_pipeline.accuracy.paired import pair_items
-from llm_pipeline.accuracy.sequential import decision_rule
+from llm_pipeline.accuracy.gate import judge_look
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.artifacts.pinned import PinnedModel
@@ -190,10 +187,9 @@ class SampleRelease:
             checkpoint = self.publish("checkpoint", weights)
             self.add("quantize", recipe, 14.0, artifacts={"checkpoint": checkpoint}, metrics={"effective_bits": 4.5})
             items = self.scored(loss if recipe != "fp8" else 0.0008)
-            plan = LookPlan(tuple(int(len(items) * (1 + look / 4)) for look in range(5)))
-            judgement = judge_pairs(pair_items(self.baseline, items), policy, decision_rule(plan, 1))
+            judgement = judge_look(self.baseline, items, 4, 5, policy) or judge_look(self.baseline, items, 5, 5, policy)
             far = Divergence(tokens=900, kl_at_least=2 * loss, top_token_agreement=1 - loss, perplexity=11.3 + 9 * loss)
-            evaluation = self.publish_items(items, look=1, looks=5, planned=plan.items, divergence=far)
+            evaluation = self.publish_items(items, look=4, looks=5, planned=len(items) * 5 // 4, divergence=far)
             self.add("accuracy", recipe, 28.0, artifacts={"evaluation": evaluation}, judgement=judgement)
             attempts.append(
                 RecipeAttempt(recipe=recipe, verdict=judgement.verdict, bytes=int(size), summary=judgement.summary)
@@ -214,7 +210,7 @@ class SampleRelease:
             load_test=LoadTestPolicy(service_level=ServiceLevel(first_token_milliseconds=1, end_to_end_milliseconds=1)),
         ).served_accuracy
         served = self.scored(0.0005, ("arithmetic",))
-        judgement = judge_pairs(pair_items(self.baseline, served, ("arithmetic",)), policy)
+        judgement = judge_look(self.baseline, served, 1, 1, policy, tasks=("arithmetic",))
         self.add(
             "served_accuracy", "cpu", 17.0, artifacts={"evaluation": self.publish_items(served)}, judgement=judgement
         )

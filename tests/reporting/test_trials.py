@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.accuracy.gate import LossSample
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.planning.speed import SpeedFigures
@@ -15,7 +16,6 @@ from llm_pipeline.reporting.accuracy_plot import plot_pareto
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.html import render_report
 from llm_pipeline.reporting.model import ReportData, Trial
-from llm_pipeline.statistics.intervals import score_upper
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_every_recipe_has_a_row_from_the_cheapest_on(sample, climbed) -> None:
 def test_a_recipe_that_was_judged_shows_what_was_measured(climbed) -> None:
     fp8 = trial(climbed, "fp8")
     assert (fp8.verdict, fp8.outcome, fp8.chosen_on) == (Verdict.GO, "", ("cpu",))
-    assert (fp8.asked, fp8.planned, fp8.look, fp8.looks) == (2100, 4200, 1, 5)
+    assert (fp8.asked, fp8.planned, fp8.look, fp8.looks) == (2100, 2625, 4, 5)
     assert fp8.size_ratio == pytest.approx(0.525)
     page = " ".join(render_report(climbed).split())
     for text in (
@@ -51,8 +51,8 @@ def test_a_recipe_that_was_judged_shows_what_was_measured(climbed) -> None:
         "99.6 % same",
         "11.34",
         "of 11.25",
-        "of 4,200",
-        "look 1 of 5",
+        "of 2,625",
+        "look 4 of 5",
         "4.5 bits",
     ):
         assert text in page
@@ -61,7 +61,7 @@ def test_a_recipe_that_was_judged_shows_what_was_measured(climbed) -> None:
 
 
 def test_losses_are_shown_between_the_bounds_that_decided(climbed) -> None:
-    """At the first of five looks they are wider than those of a sample of its size."""
+    """At the fourth of five looks they are wider than those of a sample of its size."""
     gate = next(gate for gate in climbed.gates if gate.name == "accuracy, fp8")
     bounds = {fact.name: (fact.lower, fact.upper) for fact in gate.judgement.evidence}
     (study,) = (study for study in climbed.accuracy if study.name == "fp8")
@@ -71,7 +71,7 @@ def test_losses_are_shown_between_the_bounds_that_decided(climbed) -> None:
     pooled = trial(climbed, "fp8").pooled
     assert pooled == study.comparison.pooled
     assert pooled.loss is not None
-    assert pooled.loss.upper > score_upper(pooled.lost, pooled.gained, pooled.pairs, 0.95)
+    assert pooled.loss.upper > LossSample(pooled.lost, pooled.gained, pooled.pairs).upper(0.05)
     assert "hold at 95 % each, at all looks together" in " ".join(render_report(climbed).split())
 
 
