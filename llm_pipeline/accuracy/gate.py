@@ -656,29 +656,24 @@ def _undecided(pairs: TaskPairs, margin: float, policy: AccuracyPolicy) -> str:
 def _gaps(parts: Sequence[TaskPairs], policy: AccuracyPolicy) -> Iterator[Evidence]:
     """What keeps tasks from passing besides their losses: items without a score, and answers cut short."""
     for pairs in parts:
-        items = len(pairs.items)
-        if pairs.unpaired:
-            yield Evidence(
-                name=f"items without a partner or a score, {pairs.name}",
+        items, advice = len(pairs.items), "such items never pass: evaluate again"
+        found = [("items without a partner or a score", pairs.unpaired, 0.0, advice)]
+        for side, arm in enumerate(("baseline", "candidate")):
+            cut = sum(pair[side].cut for pair in pairs.items)
+            found.append((f"{arm}'s answers that ended by length", cut, policy.maximum_cut_share * items, CUT_ADVICE))
+        yield from (
+            Evidence(
+                name=f"{name}, {pairs.name}",
                 verdict=Verdict.INCONCLUSIVE,
-                measured=pairs.unpaired,
-                limit=0.0,
+                measured=count,
+                limit=limit,
                 unit="items",
                 samples=items,
-                detail="Such items never pass: evaluate again.",
+                detail=f"{count} of {items}: {advice}.",
             )
-        for arm, side in (("baseline", 0), ("candidate", 1)):
-            cut = sum(pair[side].cut for pair in pairs.items)
-            if cut > policy.maximum_cut_share * items:
-                yield Evidence(
-                    name=f"answers that ended by length, {pairs.name}, {arm}",
-                    verdict=Verdict.INCONCLUSIVE,
-                    measured=cut / items,
-                    limit=policy.maximum_cut_share,
-                    unit="fraction",
-                    samples=items,
-                    detail=f"{cut} of {items} answers: {CUT_ADVICE}.",
-                )
+            for name, count, limit, advice in found
+            if count > limit
+        )
 
 
 _OPENINGS = {

@@ -215,10 +215,11 @@ def test_answers_that_often_ended_by_length_do_not_pass(arm: int) -> None:
     judgement = judged((sides[0], cut) if arm else (cut, sides[1]))
     assert judgement.verdict is Verdict.INCONCLUSIVE
     (fact,) = (fact for fact in judgement.evidence if "ended by length" in fact.name)
-    assert fact.name == f"answers that ended by length, gsm8k, {('baseline', 'candidate')[arm]}"
-    assert (fact.measured, fact.limit) == (100 / 3000, 0.02)
+    assert fact.name == f"{('baseline', 'candidate')[arm]}'s answers that ended by length, gsm8k"
+    assert (fact.measured, fact.limit) == (100, 60)
     assert "raise evaluation.max_gen_toks" in fact.detail
-    assert judged((sides[0], cut) if arm else (cut, sides[1]), POLICY.model_copy(update={"maximum_cut_share": 0.04}))
+    lenient = POLICY.model_copy(update={"maximum_cut_share": 0.04})
+    assert judged((sides[0], cut) if arm else (cut, sides[1]), lenient).verdict is Verdict.GO
 
 
 PASSAGES = [f"Passage {number}. " + "What happened next was told by nobody for long. " * 3 for number in range(4)]
