@@ -37,6 +37,8 @@ _HOW = frozenset({"cache_dir", "download_mode", "keep_in_memory", "num_proc", "s
     "trust_remote_code", "verification_mode"
 }  # fmt: skip
 """Options that say how data are read, and not which."""
+DATA_KEYS = ("dataset_path", "dataset_name", "dataset_kwargs")
+"""What a task's file says of its data."""
 _ADDRESS = re.compile(r"hf://datasets/(?P<name>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?/(?P<path>.+)")
 _LONGEST_REASON = 400
 
@@ -72,7 +74,7 @@ class DataCall(Frozen):
     options: dict[str, JsonValue] = Field(default={})
 
     def __str__(self) -> str:
-        name = str(self.data_set or self.kind)
+        name = str(self.data_set or f"the {self.kind} data beside its file")
         return f"{name} ({self.config})" if self.config else name
 
     def __hash__(self) -> int:
@@ -110,11 +112,12 @@ def call_of_task(configuration: Mapping[str, Any], file: Path, root: Path | None
     Raises:
         ConfigError: It reads what is no data set of the hub and no file of the task directory.
     """
-    path, options = configuration.get("dataset_path"), dict(configuration.get("dataset_kwargs") or {})
+    path, name, stated = (configuration.get(key) for key in DATA_KEYS)
     if not path or {"custom_dataset", "class"} & configuration.keys():
         return None
-    revision, config = options.pop("revision", None), configuration.get("dataset_name")
-    options = {key: value for key, value in options.items() if key not in _HOW and value is not None}
+    config, stated = None if name is None else str(name), stated if isinstance(stated, Mapping) else {}
+    options = {key: value for key, value in stated.items() if key not in _HOW and value is not None}
+    revision = options.pop("revision", None)
     if path in KINDS and "hf://" in str(options.get("data_files")):
         path, revision, options["data_files"] = _of_addresses(options["data_files"], file)
     elif path in KINDS:
@@ -270,14 +273,13 @@ def files_read(call: DataCall, pinned: PinnedDataSet, cards: Path) -> frozenset[
 
 
 def count_documents(call: DataCall, trees: Mapping[AskedDataSet, Path], cache: Path) -> dict[str, int]:
-    """How many documents a call reads, by split; what was read stays in `cache`, where the next reader finds it.
+    """How many documents a call reads, by split.
 
     Raises:
         ConfigError: The data set has no such configuration, or its files cannot be read.
     """
     import datasets
 
-    datasets.disable_progress_bars()  # a task log has lines, not bars
     try:
         loaded = datasets.load_dataset(**call.arguments(trees), cache_dir=str(cache))
     except Exception as error:

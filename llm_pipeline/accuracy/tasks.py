@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from llm_pipeline.accuracy.data_sets import (
+    DATA_KEYS,
     AskedDataSet,
     DataCall,
     HeldDataSet,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _LONGEST = 300
-_DATA_KEYS = ("dataset_path", "dataset_name", "dataset_kwargs")
 
 
 @dataclass(frozen=True)
@@ -127,19 +127,28 @@ class SelectedTasks:
 
     def load(self, data: Path | None) -> LoadedTasks:
         """Load them, as in `load_tasks`."""
+        import datasets
+
+        datasets.disable_progress_bars()  # a task log has lines, not bars
         held = held_data_sets(data) if data else ()
         loaded: dict[str, Task] = {}
         documents: dict[DataCall, dict[str, int]] = {}
         with TemporaryDirectory(prefix="tasks-") as scratch:
             trees = trees_of(data, held, Path(scratch, "trees")) if data else {}
+            cache = Path(scratch, "cache")
             for name, task in self.tasks.items():
-                where = {}
-                if task.call is not None:
-                    if task.call not in documents:
-                        documents[task.call] = count_documents(task.call, trees, Path(scratch, "cache"))
-                    _refuse_missing_splits(task, documents[task.call])
-                    where = _data_here(task.call, trees, Path(scratch, "cache"))
-                loaded[name] = self._loaded(task, where)
+                call = task.call
+                try:
+                    loaded[name] = self._loaded(task, _data_here(call, trees, cache) if call else {})
+                except Exception as error:
+                    if call and not isinstance(error, PipelineError):  # is it the data? lm-eval does not say
+                        _refuse_missing_splits(task, count_documents(call, trees, cache))
+                    own = "" if call else " (its data come from Python of its own, and there is no network)"
+                    where = f"task {name} in {self.manager.task_index[name].yaml_path}"
+                    raise task_failure(error, f"lm-eval cannot load it{own}", where) from error
+                if call:
+                    documents[call] = {str(split): len(rows) for split, rows in loaded[name].dataset.items()}
+                    _refuse_missing_splits(task, documents[call])
         reads = tuple(
             _read(one, [splits for call, splits in documents.items() if call.data_set == one.asked])
             for one in held
@@ -147,17 +156,13 @@ class SelectedTasks:
         )
         return LoadedTasks(loaded, self.groups, self.tags, self.options, reads)
 
-    def _loaded(self, task: SelectedTask, where: Mapping[str, Any]) -> Task:
+    def _loaded(self, task: SelectedTask, data_here: Mapping[str, Any]) -> Task:
         """Load one task, and set what the release config states in its configuration, as lm-eval does."""
         name, options = task.name, self.options[task.name]
         # a group of one: what its member states goes over the content of the task's file
-        spec = {"group": f"only {name}", "task": [{**task.stated, **where, "task": name}]}
-        try:
-            loaded: Task = self.manager.load([spec])["tasks"][name]
-        except Exception as error:
-            own = "" if task.call else " (its data come from Python of its own, and there is no network)"
-            raise task_failure(error, f"lm-eval cannot load it{own}", f"task {name}") from error
-        for key in where:  # as its file says, for who looks at what was asked
+        spec = {"group": f"only {name}", "task": [{**task.stated, **data_here, "task": name}]}
+        loaded: Task = self.manager.load([spec])["tasks"][name]
+        for key in data_here:  # as its file says, for who looks at what was asked
             loaded.set_config(key, task.configuration.get(key))
         own = loaded.get_config("num_fewshot")
         if own == 0 and options.num_fewshot:
@@ -321,7 +326,7 @@ def _data_here(call: DataCall, trees: Mapping[AskedDataSet, Path], cache: Path) 
     options = call.arguments(trees)
     path, name = options.pop("path"), options.pop("name")
     values = (path, name, {**options, "cache_dir": str(cache), "keep_in_memory": True})
-    return dict(zip(_DATA_KEYS, values, strict=True))
+    return dict(zip(DATA_KEYS, values, strict=True))
 
 
 def task_failure(error: Exception, what: str, where: str) -> PipelineError:

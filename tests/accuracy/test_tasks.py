@@ -187,14 +187,15 @@ def test_a_card_says_which_files_are_read_and_the_first_configuration_may_be_abs
     [
         ({"doc_to_text": "!function steps.text"}, {}, r"runs Python of its own .`!function steps\.text`"),
         ({"unsafe_code": True}, {}, "say runs code that the model writes"),
-        ({"test_split": "final"}, {}, "task say reads split 'final' of json, which is empty or not there"),
+        ({"test_split": "final"}, {}, "task say reads split 'final' of the json data beside its file, which is empty"),
         ({"dataset_path": "./data"}, {}, "dataset_path './data'"),
         ({"dataset_path": "demo/lines", "dataset_kwargs": {}}, {}, "the data of demo/lines were not fetched"),
         ({"dataset_kwargs": {"data_files": {"test": "none.jsonl"}}}, {}, "'none.jsonl' does not exist"),
         ({"dataset_kwargs": {"data_files": {"test": "/etc/passwd"}}}, {}, "outside the task directory"),
         ({}, {"rows.jsonl": '{"q": \n'}, "the data cannot be read"),
         ({"num_fewshot": 0}, {}, "say takes no examples"),
-        ({"doc_to_text": "{{q"}, {}, "task say: lm-eval cannot load it: TemplateSyntaxError"),
+        ({"doc_to_text": "{{q"}, {}, r"task say in .*0\.yaml: lm-eval cannot load it: TemplateSyntaxError"),
+        ({"dataset_kwargs": ["rows.jsonl"]}, {}, "needs dataset_kwargs.data_files"),
         ({"metric_list": [{"metric": "exact_match"}], "process_results": "!function steps.all"}, {}, "allow_task_code"),
     ],
 )
