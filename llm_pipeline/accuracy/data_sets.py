@@ -263,7 +263,7 @@ def files_read(call: DataCall, pinned: PinnedDataSet, cards: Path) -> frozenset[
         try:
             builder = datasets.load_dataset_builder(**call.arguments(trees), cache_dir=cache)
         except Exception as error:
-            raise data_failure(error, call, trees) from error
+            raise _data_failure(error, call, trees) from error
         paths = [Path(path) for own in (builder.config.data_files or {}).values() for path in own]
         found = frozenset(path.relative_to(tree).as_posix() for path in paths if path.is_relative_to(tree))
     if not found:
@@ -283,11 +283,11 @@ def count_documents(call: DataCall, trees: Mapping[AskedDataSet, Path], cache: P
     try:
         loaded = datasets.load_dataset(**call.arguments(trees), cache_dir=str(cache))
     except Exception as error:
-        raise data_failure(error, call, trees) from error
+        raise _data_failure(error, call, trees) from error
     return {str(split): len(rows) for split, rows in loaded.items()}
 
 
-def data_failure(error: Exception, call: DataCall, trees: Mapping[AskedDataSet, Path]) -> PipelineError:
+def _data_failure(error: Exception, call: DataCall, trees: Mapping[AskedDataSet, Path]) -> PipelineError:
     """An error of the `datasets` library as one that says which data set it is about."""
     if isinstance(error, PipelineError):
         return error

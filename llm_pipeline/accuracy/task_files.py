@@ -101,7 +101,7 @@ def read_task_directory(directory: Path, *, allow_code: bool = False) -> TaskDir
     for path in sorted(root.rglob("*.yaml")):
         if not path.is_file() or _IGNORED.intersection(path.relative_to(root).parts):
             continue
-        file = TaskFile(path, _merged(root, inside(root, path, "the task file", path), ()))
+        file = TaskFile(path, _merged(root, _inside(root, path, "the task file", path), ()))
         kind = "group" if "group" in file.content else "task"
         if kind not in file.content:
             continue  # others include it
@@ -135,7 +135,7 @@ def _merged(root: Path, path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
         raise ConfigError("a task file needs `task: <name>`", where=str(path))
     merged: dict[str, Any] = {}
     for name in _names(content.pop("include", None), "include", path):
-        other = inside(root, path.parent / name, f"the included file {name!r}", path)
+        other = _inside(root, path.parent / name, f"the included file {name!r}", path)
         if not other.is_file():
             raise ConfigError(f"the included file {name!r} does not exist", where=str(path))
         merged |= _merged(root, other, (*above, path))
@@ -197,7 +197,7 @@ def _found(root: Path, bases: Sequence[Path], name: str, where: Path) -> list[Pa
     for base in bases:
         files = sorted(base.glob(name)) if _GLOB.intersection(name) and name[0] not in "./" else [base / name]
         try:
-            here = [inside(root, file, f"the data file {name!r}", where) for file in files if file.exists()]
+            here = [_inside(root, file, f"the data file {name!r}", where) for file in files if file.exists()]
             problem = next((problem for file in here if (problem := problem_of_plain_file(file, DATA_FILE_BYTES))), "")
         except OSError as error:
             raise unless_io(error, ConfigError(f"unreadable task data: {error}", where=str(where))) from error
@@ -208,12 +208,8 @@ def _found(root: Path, bases: Sequence[Path], name: str, where: Path) -> list[Pa
     raise ConfigError(f"unreadable task data: the file {name!r} does not exist", where=str(where))
 
 
-def inside(root: Path, path: Path, what: str, where: Path) -> Path:
-    """A path with its links resolved.
-
-    Raises:
-        ConfigError: It is outside of `root`.
-    """
+def _inside(root: Path, path: Path, what: str, where: Path) -> Path:
+    """A path with its links resolved; refused outside of `root`."""
     resolved = path.resolve()
     if not resolved.is_relative_to(root):
         raise ConfigError(f"{what} is outside the task directory", where=str(where))
