@@ -63,7 +63,10 @@ FEWEST_KEPT = 0.5
 TYPICAL_FLIPS = 0.05
 """Share of items that change either way, taken while nothing is measured: 1 to 2 % for FP8, 3 to 8 % for 4 bits."""
 
-CUT_ADVICE = "raise evaluation.max_gen_toks, or close the thinking by evaluation.chat_template_arguments"
+CUT_ADVICE = (
+    "raise evaluation.max_gen_toks, or close the thinking by evaluation.chat_template_arguments; where nothing is read "
+    "of the end of an answer, raise the policy's maximum_cut_share"
+)
 
 _IDENTIFIER = re.compile(r"(^|[._])(id|idx|ind|index|key|uid|uuid)$", re.IGNORECASE)
 _IMPROBABLE = 2.33  # the normal quantile of one per cent

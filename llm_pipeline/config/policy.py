@@ -46,7 +46,7 @@ class AccuracyPolicy(ConfigModel):
         minimum_items: Fewer paired items are INCONCLUSIVE, whatever they show.
         maximum_cut_share: A task with more answers that ended by length, of the baseline or of the candidate, is
             INCONCLUSIVE: raise `evaluation.max_gen_toks`, or close the thinking by
-            `evaluation.chat_template_arguments`.
+            `evaluation.chat_template_arguments`. 1 where models write on after what a task reads of an answer.
     """
 
     margin: Margin = 0.01
