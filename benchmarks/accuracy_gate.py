@@ -245,7 +245,10 @@ def _judged_goals(random: np.random.Generator) -> Iterator[bool]:
         whole = [_item(number, 1.0, cluster) for number, cluster in enumerate(_clusters(questions, 3000))]
         passed = sum(_passed(whole, _repeated(questions, random)) for _ in range(_JUDGED))
         yield at_most(f"false pass, {questions} questions repeated to 3,000 items", passed / _JUDGED, allowed)
-    wide, right = POLICY.model_copy(update={"margin": 0.03}), random.random((_JUDGED, 2, 2000)) < _BAD
+    wide, right = (
+        POLICY.model_copy(update={"margin": 0.03, "task_margin": 0.03}),
+        random.random((_JUDGED, 2, 2000)) < _BAD,
+    )
     passed = sum(_passed(_items(one.astype(float)), _items(other.astype(float)), wide) for one, other in right)
     yield at_most("pass of a candidate that is independent of a baseline with 5 % right", passed / _JUDGED, allowed)
 

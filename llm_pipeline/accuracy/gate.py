@@ -110,7 +110,7 @@ def document_clusters(documents: Sequence[Mapping[str, Any]], field: str | None)
         documents: The task's, in their order.
         field: The field that names the cluster; `EACH_BY_ITSELF` for none; None to find what is shared.
     """
-    if field == EACH_BY_ITSELF:
+    if field == EACH_BY_ITSELF or not documents:
         return [""] * len(documents)
     if field is not None:
         return ["" if (name := document.get(field)) is None else str(name) for document in documents]
@@ -123,8 +123,6 @@ def document_clusters(documents: Sequence[Mapping[str, Any]], field: str | None)
     shared = [*equal.values(), *(some for some in passages.values() if len(some) <= len(documents) / 2)]
     first = [some[0] for some in shared for _ in some]
     second = [number for some in shared for number in some]
-    if not documents:
-        return []
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -188,9 +186,8 @@ class LossSample:
         excess = np.bincount(groups, losses - losses.mean())
         at_worst = float((np.bincount(groups) ** 2).sum()) / items
         effect, clustered, spread = 1.0, count < items, float((excess**2).sum())
-        if (
-            clustered
-        ):  # the cluster-robust variance (E. Miller, Adding Error Bars to Evals, arXiv 2411.00640) by the plain
+        if clustered:
+            # the cluster-robust variance (E. Miller, Adding Error Bars to Evals, arXiv 2411.00640) by the plain one
             known = np.count_nonzero(np.bincount(groups, np.abs(losses))) >= FEW_CHANGED_CLUSTERS and losses.var() > 0.0
             effect = max(1.0, count / (count - 1) * spread / items / losses.var()) if known else at_worst
         leans = spread > 0.0 and (clustered or not np.isin(losses, (-1.0, 0.0, 1.0)).all())
@@ -519,10 +516,9 @@ def judge_look(
         planned = sum(tasks is None or item.task in tasks for item in baseline)
         where = f" Stopped at look {look} of {looks}, {len(candidate):,} of {planned:,} items."
     if judgement.verdict is Verdict.INCONCLUSIVE and look < looks:
-        margins = [(pooled, policy.margin), *((pairs, policy.task_margin) for pairs in parts)]
-        if not any(
-            pairs.unpaired or (pairs.items and is_hopeless(pairs.sample, margin, look, looks, alpha))
-            for pairs, margin in margins
+        margins = [(pooled, policy.margin), *((pairs, policy.task_margin) for pairs in parts if pairs.items)]
+        if not pooled.unpaired and not any(
+            is_hopeless(pairs.sample, margin, look, looks, alpha) for pairs, margin in margins
         ):
             return None
         where += " GO had become improbable, which shows no loss beyond the margin."
@@ -592,7 +588,7 @@ def _holm(judged: Sequence[TaskPairs], alpha: float, claim: Callable[[LossSample
     while left := [pairs for pairs in judged if pairs.name not in shown]:
         more = {pairs.name for pairs in left if pairs.items and claim(pairs.sample, alpha / len(left))}
         if not more:
-            break
+            return shown
         shown |= more
     return shown
 

@@ -203,8 +203,10 @@ def test_a_baseline_that_cannot_lose_and_a_candidate_that_does_not_agree_with_it
     assert judged((ones, ones)).verdict is Verdict.GO
     draw = np.random.default_rng(3)
     weak, other = (items((draw.random(4000) < 0.05).astype(float).tolist()) for _ in range(2))
-    judgement = judged((weak, other), POLICY.model_copy(update={"margin": 0.03}))
+    wide = POLICY.model_copy(update={"margin": 0.03})
+    judgement = judged((weak, other), wide)
     assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert judged((weak, weak), wide).verdict is Verdict.GO
     assert "of what the baseline gets right" in judgement.evidence[0].detail
 
 
