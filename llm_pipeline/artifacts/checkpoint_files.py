@@ -13,6 +13,8 @@ from llm_pipeline.artifacts.model_rules import ADDITIONAL_TEMPLATES, GENERATION,
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.json_document import read_object
 from llm_pipeline.catalog.modelopt_recipes import MIXED
+from llm_pipeline.model_facts.grouping import Packing
+from llm_pipeline.model_facts.words import ConfigWords
 
 if TYPE_CHECKING:
     from llm_pipeline.artifacts.tensor_formats import LayerFormat
@@ -93,15 +95,17 @@ class LayerScheme:
 
 @dataclass(frozen=True)
 class QuantizationMetadata:
-    """What an exported checkpoint says about its own quantization.
+    """What a checkpoint says about its own quantization.
 
     Attributes:
-        algorithm: modelopt's name (`FP8`, `W4A16_AWQ`, `MIXED_PRECISION`, ...); None for a plain checkpoint.
+        algorithm: modelopt's name (`FP8`, `W4A16_AWQ`, `MIXED_PRECISION`, ...); of another tool's checkpoint its method
+            and format (`compressed-tensors W8A8`, `gptq 4 bit`); None for a plain checkpoint.
         group_size: Input columns that share a scale; None where the format has no groups, or each layer its own.
         kv_cache: modelopt's name of the KV cache format; None for the model's own precision.
         excluded: Module name patterns left at the model's own precision.
-        producer: The tool and version that wrote it; empty for a plain checkpoint.
+        producer: The tool and version that wrote it; empty where it does not say.
         layers: Of a mixed checkpoint: each quantized layer's own scheme.
+        foreign: Another tool than modelopt quantized it.
     """
 
     algorithm: str | None
@@ -110,6 +114,7 @@ class QuantizationMetadata:
     excluded: tuple[str, ...]
     producer: str
     layers: Mapping[str, LayerScheme] = field(default_factory=dict)
+    foreign: bool = False
 
     def scheme(self, layer: str) -> LayerScheme:
         """What it says about one quantized layer.
@@ -132,9 +137,13 @@ def read_quantization(source: Path) -> QuantizationMetadata:
     """
     path = source / QUANTIZATION_FILE
     if not path.exists():
-        if "quantization_config" in read_json(source / "config.json"):
+        config = read_json(source / "config.json")
+        packing = Packing(ConfigWords(config))
+        if packing.method == "modelopt":
             raise IntegrityError(f"config.json is quantized but {QUANTIZATION_FILE} is missing", where=str(source))
-        return QuantizationMetadata(None, None, None, (), "")
+        return QuantizationMetadata(
+            packing.name or None, None, packing.kv_cache or None, (), "", foreign=bool(packing.method)
+        )
     document = read_json(path)
     try:
         facts, producer = document["quantization"], document["producer"]

@@ -113,6 +113,32 @@ class SupportCell(_Fact):
     why: str
 
 
+class ReadyFormat(_Fact):
+    """How engines read a format of checkpoints that another tool than modelopt quantized.
+
+    Attributes:
+        computed_by: The first and the last compute capability whose cores multiply it; None where it is unpacked.
+        vllm_below: The compute capability from which on vLLM refuses it.
+        vllm_why: The evidence.
+        cpu: Whether vLLM's build for CPUs runs it.
+        row: Its row in the support matrix; empty for none.
+        tensorrt_llm: Whether the LLM API reads it, by backend.
+    """
+
+    computed_by: tuple[int, int] | None = None
+    vllm_below: int = 1000
+    vllm_why: str = ""
+    cpu: Literal["yes", "no", "unknown"]
+    row: str
+    tensorrt_llm: dict[Column, SupportCell]
+
+
+def find_ready_format(name: str) -> ReadyFormat | None:
+    """A format by its name in `ModelFacts.stored_format`; None where the table has no entry."""
+    row = read_table("ready_formats")["formats"].get(name)
+    return None if row is None else ReadyFormat.model_validate(row)
+
+
 def find_gpu(name: str) -> Gpu:
     """The GPU of that exact name.
 

@@ -37,6 +37,14 @@ _HUB_NAME = "[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"  # `\w` would be all alphabets: 0.
 HubId = Annotated[str, StringConstraints(pattern=rf"^{_HUB_NAME}/{_HUB_NAME}$", max_length=193)]
 """`organisation/name` on the hub."""
 
+DIRECTORY_OR_BUCKET = r"file:///[^?#]+|s3://[a-z0-9][a-z0-9.-]{2,62}/[^?#]+"
+"""Pattern of the places of models that are no hub."""
+
+CheckpointSource = Annotated[
+    str, StringConstraints(pattern=rf"^({_HUB_NAME}/{_HUB_NAME}|{DIRECTORY_OR_BUCKET})$", max_length=4096)
+]
+"""`organisation/name` on the hub, a directory (`file:///absolute/path`) or an S3 prefix (`s3://bucket/prefix`)."""
+
 DataSetName = Annotated[str, StringConstraints(pattern=rf"^{_HUB_NAME}(/{_HUB_NAME})?$", max_length=193)]
 """A data set as task files name it: `organisation/name`, or a name alone for some of the oldest."""
 

@@ -1,4 +1,4 @@
-"""Quantization recipes: what modelopt does to the weights, and what it is calibrated on."""
+"""Quantization recipes: what modelopt does to the weights, and on what data; or whose ready checkpoint is taken."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.model import BatchSize, ConfigModel, Line, Name, PathText, Ranks, Seed, Tokens, Words
+from llm_pipeline.config.model import (
+    BatchSize,
+    CheckpointSource,
+    ConfigModel,
+    Line,
+    Name,
+    PathText,
+    Ranks,
+    Revision,
+    Seed,
+    Tokens,
+    Words,
+)
 
 WeightFormat = Literal[
     "none",
@@ -27,9 +39,11 @@ WeightFormat = Literal[
     "mxfp4",
     "auto",
     "modelopt",
+    "ready",
 ]
 """Names of weight (and activation) formats. `none` keeps the baseline's precision; `auto` is found layer by layer by
-AutoQuantize (section `search`); `modelopt` is one of modelopt's own recipe files (`modelopt_recipe`)."""
+AutoQuantize (section `search`); `modelopt` is one of modelopt's own recipe files (`modelopt_recipe`); `ready` is a
+checkpoint that somebody else quantized (`source`), in the format that its config.json names."""
 
 KvCacheFormat = Literal["none", "fp8", "int8", "nvfp4"]
 """Format of the KV cache that the exported checkpoint asks for; `none` is the model's own precision."""
@@ -54,6 +68,7 @@ WEIGHT_BITS: Mapping[WeightFormat, int | None] = {
     "mxfp4": 4,
     "auto": None,
     "modelopt": None,
+    "ready": None,
 }
 """Bits of a stored weight, without its scales; None where the format alone does not say."""
 
@@ -161,7 +176,11 @@ class QuantizationRecipe(ConfigModel):
     Attributes:
         name: The recipe's name: the file's name without `.yaml`; a rung of a search has `-<bits>` behind it.
         description: One line for the report and the UI.
-        weights: The format.
+        weights: The format; left out beside `source`.
+        source: For a checkpoint that somebody else quantized: `organisation/name` on the hub, a directory
+            (`file:///absolute/path`) or an S3 prefix (`s3://bucket/prefix`). It is fetched, judged against the
+            release's baseline and served as it is; `plan` says which engines read it.
+        revision: Branch, tag or commit of `source`; each release pins it to a commit.
         kv_cache: The format of the KV cache that the exported checkpoint asks for; with `weights: modelopt`, `none`
             leaves what that recipe says.
         exclude: Module name patterns kept at the baseline's precision; with `weights: modelopt` none by default, as
@@ -176,7 +195,9 @@ class QuantizationRecipe(ConfigModel):
 
     name: Name
     description: Line = ""
-    weights: WeightFormat
+    weights: WeightFormat = "ready"
+    source: CheckpointSource | None = None
+    revision: Revision = "main"
     kv_cache: KvCacheFormat = "none"
     exclude: Words = ("*lm_head*",)
     modelopt_recipe: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_./-]+$", max_length=256)
@@ -209,8 +230,8 @@ class QuantizationRecipe(ConfigModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _modelopt_excludes_itself(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and given.get("weights") == "modelopt":
+    def _others_exclude_themselves(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("weights", "ready") in ("modelopt", "ready"):
             return {"exclude": (), **given}
         return given
 
@@ -220,19 +241,24 @@ class QuantizationRecipe(ConfigModel):
             raise ValueError("weights: auto and a search section belong together")
         if (self.weights == "modelopt") != (self.modelopt_recipe is not None):
             raise ValueError("weights: modelopt and modelopt_recipe belong together")
+        if (self.weights == "ready") != (self.source is not None):
+            raise ValueError("a recipe has either weights, for what is quantized here, or the source of a checkpoint")
+        if self.source is None and self.revision != "main":
+            raise ValueError("revision is that of a source")
         if self.tensorrt_llm_ranks.world_size > 1 and not self.tensorrt_llm_checkpoint:
             raise ValueError("tensorrt_llm_ranks is for recipes with tensorrt_llm_checkpoint: true")
         return self
 
     @model_validator(mode="after")
     def _calibration_where_needed(self) -> QuantizationRecipe:
-        needed = self.weights in CALIBRATED or self.kv_cache != "none"
+        needed = self.weights in CALIBRATED or (self.kv_cache != "none" and self.weights != "ready")
         if needed and self.calibration is None:
             raise ValueError(f"weights: {self.weights} has calibrated scales: add a calibration section")
         if not needed and self.calibration is not None and self.weights != "modelopt":
-            raise ValueError(f"weights: {self.weights} uses no calibration: remove the calibration section")
-        if self.weights == "none" and (self.kv_cache != "none" or self.tensorrt_llm_checkpoint):
-            raise ValueError("weights: none passes the checkpoint through unchanged: nothing else can be asked of it")
+            what = "source" if self.source else f"weights: {self.weights}"
+            raise ValueError(f"{what} uses no calibration: remove the calibration section")
+        if self.weights in ("none", "ready") and (self.kv_cache != "none" or self.tensorrt_llm_checkpoint):
+            raise ValueError("the checkpoint passes through unchanged: nothing else can be asked of it")
         return self
 
 

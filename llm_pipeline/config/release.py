@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from llm_pipeline.config.budget import Budget
 from llm_pipeline.config.model import (
+    DIRECTORY_OR_BUCKET,
     BatchSize,
     ConfigModel,
     DataSetName,
@@ -34,7 +35,7 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.config.workload import Workload
 
 _DATA_SOURCE = r"^(hub|file:///[^?#]+)$"
-_SOURCE = r"^(hub|file:///[^?#]+|s3://[a-z0-9][a-z0-9.-]{2,62}/[^?#]+)$"
+_SOURCE = rf"^(hub|{DIRECTORY_OR_BUCKET})$"
 
 Size = Literal[
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -64,6 +65,15 @@ class ModelSource(ConfigModel):
     sizes: Annotated[dict[Size, Annotated[int, Field(ge=0, le=2**53)] | bool | Word], Field(max_length=32)] | None = (
         None
     )
+
+
+def ready_checkpoint(recipe: QuantizationRecipe) -> ModelSource | None:
+    """Where a recipe's checkpoint comes from that somebody else quantized; None for one that is made here."""
+    if recipe.source is None:
+        return None
+    if "://" in recipe.source:
+        return ModelSource(id=f"ready/{recipe.name}", source=recipe.source)
+    return ModelSource(id=recipe.source, revision=recipe.revision)
 
 
 class Watch(ConfigModel):

@@ -97,6 +97,7 @@ class ModelFacts(ConfigModel):
         stored_by_dtype: The same by the type of elements in the files; empty where their headers were not read.
         stored_format: How they are quantized already; empty for plain ones.
         chat_template: Whether the tokenizer brings one; None where its files were not read.
+        ready: The checkpoints that recipes name as their source, by recipe.
         end_token: Whether config.json or generation_config.json names a token that ends answers; None where
             they were not read.
         origin: What the facts were read from.
@@ -122,6 +123,7 @@ class ModelFacts(ConfigModel):
     stored_format: str = ""
     chat_template: bool | None = None
     end_token: bool | None = None
+    ready: dict[str, ModelFacts] = Field(default={})
     origin: str = ""
 
     def __hash__(self) -> int:  # over a few numbers: equal facts have equal ones

@@ -31,11 +31,7 @@ _SIDE = (
 )  # fmt: skip
 """Ends of the names of tensors that are no parameters of the model, but belong to packed ones."""
 
-_DESCRIPTIONS = {
-    "quantization": "mlx",
-    "quantization_config": "compressed-tensors",
-    "compression_config": "compressed-tensors",
-}
+_DESCRIPTIONS = {"quantization": "mlx", "quantization_config": "unnamed", "compression_config": "compressed-tensors"}
 """Keys of config.json that say how weights are quantized, and the method where they do not name it."""
 
 _PLAIN_TYPES = frozenset({"F16", "BF16", "F32"})
@@ -78,12 +74,28 @@ class Packing:
 
     @property
     def name(self) -> str:
-        """The format in words; empty for plain weights."""
+        """The method and its format, as the tool's users call it; empty for plain weights."""
         if not self.method or self.method in ("fp8", "mxfp4"):
             return self.method
         bits = self._stated_bits()
-        algorithm = self._config.get("quant_algo") or (f"{bits} bit" if bits else "")
+        algorithm = self._config.get("quant_algo") or self._preset() or (f"{bits} bit" if bits else "")
         return f"{self.method} {algorithm}".strip()
+
+    @property
+    def kv_cache(self) -> str:
+        """The KV cache that compressed-tensors asks for, as modelopt would call it; empty for none."""
+        scheme = self._config.get("kv_cache_scheme")
+        if not isinstance(scheme, Mapping):
+            return ""
+        return f"{'FP' if scheme.get('type') == 'float' else 'INT'}{scheme.get('num_bits')}"
+
+    def _preset(self) -> str:
+        """The preset of llm-compressor that compressed-tensors' groups are; empty where they are none."""
+        groups = self._config.get("config_groups")
+        if self.method != "compressed-tensors" or not isinstance(groups, Mapping):
+            return ""
+        found = {_preset_of(group) for group in groups.values() if isinstance(group, Mapping)}
+        return found.pop() if len(found) == 1 else "mixed" if found else ""
 
     def is_side(self, name: str) -> bool:
         """Whether a tensor only belongs to a packed one."""
@@ -141,6 +153,23 @@ class Packing:
             if type(bits) is int and 0 < bits <= _INT32_BITS:
                 return bits
         return None
+
+
+def _preset_of(group: Mapping[str, Any]) -> str:
+    weights, inputs = group.get("weights"), group.get("input_activations")
+    if not isinstance(weights, Mapping):
+        return ""
+    bits, kind, strategy = weights.get("num_bits"), weights.get("type", "int"), weights.get("strategy")
+    if kind == "float" and bits == 4:  # noqa: PLR2004 - FP4
+        name = "MXFP4" if weights.get("group_size") == 32 else "NVFP4"  # noqa: PLR2004 - the blocks of each
+        return name if inputs else f"{name}A16"
+    if kind == "float":
+        dynamic = isinstance(inputs, Mapping) and inputs.get("dynamic")
+        suffix = "_BLOCK" if strategy == "block" else "_DYNAMIC" if dynamic and strategy == "channel" else ""
+        return f"FP8{suffix}" if inputs else "FP8A16"
+    if not isinstance(inputs, Mapping):
+        return f"W{bits}A16"
+    return f"W{bits}A{inputs.get('num_bits')}{'_FP8' if inputs.get('type') == 'float' else ''}"
 
 
 _LAYER = re.compile(r"(.*?\b(?:layers|h|blocks|block)\.)(\d+)(\..+)")

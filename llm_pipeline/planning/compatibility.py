@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.modelopt_recipes import ALGORITHMS, MIXED, known_modelopt_recipe
@@ -109,6 +109,8 @@ def asked_by(recipe: QuantizationRecipe) -> FormatRequest:
     Raises:
         ConfigError: It names a recipe of modelopt's that is unknown or cannot be used.
     """
+    if recipe.weights == "ready":
+        return FormatRequest(("none",), "none")
     if recipe.search:
         return FormatRequest(recipe.search.formats, recipe.kv_cache, mixed=True)
     if recipe.modelopt_recipe is None:
@@ -228,6 +230,9 @@ Fits = Callable[[WeightFormat], bool]
 OTHER_ENGINE = "engine: tensorrt_llm_llmapi"
 """What is advised where an engine cannot do what is asked of it on a GPU."""
 
+OTHER_CHECKPOINT = "engine: vllm, or a recipe of another checkpoint"
+"""What is advised where an engine does not read what somebody else quantized."""
+
 
 class Legal(Frozen):
     """The recipe can be built and served on the target, as far as is known.
@@ -265,6 +270,9 @@ class FormatQuestion:
         dtype: Precision of what is not quantized.
         model_id: The model, for NVIDIA's tables of models; None for what holds of any.
         fits: Whether the target holds the model in a format; None where the model is not known. Advice must fit.
+        stored_format: Of a checkpoint that the recipe passes on as it is, its format as `ModelFacts` names it; empty
+            for plain weights and modelopt's work here, and where it was not read.
+        quantized_experts: The recipe quantizes the experts of a mixture.
     """
 
     target: Target
@@ -272,6 +280,22 @@ class FormatQuestion:
     dtype: BaselinePrecision
     model_id: str | None = None
     fits: Fits | None = None
+    stored_format: str = ""
+    quantized_experts: bool = False
+
+    @property
+    def asked(self) -> FormatRequest:
+        """The formats that the engine gets; a checkpoint that modelopt exported elsewhere is as one of ours."""
+        method, _, algorithm = self.stored_format.partition(" ")
+        known = [weights for weights, name in ALGORITHMS.items() if method == "modelopt" and name == algorithm]
+        if known:
+            return FormatRequest((known[-1],), "none")
+        return asked_by(self.recipe)
+
+    @property
+    def foreign_format(self) -> str:
+        """The format of a checkpoint that neither is plain nor has one of modelopt's formats; empty for others."""
+        return "" if self.stored_format.partition(" ")[0] == "modelopt" else self.stored_format
 
 
 def judge_compatibility(
@@ -280,6 +304,7 @@ def judge_compatibility(
     dtype: BaselinePrecision,
     model_id: str | None = None,
     fits: Fits | None = None,
+    **seen: Any,
 ) -> Legal | Refused:
     """Whether a recipe is legal on a target; see `FormatQuestion` for the arguments.
 
@@ -288,7 +313,7 @@ def judge_compatibility(
     """
     engine = engine_adapter(target.engine)
     if engine.judge is not None:
-        judged: Legal | Refused = engine.judge(FormatQuestion(target, recipe, dtype, model_id, fits))
+        judged: Legal | Refused = engine.judge(FormatQuestion(target, recipe, dtype, model_id, fits, **seen))
         return judged
     options = target.engine_options or EngineModel()
     if problems := list(options.problems(target, recipe)):

@@ -140,7 +140,7 @@ def _bare_target(accelerator: str, engine: Backend, version: str) -> Target:
 @cache
 def _bare_recipes(engine: Backend) -> tuple[QuantizationRecipe, ...]:
     """Each format of weights alone, then each of the KV cache alone."""
-    weights = [name for name in get_args(WeightFormat) if name not in ("auto", "modelopt")]
+    weights = [name for name in get_args(WeightFormat) if name not in ("auto", "modelopt", "ready")]
     kv_caches: list[KvCacheFormat] = [name for name in get_args(KvCacheFormat) if name != "none"]
     exported = engine == "tensorrt_llm_engine"
     # No release may ask for an export, or for a KV cache, without a format of weights, but only so do these not decide.

@@ -2,9 +2,9 @@
 
 Weights: the linear modules inside the layers take the recipe's format; embeddings, norms, biases, the head where the
 recipe excludes it, and every module that an exclude pattern names stay at the baseline's precision, as modelopt
-exports them. A checkpoint that is quantized already stays as it is. What layers keep of a sequence is in
-`model_facts/layout.py`. A layer with a sliding window holds no more tokens than the window has only where the target
-tells its engine so (`attention_windows`): engines keep all of them otherwise.
+exports them. A checkpoint that is quantized already, the model's own or a recipe's `source`, stays as it is. What
+layers keep of a sequence is in `model_facts/layout.py`. A layer with a sliding window holds no more tokens than the
+window has only where the target tells its engine so (`attention_windows`): engines keep all of them otherwise.
 
 A search is asked for mean bits of a weight, counted by modelopt over all linear modules, the head and the excluded
 ones at 16 bits among them. Which layer gets which format is known only once the search has run; planning mixes the
@@ -127,6 +127,13 @@ def is_excluded(name: str, exclude: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in exclude)
 
 
+def quantizes_experts(facts: ModelFacts, recipe: QuantizationRecipe) -> bool:
+    """Whether a recipe of ours quantizes experts of a mixture."""
+    if recipe.weights in ("none", "ready"):
+        return False
+    return any(".experts." in group.name and not is_excluded(name, recipe.exclude) for name, group in facts.linears())
+
+
 @cache
 def layer_parameters(facts: ModelFacts, exclude: tuple[str, ...], *, active: bool = False) -> tuple[int, int]:
     """Parameters of the linear modules inside the layers: those that may be quantized, and those that are kept.
@@ -239,10 +246,16 @@ class MemoryFit(Frozen):
         return self.kv_wanted <= self.kv_available
 
 
+def stored_as_it_is(facts: ModelFacts, recipe: QuantizationRecipe) -> ModelFacts | None:
+    """The quantized checkpoint that a recipe passes on unchanged; None where it does not, or that was not read."""
+    found = facts.ready.get(recipe.name) if recipe.weights == "ready" else facts if recipe.weights == "none" else None
+    return found if found is not None and found.stored_format else None
+
+
 def weight_bytes(facts: ModelFacts, recipe: QuantizationRecipe) -> int:
     """Bytes of a checkpoint's weights under a recipe."""
-    if facts.stored_format and recipe.weights == "none":
-        return facts.stored_bytes
+    if stored := stored_as_it_is(facts, recipe):
+        return stored.stored_bytes
     heads = 0 if facts.tied_embeddings else _head_bytes(facts, recipe, HALF_PRECISION)
     edges = (facts.embedding_parameters + facts.other_parameters) * HALF_PRECISION
     return _layer_bytes(facts, recipe, HALF_PRECISION) + edges + heads
@@ -269,8 +282,8 @@ def rank_weight_bytes(
     both = embeddings + (0 if facts.tied_embeddings else head)
     edges = max(embeddings, head) if stages > 1 else both
     copied = facts.other_parameters * unquantized_bytes
-    if facts.stored_format and recipe.weights == "none" and unquantized_bytes == HALF_PRECISION:
-        layers = max(0, facts.stored_bytes - both - copied) * _fullest_share(facts, stages)
+    if (stored := stored_as_it_is(facts, recipe)) and unquantized_bytes == HALF_PRECISION:
+        layers = max(0, stored.stored_bytes - both - copied) * _fullest_share(facts, stages)
     return ceil((layers + edges) / parallelism.tensor) + copied
 
 

@@ -6,11 +6,10 @@ warning.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 from llm_pipeline.base.errors import ConfigError, PipelineError, Transient, Unsupported
-from llm_pipeline.config.release import ModelSource
+from llm_pipeline.config.release import ModelSource, ready_checkpoint
 from llm_pipeline.hub.source import SourceRefused, SourceUnavailable, require_listening
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import BY_HAND, ModelDocuments, read_facts, stated_facts
@@ -55,19 +54,26 @@ def look_at_model(
     asked, where = loaded.release.model, str(loaded.path)
     if seconds == 0:
         return ModelLook(stated_facts(asked.sizes))
+    sources = {recipe.name: source for recipe in loaded.release.recipes if (source := ready_checkpoint(recipe))}
+
+    def look() -> tuple[ModelDocuments, dict[str, ModelDocuments]]:
+        documents = _look(loaded, asked, revision or asked.revision)
+        return documents, {name: _look(loaded, source, source.revision) for name, source in sources.items()}
+
     try:
-        documents = BackgroundCall(partial(_look, loaded, revision or asked.revision), seconds or _SECONDS).answer()
+        documents, others = BackgroundCall(look, seconds or _SECONDS).answer()
     except (SourceRefused, SourceUnavailable, Transient) as error:
         if required or asked.sizes is None:
             raise _with_hint(error, where) from error
         facts = _facts(BY_HAND, asked, where)
         return ModelLook(facts, (f"the model is judged by {BY_HAND.origin}, not by its own files: {error.message}",))
     _require_loader(loaded, documents)
-    return ModelLook(_facts(documents, asked, where), tuple(_contradictions(documents, asked)))
+    ready = {name: _facts(one, sources[name], where) for name, one in others.items()}
+    facts = _facts(documents, asked, where).model_copy(update={"ready": ready})
+    return ModelLook(facts, tuple(_contradictions(documents, asked)))
 
 
-def _look(loaded: LoadedRelease, revision: str) -> ModelDocuments:
-    asked = loaded.release.model
+def _look(loaded: LoadedRelease, asked: ModelSource, revision: str) -> ModelDocuments:
     if asked.source == "hub":
         require_listening(loaded.deployment.hub.endpoint)
     from llm_pipeline.hub.model_look import read_documents  # the hub's client is slow to import

@@ -64,8 +64,8 @@ def forward_seconds(facts: ModelFacts, gpu: Gpu, tokens: float) -> float:
 
 def quantization_seconds(facts: ModelFacts, recipe: QuantizationRecipe, gpu: Gpu) -> float | None:
     """Loading, calibrating (at most, with texts of full length) and exporting; None where nothing was measured."""
-    if recipe.weights == "none":
-        return 0.0
+    if recipe.weights in ("none", "ready"):
+        return 0.0 if recipe.weights == "none" else None
     files = weight_bytes(facts, _PLAIN) / _LOADED_A_SECOND + weight_bytes(facts, recipe) / _EXPORTED_A_SECOND
     passes = _passes(recipe)
     if recipe.calibration is None or passes is None:
@@ -142,7 +142,7 @@ def predict_peak(
     """
     rows, element = batch * tokens, _BYTES[dtype]
     weights = rank_weight_bytes(facts, _PLAIN, Parallelism(pipeline=min(devices, facts.layers)), element)
-    if recipe.weights == "none":
+    if recipe.weights in ("none", "ready"):
         return PeakMemory(weights=weights, activations=0, logits=0, method=0)
     return PeakMemory(
         weights=weights,

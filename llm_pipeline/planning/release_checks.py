@@ -22,7 +22,7 @@ from llm_pipeline.loadtest.workload import check_workload, longest_request
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host
 from llm_pipeline.planning.compatibility import asked_by
-from llm_pipeline.planning.memory import HALF_PRECISION, is_excluded, least_effective_bits
+from llm_pipeline.planning.memory import HALF_PRECISION, is_excluded, least_effective_bits, quantizes_experts
 from llm_pipeline.quantization.calibration import choose_samples, read_source
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import refuse_unsupported_tensorrt_llm_checkpoint
 from llm_pipeline.release.loading import LoadedRelease
@@ -98,6 +98,7 @@ def _of(recipe: QuantizationRecipe, loaded: LoadedRelease) -> Iterator[str]:
 
 _EXPERTS = "*experts*"
 _SEEN_WITH = "seen with modelopt 0.47.0 and Transformers 5.5.4"
+_NOT_READ_BACK = f"quantized experts are not read back for scorer hf ({_SEEN_WITH})"
 _NOT_EXPORTED: Mapping[str, str] = {
     "falcon": f"leaves its layers unquantized ({_SEEN_WITH})",
     "bloom": f"fails on its layers ({_SEEN_WITH})",
@@ -112,12 +113,14 @@ def check_model(loaded: LoadedRelease, facts: ModelFacts) -> None:
         Unsupported: No baseline can be scored of the model, or a recipe cannot be made of it.
         ConfigError: The evaluation gives the model more tokens than its context has.
     """
-    if unread := unread_format(facts):
-        raise Unsupported(unread, where=str(loaded.path), hint=_PLAIN_WEIGHTS)
+    if (unread := unread_format(facts)) and scorer_of(loaded) == "hf":
+        raise Unsupported(
+            f"no baseline can be scored of the model: {unread}", where=str(loaded.path), hint=_PLAIN_WEIGHTS
+        )
     problems = [
         f"{loaded.file_of('quantization', recipe.file_name)}: recipe {recipe.name}: {problem}"
         for recipe in loaded.release.recipes
-        for problem in recipe_problems(recipe, facts)
+        for problem in (*recipe_problems(recipe, facts), *scorer_problems(scorer_of(loaded), recipe, facts))
     ]
     if problems:
         raise Unsupported("\n".join(problems), hint="remove or change them; nothing was started")
@@ -130,28 +133,65 @@ def check_model(loaded: LoadedRelease, facts: ModelFacts) -> None:
         )
 
 
+_VLLM = "evaluation.scorer: vllm, on a host that has it"
 _PLAIN_WEIGHTS = (
-    "name the repository with weights of 16 bit, and quantize them by a recipe; or one that modelopt exported"
+    f"name the repository with weights of 16 bit as the model, and this one as the source of a recipe; or {_VLLM}"
 )
 
 
+def scorer_of(loaded: LoadedRelease) -> str:
+    """The class of lm-eval that will score checkpoints; what `auto` takes is known for sure on the host alone."""
+    asked = str(getattr(loaded.release.evaluation, "scorer", "auto"))
+    gpus = loaded.deployment.quantization_host is not None or host.has_nvidia_gpu()
+    return asked if asked != "auto" else "vllm" if gpus else "hf"
+
+
 def unread_format(facts: ModelFacts) -> str:
-    """Why a model that is quantized already cannot be scored as the baseline; empty where it can."""
+    """Why Transformers, the scorer `hf`, does not read a checkpoint that is quantized; empty where it does."""
     method, _, algorithm = facts.stored_format.partition(" ")
     if not method:
         return ""
-    told = f"its weights are quantized already ({facts.stored_format}), and no baseline can be scored of them"
-    if method != "modelopt" or algorithm not in modelopt_algorithms():
-        return f"{told}: only plain weights and modelopt's formats are read"
+    told = f"its weights are quantized ({facts.stored_format})"
+    if method != "compressed-tensors" and (method != "modelopt" or algorithm not in modelopt_algorithms()):
+        return f"{told}, and scorer hf reads plain weights, modelopt's formats and compressed-tensors only"
     experts = sum(group.parameters * len(group.layers) for group in facts.matrices if group.copies > 1)
     if facts.stored_bytes < experts * HALF_PRECISION:
-        return f"{told}: exports of quantized experts cannot be read back ({_SEEN_WITH})"
+        return f"{told}, and {_NOT_READ_BACK}"
     return ""
+
+
+def scorer_problems(scorer: str, recipe: QuantizationRecipe, facts: ModelFacts) -> Iterator[str]:
+    """Why a scorer cannot read a recipe's checkpoint, and what to do instead."""
+    if scorer != "hf":
+        return
+    if recipe.name in facts.ready and (unread := unread_format(facts.ready[recipe.name])):
+        yield f"{unread} -> {_VLLM}"
+    if quantizes_experts(facts, recipe):
+        excluded = ", ".join(f'"{pattern}"' for pattern in (*recipe.exclude, _EXPERTS))
+        yield f"{_NOT_READ_BACK} -> exclude: [{excluded}], or {_VLLM}"
+
+
+_SHAPE = ("model_type", "hidden_size", "layers", "attention_heads", "vocabulary_size", "experts")
+
+
+def _ready_problems(recipe: QuantizationRecipe, facts: ModelFacts) -> Iterator[str]:
+    """A checkpoint that somebody else quantized has to be quantized, and of this model."""
+    ready = facts.ready.get(recipe.name)
+    if ready is None:
+        return
+    if not ready.stored_format:
+        yield f"the weights of {recipe.source} are not quantized -> release it as a model of its own"
+    if differing := [f"{name} {getattr(ready, name)}, not {getattr(facts, name)}" for name in _SHAPE
+                     if getattr(ready, name) != getattr(facts, name)]:  # fmt: skip
+        yield f"{recipe.source} is of another model: {'; '.join(differing)} -> a checkpoint that was made of this one"
 
 
 def recipe_problems(recipe: QuantizationRecipe, facts: ModelFacts) -> Iterator[str]:
     """Why a recipe cannot be made of a model, and what to do instead; one line each."""
     if recipe.weights == "none":
+        return
+    if recipe.weights == "ready":
+        yield from _ready_problems(recipe, facts)
         return
     if facts.stored_format:
         yield (
@@ -167,27 +207,14 @@ def recipe_problems(recipe: QuantizationRecipe, facts: ModelFacts) -> Iterator[s
         )
     if (seen := _NOT_EXPORTED.get(facts.model_type)) is not None:
         yield f"modelopt {seen} -> recipe none"
-    yield from _expert_problems(recipe, facts)
+    experts = any(".experts." in group.name for group in facts.matrices)
+    if experts and not BLOCKWISE.isdisjoint(asked_by(recipe).weights):
+        yield f"modelopt's export of INT4 fails on mixtures of experts ({_SEEN_WITH}) -> weights of 8 bits"
     if recipe.calibration and recipe.calibration.chat_template and facts.chat_template is False:
         yield (
             "calibration.chat_template renders messages with the model's own template, and the model has none -> a "
             "model with a chat template, or texts without one"
         )
-
-
-def _expert_problems(recipe: QuantizationRecipe, facts: ModelFacts) -> Iterator[str]:
-    """Transformers 5 holds all experts of a layer in one tensor, which exports are not read back into."""
-    experts = [name for name, group in facts.linears() if ".experts." in group.name]
-    if not experts:
-        return
-    excluded = ", ".join(f'"{pattern}"' for pattern in (*recipe.exclude, _EXPERTS))
-    kept = all(is_excluded(name, recipe.exclude) for name in experts)
-    advice: tuple[str, ...] = () if kept else (f"exclude: [{excluded}]",)
-    if not BLOCKWISE.isdisjoint(asked_by(recipe).weights):
-        advice = ("weights of 8 bits", *advice)
-        yield f"modelopt's export of INT4 fails on mixtures of experts ({_SEEN_WITH}) -> {' with '.join(advice)}"
-    elif not kept:
-        yield f"exports of quantized experts cannot be read back ({_SEEN_WITH}) -> {advice[0]}"
 
 
 def model_warnings(loaded: LoadedRelease, facts: ModelFacts | None) -> Iterator[str]:

@@ -261,6 +261,7 @@ def predict_reuse(
         release=loaded.release,
         deployment=loaded.deployment,
         model=newest.model,
+        checkpoints=newest.checkpoints,
         datasets=expected_datasets(loaded, newest),
         brings_data=newest.brings_data,
         ladders=dict(ladders),

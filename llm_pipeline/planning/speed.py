@@ -46,6 +46,7 @@ from llm_pipeline.planning.memory import (
     kv_element_bytes,
     layer_parameters,
     mixture,
+    stored_as_it_is,
     stored_bytes,
     touched_parameters,
 )
@@ -258,9 +259,9 @@ def _cache_read(engine: RooflineEngine, context_tokens: float) -> float:
 
 def _weights_read(engine: RooflineEngine) -> int:
     """Of a mixture, the experts of one token: however many tokens there are, all may choose the same."""
-    if engine.facts.stored_format and engine.recipe.weights == "none":
-        shares = engine.facts.active_parameters / engine.facts.parameters
-        return int(_stored_layers_and_head(engine.facts) * shares)
+    if stored := stored_as_it_is(engine.facts, engine.recipe):
+        shares = stored.active_parameters / stored.parameters
+        return int(_stored_layers_and_head(stored) * shares)
     layers = layer_parameters(engine.facts, engine.recipe.exclude, active=True)
     return _stored(engine, layers) + _stored(engine, head_parameters(engine.facts, engine.recipe))
 
@@ -278,7 +279,7 @@ def _stored(engine: RooflineEngine, parameters: tuple[int, int]) -> int:
 
 def _multiplying_seconds(engine: RooflineEngine, *, head: bool) -> float:
     """One token through all layers, and the head if it is wanted, with all ranks at work."""
-    if engine.facts.stored_format and engine.recipe.weights == "none":
+    if stored_as_it_is(engine.facts, engine.recipe):
         return _multiplying_stored(engine, head=head)
     matrices = [layer_parameters(engine.facts, engine.recipe.exclude, active=True)]
     if head:
@@ -369,11 +370,13 @@ class SpeedFigures(Frozen):
 
 
 def predict_speed(target: Target, recipe: QuantizationRecipe, facts: ModelFacts) -> SpeedFigures | None:
-    """Predict a recipe's speed; None on a CPU.
+    """Predict a recipe's speed; None on a CPU, and for a checkpoint that somebody else quantized.
 
     Raises:
         ConfigError: The target's accelerator is not in the GPU catalog.
     """
+    if recipe.weights == "ready":
+        return None
     most, longest = target.limits.maximum_sequences, target.limits.maximum_tokens_per_request
     requests, output = min(_TOGETHER, most), min(PUBLISHED.output, longest // 2)
     tokens = Tokens(min(PUBLISHED.prompt, longest - output), output)

@@ -374,7 +374,7 @@ def _target(target: TargetPlan, ladder: Sequence[str]) -> list[str]:
     rows = [
         (
             recipe.recipe,
-            recipe.weights,
+            recipe.stored_format or recipe.weights,
             "yes" if recipe.legal else "NO",
             *_memory(recipe.memory),
             *_capacity(recipe.capacity),

@@ -24,7 +24,7 @@ from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host
 from llm_pipeline.planning.compatibility import OFFERED, Legal, Refused, in_format, is_known_to_run, judge_compatibility
 from llm_pipeline.planning.host import total_memory_bytes
-from llm_pipeline.planning.memory import Engine, MemoryFit, fit_memory, format_bits
+from llm_pipeline.planning.memory import Engine, MemoryFit, fit_memory, format_bits, quantizes_experts, stored_as_it_is
 from llm_pipeline.planning.speed import SpeedFigures, predict_speed
 from llm_pipeline.release.loading import LoadedRelease
 
@@ -182,7 +182,7 @@ def _advice(fit: MemoryFit, target: Target, recipe: QuantizationRecipe, facts: M
 
 def _smaller_format(target: Target, recipe: QuantizationRecipe, facts: ModelFacts) -> WeightFormat | None:
     """The largest format that runs there and makes the model fit, other than the recipe's."""
-    if facts.stored_format:
+    if facts.stored_format or recipe.weights == "ready":
         return None
     fitting = [name for name in OFFERED if name != recipe.weights and fits_with(target, recipe, facts, name)]
     running = [name for name in fitting if is_known_to_run(target, in_format(recipe, name))]
@@ -336,6 +336,7 @@ class RecipePlan(Frozen):
     """One recipe on one target.
 
     Attributes:
+        stored_format: Of a quantized checkpoint that it passes on as it is, its format.
         legal: Whether it can be built and served there, as far as is known.
         reason: Why not; empty when legal.
         nearest: The nearest choice that is legal; empty when legal.
@@ -348,6 +349,7 @@ class RecipePlan(Frozen):
 
     recipe: str
     weights: WeightFormat
+    stored_format: str = ""
     legal: bool
     reason: str = ""
     nearest: str = ""
@@ -398,11 +400,11 @@ def judge_model(
     judged: Legal | Refused = judge(facts, transformers) if judge else Legal()
     if isinstance(judged, Refused) or not facts.stored_format or recipe.weights != "none":
         return judged
-    doubt = (
-        f"the checkpoint is quantized already ({facts.stored_format}) and is served as it is: {target.engine} must "
-        "read that format, and it is also what the baseline's scores are of"
+    told = (
+        f"the model is quantized already ({facts.stored_format}) and is served as it is: what it lost by that shows "
+        "nowhere, as the baseline's scores are of it, too"
     )
-    return judged.model_copy(update={"warnings": (*judged.warnings, doubt)})
+    return judged.model_copy(update={"warnings": (*judged.warnings, told)})
 
 
 def plan_target(
@@ -451,12 +453,21 @@ def _plan_recipe(
 ) -> RecipePlan:
     release, known = loaded.release, facts or stated
     fits = partial(fits_with, target, recipe, known) if known else None
-    judged = judge_compatibility(target, recipe, release.baseline.dtype, release.model.id, fits)
+    stored = stored_as_it_is(known, recipe) if known else None
+    stored_format = stored.stored_format if stored else ""
+    judged = judge_compatibility(
+        target,
+        recipe,
+        release.baseline.dtype,
+        release.model.id,
+        fits,
+        stored_format=stored_format,
+        quantized_experts=bool(known and quantizes_experts(known, recipe)),
+    )
+    plan = RecipePlan(recipe=recipe.name, weights=recipe.weights, stored_format=stored_format, legal=judged.legal)
     if isinstance(judged, Refused):
-        return RecipePlan(
-            recipe=recipe.name, weights=recipe.weights, legal=False, reason=judged.reason, nearest=judged.nearest
-        )
-    plan = RecipePlan(recipe=recipe.name, weights=recipe.weights, legal=True, warnings=judged.warnings)
+        return plan.model_copy(update={"reason": judged.reason, "nearest": judged.nearest})
+    plan = plan.model_copy(update={"warnings": judged.warnings})
     if facts is None:
         return plan
     loads = judge_model(target, recipe, facts, host.installed_transformers(loaded.deployment))

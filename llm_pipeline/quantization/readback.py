@@ -7,15 +7,19 @@ a second time.
 
 from __future__ import annotations
 
+import contextlib
+import io
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging as transformers_logging
@@ -40,6 +44,7 @@ from llm_pipeline.artifacts.tensor_formats import (
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 
 _PROBE_TOKENS = 64
+_BY_VLLM = "set evaluation.scorer: vllm, on a host that has vLLM"
 _ATTENTION = "sdpa_with_quantized_kv_cache"
 _Quantizer = Callable[[torch.Tensor], torch.Tensor]
 
@@ -99,8 +104,11 @@ def load_model(source: Path, dtype: torch.dtype, device: str = "cpu", place: Map
     transformers_logging.disable_progress_bar()
     if place is None:
         place = {} if device == "cpu" else {"device_map": {"": device}}
-    if read_quantization(source).algorithm is None:
+    quantization = read_quantization(source)
+    if quantization.algorithm is None:
         return load_causal_model(source, dtype=dtype, **place)
+    if quantization.foreign:
+        return _load_foreign(source, str(quantization.algorithm), dtype, place)
     checkpoint = Checkpoint(source, device)
     quantizers = {name: _input_quantizer(*checkpoint.activation(name)) for name in checkpoint.layers}
     model = _model_with(source, dtype, checkpoint, place)
@@ -112,6 +120,21 @@ def load_model(source: Path, dtype: torch.dtype, device: str = "cpu", place: Map
     _quantize_kv_cache(model, checkpoint)
     model.generation_config = greedy_generation(source)
     return model.eval()
+
+
+def _load_foreign(source: Path, algorithm: str, dtype: torch.dtype, place: Mapping[str, Any]) -> Any:
+    """What another tool quantized: of that, Transformers computes compressed-tensors anywhere, inputs rounded, too."""
+    if not algorithm.startswith("compressed-tensors"):
+        raise Unsupported(f"scorer hf does not read {algorithm}", where=str(source), hint=_BY_VLLM)
+    if find_spec("compressed_tensors") is None:
+        raise Unsupported(
+            f"scorer hf reads {algorithm} with the package compressed-tensors, which this interpreter does not have",
+            where=str(source),
+            hint=f"install it into the model environment, or {_BY_VLLM}",
+        )
+    unpacked = CompressedTensorsConfig(run_compressed=False)
+    with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings(action="ignore"):  # bars, and that it obeys
+        return load_causal_model(source, dtype=dtype, quantization_config=unpacked, **place)
 
 
 def probe(model: Any) -> torch.Tensor:

@@ -148,8 +148,8 @@ FLOW: tuple[Step, ...] = (
         name="quantize",
         title="Quantize",
         words=(
-            "Quantizes with one recipe and exports a checkpoint. Skipped when a cheaper recipe passed; the log says "
-            "which."
+            "Quantizes with one recipe and exports a checkpoint, or fetches the one that the recipe names. Skipped "
+            "when a cheaper recipe passed; the log says which."
         ),
         scope=Scope.RECIPE,
         group=RECIPES,

@@ -30,6 +30,7 @@ class ReleaseRecord(Frozen):
     Attributes:
         release_id: `<config name>-<commit, 8 digits>-<config digest, 8 digits>`: the same input, the same release.
         model: The model at its pinned commit.
+        checkpoints: The checkpoints that recipes name as their source, by recipe, at their pinned commits.
         datasets: Calibration sets, evaluation tasks and prompts, as artifacts.
         brings_data: Whether all tasks bring their data in the task directory, and read nothing of the hub.
         ladders: Names of the recipes that are legal on each target, cheapest first.
@@ -46,6 +47,7 @@ class ReleaseRecord(Frozen):
     release: ResolvedRelease
     deployment: Deployment
     model: PinnedModel
+    checkpoints: dict[str, PinnedModel] = Field(default_factory=dict)
     datasets: dict[str, ArtifactRef]
     brings_data: bool = False
     ladders: dict[str, tuple[str, ...]] = Field(default_factory=dict)

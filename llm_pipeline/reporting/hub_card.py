@@ -78,6 +78,11 @@ class CardFacts:
         return self.quantization.weights != UNQUANTIZED
 
     @property
+    def made_by_modelopt(self) -> bool:
+        """Whether it was quantized here."""
+        return self.quantized and self.quantization.source is None
+
+    @property
     def behind_it(self) -> tuple[StageResult, ...]:
         """What led to the checkpoint and judged it before production: of the release, the recipe and the targets."""
         subjects = {"", self.recipe, *self.targets}
@@ -110,8 +115,8 @@ def _metadata(facts: CardFacts) -> Iterator[tuple[str, Any]]:
     if "pipeline_tag" not in facts.base:
         yield "pipeline_tag", "text-generation"
     # Transformers loads such a checkpoint without its scales and says nothing, so it is not named as the library.
-    yield "library_name", "Model Optimizer" if facts.quantized else "transformers"
-    yield "tags", ["llm-pipeline", *(["modelopt", facts.quantization.weights] if facts.quantized else [])]
+    yield "library_name", "Model Optimizer" if facts.made_by_modelopt else "transformers"
+    yield "tags", ["llm-pipeline", *(["modelopt", facts.quantization.weights] if facts.made_by_modelopt else [])]
 
 
 def _heading(facts: CardFacts) -> Iterator[str]:
@@ -135,6 +140,8 @@ def _recipe(facts: CardFacts) -> Iterator[str]:
     if (calibration := recipe.calibration) is not None:
         sources = ", ".join(source.dataset for source in calibration.sources)
         rows.append(("Calibration", f"{calibration.samples} texts of {sources}, seed {calibration.seed}"))
+    if recipe.source and (pinned := facts.record.checkpoints.get(facts.recipe)):
+        rows[:1] = [("Taken from", f"{recipe.source} at commit {pinned.commit}")]
     if recipe.modelopt_recipe:
         rows.append(("Recipe of modelopt", recipe.modelopt_recipe))
     quantized = facts.result("quantize", facts.recipe)
@@ -232,7 +239,7 @@ def _serving(facts: CardFacts) -> Iterator[str]:
     yield "It passed its gates on:"
     yield ""
     yield from _table(("target", "accelerator", "engine", "container"), rows)
-    if facts.quantized:
+    if facts.made_by_modelopt:
         yield "The scales lie beside the packed weights: load it with an engine that reads modelopt's checkpoints."
         yield "Transformers alone ignores them, without an error."
         yield ""

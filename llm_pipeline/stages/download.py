@@ -64,12 +64,22 @@ def download_config(
 
 
 def _run(context: StageContext[DownloadConfig]) -> StageOutput:
+    return fetch(context.config, context)
+
+
+def fetch(config: DownloadConfig, context: StageContext[Any]) -> StageOutput:
+    """Download a pinned model, check it and say what it took.
+
+    Raises:
+        IntegrityError: It is damaged, or not the model that the plan saw.
+        Terminal: The source does not give it.
+        Transient: The source cannot be reached.
+    """
     started = time.monotonic()
     from llm_pipeline.hub.download import download_model
     from llm_pipeline.hub.sources import open_source  # the hub's client loads slowly, which is its own time
 
     client_seconds = time.monotonic() - started
-    config = context.config
     destination = context.workdir / CHECKPOINT
     report = download_model(
         open_source(config.source, config.hub, context.request.store),
@@ -102,7 +112,7 @@ def _require_same(planned: ModelFacts, checkpoint: Path, sizes: Mapping[Any, Any
 
     look = DirectorySource(checkpoint).look("", "")
     found = read_facts(read_documents(look), sizes).model_copy(update={"origin": planned.origin})
-    seen, came = planned.model_dump(), found.model_dump()
+    seen, came = planned.model_dump(exclude={"ready"}), found.model_dump(exclude={"ready"})
     if differing := [name for name, value in seen.items() if came[name] != value]:
         name = differing[0]
         raise IntegrityError(

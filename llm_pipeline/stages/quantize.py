@@ -1,20 +1,30 @@
-"""Quantize: from the downloaded checkpoint and a recipe to an exported checkpoint that has been checked."""
+"""Quantize: from the downloaded checkpoint and a recipe to a quantized checkpoint that has been checked.
+
+A recipe with a `source` is a checkpoint that somebody else quantized: it is fetched and verified as the model was, and
+has to be of that model.
+"""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from pydantic import Field
+
 from llm_pipeline.base.collector import spare_tool
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.release import ready_checkpoint
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 from llm_pipeline.release.datasets import calibration_dataset
+from llm_pipeline.stages.download import CHECKPOINT, DownloadConfig, download_config, fetch
 
 if TYPE_CHECKING:
     from llm_pipeline.release_progress import ReleaseProgress
@@ -28,10 +38,14 @@ class QuantizeConfig(ConfigModel):
     Attributes:
         recipe: The recipe; `weights: none` passes the checkpoint through unchanged.
         dtype: The baseline's precision, in which everything that is not quantized is exported.
+        contents: Of a checkpoint that somebody else quantized: what names the content of each file, by its path.
+        download: How that one is fetched. A place, not part of the stage key: the contents say what is fetched.
     """
 
     recipe: QuantizationRecipe
     dtype: Literal["float16", "bfloat16"]
+    contents: dict[str, str] = Field(default={})
+    download: DownloadConfig | None = None
 
 
 def run(context: StageContext[QuantizeConfig]) -> StageOutput:
@@ -44,6 +58,8 @@ def run(context: StageContext[QuantizeConfig]) -> StageOutput:
             artifacts={"checkpoint": context.request.inputs["checkpoint"]},
             metrics={"bytes": size, "size_ratio": 1.0, "layers_quantized": 0, "calibration_samples": 0},
         )
+    if recipe.weights == "ready":
+        return _fetch(context)
     # modelopt's CUDA extensions are compiled once a machine
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(context.request.work_root) / "torch_extensions"))
     began = time.monotonic()
@@ -76,7 +92,7 @@ def run(context: StageContext[QuantizeConfig]) -> StageOutput:
         "bytes": _weight_bytes(checkpoint),
         "size_ratio": round(_weight_bytes(checkpoint) / _weight_bytes(source), 4),
         "layers_quantized": found.layers,
-        "export_difference": round(found.difference, 4),
+        **({} if found.difference is None else {"export_difference": round(found.difference, 4)}),
         "calibration_samples": data.texts if data else 0,
         "calibration_digest": data.digest if data else "",
     }
@@ -91,13 +107,43 @@ def run(context: StageContext[QuantizeConfig]) -> StageOutput:
     return StageOutput(artifacts=artifacts, metrics=metrics, tool_seconds=sum(seconds.values()))
 
 
+def _fetch(context: StageContext[QuantizeConfig]) -> StageOutput:
+    """What somebody else quantized."""
+    from llm_pipeline.artifacts.ready_checkpoint import require_same_text
+
+    download = context.config.download
+    if download is None:
+        raise IntegrityError("the release's record pins no commit of the recipe's source", where="quantize")
+    source, checkpoint = context.inputs["checkpoint"], context.workdir / CHECKPOINT
+    log.info("fetching a ready checkpoint", source=context.config.recipe.source, commit=download.commit)
+    fetched = fetch(download, context)
+    require_same_text(source, checkpoint)
+    size = _weight_bytes(checkpoint)
+    made: dict[str, Metric] = {
+        "bytes": size,
+        "size_ratio": round(size / _weight_bytes(source), 4),
+        "calibration_samples": 0,
+        "commit": download.commit,
+        "format": download.facts.stored_format if download.facts else "",
+    }
+    return replace(fetched, metrics={**fetched.metrics, **made})
+
+
 def _weight_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
 
 
 def request(flow: ReleaseProgress, subject: str) -> tuple[QuantizeConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
-    config = QuantizeConfig(recipe=flow.release.recipe(subject), dtype=flow.release.baseline.dtype)
+    recipe, record = flow.release.recipe(subject), flow.record
+    config = QuantizeConfig(recipe=recipe, dtype=flow.release.baseline.dtype)
+    if (ready := ready_checkpoint(recipe)) is not None and (pinned := record.checkpoints.get(subject)) is not None:
+        facts = record.facts.ready.get(subject) if record.facts else None
+        changes = {
+            "contents": {file.path: file.content for file in pinned.files},
+            "download": download_config(pinned, ready, flow.deployment.hub, facts),
+        }
+        config = config.model_copy(update=changes)
     inputs = {"checkpoint": flow.artifact("download", "", "checkpoint")}
     if calibration := flow.record.datasets.get(calibration_dataset(subject)):
         inputs["calibration"] = calibration
@@ -106,10 +152,11 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[QuantizeConfig, Mappin
 
 STAGE = Stage(
     name="quantize",
-    version=3,
+    version=4,
     config=QuantizeConfig,
     request=request,
     run=run,
     environment="model",
     tools=("nvidia-modelopt", "torch", "transformers", "tokenizers"),
+    places=frozenset({"download"}),
 )

@@ -21,6 +21,7 @@ from llm_pipeline.config.loading import each_file_read_once
 from llm_pipeline.config.model import ConfigModel, Line, Revision
 from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.config.quantization import NAMED_SET, Calibration
+from llm_pipeline.config.release import ready_checkpoint
 from llm_pipeline.hub.model_card import license_change, require_license
 from llm_pipeline.hub.transfer import DirectoryNeed, require_space
 from llm_pipeline.planning.plan import plan_release
@@ -96,19 +97,33 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
     clock, asked = time.monotonic(), loaded.release.model
     source = open_source(asked.source, loaded.deployment.hub, loaded.deployment.store)
     model = source.resolve(asked.id, context.config.revision or asked.revision)
+    checkpoints = {
+        recipe.name: open_source(ready.source, loaded.deployment.hub, loaded.deployment.store).resolve(
+            ready.id, ready.revision
+        )
+        for recipe in loaded.release.recipes
+        if (ready := ready_checkpoint(recipe)) is not None
+    }
     source_seconds += time.monotonic() - clock
-    require_license(model, loaded.release.model.licenses)
-    _require_space(context, loaded, model)
-    change = license_change(model_released_before(context.store, loaded.release.name), model)
+    for fetched in (model, *checkpoints.values()):
+        require_license(fetched, loaded.release.model.licenses)
+    _require_space(context, loaded, model, sum(checkpoint.size for checkpoint in checkpoints.values()))
+    before = released_before(context.store, loaded.release.name)
+    changes = [license_change(before.model if before else None, model)]
+    for recipe, checkpoint in checkpoints.items():
+        changed = license_change(before.checkpoints.get(recipe) if before else None, checkpoint)
+        changes.append(changed and f"recipe {recipe}: {changed}")
+    change = "; ".join(filter(None, changes))
     if change:
         log.warning("the licence or the gating has changed", change=change, model=model.name)
     datasets = _publish_datasets(context, loaded)
-    release_id = name_release(loaded, model, datasets)
+    release_id = name_release(loaded, model, checkpoints, datasets)
     record = ReleaseRecord(
         release_id=release_id,
         release=loaded.release,
         deployment=loaded.deployment,
         model=model,
+        checkpoints=checkpoints,
         datasets=datasets,
         brings_data=all(task.local for task in plan.tasks),
         ladders=plan.ladders,
@@ -143,29 +158,33 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
             "bytes": model.size,
             "license": model.license or "",
             "gated": model.gated or "",
+            **{f"commit_of_{recipe}": checkpoint.commit for recipe, checkpoint in checkpoints.items()},
             "license_change": change,
         },
         tool_seconds=source_seconds,
     )
 
 
-def _require_space(context: StageContext[ResolveConfig], loaded: LoadedRelease, model: PinnedModel) -> None:
-    """The download goes to the work directory and is copied into a store on a local disk."""
+def _require_space(
+    context: StageContext[ResolveConfig], loaded: LoadedRelease, model: PinnedModel, checkpoints: int
+) -> None:
+    """The downloads go to the work directory and are copied into a store on a local disk."""
     deployment = loaded.deployment
     config = download_config(model, loaded.release.model, deployment.hub)
     key = key_content(DOWNLOAD, config, {}, "").key
     if (record := read_stage_record(context.store, key)) is not None and record.problem(key) is None:
-        return  # it is in the store already
+        return  # it is in the store already; what recipes fetch is checked before they do
     work = Path(deployment.work_root) / DOWNLOAD.name / key[:24]
     already = sum(path.stat().st_size for path in work.rglob("*") if path.is_file())
-    places = [DirectoryNeed("work_root", Path(deployment.work_root), max(0, model.size - already))]
+    size = model.size + checkpoints
+    places = [DirectoryNeed("work_root", Path(deployment.work_root), max(0, size - already))]
     if store := deployment.store.directory:
-        places.append(DirectoryNeed("store", store, model.size))
+        places.append(DirectoryNeed("store", store, size))
     require_space(*places)
 
 
-def model_released_before(store: ArtifactStore, release_name: str) -> PinnedModel | None:
-    """The model of the newest release of a release config for which something was fetched.
+def released_before(store: ArtifactStore, release_name: str) -> ReleaseRecord | None:
+    """The newest release of a release config for which something was fetched.
 
     A release that only was resolved does not count: whoever was asked about its licence may have said no.
 
@@ -175,15 +194,21 @@ def model_released_before(store: ArtifactStore, release_name: str) -> PinnedMode
     for noted in newest_of_config(store, release_name):
         fetched = store.read_document(results_name(noted.release_id, DOWNLOAD.name, ""))
         if fetched is not None and store.read_document(release_record_name(noted.release_id)) is not None:
-            return read_release_record(store, noted.release_id).model
+            return read_release_record(store, noted.release_id)
     return None
 
 
-def name_release(loaded: LoadedRelease, model: PinnedModel, datasets: dict[str, ArtifactRef]) -> str:
-    """The release id: the same config, data files and commit of the model always give the same one."""
+def name_release(
+    loaded: LoadedRelease,
+    model: PinnedModel,
+    checkpoints: Mapping[str, PinnedModel],
+    datasets: Mapping[str, ArtifactRef],
+) -> str:
+    """The release id: the same config, data files and commits always give the same one."""
     content = {
         "release": loaded.release.model_dump(mode="json"),
         "datasets": {name: ref.digest for name, ref in datasets.items()},
+        "checkpoints": {recipe: checkpoint.commit for recipe, checkpoint in checkpoints.items()},
     }
     return f"{loaded.config.name}-{model.commit[:8]}-{sha256_json(content)[:8]}"
 

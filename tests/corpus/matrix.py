@@ -78,10 +78,12 @@ class Outcome:
 
 
 def cpu_recipes() -> dict[str, QuantizationRecipe]:
-    """The committed recipes that need no GPU, one of each kind, with fewer calibration samples."""
+    """The committed recipes that quantize and need no GPU, one of each kind, with fewer calibration samples."""
     found = {}
     for path in sorted((CONFIGS / "quantization").glob("*.yaml")):
         content = yaml.safe_load(path.read_text())
+        if "source" in content:
+            continue
         calibration = content.get("calibration")
         if calibration:
             if calibration["sources"] != ["calibration/demo.jsonl"]:

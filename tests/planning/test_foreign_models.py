@@ -37,7 +37,7 @@ def test_what_layers_keep_follows_from_their_own_kinds_and_heads(name: str):
 
 
 @pytest.mark.parametrize("name", FOREIGN["quantization"])
-def test_weights_that_no_baseline_reads_are_named_as_their_vendor_does(name: str):
+def test_weights_that_transformers_is_not_asked_to_read_are_named_as_their_vendor_does(name: str):
     case = FOREIGN["quantization"][name]
     facts = read_facts(ModelDocuments({**LLAMA, **case["config"]}))
     assert facts.stored_format == case["format"]

@@ -17,11 +17,11 @@ from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.layout import expected_tensors
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts, stated_context
 from llm_pipeline.model_facts.words import ConfigWords
-from llm_pipeline.planning.compatibility import Legal, Refused
+from llm_pipeline.planning.compatibility import Legal, Refused, judge_compatibility
 from llm_pipeline.planning.host import installed_transformers
 from llm_pipeline.planning.memory import head_parameters
 from llm_pipeline.planning.plan import Plan, plan_release
-from llm_pipeline.planning.release_checks import recipe_problems
+from llm_pipeline.planning.release_checks import recipe_problems, scorer_problems
 from llm_pipeline.planning.target_plan import judge_model
 from llm_pipeline.release.loading import load_release
 
@@ -95,8 +95,7 @@ def test_deepseek_v3_unquantized_does_not_fit_one_l4(release: Any):
 
 def test_mixtral_in_fp8_on_an_a10_gets_no_advice_that_does_not_fit(release: Any):
     path = release(config_of("Mixtral-8x7B"), recipes="fp8_chat", targets="a10")
-    error = error_of(path)
-    assert "exports of quantized experts cannot be read back" in error.message
+    assert "fp8 does not run on sm86" in error_of(path).message
     (path.parents[1] / "quantization" / "fp8_chat.yaml").write_text(FP8_WITHOUT_EXPERTS)
     error = error_of(path)
     assert "fp8 does not run on sm86" in error.message
@@ -198,14 +197,17 @@ def test_a_model_that_is_quantized_already_takes_no_other_recipe_than_none():
         assert not [*recipe_problems(recipe("none"), facts_of(name))]
 
 
-def test_experts_are_quantized_by_no_recipe_and_the_advice_leaves_them_out():
+def test_quantized_experts_are_scored_by_vllm_and_are_not_exported_in_int4():
     mixtral, without = facts_of("Mixtral-8x7B"), ["*lm_head*", "*experts*"]
-    assert 'exclude: ["*lm_head*", "*experts*"]' in next(recipe_problems(recipe("fp8"), mixtral))
-    assert not [*recipe_problems(recipe("fp8", exclude=without), mixtral)]
+    (line,) = scorer_problems("hf", recipe("fp8"), mixtral)
+    assert line.endswith('-> exclude: ["*lm_head*", "*experts*"], or evaluation.scorer: vllm, on a host that has it')
+    assert not [*scorer_problems("vllm", recipe("fp8"), mixtral), *recipe_problems(recipe("fp8"), mixtral)]
+    assert not [*scorer_problems("hf", recipe("fp8", exclude=without), mixtral)]
     assert "INT4 fails" in next(recipe_problems(recipe("int4_awq", exclude=without), mixtral))
-    (line,) = recipe_problems(recipe("int4_awq"), mixtral)
-    assert line.endswith('-> weights of 8 bits with exclude: ["*lm_head*", "*experts*"]')
     assert not [*recipe_problems(recipe("int4_awq"), facts_of("Llama-3.1-8B"))]
+    judged = judge_compatibility(cpu_target(), recipe("fp8"), "bfloat16", quantized_experts=True)
+    assert isinstance(judged, Refused)
+    assert 'exclude: ["*lm_head*", "*experts*"]' in judged.nearest
 
 
 def test_architectures_of_which_no_export_passes_are_refused():
@@ -236,7 +238,7 @@ def test_calibration_with_a_chat_template_needs_one():
     [
         ("Llama-3.1-8B", "5.5.4", False), ("Mixtral-8x7B", "5.5.4", False), ("Gemma-2-9B", "5.5.4", False),
         ("Gemma-3-1B", "5.5.4", False), ("Gemma-2-9B", "5.6.0", True), ("Gemma-2-9B", "4.57.3", False),
-        ("Gemma-2-9B", None, False), ("gpt-oss-20b", "5.5.4", True),
+        ("Gemma-2-9B", None, False),
     ],
 )  # fmt: skip
 def test_the_cpu_engine_takes_what_its_exporter_traces_with_the_transformers_that_is_installed(

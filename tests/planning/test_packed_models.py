@@ -50,7 +50,7 @@ PACKED = {
     "fp8": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {
         f"{KEYS}.weight": ("F8_E4M3", (ROWS, COLUMNS)), f"{KEYS}.weight_scale_inv": ("F32", (2, 4)),
     }),
-    "compressed-tensors 4 bit": (
+    "compressed-tensors W4A16": (
         {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4}}}},
         {f"{KEYS}.weight_packed": ("I32", (ROWS, COLUMNS // 8)), f"{KEYS}.weight_scale": ("BF16", (ROWS, 4)),
          f"{KEYS}.weight_shape": ("I32", (2,))},

@@ -65,7 +65,7 @@ EVERY_LAYER = {f"model.layers.{index}.{layer}" for index in range(2) for layer i
 
 
 def test_every_format_has_a_configuration():
-    single = set(WeightFormat.__args__) - {"none", "auto", "modelopt"}
+    single = set(WeightFormat.__args__) - {"none", "auto", "modelopt", "ready"}
     assert set(FORMATS) == single
 
 

@@ -17,7 +17,7 @@ from store_history import MODEL, History
 
 from llm_pipeline.release.newest import NOTED, newest_of_config, newest_of_model, note_release
 from llm_pipeline.release.record import read_release_record, release_record_name
-from llm_pipeline.stages.resolve import model_released_before
+from llm_pipeline.stages.resolve import released_before
 
 
 class Counting:
@@ -90,10 +90,10 @@ def test_the_licence_is_compared_with_that_of_the_newest_release_that_fetched_so
     for release_id in (fetched, removed):
         history.stage(release_id, "download", produces=("checkpoint",))
     history.store.delete_document(release_record_name(removed))
-    found = model_released_before(history.store, "tiny")
+    found = released_before(history.store, "tiny")
     assert found is not None
-    assert found.commit == read_release_record(history.store, fetched).model.commit
-    assert model_released_before(history.store, "never-released") is None
+    assert found.release_id == fetched
+    assert released_before(history.store, "never-released") is None
 
 
 def test_what_is_asked_of_the_store_does_not_grow_with_the_releases_in_it(history, monkeypatch):
@@ -101,7 +101,7 @@ def test_what_is_asked_of_the_store_does_not_grow_with_the_releases_in_it(histor
     asked = []
     for number in range(3):
         counting = Counting(history.store)
-        assert model_released_before(counting, "tiny") is not None
+        assert released_before(counting, "tiny") is not None
         note_release(counting, read_release_record(history.store, own))
         asked.append(dict(counting.asked))
         monkeypatch.setattr(store_history, "MODEL", f"demo/model-{number}")

@@ -105,6 +105,12 @@ def _require_cpu(target: Target, quantization: QuantizationMetadata) -> None:
         raise Unsupported(
             f"openvino_cpu cannot build for accelerator {target.accelerator}", where=f"targets/{target.name}.yaml"
         )
+    if quantization.foreign:
+        raise Unsupported(
+            f"openvino_cpu reads plain weights and modelopt's formats, not {quantization.algorithm}",
+            where=f"targets/{target.name}.yaml",
+            hint="take engine: vllm for this recipe",
+        )
     if quantization.kv_cache and target.weight_format != "native":
         log.warning(
             "the artifact's KV cache format is not used by this weight format",

@@ -8,11 +8,11 @@ from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.compatibility import (
     CPU_FORMATS,
     CPU_KV_FORMATS,
+    OTHER_CHECKPOINT,
     OTHER_ENGINE,
     FormatQuestion,
     Legal,
     Refused,
-    asked_by,
     changes,
     fitting,
     nearest_kv_cache,
@@ -31,7 +31,16 @@ def judge(question: FormatQuestion) -> Legal | Refused:
     if target.accelerator != "cpu":
         find_gpu(target.accelerator)
         return Refused(reason="engine openvino_cpu does not run on a GPU", nearest=OTHER_ENGINE)
-    asked = asked_by(recipe)
+    if question.foreign_format:
+        return Refused(
+            reason=f"the CPU engine reads plain weights and modelopt's formats, not {question.foreign_format}",
+            nearest=OTHER_CHECKPOINT,
+        )
+    if question.quantized_experts:
+        excluded = ", ".join(f'"{pattern}"' for pattern in (*recipe.exclude, "*experts*"))
+        reason = "the CPU engine's graph holds experts at the baseline's precision only"
+        return Refused(reason=reason, nearest=f"exclude: [{excluded}], or a target with engine: vllm")
+    asked = question.asked
     kv_cache = nearest_kv_cache(asked.kv_cache, CPU_KV_FORMATS)
     unserved = [name for name in asked.weights if name not in CPU_FORMATS]
     if unserved:
@@ -52,11 +61,6 @@ def judge(question: FormatQuestion) -> Legal | Refused:
 
 def judge_model(facts: ModelFacts, transformers: str | None) -> Legal | Refused:
     """Whether the CPU engine's exporter traces a model with that version of Transformers; None is not judged."""
-    if facts.stored_format:
-        return Refused(
-            reason=f"the CPU engine is built of plain weights or a recipe's export, not of {facts.stored_format}",
-            nearest="the unquantized model, or a target with engine: tensorrt_llm_llmapi",
-        )
     if facts.architecture.endswith(_OF_SEVERAL_PARTS):
         return Refused(
             reason=f"the CPU engine serves text, and its exporter traces {facts.architecture} with its encoders only",

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_pipeline.artifacts.checkpoint_files import (
-    QUANTIZATION_FILE,
     TOKENIZERS,
     QuantizationMetadata,
     read_json,
     read_quantization,
 )
 from llm_pipeline.base.errors import IntegrityError, Unsupported
-from llm_pipeline.catalog.tables import SupportCell, find_reader_support
+from llm_pipeline.catalog.tables import Column, SupportCell, find_reader_support, find_ready_format
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.llm_args.recorded_schema import dialect_of
 from llm_pipeline.model_facts.reader import stated_context
@@ -61,8 +60,8 @@ def check_checkpoint(checkpoint: Path, target: Target) -> CheckpointFacts:
     if support.value == "no":
         raise Unsupported(
             f"TensorRT-LLM {target.runtime_version} does not read {quantization.algorithm} checkpoints: {support.why}",
-            where=str(checkpoint / QUANTIZATION_FILE),
-            hint="quantize to a format that it reads: see llm-pipeline plan",
+            where=str(checkpoint),
+            hint="take a format that it reads: see llm-pipeline plan",
         )
     context_length = stated_context(config)
     unsure = (f"{quantization.algorithm}: {support.why}",) if support.value != "yes" else ()
@@ -85,7 +84,11 @@ def _reader_support(quantization: QuantizationMetadata, version: str) -> Support
     dialect = dialect_of(version)
     if quantization.algorithm is None:
         return SupportCell(value="yes", why="not quantized")
-    return find_reader_support(quantization.algorithm, "pytorch_1_2" if dialect.name == "1.2.x" else "pytorch_main")
+    column: Column = "pytorch_1_2" if dialect.name == "1.2.x" else "pytorch_main"
+    if not quantization.foreign:
+        return find_reader_support(quantization.algorithm, column)
+    known = find_ready_format(quantization.algorithm)
+    return known.tensorrt_llm[column] if known else SupportCell(value="unknown", why="it is in none of our tables")
 
 
 def _serving_warnings(checkpoint: Path, target: Target, context_length: int | None) -> Iterator[str]:

@@ -20,21 +20,27 @@ from llm_pipeline.catalog.runtime_versions import (
     version_problem,
     version_warning,
 )
-from llm_pipeline.catalog.tables import containers, find_gpu, first_reader_version, read_table
+from llm_pipeline.catalog.tables import (
+    containers,
+    find_gpu,
+    find_ready_format,
+    find_support,
+    first_reader_version,
+    read_table,
+)
 from llm_pipeline.config.quantization import CheckpointRanks, KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.llm_args.recorded_schema import dialect_of
 from llm_pipeline.engines.llm_args.rendering import render_llm_args
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.compatibility import (
-    BaselinePrecision,
-    Fits,
+    OTHER_CHECKPOINT,
+    OTHER_ENGINE,
     FormatQuestion,
     Legal,
     Platform,
     Refused,
     Support,
-    asked_by,
     changes,
     fitting,
     gpu_target_refusal,
@@ -230,7 +236,27 @@ def judge(question: FormatQuestion) -> Legal | Refused:
         return refused
     if refused := _judge_version(target, target.runtime_version or "", target.container or ""):
         return refused
-    return _judge_formats(platform, target, question.recipe, question.dtype, question.fits)
+    if question.recipe.weights == "ready" and target.engine == "tensorrt_llm_engine":
+        return Refused(reason=_NO_EXPORT, nearest=OTHER_ENGINE)
+    if question.foreign_format:
+        return _judge_foreign(platform, question.foreign_format)
+    return _judge_formats(question, platform)
+
+
+def _judge_foreign(platform: Platform, name: str) -> Legal | Refused:
+    """What another tool than modelopt quantized: by the reader, and the kernels of what it is read as."""
+    known = find_ready_format(name)
+    cell = known.tensorrt_llm.get(platform.column) if known else None
+    if known is None or cell is None:
+        return Legal(known="unknown", warnings=(f"whether {platform.backend} reads {name} is in none of our tables",))
+    if cell.value == "no":
+        return Refused(reason=f"{platform.backend} does not read {name}: {cell.why}", nearest=OTHER_CHECKPOINT)
+    kernels = find_support(platform.sm, known.row, platform.column)
+    if kernels.value == "no":
+        reason = f"{name} does not run on {platform.sm} with {platform.backend} ({kernels.why})"
+        return Refused(reason=reason, nearest=OTHER_CHECKPOINT)
+    told = [(f"{name} read by {platform.backend}", cell), (f"{name} on {platform.sm}", kernels)]
+    return legal([Support(one.value, f"{what} is {one.value} in our tables ({one.why})") for what, one in told])
 
 
 def _judge_version(target: Target, version: str, container: str) -> Refused | None:
@@ -241,10 +267,9 @@ def _judge_version(target: Target, version: str, container: str) -> Refused | No
     return Refused(reason=problem.reason, nearest=problem.nearest) if problem else None
 
 
-def _judge_formats(
-    platform: Platform, target: Target, recipe: QuantizationRecipe, dtype: BaselinePrecision, fits: Fits | None
-) -> Legal | Refused:
-    asked, compiled = asked_by(recipe), target.engine == "tensorrt_llm_engine"
+def _judge_formats(question: FormatQuestion, platform: Platform) -> Legal | Refused:
+    target, recipe, dtype, fits = question.target, question.recipe, question.dtype, question.fits
+    asked, compiled = question.asked, target.engine == "tensorrt_llm_engine"
     weights = {
         name: weights_support(platform, name, dtype, weight_only=asked.weight_only, mixed=asked.mixed)
         for name in asked.weights

@@ -1,11 +1,11 @@
-"""The `vllm` builder: the checkpoint is served as it is, plain or in modelopt's formats, by vLLM's batching.
+"""The `vllm` builder: the checkpoint is served as it is, plain or quantized by modelopt or others, by vLLM's batching.
 
 Heavy: import it through `engine_builder` only. The build starts vLLM with the batcher that will serve it, answers the
 golden prompts and measures. The engine directory holds `engine.json` and what vLLM compiled for this model and GPU, so
 that a server does not compile it again.
 
 Which of modelopt's formats vLLM reads is in `QUANT_ALGOS` of its `model_executor/layers/quantization/modelopt.py`
-(0.20): anything else is refused here by name, before a GPU is asked.
+(0.20): anything else is refused here by name, before a GPU is asked. What others quantized, vLLM judges as it loads.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _require_inputs(inputs: BuildInputs) -> QuantizationMetadata:
     if inputs.checkpoint_ref is None:
         raise ConfigError("vLLM serves the checkpoint from the store, and this one has no name there")
     quantization = read_quantization(inputs.checkpoint)
-    if quantization.algorithm is not None and quantization.algorithm.upper() not in _READ:
+    if quantization.algorithm is not None and not quantization.foreign and quantization.algorithm.upper() not in _READ:
         raise Unsupported(
             f"vLLM does not read modelopt's {quantization.algorithm} checkpoints",
             where=str(inputs.checkpoint),
@@ -169,7 +169,7 @@ def _require_inputs(inputs: BuildInputs) -> QuantizationMetadata:
         )
     if quantization.kv_cache not in (None, *_READ_KV_CACHES):
         raise Unsupported(
-            f"vLLM does not read modelopt's KV cache format {quantization.kv_cache}",
+            f"vLLM does not read a KV cache of {quantization.kv_cache}",
             where=str(inputs.checkpoint),
             hint="use kv_cache: fp8 or none in the recipe",
         )

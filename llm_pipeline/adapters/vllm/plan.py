@@ -1,20 +1,20 @@
-"""What `plan` says of the engine `vllm`. Pure."""
+"""What `plan` says of the engine `vllm`, by what vLLM's readers take, and the GPU's own arithmetic. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from llm_pipeline.catalog.runtime_versions import release_numbers
-from llm_pipeline.catalog.tables import find_gpu
-from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
+from llm_pipeline.catalog.tables import find_gpu, find_ready_format, read_table
+from llm_pipeline.config.quantization import WeightFormat
 from llm_pipeline.planning.compatibility import (
+    OTHER_CHECKPOINT,
     VLLM_FORMATS,
     VLLM_KV_FORMATS,
     FormatQuestion,
     Legal,
     Refused,
     Support,
-    asked_by,
     changes,
     fitting,
     gpu_target_refusal,
@@ -30,10 +30,10 @@ _SM_WITH_FP8, _SM_WITH_FP4 = 89, 100
 
 
 def judge(question: FormatQuestion) -> Legal | Refused:
-    """By what vLLM's reader of modelopt's checkpoints takes, and the GPU's own arithmetic."""
+    """Whether vLLM serves a recipe on a target."""
     target, recipe, fits = question.target, question.recipe, question.fits
     if target.accelerator == "cpu":
-        return _judge_on_cpu(recipe)
+        return _judge_on_cpu(question)
     sm = find_gpu(target.accelerator).sm
     if refused := gpu_target_refusal(target, _RUNTIME):
         return refused
@@ -45,7 +45,9 @@ def judge(question: FormatQuestion) -> Legal | Refused:
             reason=f"engine vllm was run with vLLM from {oldest} on, before {newest}, not {target.runtime_version}",
             nearest=f"runtime_version: {oldest}",
         )
-    asked = asked_by(recipe)
+    if question.foreign_format:
+        return _judge_foreign(question.foreign_format, sm)
+    asked = question.asked
     unread = [name for name in asked.weights if name not in VLLM_FORMATS]
     if unread or asked.kv_cache not in VLLM_KV_FORMATS:
         what = [*unread, *([f"kv_cache {asked.kv_cache}"] if asked.kv_cache not in VLLM_KV_FORMATS else ())]
@@ -56,14 +58,36 @@ def judge(question: FormatQuestion) -> Legal | Refused:
     return legal([support for name in asked.weights for support in _kernels(sm, name)])
 
 
-def _judge_on_cpu(recipe: QuantizationRecipe) -> Legal | Refused:
-    asked = asked_by(recipe)
+def _judge_on_cpu(question: FormatQuestion) -> Legal | Refused:
+    slow, asked = "vLLM on a CPU is slow: it shows that a release for a GPU works, not how fast", question.asked
     if set(asked.weights) != {"none"} or asked.kv_cache != "none":
         return Refused(
-            reason=f"vLLM reads none of modelopt's checkpoints on a CPU, and {recipe.name} is one",
+            reason=f"vLLM reads none of modelopt's checkpoints on a CPU, and {question.recipe.name} is one",
             nearest="weights: none and kv_cache: none, or engine: openvino_cpu",
         )
-    return Legal(warnings=("vLLM on a CPU is slow: it shows that a release for a GPU works, not how fast",))
+    judged = _judge_foreign(question.foreign_format, None) if question.foreign_format else Legal()
+    if isinstance(judged, Refused):
+        return judged
+    return judged.model_copy(update={"warnings": (slow, *judged.warnings)})
+
+
+def _judge_foreign(name: str, sm: str | None) -> Legal | Refused:
+    """What another tool than modelopt quantized; `sm` is None on a CPU."""
+    known, method = find_ready_format(name), name.partition(" ")[0]
+    if known is None and method not in read_table("ready_formats")["vllm_methods"]:
+        return Refused(reason=f"vLLM reads no checkpoints of {method}", nearest=OTHER_CHECKPOINT)
+    if known is None or (sm is None and known.cpu == "unknown"):
+        where = "on a CPU" if sm is None else f"on {sm}"
+        return Legal(known="unknown", warnings=(f"whether vLLM runs {name} {where} is in none of our tables",))
+    if sm is None:
+        return Legal()
+    generation = int(sm.removeprefix("sm"))
+    if generation >= known.vllm_below:
+        return Refused(reason=f"vLLM does not run {name} on {sm}: {known.vllm_why}", nearest=OTHER_CHECKPOINT)
+    if known.computed_by is None or known.computed_by[0] <= generation <= known.computed_by[1]:
+        return Legal()
+    unpacked = f"{sm} does not multiply {name}: vLLM keeps such weights and computes in 16 bit"
+    return legal([Support("partial", unpacked)])
 
 
 def _kernels(sm: str, weights: WeightFormat) -> Iterator[Support]:

@@ -1,0 +1,179 @@
+"""Recipes whose checkpoint somebody else quantized, from a hub to the repository that a server loads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import yaml
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "corpus")]
+
+from local_hub import TOKEN_VARIABLE, serve_local_hub
+from ready_checkpoints import make_ready
+
+from llm_pipeline.base.verdict import Verdict
+from llm_pipeline.demo.hub import publish_revision
+from llm_pipeline.release.contract import StageFailure, StageResult
+from llm_pipeline.release.execute import execute
+from llm_pipeline.release.loading import load_release
+from llm_pipeline.release_progress import ReleaseProgress, resolve_request
+
+ROOT = Path(__file__).parents[2]
+DOUBLE = ROOT / "tests" / "doubles" / "vllm_package"
+TARGET = {
+    "accelerator": "cpu", "accelerator_count": 0, "engine": "vllm", "environment": "model",
+    "limits": {"maximum_sequences": 4, "maximum_tokens_per_request": 128, "maximum_batched_tokens": 64},
+}  # fmt: skip
+
+
+class Site:
+    """A release of the demo's model with ready checkpoints, whose stages run in this process."""
+
+    def __init__(self, root: Path, hub, source: Path) -> None:
+        self.root, self.hub, self.source = Path(shutil.copytree(ROOT / "configs", root / "configs")), hub, source
+        self.path = self.root / "releases" / "demo.yaml"
+        self.publish("demo/tiny-llama", source)
+        (self.root / "targets" / "cpu.yaml").write_text(yaml.safe_dump(TARGET))
+        self.write(
+            self.root / "deployments" / "local.yaml",
+            hub={"endpoint": hub.endpoint, "token_variable": TOKEN_VARIABLE},
+            environments={"control": str(ROOT / ".envs/control/bin/python"), "model": sys.executable},
+        )
+        self.write(
+            self.root / "policies" / "demo.yaml", accuracy={"margin": 0.05, "task_margin": 0.1, "minimum_items": 100}
+        )
+        evaluation = yaml.safe_load(self.path.read_text())["evaluation"] | {"limit": 150}
+        self.write(self.path, evaluation=evaluation, baseline={"dtype": "float16"})
+
+    def write(self, path: Path, **fields) -> None:
+        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | fields))
+
+    def publish(self, name: str, directory: Path) -> str:
+        card = directory / "README.md"
+        card.write_text("---\nlicense: apache-2.0\n---\n")
+        return publish_revision(self.hub.root, name, directory, "upload")
+
+    def recipes(self, **sources: str) -> None:
+        for name, source in sources.items():
+            (self.root / "quantization" / f"{name}.yaml").write_text(yaml.safe_dump({"source": source}))
+        self.write(self.path, recipes=list(sources))
+
+    def resolve(self):
+        outcome = execute(resolve_request(load_release(self.path)))
+        self.release = getattr(outcome, "release_id", "")
+        return outcome
+
+    @property
+    def flow(self) -> ReleaseProgress:
+        return ReleaseProgress.open(load_release(self.path).deployment, self.release)
+
+    def run(self, stage: str, subject: str = ""):
+        return execute(self.flow.request(stage, subject))
+
+    def run_in_control(self, stage: str, subject: str) -> dict:
+        """The same in the environment that has what writes a server's files."""
+        request, result = self.root / "request.json", self.root / "result.json"
+        request.write_text(self.flow.request(stage, subject).model_dump_json())
+        command = [ROOT / ".envs/control/bin/python", "-m", "llm_pipeline", "stage", "run", stage]
+        subprocess.run([*command, "--request", request, "--result", result], check=False)
+        return json.loads(result.read_text())
+
+
+@pytest.fixture
+def site(tmp_path, source, monkeypatch):
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    with serve_local_hub(tmp_path) as hub:
+        yield Site(tmp_path, hub, Path(shutil.copytree(source, tmp_path / "model")))
+
+
+@pytest.fixture
+def ready(tmp_path, source):
+    """Makes a checkpoint of the model by a method of another tool."""
+
+    def make(method: str) -> Path:
+        return make_ready(method, source, tmp_path / method)
+
+    return make
+
+
+def test_a_ready_checkpoint_is_pinned_fetched_and_published_as_an_export_is(site, ready):
+    commit = site.publish("else/tiny-w8a8", ready("compressed-tensors"))
+    site.recipes(w8a8="else/tiny-w8a8")
+    resolved = site.resolve()
+    assert isinstance(resolved, StageResult), resolved
+    assert resolved.metrics["commit_of_w8a8"] == site.flow.record.checkpoints["w8a8"].commit == commit
+    assert site.flow.record.facts.ready["w8a8"].stored_format == "compressed-tensors W8A8"
+    site.publish("else/tiny-w8a8", site.source)  # the branch moves on: the release does not
+    assert isinstance(site.run("download"), StageResult)
+    made = site.run("quantize", "w8a8")
+    assert isinstance(made, StageResult), made
+    assert made.artifacts["checkpoint"].kind == "checkpoint"
+    assert (made.metrics["format"], made.metrics["commit"]) == ("compressed-tensors W8A8", commit)
+    assert 0.3 < made.metrics["size_ratio"] < 0.8
+    assert site.run("quantize", "w8a8").reused
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("compressed_tensors") is None, reason="needs the package compressed-tensors")
+def test_it_is_judged_against_the_baseline_chosen_and_packaged_for_vllm(site, ready, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(DOUBLE))
+    monkeypatch.syspath_prepend(str(DOUBLE))
+    site.publish("else/tiny-w8a8", ready("compressed-tensors"))
+    site.recipes(w8a8="else/tiny-w8a8")
+    assert isinstance(site.resolve(), StageResult)
+    for stage, subject in (
+        ("eval_data", ""), ("download", ""), ("baseline", ""), ("quantize", "w8a8"), ("accuracy", "w8a8"),
+        ("choose", "cpu"), ("build", "cpu"),
+    ):  # fmt: skip
+        done = site.run(stage, subject)
+        assert isinstance(done, StageResult), (stage, done)
+        if stage == "accuracy":
+            assert done.judgement.verdict is Verdict.GO, done.judgement
+    assert site.flow.chosen_recipe("cpu") == "w8a8"
+    assert site.flow.result("build", "cpu").metrics["quantization"] == "compressed-tensors W8A8"
+    packaged = site.run_in_control("package", "cpu")
+    assert packaged["artifacts"]["repository"]["kind"] == "model_repository", packaged
+
+
+def test_a_checkpoint_with_another_vocabulary_or_template_ends_with_one_clear_error(site, ready):
+    directory = ready("compressed-tensors")
+    settings = directory / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": "{{ messages }}"}))
+    site.publish("else/tiny-w8a8", directory)
+    site.recipes(w8a8="else/tiny-w8a8")
+    assert isinstance(site.resolve(), StageResult)
+    assert isinstance(site.run("download"), StageResult)
+    failure = site.run("quantize", "w8a8")
+    assert isinstance(failure, StageFailure)
+    assert "its chat template is another one" in failure.error.message
+
+
+def test_what_no_scorer_reads_is_refused_before_anything_is_fetched(site, ready):
+    site.publish("else/tiny-gptq", ready("gptq"))
+    site.recipes(gptq="else/tiny-gptq")
+    failure = site.resolve()
+    assert isinstance(failure, StageFailure)
+    assert "scorer hf reads plain weights, modelopt's formats and compressed-tensors only" in failure.error.message
+    assert "evaluation.scorer: vllm" in failure.error.message
+
+
+def test_a_checkpoint_of_another_model_or_a_plain_one_is_refused(site, ready):
+    directory = ready("compressed-tensors")
+    config = directory / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "vocab_size": 400}))
+    site.publish("else/other", directory)
+    site.publish("else/plain", site.source)
+    site.recipes(other="else/other", plain="else/plain")
+    failure = site.resolve()
+    assert isinstance(failure, StageFailure)
+    assert "else/other is of another model: vocabulary_size 400, not 512" in failure.error.message
+    assert "the weights of else/plain are not quantized" in failure.error.message
