@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from llm_pipeline.config.quantization import Calibration, QuantizationRecipe
 from llm_pipeline.quantization import export_check, modelopt_quantizer
 from llm_pipeline.quantization.calibration import read_calibration
 from llm_pipeline.quantization.device_memory import OutOfMemory
+from llm_pipeline.quantization.export_check import check_export
 from llm_pipeline.quantization.modelopt_quantizer import Quantizer
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import check_tensorrt_llm_checkpoint
 from llm_pipeline.release.contract import StageRequest
@@ -175,3 +177,18 @@ def test_a_batch_that_does_not_fit_is_told_with_what_to_change(source, tmp_path,
         quantizer.export(tmp_path / "export")
     assert "smaller calibration.batch_size" in failure.value.hint
     assert not (tmp_path / "export").exists()
+
+
+def test_quantized_experts_are_exported_and_checked_without_being_read_back(tmp_path):
+    sys.path.insert(0, str(Path(__file__).parents[1] / "corpus"))
+    import tiny_models
+
+    source, recipe = (
+        tiny_models.make("qwen3-moe", tmp_path / "source"),
+        make_recipe("fp8_per_channel_token", calibration=None),
+    )
+    export = tmp_path / "export"
+    logits = Quantizer(source, recipe, None, dtype=torch.float16, device="cpu").export(export)
+    found = check_export(source, export, recipe, logits, dtype=torch.float16, device="cpu")
+    assert found.difference is None
+    assert found.layers == 2 * (4 + 3 * 4)  # attention, and four experts of three matrices
