@@ -14,6 +14,7 @@ from pathlib import Path
 from aiohttp import web
 from hub_faults import Fault, Faults, fault_middleware
 from hub_uploads import LONGEST_COMMIT_BYTES, add_uploads
+from tiny_tokenizer import TOKENIZER
 
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.demo.hub import HubAccessRules, create_application, publish_revision, restrict
@@ -49,7 +50,7 @@ class LocalHub:
         contents: dict[str, bytes | None] = {
             "model.safetensors": safetensors_bytes(),
             "config.json": CONFIG,
-            "tokenizer.json": b'{"version": "1.0"}',
+            "tokenizer.json": TOKENIZER,
             "README.md": b"---\nlicense: apache-2.0\n---\n# Tiny\n",
         }
         contents |= {name.replace("__", "."): data for name, data in changes.items()}

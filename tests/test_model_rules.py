@@ -82,13 +82,11 @@ def test_the_end_of_a_thought_ends_no_answer(rules):
     assert found.end_tokens == (1,)
 
 
-def test_a_piece_of_text_that_config_json_names_ends_none(rules):
+def test_a_piece_of_text_ends_answers_only_where_no_better_file_names_what_does(rules):
     """Transformers writes `eos_token_id: 2` into the configuration of every Llama that says nothing else."""
-    ordinary = tokenizer_json({"<s>": 0, "</s>": 1})
-    found = rules(
-        tokenizer__json=ordinary, config__json={"eos_token_id": 2}, tokenizer_config__json={"eos_token": "</s>"}
-    )
-    assert found.end_tokens == (1,)
+    files = {"tokenizer__json": tokenizer_json({"<s>": 0, "</s>": 1}), "config__json": {"eos_token_id": 2}}
+    assert rules(**files).end_tokens == (2,)
+    assert rules(**files, generation_config__json={"eos_token_id": 1}).end_tokens == (1,)
 
 
 def test_the_decoders_part_of_config_json_counts(rules):

@@ -33,9 +33,6 @@ COMPANIONS = (
 )
 """What belongs to a checkpoint beside its weights: tokenizer, generation config, chat template."""
 
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
-"""The files that a tokenizer can be read from: a checkpoint has one of them at least."""
-
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a checkpoint's directory.

@@ -8,19 +8,20 @@ Four places name tokens that end an answer, and none of them names all in every 
 many chat models), config.json, the tokenizer's `eos_token`, and the chat template. An answer ends at any of these:
 
 - all of generation_config.json, which is written for nothing else;
-- those of config.json that the tokenizer keeps apart from text. Transformers fills the key in by itself, 2 for a Llama,
-  so that in some fine-tuned models it is a piece of ordinary text;
+- those of config.json, as Transformers and vLLM take them where generation_config.json names none; beside it only those
+  that the tokenizer keeps apart from text. Transformers fills the key in by itself, 2 for a Llama, and in some
+  fine-tuned models that is a piece of ordinary text;
 - the tokenizer's `eos_token`;
 - what ends a turn in the default chat template, if it is one of `TURN_ENDS` and a token of its own: nothing but an
   answer's end is meant by these. `<|end|>` is not one of them: gpt-oss ends its thoughts with it, and Phi-3, which
   ends its answers so, lists it.
 
-Pure Python: served models and plans ask, too.
+Pure Python: `plan` asks, too. Served models find the answer in their `engine.json`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -32,7 +33,7 @@ from llm_pipeline.base.records import Frozen
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-SPECIAL_TOKENS, ADDED_TOKENS, VOCABULARY = "special_tokens_map.json", "added_tokens.json", "vocab.json"
+SPECIAL_TOKENS = "special_tokens_map.json"
 TEMPLATE, TEMPLATE_DOCUMENT = "chat_template.jinja", "chat_template.json"
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
 DEFAULT_TEMPLATE = "default"
@@ -41,10 +42,9 @@ TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eot|>", "<end_of_turn>")
 """Of ChatML (Qwen, SmolLM and many others), Llama 3, Llama 4 and Gemma."""
 
 _TEXT_PARTS = ("text_config", "llm_config", "language_config")
-_DOCUMENTS = (
-    CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS, VOCABULARY, TEMPLATE_DOCUMENT,
-)  # fmt: skip
-_REPLACE = "replace it with the published file, or publish a corrected copy of the model"
+_DOCUMENTS = (CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, TEMPLATE_DOCUMENT)
+_NAMED = ("bos_token", "eos_token", "pad_token")
+_REPLACE = "replace it with the published one, or publish a corrected copy of the model"
 
 
 class SamplingDefaults(Frozen):
@@ -106,15 +106,14 @@ class TokenFiles:
         """Tokens that are kept apart from text, with their ids."""
         decoder = _mapping(self.get(TOKENIZER_CONFIG).get("added_tokens_decoder"))
         kept = self.get(TOKENIZER).get("added_tokens")
-        told: list[tuple[Any, Any]] = [*self.get(ADDED_TOKENS).items()]
-        told += [(_mapping(token).get("content"), number) for number, token in decoder.items()]
+        told: list[tuple[Any, Any]] = [(_mapping(token).get("content"), number) for number, token in decoder.items()]
         told += [(_mapping(token).get("content"), _mapping(token).get("id")) for token in _list(kept)]
         return {token: int(number) for token, number in told if isinstance(token, str) and str(number).isdecimal()}
 
     @cached_property
     def text_tokens(self) -> Mapping[str, int]:
-        """Tokens of ordinary text, with their ids; empty where no JSON file has them."""
-        vocabulary = _mapping(self.get(TOKENIZER).get("model")).get("vocab", self.get(VOCABULARY))
+        """Tokens of ordinary text, with their ids; empty without a tokenizer.json."""
+        vocabulary = _mapping(self.get(TOKENIZER).get("model")).get("vocab")
         if isinstance(vocabulary, list):  # of Unigram: [token, score] by id
             return {entry[0]: number for number, entry in enumerate(vocabulary) if isinstance(entry, list) and entry}
         return {token: number for token, number in _mapping(vocabulary).items() if type(number) is int}
@@ -128,6 +127,24 @@ class TokenFiles:
         named = self.get(TOKENIZER_CONFIG).get(key) or self.get(SPECIAL_TOKENS).get(key)
         named = _mapping(named).get("content", named)
         return named if isinstance(named, str) else None
+
+    @property
+    def largest_token(self) -> tuple[str, int]:
+        """The token of the largest id that a text, a chat or a batch can hold, with its id.
+
+        Special tokens that nothing names are left out: text-only models keep those of their siblings for images, and
+        have no embedding for them.
+        """
+        used = "".join(self.templates.values())
+        named = [token for key in _NAMED if (token := self.special_token(key)) is not None]
+        reserved = {
+            token["content"]
+            for token in _list(self.get(TOKENIZER).get("added_tokens"))
+            if token.get("special") and token["content"] not in named and token["content"] not in used
+        }
+        ids = {**self.text_tokens, **self.added_tokens}
+        ids |= {token: len(ids) for token in named if token not in ids}  # Transformers adds what it is told to use
+        return max(((token, ids[token]) for token in ids.keys() - reserved), key=lambda one: one[1])
 
     def token_ids(self, name: str, key: str) -> Iterator[int]:
         """The ids under a key of config.json, its decoder's part included, or of generation_config.json.
@@ -160,30 +177,33 @@ def read_token_files(checkpoint: Path) -> TokenFiles:
     Raises:
         IntegrityError: One of them is malformed; the message names it.
     """
-    paths = [path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()]
-    return token_files(paths, lambda path: (checkpoint / path).read_bytes(), where=str(checkpoint))
+    paths = {path.relative_to(checkpoint).as_posix(): path for path in checkpoint.rglob("*") if path.is_file()}
+    return token_files({name: paths[name].read_bytes() for name in filter(is_token_file, paths)}, where=str(checkpoint))
 
 
-def token_files(paths: Iterable[str], read: Callable[[str], bytes], *, where: str) -> TokenFiles:
-    """The same of a model anywhere.
+def is_token_file(path: str) -> bool:
+    """Whether rules are read from the file at that path of a model."""
+    return path in (*_DOCUMENTS, TEMPLATE) or path.startswith(f"{ADDITIONAL_TEMPLATES}/")
+
+
+def token_files(contents: Mapping[str, bytes], *, where: str) -> TokenFiles:
+    """The files of a model anywhere.
 
     Args:
-        paths: Of all its files.
-        read: Gives the bytes of one.
+        contents: Bytes by path, of each that `is_token_file`.
         where: What it is, for errors.
 
     Raises:
         IntegrityError: A file is malformed; the message names it.
     """
-    names = set(paths)
-    documents = {name: _object(read(name), f"{where}: {name}") for name in _DOCUMENTS if name in names}
+    documents = {name: _object(contents[name], f"{where}: {name}") for name in _DOCUMENTS if name in contents}
     stated = _mapping(documents.get(TOKENIZER_CONFIG)).get("chat_template")
     stated = stated or _mapping(documents.get(TEMPLATE_DOCUMENT)).get("chat_template")
     templates = dict(_named_templates(stated))
-    files = {TEMPLATE: DEFAULT_TEMPLATE} if TEMPLATE in names else {}
-    files |= {path: PurePosixPath(path).stem for path in names if path.startswith(f"{ADDITIONAL_TEMPLATES}/")}
+    files = {path: PurePosixPath(path).stem for path in contents if path.startswith(f"{ADDITIONAL_TEMPLATES}/")}
+    files |= {TEMPLATE: DEFAULT_TEMPLATE} if TEMPLATE in contents else {}
     if files:  # Transformers reads no others then
-        templates = {name: _text(read(path), f"{where}: {path}") for path, name in files.items()}
+        templates = {name: _text(contents[path], f"{where}: {path}") for path, name in files.items()}
     return TokenFiles(documents, templates, where)
 
 
@@ -195,7 +215,7 @@ def rules_of(files: TokenFiles) -> ModelRules:
     """
     apart = set(files.added_tokens.values())
     ends = set(files.token_ids(GENERATION, "eos_token_id"))
-    ends |= {token for token in files.token_ids(CONFIG, "eos_token_id") if token in apart or not apart}
+    ends |= {token for token in files.token_ids(CONFIG, "eos_token_id") if token in apart or not ends}
     template = files.templates.get(DEFAULT_TEMPLATE, "")
     named = (files.special_token("eos_token"), *(token for token in TURN_ENDS if token in template))
     ends |= {number for token in named if (number := files.token_id(token)) is not None}

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from llm_pipeline.base.errors import IntegrityError, unless_io
+from llm_pipeline.base.errors import ConfigError, IntegrityError, unless_io
 
 RecordT = TypeVar("RecordT", bound=BaseModel)
 
@@ -125,6 +125,20 @@ def parse(data: bytes, *, where: str, maximum_bytes: int = MAXIMUM_BYTES, finite
     if _depth_exceeds(value, MAXIMUM_DEPTH):
         raise _too_deep(where)
     return value
+
+
+def require_whole(text: str, *, where: str) -> None:
+    """Refuse a text of a user's JSON with half of a surrogate pair: JSON can spell it, and nothing encodes it.
+
+    Raises:
+        ConfigError: The text holds one.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        hint = "write the character whole, or remove the line"
+        raise ConfigError(f"{half} is half of a character and cannot be encoded", where=where, hint=hint) from error
 
 
 def _number(text: str, *, finite: bool) -> float:

@@ -8,27 +8,27 @@ sizes of any model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import PurePosixPath
 from typing import Any
 
+from llm_pipeline.artifacts import model_rules
 from llm_pipeline.artifacts.checkpoint_directory import INDEX_SUFFIX
 from llm_pipeline.artifacts.model_files import WEIGHTS_SUFFIX
 from llm_pipeline.artifacts.safetensors_header import TensorEntry, parse_header
-from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.json_document import MAXIMUM_BYTES, parse
 from llm_pipeline.hub.checkpoint import check_layout
 from llm_pipeline.hub.source import ModelLook
 from llm_pipeline.model_facts.grouping import HeldTensor
 from llm_pipeline.model_facts.reader import ModelDocuments
 
-_CONFIG, _TOKENIZER, _GENERATION = "config.json", "tokenizer_config.json", "generation_config.json"
-_QUANTIZATION = "hf_quant_config.json"
-_TEMPLATES = ("chat_template.jinja", "chat_template.json")
+_CONFIG, _QUANTIZATION = model_rules.CONFIG, "hf_quant_config.json"
 _LONGEST_DOCUMENT = 10_000_000
 _LONGEST_INDEX = MAXIMUM_BYTES
+_SLOW = frozenset({"tokenizer.model", "spiece.model", "vocab.json", "vocab.txt"})
+"""Tokenizers in other forms."""
 _AT_ONCE = 16
 _PUBLISHED = "do not use this file; replace it with the published one"
 
@@ -37,19 +37,23 @@ def read_documents(look: ModelLook) -> ModelDocuments:
     """Read what planning needs of a model.
 
     Raises:
+        Unsupported: It has no tokenizer.json.
         IntegrityError: A document or a header is malformed, or index and shards contradict each other.
         SourceRefused: A file cannot be read.
         SourceUnavailable: The source does not answer any more.
     """
     weights = sorted(path for path in look.sizes if path.endswith(WEIGHTS_SUFFIX))
-    jobs: list[Callable[[], Any]] = [
-        partial(_object, look, _CONFIG), partial(_has_template, look), partial(_optional, look, _GENERATION)
-    ]  # fmt: skip
-    jobs += [partial(_tensors, look, path) for path in weights]
+    small = sorted(filter(model_rules.is_token_file, look.sizes))
     indexed = sorted(path for path in look.sizes if path.endswith(INDEX_SUFFIX))
+    jobs: list[Callable[[], Any]] = [
+        partial(_bytes, look, path, MAXIMUM_BYTES if path == model_rules.TOKENIZER else _LONGEST_DOCUMENT)
+        for path in small
+    ]
+    jobs += [partial(_tensors, look, path) for path in weights]
     jobs += [partial(_object, look, path, _LONGEST_INDEX) for path in indexed]
     with ThreadPoolExecutor(min(_AT_ONCE, len(jobs))) as pool:
-        config, template, generation, *read = pool.map(lambda job: job(), jobs)
+        read = [*pool.map(lambda job: job(), jobs)]
+    contents, read = dict(zip(small, read, strict=False)), read[len(small) :]
     headers, indexes = read[: len(weights)], dict(zip(indexed, read[len(weights) :], strict=True))
     check_layout(look.name, indexes, dict(zip(weights, headers, strict=True)))
     tensors = [
@@ -57,11 +61,14 @@ def read_documents(look: ModelLook) -> ModelDocuments:
         for header in headers
         for entry in header
     ]
+    files = model_rules.token_files(contents, where=look.name)
+    _require_tokenizer(look, contents)
     return ModelDocuments(
-        config=_with_quantization(look, config),
+        config=_with_quantization(look, {**files.get(_CONFIG)}),
         tensors=tensors,
-        chat_template=template,
-        generation=generation,
+        chat_templates=tuple(sorted(files.templates)),
+        end_tokens=model_rules.rules_of(files).end_tokens,
+        largest_token=files.largest_token,
         origin=f"config.json and the headers of {len(weights)} files of {look.name}",
     )
 
@@ -74,25 +81,44 @@ def _with_quantization(look: ModelLook, config: dict[str, Any]) -> dict[str, Any
     return {**config, "quantization_config": {"quant_method": "modelopt", **(told if isinstance(told, dict) else {})}}
 
 
-def _object(look: ModelLook, path: str, longest: int = _LONGEST_DOCUMENT) -> dict[str, Any]:
-    size = look.sizes[path]
-    if size > longest:
+def _require_tokenizer(look: ModelLook, contents: Mapping[str, bytes]) -> None:
+    """Refuse a model whose tokenizer the loaders would not read, or read by packages that are not installed here.
+
+    Raises:
+        Unsupported: It has no tokenizer.json.
+        IntegrityError: Its tokenizer.json is none.
+    """
+    if model_rules.TOKENIZER not in contents:
+        slow = sorted(path for path in look.sizes if path in _SLOW or path.endswith(".tiktoken"))
+        raise Unsupported(
+            f"the model has no tokenizer.json, only {', '.join(slow)}" if slow else "the model has no tokenizer.json",
+            where=look.name,
+            hint="publish a copy of it with the fast tokenizer, which AutoTokenizer.from_pretrained(...)"
+            ".save_pretrained(...) writes where sentencepiece and tiktoken are installed",
+        )
+    where = f"{look.name}: {model_rules.TOKENIZER}"
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:  # the download has it
+        return
+    try:
+        Tokenizer.from_str(contents[model_rules.TOKENIZER].decode())
+    except Exception as error:  # the bindings raise nothing more special
+        raise IntegrityError(f"not a tokenizer: {error}"[:300], where=where, hint=_PUBLISHED) from error
+
+
+def _bytes(look: ModelLook, path: str, longest: int) -> bytes:
+    if (size := look.sizes[path]) > longest:
         much = f"it has {size} bytes: more than any configuration has"
         raise IntegrityError(much, where=f"{look.name}: {path}", hint=_PUBLISHED)
-    value = parse(look.read(path, 0, size), where=f"{look.name}: {path}", maximum_bytes=longest, finite=False)
+    return look.read(path, 0, size)
+
+
+def _object(look: ModelLook, path: str, longest: int = _LONGEST_DOCUMENT) -> dict[str, Any]:
+    value = parse(_bytes(look, path, longest), where=f"{look.name}: {path}", maximum_bytes=longest, finite=False)
     if not isinstance(value, dict):
         raise IntegrityError("not a JSON object", where=f"{look.name}: {path}", hint=_PUBLISHED)
     return value
-
-
-def _optional(look: ModelLook, path: str) -> dict[str, Any]:
-    return _object(look, path) if path in look.sizes else {}
-
-
-def _has_template(look: ModelLook) -> bool:
-    if any(path in _TEMPLATES or PurePosixPath(path).parent.name == "additional_chat_templates" for path in look.sizes):
-        return True
-    return _TOKENIZER in look.sizes and bool(_object(look, _TOKENIZER).get("chat_template"))
 
 
 def _tensors(look: ModelLook, path: str) -> tuple[TensorEntry, ...]:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llm_pipeline.base.errors import ConfigError, unless_io
+from llm_pipeline.base.json_document import require_whole
 
 CountTokens = Callable[[str], int]
 Integers = NDArray[np.int64]
@@ -67,6 +68,7 @@ def _prompt(line: str, with_output_tokens: bool, where: str) -> RecordedPrompt:
         raise ConfigError(f"not a JSON object: {error}", where=where) from error
     if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or not row["prompt"].strip():
         raise ConfigError("the line has no text in 'prompt'", where=where, hint='write {"prompt": "..."}')
+    require_whole(row["prompt"], where=where)
     tokens = row.get("output_tokens", 0)
     if type(tokens) is not int or tokens < int(with_output_tokens):
         raise ConfigError(

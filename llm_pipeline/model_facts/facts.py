@@ -96,10 +96,10 @@ class ModelFacts(ConfigModel):
         stored_bytes: Bytes of the weights as published.
         stored_by_dtype: The same by the type of elements in the files; empty where their headers were not read.
         stored_format: How they are quantized already; empty for plain ones.
-        chat_template: Whether the tokenizer brings one; None where its files were not read.
+        chat_templates: Names of those that the tokenizer brings; one without a name is `default`. None where its files
+            were not read.
+        end_tokens: Tokens that end answers, by all files that name some; None where they were not read.
         ready: The checkpoints that recipes name as their source, by recipe.
-        end_token: Whether config.json or generation_config.json names a token that ends answers; None where
-            they were not read.
         origin: What the facts were read from.
     """
 
@@ -121,8 +121,8 @@ class ModelFacts(ConfigModel):
     stored_bytes: Count
     stored_by_dtype: dict[str, Count] = Field(default={})
     stored_format: str = ""
-    chat_template: bool | None = None
-    end_token: bool | None = None
+    chat_templates: tuple[str, ...] | None = None
+    end_tokens: tuple[int, ...] | None = None
     ready: dict[str, ModelFacts] = Field(default={})
     origin: str = ""
 

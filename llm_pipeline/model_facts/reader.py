@@ -10,6 +10,7 @@ leaves to its architecture's own class is added (`with_defaults`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -77,8 +78,41 @@ def context_length(words: ConfigWords) -> int:
     if words.optional("max_position_embeddings") is None and words.model_type in _UNBOUNDED:
         return _NO_LIMIT
     stated = words.count("max_position_embeddings")
-    scaling = words.get("rope_scaling") or words.get("rope_parameters")
-    return max(stated, _scaled(words, scaling)) if isinstance(scaling, Mapping) else stated
+    scaling = words.get("rope_scaling") or words.get("rope_parameters") or {}
+    _check_scaling(scaling)
+    return max(stated, _scaled(words, scaling))
+
+
+_SCALING_NEEDS: Mapping[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+}
+"""What Transformers wants beside the kind (`modeling_rope_utils.py`, 5.5), and its models' classes do not fill in."""
+
+
+def _check_scaling(scaling: Any) -> None:
+    """Refuse a scaling of positions that no loader can follow.
+
+    Raises:
+        ConfigError: It is no mapping, or lacks numbers that its kind needs.
+    """
+    hint = "take config.json from the publisher's own revision, or publish a copy of the model where it is corrected"
+    if not isinstance(scaling, Mapping):
+        raise ConfigError(f"config.json says rope_scaling {str(scaling)[:80]!r}", where="model", hint=hint)
+    for name, part in scaling.items():  # several models have one for each kind of layer
+        if isinstance(part, Mapping) and name.endswith("_attention"):
+            _check_scaling(part)
+    kind = str(scaling.get("rope_type") or scaling.get("type"))
+    if missing := [name for name in _SCALING_NEEDS.get(kind, ()) if scaling.get(name) is None]:
+        raise ConfigError(
+            f"config.json scales positions by {kind}, and its rope_scaling or rope_parameters has no "
+            f"{', '.join(missing)}",
+            where="model",
+            hint=hint,
+        )
 
 
 def _scaled(words: ConfigWords, scaling: Mapping[str, Any]) -> int:
@@ -111,15 +145,17 @@ class ModelDocuments:
     Attributes:
         config: config.json.
         tensors: All tensors, from the headers of the weight files; None where those were not read.
-        chat_template: Whether the tokenizer brings a chat template; None where its files were not read.
-        generation: generation_config.json; None where it was not read, empty where there is none.
+        chat_templates: Names of the chat templates; None where the tokenizer's files were not read.
+        end_tokens: Tokens that end answers; None where the files that name them were not read.
+        largest_token: The token of the largest id that the tokenizer makes, with its id; None where it was not read.
         origin: Where all of this is from, in words.
     """
 
     config: Mapping[str, Any]
     tensors: Sequence[HeldTensor] | None = None
-    chat_template: bool | None = None
-    generation: Mapping[str, Any] | None = None
+    chat_templates: tuple[str, ...] | None = None
+    end_tokens: tuple[int, ...] | None = None
+    largest_token: tuple[str, int] | None = None
     origin: str = ""
 
 
@@ -141,6 +177,7 @@ def read_facts(documents: ModelDocuments, sizes: Mapping[Any, Any] | None = None
     words = ConfigWords(with_defaults(documents.config), sizes)
     packing, found = Packing(words), caches(words)
     grouped = _grouped(documents, words, packing)
+    _check_vocabulary(words.count("vocab_size"), documents)
     if packing.method in _UNPACKED:
         _check_keys(words, grouped.matrices)
     heads = words.optional("num_attention_heads") or 1
@@ -163,8 +200,8 @@ def read_facts(documents: ModelDocuments, sizes: Mapping[Any, Any] | None = None
         stored_bytes=sum(grouped.bytes.values()),
         stored_by_dtype=dict(grouped.bytes) if documents.tensors is not None else {},
         stored_format=packing.name or grouped.other_type,
-        chat_template=documents.chat_template,
-        end_token=_names_end_token(documents, words),
+        chat_templates=documents.chat_templates,
+        end_tokens=documents.end_tokens,
         origin=documents.origin,
     )
 
@@ -185,12 +222,6 @@ def _stated_facts(sizes: tuple[tuple[str, Any], ...]) -> ModelFacts | None:
 def _architecture(config: Mapping[str, Any]) -> str:
     named = config.get("architectures")
     return str(named[0]) if isinstance(named, list) and named else ""
-
-
-def _names_end_token(documents: ModelDocuments, words: ConfigWords) -> bool | None:
-    if documents.generation is None:
-        return None
-    return documents.generation.get("eos_token_id") is not None or words.get("eos_token_id") is not None
 
 
 def _grouped(documents: ModelDocuments, words: ConfigWords, packing: Packing) -> Grouped:
@@ -247,4 +278,32 @@ def _check_keys(words: ConfigWords, matrices: Sequence[MatrixGroup]) -> None:
             f"k_proj has {sorted(keys)} rows",
             where="model",
             hint="state model.sizes.kv_bytes_per_token in the release config, or choose another revision",
+        )
+
+
+_TABLE = re.compile(r"(^|model\.|transformer\.)(embed_tokens|wte|word_embeddings|embed_in|lm_head|embed_out)\.weight")
+
+
+def _check_vocabulary(rows: int, documents: ModelDocuments) -> None:
+    """Hold the vocabulary of config.json against the embedding table and the tokenizer.
+
+    Raises:
+        ConfigError: The table has fewer rows, or the tokenizer makes tokens that it has no row for.
+    """
+    tables = [tensor for tensor in documents.tensors or () if _TABLE.fullmatch(tensor.name) and tensor.shape]
+    if short := [tensor for tensor in tables if tensor.shape[0] < rows]:
+        raise ConfigError(
+            f"config.json and the weights contradict each other: vocab_size is {rows}, and {short[0].name} has "
+            f"{short[0].shape[0]} rows",
+            where="model",
+            hint="choose another revision, or publish a copy of the model where vocab_size is the table's",
+        )
+    if documents.largest_token is not None and documents.largest_token[1] >= rows:
+        token, number = documents.largest_token
+        raise ConfigError(
+            f"the tokenizer has more tokens than the model: {token[:40]!r} is token {number}, and the embedding table "
+            f"has {rows} rows",
+            where="model",
+            hint="take the tokenizer of the publisher's own revision, or publish a copy of the model after "
+            "resize_token_embeddings(len(tokenizer))",
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from math import ceil
 
+from llm_pipeline.artifacts.model_rules import DEFAULT_TEMPLATE
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.catalog.modelopt_recipes import BLOCKWISE, INT4_BLOCK, formats_of, known_modelopt_recipe
 from llm_pipeline.catalog.tables import modelopt_algorithms
@@ -113,6 +114,21 @@ def check_model(loaded: LoadedRelease, facts: ModelFacts) -> None:
         Unsupported: No baseline can be scored of the model, or a recipe cannot be made of it.
         ConfigError: The evaluation gives the model more tokens than its context has.
     """
+    if facts.end_tokens == ():
+        raise Unsupported(
+            "no token ends the model's answers: generation_config.json, config.json and the tokenizer name none",
+            where=str(loaded.path),
+            hint="publish a copy of the model whose generation_config.json has eos_token_id",
+        )
+    chats = loaded.release.evaluation.chat_template is not False or any(
+        recipe.calibration and recipe.calibration.chat_template for recipe in loaded.release.recipes
+    )
+    if chats and facts.chat_templates and DEFAULT_TEMPLATE not in facts.chat_templates:
+        raise Unsupported(
+            f"the model's chat templates are {', '.join(facts.chat_templates)}, and none of them is the default",
+            where=str(loaded.path),
+            hint="evaluation.chat_template: false; or publish a copy of the model with one as chat_template.jinja",
+        )
     if (unread := unread_format(facts)) and scorer_of(loaded) == "hf":
         raise Unsupported(
             f"no baseline can be scored of the model: {unread}", where=str(loaded.path), hint=_PLAIN_WEIGHTS
@@ -210,7 +226,7 @@ def recipe_problems(recipe: QuantizationRecipe, facts: ModelFacts) -> Iterator[s
     experts = any(".experts." in group.name for group in facts.matrices)
     if experts and not BLOCKWISE.isdisjoint(asked_by(recipe).weights):
         yield f"modelopt's export of INT4 fails on mixtures of experts ({_SEEN_WITH}) -> weights of 8 bits"
-    if recipe.calibration and recipe.calibration.chat_template and facts.chat_template is False:
+    if recipe.calibration and recipe.calibration.chat_template and facts.chat_templates == ():
         yield (
             "calibration.chat_template renders messages with the model's own template, and the model has none -> a "
             "model with a chat template, or texts without one"
@@ -221,8 +237,12 @@ def model_warnings(loaded: LoadedRelease, facts: ModelFacts | None) -> Iterator[
     """What works, though perhaps not as meant."""
     if facts is None:
         return
-    if facts.end_token is False:
-        yield "neither config.json nor generation_config.json names eos_token_id: answers end only at their longest"
+    halves = facts.stored_by_dtype.get("BF16", 0)
+    if loaded.release.baseline.dtype == "float16" and 2 * halves > facts.stored_bytes:
+        yield (
+            "the model is stored in bfloat16, and baseline.dtype is float16: what is larger than 65,504 in it becomes "
+            "infinite -> baseline.dtype: bfloat16"
+        )
     for target in loaded.release.targets:
         asked = target.limits.maximum_tokens_per_request
         stated = "maximum_tokens_per_request" in target.limits.model_fields_set

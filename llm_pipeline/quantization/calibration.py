@@ -17,6 +17,7 @@ from typing import Any
 from llm_pipeline.artifacts.checkpoint_loading import load_tokenizer
 from llm_pipeline.base.digest import canonical_json, sha256_bytes, sha256_json
 from llm_pipeline.base.errors import ConfigError, unless_io
+from llm_pipeline.base.json_document import require_whole
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.catalog.named_sets import named_set
 from llm_pipeline.config.quantization import NAMED_SET, Calibration, CalibrationSource, QuantizationRecipe, apportion
@@ -139,6 +140,7 @@ def _sample(row: dict[str, Any], field: str, where: str) -> Sample:
     if isinstance(value, list):
         return _chat(value, where)
     if isinstance(value, str) and value.strip() and field != "messages":
+        require_whole(value, where=where)
         return Sample(value, where)
     wrong = "is empty" if _is_blank(value) and field in row else "is not text" if field in row else "is missing"
     raise ConfigError(f"{field!r} {wrong}", where=where, hint=_hint(row, field))
@@ -158,6 +160,7 @@ def _chat(messages: list[Any], where: str) -> Sample:
             raise ConfigError("a message without a role", where=where)
         if not isinstance(message.get("content"), str):
             raise ConfigError("a message without content", where=where)
+        require_whole(message["role"] + message["content"], where=where)
     if all(_is_blank(message["content"]) for message in messages):
         raise ConfigError("'messages' is empty", where=where)
     return Sample(canonical_json(messages).decode(), where)

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-from llm_pipeline.artifacts.checkpoint_files import QUANTIZATION_FILE, TOKENIZERS, read_json
+from llm_pipeline.artifacts.checkpoint_files import QUANTIZATION_FILE, read_json
+from llm_pipeline.artifacts.model_rules import TOKENIZER
 from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.catalog.modelopt_recipes import ALGORITHMS
@@ -60,7 +61,7 @@ def check_export(
         OutOfMemory: The model does not fit.
     """
     where = str(export)
-    if not any((export / name).is_file() for name in TOKENIZERS):
+    if not (export / TOKENIZER).is_file():
         raise IntegrityError("there is no tokenizer", where=where)
     checkpoint = Checkpoint(export)
     _check_formats(checkpoint, recipe, export)

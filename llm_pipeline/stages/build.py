@@ -125,7 +125,7 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[BuildConfig, Mapping[s
 
 STAGE = Stage(
     name="build",
-    version=3,
+    version=4,
     config=BuildConfig,
     request=request,
     run=run,

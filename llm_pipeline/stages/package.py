@@ -110,7 +110,7 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[PackageConfig, Mapping
 
 STAGE = Stage(
     name="package",
-    version=7,
+    version=8,
     config=PackageConfig,
     request=request,
     run=run,

@@ -25,12 +25,13 @@ from .conftest import LocalHub
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from tiny_tokenizer import TOKENIZER
 from unprivileged import directory_for_everyone, mode, without_root
 
 SIZES = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "intermediate_size": 16,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 32,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": 64, "eos_token_id": 2,
 }  # fmt: skip
 TEMPLATE = b'{"chat_template": "{{ messages }}"}'
 
@@ -65,7 +66,7 @@ FILES = {
     "config.json": json.dumps(SIZES).encode(),
     "model.safetensors": weights(llama()),
     "tokenizer_config.json": TEMPLATE,
-    "tokenizer.json": b"{}",
+    "tokenizer.json": TOKENIZER,
 }
 PARAMETERS = 2 * 32 * 8 + 2 * (2 * 64 + 2 * 32 + 3 * 128) + 5 * 8
 
@@ -109,8 +110,8 @@ def test_every_source_shows_the_sizes_of_a_model(place: Callable[[dict[str, byte
     assert facts.stored_by_dtype == {"F16": 2 * PARAMETERS}
     assert (facts.layers, facts.key_value_heads, facts.context_length) == (2, 2, 64)
     assert facts.kv_elements_per_token == 2 * 2 * 2 * 2
-    assert facts.chat_template is True
-    assert facts.end_token is False
+    assert facts.chat_templates == ("default",)
+    assert facts.end_tokens == (2,)
     assert not facts.tied_embeddings
     assert "headers of 1 files" in facts.origin
 
@@ -199,10 +200,56 @@ def test_modelopts_own_file_says_how_a_checkpoint_is_quantized(tmp_path: Path):
     assert facts_of(on_disk(tmp_path / "model", files)).stored_format == "modelopt FP8"
 
 
-def test_an_end_token_is_found_in_either_file(tmp_path: Path):
-    in_config = FILES | {"config.json": json.dumps(SIZES | {"eos_token_id": 0}).encode()}
-    assert facts_of(on_disk(tmp_path / "a", in_config)).end_token is True
-    assert facts_of(on_disk(tmp_path / "b", FILES | {"generation_config.json": b'{"eos_token_id": [1, 2]}'})).end_token
+def test_every_end_token_is_found(tmp_path: Path):
+    files = FILES | {"generation_config.json": b'{"eos_token_id": [1, 2]}'}
+    assert facts_of(on_disk(tmp_path / "model", files)).end_tokens == (1, 2)
+
+
+def tokenizer(added: dict[str, bool], **settings: str) -> dict[str, bytes]:
+    """Tokenizer files with tokens after the 32 that the embedding has rows for, special ones or not."""
+    document = json.loads(TOKENIZER)
+    document["added_tokens"] += [
+        document["added_tokens"][0] | {"id": 32 + number, "content": token, "special": special}
+        for number, (token, special) in enumerate(added.items())
+    ]
+    return {"tokenizer.json": json.dumps(document).encode(), "tokenizer_config.json": json.dumps(settings).encode()}
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem", "advice"),
+    [
+        (tokenizer({"<tool>": False}), r"'<tool>' is token 32, and the embedding table has 32 rows", "resize_token"),
+        (tokenizer({"<pad>": True}, pad_token="<pad>"), "'<pad>' is token 32", "resize_token"),
+        (tokenizer({f"<{number}>": True for number in range(29)}, pad_token="<new>"), "'<new>' is token 32", "resize_"),
+        (tokenizer({"<|im_start|>": True}, chat_template="<|im_start|>"), "'<|im_start|>' is token 32", "resize_token"),
+        ({"config.json": json.dumps(SIZES | {"vocab_size": 40}).encode()},
+         r"vocab_size is 40, and model.embed_tokens.weight has 32 rows", "where vocab_size is the table's"),
+        ({"tokenizer.json": None}, "the model has no tokenizer.json", "save_pretrained"),
+        ({"tokenizer.json": None, "tokenizer.model": b"x"}, "only tokenizer.model", "save_pretrained"),
+        ({"tokenizer.json": b"{"}, "not usable JSON", "replace it with the published one"),
+        ({"tokenizer.json": b'{"version": "1.0", "model": {"type": "BPE"}}'}, "not a tokenizer", "published one"),
+        ({"config.json": json.dumps(SIZES | {"rope_scaling": {"type": "yarn"}}).encode()},
+         "scales positions by yarn, and its rope_scaling or rope_parameters has no factor", "where it is corrected"),
+        ({"config.json": json.dumps(SIZES | {"rope_parameters": {"full_attention": {"rope_type": "llama3"}}}).encode()},
+         "by llama3, .* has no factor, low_freq_factor, high_freq_factor", "where it is corrected"),
+        ({"config.json": json.dumps(SIZES | {"rope_scaling": "linear"}).encode()}, "says rope_scaling 'linear'", ""),
+        ({"generation_config.json": b'{"eos_token_id": "</s>"}'}, "is no token's number", "replace it"),
+    ],
+    ids=["token", "padding", "new padding", "template", "vocab_size", "no tokenizer", "slow tokenizer", "torn",
+         "no vocabulary", "no factor", "no factor in a layer", "no mapping", "end token"],
+)  # fmt: skip
+def test_what_would_end_a_stage_later_is_told_before_the_download(
+    tmp_path: Path, changed: dict[str, bytes | None], problem: str, advice: str
+):
+    files = {name: data for name, data in (FILES | changed).items() if data is not None}
+    with pytest.raises((ConfigError, IntegrityError, Unsupported), match=problem) as caught:
+        facts_of(on_disk(tmp_path / "model", files))
+    assert advice in caught.value.hint
+
+
+def test_special_tokens_of_other_models_need_no_row(tmp_path: Path):
+    """Gemma 3 of text alone keeps its siblings' token for an image, one beyond its embedding."""
+    facts_of(on_disk(tmp_path / "model", FILES | tokenizer({"<image_soft_token>": True})))
 
 
 def test_documents_without_headers_are_judged_by_the_architecture():

@@ -65,6 +65,14 @@ def test_many_texts_of_one_token_have_a_word_each(composer):
     assert composer.compose(np.empty(0, dtype=np.int64), draws(3, "texts")) == []
 
 
+def test_half_of_a_character_in_a_prompt_is_named(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text(json.dumps({"prompt": "a \ud800"}))
+    with pytest.raises(ConfigError, match=r"\\ud800 is half of a character") as error:
+        read_prompts(path)
+    assert error.value.where == f"{path}:1"
+
+
 def test_prompts_are_read_with_the_lengths_of_their_answers(tmp_path):
     path = tmp_path / "p.jsonl"
     rows = [{"prompt": "a\u2028b", "output_tokens": 7}, {"prompt": "c", "other": 1}, {"prompt": "c"}]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from judging import cpu_target, gpu_target, recipe
 from published import config_of, facts_of
+from tiny_tokenizer import TOKENIZER
 
 from llm_pipeline.base.errors import ConfigError, ExitCode, PipelineError, Unsupported
 from llm_pipeline.catalog.tables import TRACED_WITH
@@ -38,6 +39,8 @@ def write_model(root: Path, config: dict[str, Any]) -> None:
     """A directory with a model's config.json, and weights of its size that take no space on the disk."""
     root.mkdir()
     (root / "config.json").write_text(json.dumps(config))
+    (root / "generation_config.json").write_text('{"eos_token_id": 2}')
+    (root / "tokenizer.json").write_bytes(TOKENIZER)
     plain = ConfigWords({key: value for key, value in config.items() if key != "quantization_config"})
     header, end = {}, 0
     for name, shape in expected_tensors(plain) or ():
@@ -227,10 +230,37 @@ def test_calibration_with_a_chat_template_needs_one():
     chat = {"sources": ["c.jsonl"], "samples": 1, "maximum_tokens": 8, "chat_template": True}
     asked = recipe("fp8").model_copy(update={"calibration": recipe("fp8").calibration})
     asked = type(asked).model_validate({**asked.model_dump(), "calibration": chat})
-    without = facts_of("Llama-3.1-8B").model_copy(update={"chat_template": False})
+    without = facts_of("Llama-3.1-8B").model_copy(update={"chat_templates": ()})
     assert "the model has none" in next(recipe_problems(asked, without))
-    for known in (True, None):
-        assert not [*recipe_problems(asked, without.model_copy(update={"chat_template": known}))]
+    for known in (("default",), None):
+        assert not [*recipe_problems(asked, without.model_copy(update={"chat_templates": known}))]
+
+
+def test_a_model_that_no_token_ends_is_refused(release: Any, tmp_path: Path):
+    path = release({key: value for key, value in config_of("Llama-3.2-1B").items() if key != "eos_token_id"})
+    (tmp_path / "model/generation_config.json").unlink()
+    error = error_of(path)
+    assert "no token ends the model's answers" in error.message
+    assert "generation_config.json has eos_token_id" in error.hint
+
+
+def test_named_chat_templates_need_a_default(release: Any, tmp_path: Path):
+    path = release(config_of("Llama-3.2-1B"))
+    named = [{"name": "rag", "template": "{{ messages }}"}, {"name": "tool_use", "template": "{{ messages }}"}]
+    (tmp_path / "model/tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    error = error_of(path)
+    assert "the model's chat templates are rag, tool_use, and none of them is the default" in error.message
+    assert "evaluation.chat_template: false" in error.hint
+    path.write_text(path.read_text().replace("  served_tasks:", "  chat_template: false\n  served_tasks:"))
+    assert planned(path).facts
+
+
+def test_float16_of_a_model_in_bfloat16_is_warned_of(release: Any):
+    path = release(config_of("Llama-3.2-1B"))
+    told = "stored in bfloat16, and baseline.dtype is float16"
+    assert not [line for line in planned(path).warnings if told in line]
+    path.write_text(path.read_text().replace("dtype: bfloat16", "dtype: float16"))
+    assert [line for line in planned(path).warnings if told in line]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_tokenizer import TOKENIZER
 
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.config.overrides import Overrides
@@ -106,8 +107,10 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Releases]:
     model.mkdir()
     header = json.dumps({"weight": {"dtype": "F16", "shape": [2], "data_offsets": [0, 4]}}).encode()
     (model / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0\0\0\0")
-    (model / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
-    (model / "tokenizer.json").write_text("{}")
+    (model / "config.json").write_text(
+        '{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "eos_token_id": 2}'
+    )
+    (model / "tokenizer.json").write_bytes(TOKENIZER)
     shutil.copytree(CONFIGS, root / "configs")
     config, deployment = root / "configs/releases/demo.yaml", root / "configs/deployments/local.yaml"
     config.write_text(config.read_text().replace("model:\n", f"model:\n  source: file://{model}\n", 1))

@@ -201,6 +201,16 @@ def test_a_line_without_a_chat_is_named(tmp_path, row, message):
     assert error.value.where == f"{path}:1"
 
 
+@pytest.mark.parametrize(
+    "row", [{"text": "a \ud800"}, {"messages": [{"role": "user", "content": "\udc00"}]}], ids=["text", "chat"]
+)
+def test_half_of_a_character_is_named(tmp_path, row):
+    path = write(tmp_path / "d.jsonl", row)
+    with pytest.raises(ConfigError, match=r"\\ud[8c]00 is half of a character") as error:
+        read_sources(path, settings(chat_template="messages" in row))
+    assert (error.value.where, error.value.hint) == (f"{path}:1", "write the character whole, or remove the line")
+
+
 def test_a_published_calibration_set_is_read_in_the_order_of_its_sources(tmp_path):
     for number in range(11):
         write(tmp_path / f"{number}-d.jsonl", {"text": f"source {number}"})

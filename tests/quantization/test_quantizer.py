@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -84,6 +85,17 @@ def test_after_a_kill_the_stage_starts_again_and_makes_the_same(quantize):
     assert not again.reused
     other = quantize(recipe.model_copy(update={"name": "other"}))
     assert again.artifacts == other.artifacts
+
+
+def test_a_generation_config_that_transformers_does_not_save_is_kept(source, tmp_path):
+    """Llama 2 published one with a temperature and no word of sampling."""
+    model = tmp_path / "model"
+    shutil.copytree(source, model)
+    generation = {"eos_token_id": [1], "temperature": 0.6, "top_p": 0.9}
+    (model / "generation_config.json").write_text(json.dumps(generation))
+    recipe = make_recipe("int8_weight_only", calibration=None)
+    Quantizer(model, recipe, None, dtype=torch.bfloat16, device="cpu").export(tmp_path / "export")
+    assert json.loads((tmp_path / "export/generation_config.json").read_text()) == generation
 
 
 def test_an_export_that_its_check_refuses_is_not_published(quantize, monkeypatch):

@@ -8,7 +8,7 @@ pytest.importorskip("tokenizers")
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from llm_pipeline.serving.models.engine_tokenizer import open_codec
+from llm_pipeline.serving.models.engine_tokenizer import Codec
 
 
 def test_truncation_and_padding_of_the_training_do_not_reach_a_prompt(tmp_path):
@@ -18,4 +18,4 @@ def test_truncation_and_padding_of_the_training_do_not_reach_a_prompt(tmp_path):
     tokenizer.enable_padding(length=10, pad_id=0, pad_token="</s>")
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert len(tokenizer.encode("a " * 10).ids) == 10, "six, and four of padding"
-    assert open_codec(tmp_path).encode("a " * 10, special=True) == [1] * 10
+    assert Codec(tmp_path).encode("a " * 10, special=True) == [1] * 10

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import struct
+import sys
 from pathlib import Path
 
 from llm_pipeline.config.deployment import HubAccess
@@ -20,6 +21,10 @@ from llm_pipeline.release.execute import execute
 from llm_pipeline.stages.download import download_config
 from llm_pipeline.store import open_store
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tiny_tokenizer import TOKENIZER
+
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "intermediate_size": 16,
     "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 4, "max_position_embeddings": 64,
@@ -32,6 +37,7 @@ def published(root: Path) -> tuple[ModelSource, ModelFacts]:
     header = json.dumps({"model.embed_tokens.weight": {"dtype": "F16", "shape": [4, 8], "data_offsets": [0, 64]}})
     (root / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header.encode() + bytes(64))
     (root / "config.json").write_text(json.dumps(CONFIG))
+    (root / "tokenizer.json").write_bytes(TOKENIZER)
     facts = read_facts(read_documents(DirectorySource(root).look("demo/tiny", "main")))
     return ModelSource(id="demo/tiny", source=f"file://{root}"), facts
 

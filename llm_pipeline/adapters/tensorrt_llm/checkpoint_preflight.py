@@ -11,18 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_pipeline.artifacts.checkpoint_files import (
-    TOKENIZERS,
     QuantizationMetadata,
     read_json,
     read_quantization,
 )
+from llm_pipeline.artifacts.model_rules import TOKENIZER, read_token_files
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.catalog.tables import Column, SupportCell, find_reader_support, find_ready_format
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.llm_args.recorded_schema import dialect_of
 from llm_pipeline.model_facts.reader import stated_context
-
-_CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
 @dataclass(frozen=True)
@@ -72,12 +70,9 @@ def check_checkpoint(checkpoint: Path, target: Target) -> CheckpointFacts:
 def _require_files(checkpoint: Path) -> None:
     if not any(checkpoint.glob("*.safetensors")):
         raise IntegrityError("the checkpoint has no safetensors weights", where=str(checkpoint))
-    if not any((checkpoint / name).is_file() for name in TOKENIZERS):
-        raise IntegrityError(
-            f"the checkpoint has no tokenizer: none of {', '.join(TOKENIZERS)}",
-            where=str(checkpoint),
-            hint="copy the tokenizer's files beside the weights",
-        )
+    if not (checkpoint / TOKENIZER).is_file():
+        hint = "copy the tokenizer's files beside the weights"
+        raise IntegrityError(f"the checkpoint has no tokenizer: no {TOKENIZER}", where=str(checkpoint), hint=hint)
 
 
 def _reader_support(quantization: QuantizationMetadata, version: str) -> SupportCell:
@@ -95,14 +90,5 @@ def _serving_warnings(checkpoint: Path, target: Target, context_length: int | No
     asked = target.limits.maximum_tokens_per_request
     if context_length is not None and asked > context_length:
         yield f"limits.maximum_tokens_per_request {asked} is beyond the model's {context_length} positions"
-    if not (checkpoint / "generation_config.json").is_file():
-        yield "no generation_config.json: the end-of-text token is taken from config.json"
-    if not _has_chat_template(checkpoint):
+    if not read_token_files(checkpoint).templates:
         yield "no chat template: plain prompts work, chat requests are refused"
-
-
-def _has_chat_template(checkpoint: Path) -> bool:
-    if any((checkpoint / name).is_file() for name in _CHAT_TEMPLATES):
-        return True
-    settings = checkpoint / "tokenizer_config.json"
-    return settings.is_file() and "chat_template" in read_json(settings)

@@ -35,7 +35,7 @@ from llm_pipeline.artifacts.checkpoint_files import copy_companions
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
 from llm_pipeline.artifacts.host_facts import HostFacts, read_host_facts
 from llm_pipeline.artifacts.host_match import driver_warning, target_problems
-from llm_pipeline.artifacts.model_rules import read_model_rules
+from llm_pipeline.artifacts.model_rules import TOKENIZER, TOKENIZER_CONFIG, read_model_rules
 from llm_pipeline.artifacts.repository_layout import TOKENIZER_DIRECTORY
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.logging import get_logger
@@ -47,8 +47,6 @@ from llm_pipeline.engines.tool_process import run_tool
 
 log = get_logger(__name__)
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
-_TOKENIZER_CONFIG = "tokenizer_config.json"
 _TENSORRT_DISTRIBUTIONS = ("tensorrt", "tensorrt_cu13", "tensorrt_cu12")
 _UNKNOWN = "unknown"
 _RECORDED_FOR = (1, 2)
@@ -248,10 +246,8 @@ def _read_checkpoint(inputs: BuildInputs, host: HostFacts) -> BuildCheckpoint:
 
 def _require_tokenizer(checkpoint: Path) -> None:
     """Refuse a checkpoint whose engine could not be served for want of a tokenizer."""
-    if not any((checkpoint / name).is_file() for name in _TOKENIZER_FILES):
-        raise IntegrityError(f"the checkpoint has no {' or '.join(_TOKENIZER_FILES)}", where=str(checkpoint))
-    if not (checkpoint / _TOKENIZER_CONFIG).is_file():
-        raise IntegrityError(f"the checkpoint has no {_TOKENIZER_CONFIG}", where=str(checkpoint))
+    if missing := [name for name in (TOKENIZER, TOKENIZER_CONFIG) if not (checkpoint / name).is_file()]:
+        raise IntegrityError(f"the checkpoint has no {missing[0]}", where=str(checkpoint))
 
 
 def _installed_tensorrt() -> str:

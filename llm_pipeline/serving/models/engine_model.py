@@ -48,7 +48,7 @@ class TritonPythonModel(served_model.ServedModel):
     def initialize(self, args: dict[str, str]) -> None:
         """Load the tokenizer; an exception here makes the model unavailable."""
         self.set_up(args)
-        self._codec = engine_tokenizer.open_codec(Path(__file__).with_name("tokenizer"))
+        self._codec = engine_tokenizer.Codec(Path(__file__).with_name("tokenizer"))
         self._ends = engine_tokenizer.end_tokens(Path(__file__).with_name("engine"))
         self._address = own_server.ServerAddress.of_parent()
         self._stopping = threading.Event()

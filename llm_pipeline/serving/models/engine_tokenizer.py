@@ -1,7 +1,7 @@
 """The tokenizer of a TensorRT-LLM engine, for the python models around it.
 
 This file is copied into a model repository beside every `model.py` that needs it and stands alone there: standard
-library, numpy, and tokenizers or transformers. Only local files are read, and no code from them is run.
+library, numpy and tokenizers.
 """
 
 from __future__ import annotations
@@ -9,79 +9,35 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 
-class Codec(Protocol):
-    """From text to tokens and back."""
+class Codec:
+    """From text to tokens and back, by the `tokenizer.json` in a directory.
 
-    def encode(self, text: str, *, special: bool) -> list[int]:
-        """Tokens of a text; `special` adds the model's own, such as a begin-of-text token."""
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, without the model's own."""
-
-    def token_id(self, token: str) -> int | None:
-        """The number of a token; None if there is none."""
-
-    def size(self) -> int:
-        """Number of tokens in the vocabulary."""
-
-
-class FastCodec:
-    """`tokenizer.json`, read without transformers, which takes seconds to import."""
+    Transformers takes seconds to import, and adds nothing to what this file says.
+    """
 
     def __init__(self, directory: Path) -> None:
         from tokenizers import Tokenizer
 
         self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-        self._tokenizer.no_truncation()  # both as they were in training, where a file has kept them
+        self._tokenizer.no_truncation()  # a file may have kept both from training
         self._tokenizer.no_padding()
 
     def encode(self, text: str, *, special: bool) -> list[int]:
+        """Tokens of a text; `special` adds the model's own, such as a begin-of-text token."""
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, without the model's own."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
-    def token_id(self, token: str) -> int | None:
-        number: int | None = self._tokenizer.token_to_id(token)
-        return number
-
     def size(self) -> int:
+        """Number of tokens in the vocabulary."""
         return int(self._tokenizer.get_vocab_size())
-
-
-class SlowCodec:
-    """Any other tokenizer that transformers knows."""
-
-    def __init__(self, directory: Path) -> None:
-        from transformers import AutoTokenizer
-
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(
-            str(directory), local_files_only=True, trust_remote_code=False
-        )
-
-    def encode(self, text: str, *, special: bool) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=special))
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
-
-    def token_id(self, token: str) -> int | None:
-        number: int | None = self._tokenizer.convert_tokens_to_ids(token)
-        return number
-
-    def size(self) -> int:
-        return len(self._tokenizer)
-
-
-def open_codec(directory: Path) -> Codec:
-    """The tokenizer in a directory: its `tokenizer.json`, else what transformers makes of its files."""
-    return FastCodec(directory) if (directory / "tokenizer.json").is_file() else SlowCodec(directory)
 
 
 def end_tokens(engine: Path) -> list[int]:

@@ -27,7 +27,7 @@ class TritonPythonModel:
         configured = json.loads(args["model_config"])["parameters"]
         parameters = {name: value["string_value"] for name, value in configured.items()}
         directory = Path(args["model_repository"]).parent / parameters["tokenizer_dir"]
-        self._codec = engine_tokenizer.open_codec(directory)
+        self._codec = engine_tokenizer.Codec(directory)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Decode the tokens of each request; one response each, in order."""

@@ -34,7 +34,7 @@ class TritonPythonModel:
         configured = json.loads(args["model_config"])["parameters"]
         parameters = {name: value["string_value"] for name, value in configured.items()}
         directory = Path(args["model_repository"]).parent / parameters["tokenizer_dir"]
-        self._codec = engine_tokenizer.open_codec(directory)
+        self._codec = engine_tokenizer.Codec(directory)
         self._end = engine_tokenizer.end_tokens(directory.with_name("engine"))[0]
         self._add_special = parameters.get("add_special_tokens", "true") == "true"
 
