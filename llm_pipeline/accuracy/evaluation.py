@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field
 
@@ -19,48 +18,18 @@ SUMMARY_FILE = "summary.json"
 _SHOWN = 16
 
 
-class TaskGroup(Frozen):
-    """A group that an evaluation asked for by name: one score, and its tasks are information.
-
-    Attributes:
-        name: What the release config calls it.
-        tasks: Its tasks, those of groups inside of it included, sorted.
-        weighting: `items` counts every document alike (lm-eval's `weight_by_size: true`); `tasks` takes the mean of
-            the tasks' means.
-    """
-
-    name: str
-    tasks: tuple[str, ...]
-    weighting: Literal["items", "tasks"] = "items"
-
-
 class TaskSummary(Frozen):
     """One task of an evaluation.
 
     Attributes:
         items: How many were evaluated.
         accuracy: Mean score of those that have one; None without any.
+        cut: Answers that ended by length.
     """
 
     items: int
     accuracy: float | None
-
-
-class Divergence(Frozen):
-    """How far the candidate's distribution of the next token is from the baseline's, on the same texts.
-
-    Attributes:
-        tokens: Positions compared.
-        kl_at_least: Mean Kullback-Leibler divergence in nats a token, from baseline to candidate; a lower bound, since
-            all but the baseline's 64 likeliest tokens count as one. None when the candidate's numbers are not finite.
-        top_token_agreement: Share of positions with the same likeliest token.
-        perplexity: The candidate's, of the texts.
-    """
-
-    tokens: int
-    kl_at_least: float | None
-    top_token_agreement: float | None
-    perplexity: float | None
+    cut: int = 0
 
 
 class DataRead(Frozen):
@@ -93,11 +62,8 @@ class EvaluationSummary(Frozen):
         look: At which look the gate decided, from 1; None for an evaluation that is no gate's.
         looks: How many looks were planned.
         harness: What must be the same on both sides of a comparison, see `refuse_other_harness`.
-        scoring: How log-likelihoods were computed, and why not with shared prefixes if they were not.
-        perplexity: Of the divergence's texts.
-        divergence: Distance from the baseline; of a candidate only.
-        groups: The groups that were asked for by name, each judged as one task.
-        tags: Tasks by the label that was asked for instead of them; each is judged by itself.
+        groups: Tasks by the group that was asked for by name; each group is judged as one task.
+        tags: Tasks by the tag that was asked for by name; each task is judged by itself.
         metrics: By which metric each task is judged, by task name.
         data: The data of the hub that the tasks read; of tasks that bring their own data there are none.
     """
@@ -110,32 +76,23 @@ class EvaluationSummary(Frozen):
     look: int | None = None
     looks: int = 1
     harness: dict[str, str] = Field(default={})
-    scoring: str = ""
-    perplexity: float | None = None
-    divergence: Divergence | None = None
-    groups: tuple[TaskGroup, ...] = ()
+    groups: dict[str, tuple[str, ...]] = Field(default={})
     tags: dict[str, tuple[str, ...]] = Field(default={})
     metrics: dict[str, TaskMetric] = Field(default={})
     data: tuple[DataRead, ...] = ()
 
     @property
-    def judged_as_one(self) -> dict[str, tuple[str, ...]]:
-        """Tasks by the group that was asked for by name."""
-        return {group.name: group.tasks for group in self.groups}
-
-    @property
     def named_tasks(self) -> dict[str, tuple[str, ...]]:
-        """Tasks by the name of the group or label that was asked for instead of them."""
-        return self.judged_as_one | self.tags
+        """Tasks by the name of the group or tag that was asked for instead of them."""
+        return self.groups | self.tags
 
-    def group_score(self, group: TaskGroup) -> float | None:
-        """A group's score, as lm-eval aggregates it; None while one of its tasks has none."""
-        parts = [self.tasks[task] for task in group.tasks if task in self.tasks]
-        weights = [float(part.items if group.weighting == "items" else 1) for part in parts]
-        scores = [part.accuracy for part in parts if part.accuracy is not None]
-        if not scores or len(scores) < len(group.tasks):
+    def group_score(self, name: str) -> float | None:
+        """A group's mean score over all of its items; None while one of its tasks has none."""
+        parts = [self.tasks.get(task) for task in self.groups[name]]
+        scores = [(part.accuracy, part.items) for part in parts if part is not None and part.accuracy is not None]
+        if not scores or len(scores) < len(parts):
             return None
-        return sum(score * weight for score, weight in zip(scores, weights, strict=True)) / sum(weights)
+        return sum(score * items for score, items in scores) / sum(items for _, items in scores)
 
 
 def summarise(
@@ -145,7 +102,10 @@ def summarise(
     by_task: dict[str, list[ScoredItem]] = {}
     for item in items:
         by_task.setdefault(item.task, []).append(item)
-    tasks = {task: TaskSummary(items=len(own), accuracy=_mean(own)) for task, own in sorted(by_task.items())}
+    tasks = {
+        task: TaskSummary(items=len(own), accuracy=_mean(own), cut=sum(item.cut for item in own))
+        for task, own in sorted(by_task.items())
+    }
     return EvaluationSummary(
         tasks=tasks, seconds=dict(seconds), versions=dict(versions), asked=len(items), planned=len(items)
     )

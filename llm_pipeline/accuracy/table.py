@@ -11,7 +11,7 @@ from llm_pipeline.base.text_table import aligned
 from llm_pipeline.base.verdict import Evidence, Judgement
 from llm_pipeline.config.policy import AccuracyPolicy
 
-_TASK_HEAD = ("task", "items", "score", "metric", "filter", "examples", "prompts")
+_TASK_HEAD = ("task", "items", "score", "cut", "metric", "filter", "examples", "prompts")
 _BASELINE_HEAD = ("fact", "items", "measured", "bounds", "limit", "verdict")
 _HEAD = (
     "task",
@@ -34,10 +34,10 @@ def format_evaluation(summary: EvaluationSummary) -> str:
     rows = [_task_row(task, own, summary.metrics.get(task)) for task, own in summary.tasks.items()]
     head, *below = _aligned(_TASK_HEAD, rows)
     lines = [head, "-" * len(head), *below]
-    for group in summary.groups:
-        metric = summary.metrics.get(group.tasks[0])
-        score = _mean_score(summary.group_score(group), metric)
-        lines.append(f"{group.name}: {score}, {len(group.tasks)} tasks judged as one by {group.weighting}")
+    lines += [
+        f"{name}: {_percent(summary.group_score(name))}, {len(tasks)} tasks judged as one"
+        for name, tasks in summary.groups.items()
+    ]
     for read in summary.data:
         counts = ", ".join(f"{split} {count:,}" for split, count in read.documents.items())
         lines.append(f"data of {read.name}: {read.repository} at {read.commit[:12]}, {read.files} files, {counts}")
@@ -45,18 +45,14 @@ def format_evaluation(summary: EvaluationSummary) -> str:
 
 
 def _task_row(task: str, own: TaskSummary, asked: TaskMetric | None) -> tuple[str, ...]:
-    score = _mean_score(own.accuracy, asked)
+    counts = (task, str(own.items), _percent(own.accuracy), str(own.cut))
     if asked is None:
-        return (task, str(own.items), score, "-", "-", "-", "-")
-    metric = asked.metric if asked.higher_is_better else f"{asked.metric} (less is better)"
-    prompts = "chat" if asked.chat_template else "text"
-    return (task, str(own.items), score, metric, asked.filter, str(asked.few_shots), prompts)
+        return (*counts, "-", "-", "-", "-")
+    return (*counts, asked.metric, asked.filter, str(asked.few_shots), "chat" if asked.chat_template else "text")
 
 
-def _mean_score(value: float | None, metric: TaskMetric | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.2%}" if metric is None or metric.is_share else f"{value:.4g}"
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2%}"
 
 
 def format_baseline(judgement: Judgement) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from llm_pipeline.config.budget import Budget
 from llm_pipeline.config.model import (
@@ -36,6 +36,9 @@ from llm_pipeline.config.workload import Workload
 
 _DATA_SOURCE = r"^(hub|file:///[^?#]+)$"
 _SOURCE = rf"^(hub|{DIRECTORY_OR_BUCKET})$"
+
+Arguments = Annotated[dict[Word, JsonValue], Field(max_length=64)]
+"""Arguments of another system's function, as they are."""
 
 Size = Literal[
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -142,11 +145,11 @@ class TaskOptions(ConfigModel):
     """How a task, or a group of tasks, is prompted and judged; what is left out follows the task's file and common use.
 
     Attributes:
-        metric: lm-eval's name of the metric that the task is judged by. None takes the one that its group is
-            aggregated by, or that published results use: `acc_norm` where the task has it beside `acc` (HellaSwag,
-            ARC), `f1` for DROP, bits a byte for running text, else the first in its file that single items have.
-        filter: lm-eval's name of the reading of an answer. None takes the group's, `flexible-extract` for GSM8K, or
-            the first in its file.
+        metric: lm-eval's name of the metric that the task is judged by. None takes the one that published results
+            use: `acc_norm` where the task has it beside `acc` (HellaSwag, ARC), `f1` for DROP, else the first in its
+            file that gives single items a share from 0 to 1 of which more is better.
+        filter: lm-eval's name of the reading of an answer. None takes `flexible-extract` for GSM8K, or the first in
+            its file.
         num_fewshot: Solved examples in each prompt; None for the number in the task's file, or none at all.
     """
 
@@ -165,10 +168,22 @@ class CheckpointEvaluation(ConfigModel):
             for tasks that generate text, as users of a chat model do; tasks that compare the likelihoods of given
             texts are asked without, as published comparisons of quantized models are. True asks all tasks so. Examples
             are turns of their own.
+        chat_template_arguments: Handed to the chat template, e.g. `{enable_thinking: false}`.
+        think_end: What ends a thought, e.g. `</think>`: only what follows it is scored, and stop words do not end a
+            thought. None for models that do not think.
+        max_gen_toks: Most tokens of an answer, thoughts included; None for the number in the task's file, or lm-eval's
+            256.
+        generation: How answers are generated, in lm-eval's words (`do_sample`, `temperature`), over what a task's file
+            says. Empty is greedy and without penalties, whatever the model's generation_config.json says.
+        repeats: Answers to each generative item, drawn with seeds of their own; its score is their mean. More than one
+            needs `generation` to sample.
+        scorer: lm-eval's class that asks a checkpoint: `hf` (Transformers), `vllm` or `trtllm`; `auto` is `vllm` where
+            there are a GPU and vLLM, else `hf`. A candidate is asked by what its baseline was asked by.
+        scorer_arguments: Handed to that class, e.g. `{tensor_parallel_size: 2}`.
         allow_task_code: Task files of `task_directory` may run Python that lies beside them (`!function`).
         allow_generated_code: Tasks may run code that the model writes, on the machine that evaluates (HumanEval, MBPP).
         limit: Items per task; None for all.
-        batch_size: Requests a forward pass; `auto` takes what fits into the free memory of the device.
+        batch_size: Requests a forward pass of `hf`; `auto` takes what fits into the device's memory.
         maximum_length: Context length given to the model, in tokens.
         cluster_field: Field of a task's documents that says what belongs together (the same passage, the same
             template): items of one cluster are not independent, and are judged so. None finds documents that are
@@ -178,12 +193,36 @@ class CheckpointEvaluation(ConfigModel):
     tasks: Annotated[Words, Field(min_length=1)]
     task_options: Annotated[dict[Word, TaskOptions], Field(max_length=1024)] = Field(default={})
     chat_template: Literal["auto"] | bool = "auto"
+    chat_template_arguments: Arguments = Field(default={})
+    think_end: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    max_gen_toks: Tokens | None = None
+    generation: Arguments = Field(default={})
+    repeats: Annotated[Items, Field(le=64)] = 1
+    scorer: Literal["auto", "hf", "vllm", "trtllm"] = "auto"
+    scorer_arguments: Arguments = Field(default={})
     allow_task_code: bool = False
     allow_generated_code: bool = False
     limit: Items | None = None
     batch_size: BatchSize | Literal["auto"] = "auto"
     maximum_length: Annotated[Tokens, Field(ge=8)] = 2048
     cluster_field: Word | None = None
+
+    @property
+    def samples(self) -> bool:
+        """Whether answers are drawn, and not greedy."""
+        return bool(self.generation.get("do_sample"))
+
+    @model_validator(mode="after")
+    def _generation_is_possible(self) -> Self:
+        if self.repeats > 1 and not self.samples:
+            raise ValueError(
+                "repeats: greedy answers are all alike; set generation: {do_sample: true, temperature: ...}"
+            )
+        if self.chat_template_arguments.get("enable_thinking") and self.think_end is None:
+            raise ValueError("chat_template_arguments turns thinking on: name what ends a thought, think_end: </think>")
+        if "trust_remote_code" in self.scorer_arguments:
+            raise ValueError("scorer_arguments: trust_remote_code is never on, no code of a checkpoint runs")
+        return self
 
 
 class Evaluation(CheckpointEvaluation):
@@ -208,6 +247,10 @@ class Evaluation(CheckpointEvaluation):
     def _served_are_scored(self) -> Evaluation:
         if missing := sorted(set(self.served_tasks) - set(self.tasks)):
             raise ValueError(f"served_tasks {missing} are not in tasks: the baseline would have no scores for them")
+        if others := sorted(self.generation.keys() - {"do_sample", "temperature"}):
+            raise ValueError(
+                f"generation: a served model is asked with a temperature alone, not with {', '.join(others)}"
+            )
         return self
 
     @property

@@ -189,8 +189,8 @@ class _Collector:
         variants = VariantReader(self._store, record, results, self._try).variants(pointers)
         failures = read_failures(self._store, record.release_id, results, self._gaps)
         before = self._summary("baseline", "")
-        accuracy = self._accuracy(before.judged_as_one if before else {})
-        reader = TrialReader(results, before, self._summary, self._passed_over, self._planned("targets", TargetPlan))
+        accuracy = self._accuracy(before.groups if before else {})
+        reader = TrialReader(results, self._summary, self._passed_over, self._planned("targets", TargetPlan))
         ladder = [record.release.recipe(name) for name in climbing_order(record.release, record.facts)]
         return ReportData(
             release_id=record.release_id,

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from llm_pipeline.accuracy.evaluation import DataRead, Divergence
+from llm_pipeline.accuracy.evaluation import DataRead
 from llm_pipeline.accuracy.gate import Comparison, PairedAccuracy
 from llm_pipeline.base.errors import ErrorDocument
 from llm_pipeline.base.records import ArtifactRef, Frozen
@@ -121,8 +121,6 @@ class Trial(Frozen):
         planned: Items that would have been asked had no look decided earlier.
         look: At which look the gate decided, from 1; None when that is not known.
         looks: How many looks were planned.
-        divergence: Distance of its next tokens from the baseline's; None when it was not measured.
-        perplexity_before: The baseline's, of the same texts.
         speeds: In words: as predicted for each target, and as measured by the builds.
     """
 
@@ -139,8 +137,6 @@ class Trial(Frozen):
     planned: int = 0
     look: int | None = None
     looks: int = 1
-    divergence: Divergence | None = None
-    perplexity_before: float | None = None
     speeds: tuple[str, ...] = ()
 
 

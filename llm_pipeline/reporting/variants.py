@@ -145,7 +145,6 @@ class TrialReader:
 
     Args:
         results: The release's results.
-        baseline: The summary of the baseline's evaluation; None without one.
         summary: Reads the summary of an evaluation.
         passed_over: Says why a recipe need not be tried; None when it must be.
         planned: What was planned for each target; it predicts speeds.
@@ -154,13 +153,11 @@ class TrialReader:
     def __init__(
         self,
         results: Results,
-        baseline: EvaluationSummary | None,
         summary: Summary,
         passed_over: Callable[[str], str | None],
         planned: Sequence[TargetPlan] = (),
     ) -> None:
         self._results = results
-        self._baseline = baseline
         self._summary = summary
         self._passed_over = passed_over
         self._planned = planned
@@ -198,8 +195,6 @@ class TrialReader:
                 planned=summary.planned,
                 look=summary.look,
                 looks=summary.looks,
-                divergence=summary.divergence,
-                perplexity_before=self._baseline.perplexity if self._baseline else None,
                 speeds=(*_predicted(name, self._planned), *(_measured(variant) if variant else ())),
             )
             found.append(trial)

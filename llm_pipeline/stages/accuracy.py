@@ -1,4 +1,4 @@
-"""Accuracy: the exported checkpoint, read back, against its baseline, item by item."""
+"""Accuracy: the exported checkpoint against its baseline, item by item."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AccuracyConfig(ConfigModel):
 def run(context: StageContext[AccuracyConfig]) -> StageOutput:
     """Ask the candidate until it can be judged."""
     # here: numpy loads slowly, and a result that is reused does not need it
-    from llm_pipeline.accuracy.checkpoint_lane import evaluate_candidate
+    from llm_pipeline.accuracy.evaluate import evaluate_candidate
     from llm_pipeline.accuracy.evaluation import read_summary
     from llm_pipeline.accuracy.gate import compare_as_judged
     from llm_pipeline.accuracy.table import format_comparison, format_evaluation
@@ -46,12 +46,10 @@ def run(context: StageContext[AccuracyConfig]) -> StageOutput:
     config = context.config
     policy = config.policy
     evaluated, judgement = evaluate_candidate(context.inputs, config.evaluation, policy, config.dtype, context.workdir)
-    baseline, groups = read_items(context.inputs["baseline"]), read_summary(context.inputs["baseline"]).judged_as_one
+    baseline, groups = read_items(context.inputs["baseline"]), read_summary(context.inputs["baseline"]).groups
     comparison = compare_as_judged(baseline, evaluated.items, policy, judgement, groups=groups)
     log.info(Lines(f"scores:{format_evaluation(evaluated.summary)}"))
     log.info(Lines(f"compared with the baseline:{format_comparison(comparison, policy)}"))
-    if divergence := evaluated.summary.divergence:
-        log.info("distance from the baseline", **divergence.model_dump())
     say = log.info if judgement.verdict is Verdict.GO else log.warning
     say(f"accuracy verdict: {judgement.verdict}: {judgement.summary}")
     return StageOutput(
@@ -79,7 +77,7 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[AccuracyConfig, Mappin
 
 STAGE = Stage(
     name="accuracy",
-    version=7,
+    version=8,
     config=AccuracyConfig,
     request=request,
     run=run,

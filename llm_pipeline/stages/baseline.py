@@ -37,7 +37,7 @@ class BaselineConfig(CheckpointEvaluation):
 def run(context: StageContext[BaselineConfig]) -> StageOutput:
     """Evaluate the checkpoint as it was downloaded."""
     # here: numpy loads slowly, and a result that is reused does not need it
-    from llm_pipeline.accuracy.checkpoint_lane import evaluate_baseline
+    from llm_pipeline.accuracy.evaluate import evaluate_baseline
     from llm_pipeline.accuracy.table import format_evaluation
 
     config = context.config
@@ -58,7 +58,7 @@ def request(flow: ReleaseProgress, _subject: str) -> tuple[BaselineConfig, Mappi
 
 STAGE = Stage(
     name="baseline",
-    version=6,
+    version=7,
     config=BaselineConfig,
     request=request,
     run=run,

@@ -1,110 +1,69 @@
-from __future__ import annotations
+"""By which metric a task is judged, from what lm-eval says of its answers, and from its file alone."""
 
-import math
+from __future__ import annotations
 
 import pytest
 
-from llm_pipeline.accuracy.task_metrics import Described, choose_filter, choose_metric
-from llm_pipeline.base.errors import ConfigError, IntegrityError
+from llm_pipeline.accuracy.task_metrics import judged_by, refuse_by_file, share_of
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.config.release import TaskOptions
 
 
-def described(values, *, task="a", aggregations=None, higher=None):
-    return Described(task, values, aggregations or dict.fromkeys(values, "mean"), higher or {})
+def sample(reading="none", **values):
+    return {"filter": reading, "metrics": list(values), **values}
 
 
-@pytest.mark.parametrize(
-    ("aggregation", "value", "score", "higher", "bounds"),
-    [
-        ("mean", True, 1.0, True, (0.0, 1.0)),
-        ("perplexity", -2.5, 2.5, False, (0.0, None)),
-        ("bits_per_byte", (-8 * math.log(2), 4), 2.0, False, (0.0, None)),
-        ("weighted_perplexity", (-6 * math.log(2), 2), 3.0, False, (0.0, None)),
-        ("brier_score", (1, [0.25, 0.5, 0.25]), 0.0625 + 0.25 + 0.0625, False, (0.0, 2.0)),
-    ],
-)
-def test_every_kind_of_value_is_one_number_an_item(aggregation, value, score, higher, bounds):
-    name = "acc" if aggregation == "mean" else aggregation
-    chosen = choose_metric(
-        described({name: value}, aggregations={name: aggregation}, higher={name: aggregation == "mean"}), None
-    )
-    assert chosen.of({name: value}, "here") == pytest.approx(score)
-    metric = chosen.metric
-    assert (metric.higher_is_better, (metric.minimum, metric.maximum)) == (higher, bounds)
+def chosen(task, *samples, better=None, **options):
+    return judged_by(task, samples, better or {}, TaskOptions(**options))
 
 
-def test_the_likeness_of_a_translation_is_that_of_its_document():
-    pytest.importorskip("sacrebleu")
-    pair = ("Water is wet.", "Water is wet.")
-    chosen = choose_metric(described({"bleu": pair, "chrf": pair}, aggregations={"bleu": "bleu", "chrf": "chrf"}), None)
-    assert chosen.metric.metric == "chrf"
-    assert chosen.of({"chrf": pair}, "here") == pytest.approx(100.0)
-    assert chosen.of({"chrf": ("Water is wet.", ["Sand"])}, "here") < 20.0
+def test_the_metric_is_the_one_that_is_published():
+    assert chosen("arc", sample(acc=1.0, acc_norm=0.0)) == ("acc_norm", "none")
+    assert chosen("piqa", sample(acc=1, acc_norm=0), metric="acc") == ("acc", "none")
+    assert chosen("drop", sample(em=0.0, f1=0.4)) == ("f1", "none")
+    assert chosen("truthfulqa_gen", sample(bleu_max=12.5, bleu_acc=1)) == ("bleu_acc", "none")
+    gsm8k = [sample(reading, exact_match=1.0) for reading in ("strict-match", "flexible-extract")]
+    assert chosen("gsm8k", *gsm8k) == ("exact_match", "flexible-extract")
+    assert chosen("gsm8k", *gsm8k, filter="strict-match") == ("exact_match", "strict-match")
+    assert chosen("other", *gsm8k) == ("exact_match", "strict-match")
 
 
 @pytest.mark.parametrize(
-    ("names", "chosen"),
+    ("values", "better"),
     [
-        (("acc", "acc_norm"), "acc_norm"),
-        (("acc",), "acc"),
-        (("exact_match", "acc", "acc_norm"), "exact_match"),
-        (("perplexity", "acc"), "acc"),
-        (("word_perplexity", "bits_per_byte"), "bits_per_byte"),
+        ({"mcc": (0, 1)}, {}),
+        ({"word_perplexity": (-6.0, 2)}, {}),
+        ({"loss": 0.5}, {"loss": False}),
+        ({"rouge1_max": 37.5}, {}),
+        ({"acc": None}, {}),
+        ({"acc": float("nan")}, {}),
     ],
 )
-def test_the_metric_is_the_one_that_is_reported(names, chosen):
-    likelihoods = {
-        "perplexity": "perplexity",
-        "word_perplexity": "weighted_perplexity",
-        "bits_per_byte": "bits_per_byte",
-    }
-    values = {name: (-1.0, 1) if likelihoods.get(name, "perplexity") != "perplexity" else 1.0 for name in names}
-    aggregations = {name: likelihoods.get(name, "mean") for name in names}
-    assert choose_metric(described(values, aggregations=aggregations), None).metric.metric == chosen
+def test_what_is_no_share_of_an_item_is_refused_and_never_guessed(values, better):
+    with pytest.raises(ConfigError, match=r"is no share from 0 to 1 of a single item") as refused:
+        chosen("task", sample(**values), better=better)
+    assert "task file of your own" in refused.value.hint
 
 
-def test_what_is_named_comes_before_the_group_and_the_group_before_the_field():
-    values = {"em": 1.0, "f1": 0.5}
-    assert choose_metric(described(values, task="drop"), None).metric.metric == "f1"
-    assert choose_metric(described(values, task="drop"), None, ["em"]).metric.metric == "em"
-    assert choose_metric(described(values, task="drop"), "f1", ["em"]).metric.metric == "f1"
-    filters = ["strict-match", "flexible-extract"]
-    assert choose_filter("gsm8k", filters, None) == "flexible-extract"
-    assert choose_filter("gsm8k", filters, None, ["strict-match"]) == "strict-match"
-    assert choose_filter("other", filters, None) == "strict-match"
+def test_a_metric_that_a_task_lacks_is_named_with_those_that_it_has():
+    with pytest.raises(ConfigError, match="task arc has no metric 'bleu'") as refused:
+        chosen("arc", sample(acc=1.0, acc_norm=0.0), metric="bleu")
+    assert refused.value.hint.endswith("one of: acc, acc_norm")
+    with pytest.raises(ConfigError, match="no filter 'loose'"):
+        chosen("arc", sample(acc=1.0), filter="loose")
 
 
-def test_a_tasks_own_aggregation_counts_where_it_is_the_mean():
-    def mean(values):
-        return sum(values) / len(values)
-
-    def least(values):
-        return min(values)
-
-    def broken(values):
-        raise KeyError(values)
-
-    assert choose_metric(described({"own": 1.0}, aggregations={"own": mean}), None).metric.metric == "own"
-    for aggregate in (least, broken):
-        with pytest.raises(ConfigError, match="own has no score for a single item"):
-            choose_metric(described({"own": 1.0}, aggregations={"own": aggregate}), None)
+def test_a_share_is_a_number_from_0_to_1():
+    assert [share_of(value) for value in (True, 0, 0.25, 1.5, -0.1, "1", (1.0,), None, float("nan"))] == [
+        1.0, 0.0, 0.25, None, None, None, None, None, None,
+    ]  # fmt: skip
 
 
-def test_a_score_beyond_a_share_has_no_bounds():
-    metric = choose_metric(described({"f1": 100.0}), None).metric
-    assert (metric.is_share, metric.minimum, metric.maximum) == (False, None, None)
-
-
-def test_a_score_that_is_no_number_is_an_error_and_a_missing_one_is_none():
-    chosen = choose_metric(described({"acc": 1.0}), None)
-    assert chosen.of({"other": 1.0}, "here") is None
-    with pytest.raises(IntegrityError, match="acc is nan"):
-        chosen.of({"acc": float("nan")}, "here")
-    with pytest.raises(IntegrityError, match="its acc has another form"):
-        chosen.of({"acc": (1, 2)}, "here")
-
-
-def test_rounding_beyond_the_bounds_is_taken_off_and_more_is_an_error():
-    chosen = choose_metric(described({"acc": 1.0}), None)
-    assert chosen.of({"acc": 1.0 + 1e-9}, "here") == 1.0
-    with pytest.raises(IntegrityError, match="its acc is 37, outside the range 0 to 1"):
-        chosen.of({"acc": 37.0}, "here")
+def test_a_file_shows_that_a_task_has_no_share_an_item():
+    refuse_by_file("mrpc", [("acc", None), ("f1", None)], None)
+    with pytest.raises(ConfigError, match="f1 is no share") as refused:
+        refuse_by_file("mrpc", [("acc", None), ("f1", None)], "f1")
+    assert refused.value.hint.endswith("one of: acc")
+    for metrics in ([("mcc", None)], [("word_perplexity", "weighted_perplexity")], [("chrf", "chrf")]):
+        with pytest.raises(ConfigError, match="is no share"):
+            refuse_by_file("task", metrics, None)

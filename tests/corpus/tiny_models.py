@@ -96,7 +96,7 @@ def _make_thinking(directory: Path) -> None:
     weights = load_file(directory / "model.safetensors")
     embedding, head = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
     weights["model.norm.weight"].fill_(1)
-    embedding /= embedding.float().norm(dim=1, keepdim=True)
+    embedding /= embedding.float().norm(dim=1, keepdim=True).clamp_min(1e-6)  # that of padding is zero
     head *= 0
     for before, after in pairwise(chain):
         head[after] = 4 * embedding[before]

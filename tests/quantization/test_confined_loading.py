@@ -17,7 +17,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from llm_pipeline.accuracy.lm_eval_checkpoint import load_harness_model
+from llm_pipeline.accuracy.scorer import checkpoint_model
 from llm_pipeline.artifacts import checkpoint_loading
 from llm_pipeline.artifacts.checkpoint_directory import followed_keys
 from llm_pipeline.artifacts.checkpoint_loading import load_causal_model, load_config, load_tokenizer
@@ -73,7 +73,7 @@ def test_weights_that_the_configuration_names_are_not_loaded(good, noise, way):
     loads = {
         "baseline": lambda: load_model(noise, torch.float32),
         "quantize": lambda: load_causal_model(noise, dtype=torch.float32),
-        "accuracy": lambda: load_harness_model(noise, EVALUATION, "float32"),
+        "accuracy": lambda: checkpoint_model("hf", noise, load_tokenizer(noise), EVALUATION, "float32"),
         "validation": lambda: load_config(noise),
     }
     for stage, load in loads.items():

@@ -41,8 +41,8 @@ def evaluation(store: ArtifactStore, tmp_path: Path, right: int) -> ArtifactRef:
 def judge(store: ArtifactStore, tmp_path: Path) -> Judge:
     def run(expected: dict[str, object], **inputs: ArtifactRef) -> StageResult:
         request = StageRequest(
-            release_id="r1", stage="baseline_gate", config={"expected": expected}, inputs=inputs,
-            store=store.uri, work_root=str(tmp_path / "work"),
+            release_id="r1", stage="baseline_gate", config={"expected": expected, "maximum_cut_share": 0.02},
+            inputs=inputs, store=store.uri, work_root=str(tmp_path / "work"),
         )  # fmt: skip
         outcome = execute(request)
         assert isinstance(outcome, StageResult), outcome

@@ -56,7 +56,7 @@ def _write_rows(tasks: Path, answers: list[str]) -> None:
 
 def score(directory: Path, url: str, digest: str) -> None:
     """Write `compared.json`."""
-    from llm_pipeline.accuracy.checkpoint_lane import evaluate_baseline
+    from llm_pipeline.accuracy.evaluate import evaluate_baseline
     from llm_pipeline.artifacts.items import read_items
     from llm_pipeline.config.release import Evaluation
     from llm_pipeline.store import open_store

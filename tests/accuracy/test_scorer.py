@@ -1,0 +1,232 @@
+"""The scorer with real models of one layer: what it asks, counts and refuses, beside lm-eval's own command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "corpus")]
+
+import tiny_models
+from safetensors.torch import load_file, save_file
+from small_tasks import CHOICE, SAY, SHOTS, write_chat_model, write_tasks
+
+from llm_pipeline.accuracy import scorer as module
+from llm_pipeline.accuracy.evaluate import evaluate_baseline
+from llm_pipeline.accuracy.scorer import NotFinite, Scorer, checkpoint_model
+from llm_pipeline.accuracy.table import format_evaluation
+from llm_pipeline.accuracy.tasks import load_tasks
+from llm_pipeline.artifacts.checkpoint_loading import load_tokenizer
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.config.release import Evaluation, TaskOptions
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_chat_model(tmp_path_factory.mktemp("chat"))
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory):
+    return tiny_models.make("qwen3-thinking", tmp_path_factory.mktemp("thinking") / "model")
+
+
+@pytest.fixture
+def tasks(tmp_path):
+    return write_tasks(tmp_path / "tasks", CHOICE, SAY, SHOTS)
+
+
+def evaluation(*names, **changes):
+    return Evaluation(tasks=names, served_tasks=names[:1], **{"batch_size": 4, "maximum_length": 256, **changes})
+
+
+def scorer(checkpoint, tasks, *names, dtype="float32", **changes):
+    asked = evaluation(*names, **changes)
+    tokenizer = load_tokenizer(checkpoint)
+    model = checkpoint_model("hf", checkpoint, tokenizer, asked, dtype)
+    return Scorer(model, tokenizer, load_tasks(tasks, None, asked, names), asked)
+
+
+def asked(checkpoint, tasks, *names, **changes):
+    one = scorer(checkpoint, tasks, *names, **changes)
+    one.try_tasks()
+    return one.ask([(task, number) for task, own in one.clusters.items() for number in range(len(own))])
+
+
+def test_items_equal_those_of_the_command_line_of_lm_eval(checkpoint, tasks, tmp_path):
+    names = ("pick", "say", "shots")
+    ours = asked(checkpoint, tasks, *names, chat_template=True)
+    arguments = f"pretrained={checkpoint},dtype=float32,max_length=256,softmax_dtype=float32"
+    command = [
+        Path(sys.executable).with_name("lm_eval"), "run", "--model", "hf", "--model_args", arguments, "--tasks",
+        ",".join(names), "--include_path", ".", "--device", "cpu", "--batch_size", "4", "--apply_chat_template",
+        "--fewshot_as_multiturn", "--log_samples", "--output_path", tmp_path / "theirs",
+    ]  # fmt: skip
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    subprocess.run(list(map(str, command)), check=True, cwd=tasks, env=os.environ | offline, capture_output=True)
+    for name, metric in (("pick", "acc_norm"), ("say", "exact_match"), ("shots", "acc_norm")):
+        (file,) = (tmp_path / "theirs").rglob(f"samples_{name}_*.jsonl")
+        theirs = {one["doc_id"]: one for one in map(json.loads, file.read_text().splitlines())}
+        mine = [item for item in ours if item.task == name]
+        assert len(mine) == len(theirs) == 20
+        for item in mine:
+            sample = theirs[item.item_id]
+            hashes = [sample[f"{part}_hash"] for part in ("doc", "prompt", "target")]
+            assert (item.score, item.fingerprint) == (sample[metric], module.sha256_json(hashes))
+            if item.generative:
+                prompt = sample["arguments"]["gen_args_0"]["arg_0"]
+                assert (f"<s>{item.prompt}", item.completion) == (prompt, sample["resps"][0][0])
+
+
+def test_texts_are_asked_in_the_chat_format_and_choices_are_not(checkpoint, tasks):
+    one = scorer(checkpoint, tasks, "say", "shots")
+    one.try_tasks()
+    assert {name: own.chat_template for name, own in one.metrics.items()} == {"say": True, "shots": False}
+    assert one.ask([("say", 0)])[0].prompt == "[user]Is water 0 wet?[/][assistant]"
+    (plain,) = scorer(checkpoint, tasks, "say", chat_template=False)._answered([("say", 0)], 0)["say"]
+    assert plain["arguments"][0][0] == "Is water 0 wet?"
+    (turns,) = scorer(checkpoint, tasks, "shots", chat_template=True)._answered([("shots", 0)], 0)["shots"]
+    assert turns["arguments"][0][0].count("[user]") == 3
+    bare = write_chat_model(tasks / "bare", template=None)
+    with pytest.raises(ConfigError, match="no chat template"):
+        scorer(bare, tasks, "say", chat_template=True)
+
+
+def test_a_template_that_names_the_day_writes_the_same_prompt_on_any_day(tasks):
+    model = write_chat_model(tasks / "dated", "{{ strftime_now('%Y-%m-%d') }} {{ date_string }} {{ mood }}")
+    one = scorer(model, tasks, "say", chat_template_arguments={"mood": "calm"})
+    one.try_tasks()
+    assert one.ask([("say", 0)])[0].prompt == "2024-07-26 26 Jul 2024 calm"
+
+
+def test_one_token_across_context_and_choice_is_an_error_with_advice(checkpoint, tasks):
+    joined = CHOICE | {
+        "task": "joined", "doc_to_text": "{{q}} ye", "doc_to_choice": ["s", "no"], "target_delimiter": "",
+        "doc_to_target": 0,
+    }  # fmt: skip
+    write_tasks(tasks, joined)
+    with pytest.raises(ConfigError, match="no token of its own") as refused:
+        asked(checkpoint, tasks, "joined")
+    assert refused.value.where == "item 0 of task joined"
+    assert "target_delimiter" in refused.value.hint
+
+
+@pytest.mark.parametrize("name", ["pick", "say"])
+def test_a_prompt_that_would_be_cut_is_refused_before_the_rest_is_asked(checkpoint, tasks, name):
+    rows = (tasks / "rows.jsonl").read_text().splitlines()
+    long = json.dumps({"q": "water " * 300, "a": "yes"})
+    (tasks / "rows.jsonl").write_text("\n".join([*rows[:7], long, *rows[8:]]))
+    one = scorer(checkpoint, tasks, name)
+    with pytest.raises(ConfigError, match=r"needs \d+ with its answer, and 256 fit") as refused:
+        one.try_tasks()
+    assert refused.value.where == f"item 7 of task {name}"
+    assert "evaluation.maximum_length" in refused.value.hint
+
+
+def test_thoughts_are_stripped_and_answers_that_ended_by_length_are_counted(thinking, tasks):
+    say = SAY | {
+        "task": "moon", "doc_to_target": "moon", "generation_kwargs": {"until": ["\n", " the"]},
+        "filter_list": [{"name": "s", "filter": [{"function": "remove_whitespace"}, {"function": "take_first"}]}],
+    }  # fmt: skip
+    write_tasks(tasks, say)
+    short = asked(thinking, tasks, "moon", think_end="</think>", dtype="bfloat16", maximum_length=1024)
+    assert {(item.score, item.cut, item.maximum_tokens) for item in short} == {(0.0, True, 256)}
+    long = asked(thinking, tasks, "moon", think_end="</think>", dtype="bfloat16", maximum_length=1024, max_gen_toks=400)
+    assert {(item.score, item.cut, item.maximum_tokens) for item in long} == {(1.0, False, 400)}
+    assert all(item.completion.endswith("</think> moon") and item.stop == () for item in long)
+    closed = asked(
+        thinking,
+        tasks,
+        "moon",
+        dtype="bfloat16",
+        maximum_length=1024,
+        chat_template_arguments={"enable_thinking": False},
+    )
+    assert {(item.score, item.cut, item.completion) for item in closed} == {(1.0, False, " moon")}
+
+
+def test_sampled_answers_are_drawn_repeatedly_and_golden_ones_are_greedy(checkpoint, tasks):
+    drawn = {"do_sample": True, "temperature": 1.5}
+    one, again = (scorer(checkpoint, tasks, "say", "pick", generation=drawn, repeats=3) for _ in range(2))
+    one.try_tasks()
+    again.try_tasks()
+    places = [("pick", 3), *(("say", number) for number in range(6))]
+    items = one.ask(places)
+    assert items == again.ask(places)
+    greedy = scorer(checkpoint, tasks, "say")
+    greedy.try_tasks()
+    plain = {item.item_id: item.completion for item in greedy.ask(places[1:])}
+    kept = {item.item_id: item.completion for item in one.with_greedy_answers(items, 4) if item.generative}
+    assert {number: text for number, text in kept.items() if text} == {n: plain[n] for n in range(4) if plain[n]}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_model_that_overflows_in_float16_is_not_told_as_damage(checkpoint, tasks, tmp_path, dtype):
+    wide = tmp_path / "wide"
+    write_chat_model(wide)
+    weights = {name: own.to(torch.bfloat16) for name, own in load_file(wide / "model.safetensors").items()}
+    weights["model.embed_tokens.weight"] *= 1e7
+    save_file(weights, wide / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((wide / "config.json").read_text())
+    (wide / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    inputs = {"checkpoint": wide, "tasks": tasks}
+    if dtype == "bfloat16":
+        assert evaluate_baseline(inputs, evaluation("say", "pick"), dtype, tmp_path).summary.asked == 40
+        return
+    for names in (("say", "pick"), ("say",)):
+        with pytest.raises(ConfigError, match="overflows in float16") as refused:
+            evaluate_baseline(inputs, evaluation(*names), dtype, tmp_path / names[-1])
+        assert refused.value.hint == "set baseline.dtype: bfloat16"
+
+
+def test_a_likelihood_that_is_no_number_is_never_a_score(checkpoint, tasks, tmp_path):
+    broken = write_chat_model(tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    weights["model.norm.weight"] *= float("nan")
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(NotFinite, match="nan") as refused:
+        evaluate_baseline({"checkpoint": broken, "tasks": tasks}, evaluation("pick"), "float16", tmp_path)
+    assert refused.value.where == "item 0 of task pick"
+
+
+def test_a_task_without_a_share_an_item_is_refused_with_advice(checkpoint, tasks):
+    perplexity = {key: CHOICE[key] for key in CHOICE if key not in ("doc_to_choice", "metric_list")} | {
+        "task": "read", "output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{q}}",
+    }  # fmt: skip
+    corpus = CHOICE | {"task": "corpus", "metric_list": [{"metric": "mcc"}]}
+    write_tasks(tasks, perplexity, corpus)
+    with pytest.raises(ConfigError, match=r"task corpus: mcc is no share.*task read: .*is no share") as refused:
+        scorer(checkpoint, tasks, "read", "corpus", "pick").try_tasks()
+    assert "task file of your own" in refused.value.hint
+    named = {"pick": TaskOptions(metric="acc")}
+    one = scorer(checkpoint, tasks, "pick", task_options=named)
+    one.try_tasks()
+    assert one.metrics["pick"].metric == "acc"
+    with pytest.raises(ConfigError, match="has no metric 'bleu'") as refused:
+        scorer(checkpoint, tasks, "pick", task_options={"pick": TaskOptions(metric="bleu")}).try_tasks()
+    assert "acc, acc_norm" in refused.value.hint
+
+
+def test_every_item_knows_what_guessing_scores_and_its_cluster(checkpoint, tasks):
+    several = CHOICE | {"task": "several", "doc_to_choice": ["yes", "no", "maybe", "so"], "doc_to_target": "{{[0, 2]}}"}
+    write_tasks(tasks, several | {"metric_list": [{"metric": "acc"}]})
+    items = asked(checkpoint, tasks, "pick", "say", "several", cluster_field="a")
+    assert {(item.task, item.chance) for item in items} == {("pick", 0.5), ("say", 0.0), ("several", 0.5)}
+    assert {item.cluster for item in items} == {"yes", "no"}
+    with pytest.raises(ConfigError, match="cluster field 'page'"):
+        scorer(checkpoint, tasks, "pick", cluster_field="page")
+
+
+def test_the_log_says_how_many_answers_were_cut(checkpoint, tasks, tmp_path):
+    evaluated = evaluate_baseline({"checkpoint": checkpoint, "tasks": tasks}, evaluation("say"), "float32", tmp_path)
+    cut = sum(item.cut for item in evaluated.items)
+    assert evaluated.summary.tasks["say"].cut == cut > 0
+    head, _, row = format_evaluation(evaluated.summary).strip().splitlines()
+    assert row.split()[head.split().index("cut")] == str(cut)
