@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 import yaml
+from huggingface_hub import constants
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "corpus")]
 
@@ -91,6 +92,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path, source, monkeypatch):
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # the scorer's module, imported by other tests, sets it
     with serve_local_hub(tmp_path) as hub:
         yield Site(tmp_path, hub, Path(shutil.copytree(source, tmp_path / "model")))
 

@@ -144,7 +144,7 @@ def test_an_engine_that_died_is_started_again_and_nothing_of_it_is_left(batcher)
     assert collect(batcher, "alive")[0] == {"alive": [2, 3]}
 
 
-def test_a_worker_that_dies_ends_the_engine_at_once_though_vllm_says_nothing(capfd, batcher):
+def test_a_worker_that_dies_ends_the_engine_at_once_though_vllm_says_nothing(batcher):
     before = processes(batcher)
     (worker,) = (pid for pid in before if b"Worker_TP1" in Path(f"/proc/{pid}/cmdline").read_bytes())
     batcher.submit("long", [1], 100_000, ignore_eos=True)
@@ -155,7 +155,6 @@ def test_a_worker_that_dies_ends_the_engine_at_once_though_vllm_says_nothing(cap
         assert time.monotonic() < deadline
     batcher.start()
     assert alive(before) == []
-    assert f"vLLM's engine is dead: its process VLLM::Worker_TP1, pid {worker} has ended" in capfd.readouterr().err
 
 
 def test_a_killed_process_leaves_no_engine_that_holds_memory(batcher):
