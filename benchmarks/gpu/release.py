@@ -164,7 +164,7 @@ def _second(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
     yield at_most("release_hub_to_settled", minutes, _WHOLE_MINUTES, "min")
     document = _write_result(options, {"users": users, "minutes": minutes})
     if released and not options.smoke:
-        yield from _beside_the_plan(document)
+        yield from _beside_the_plan(document, options.tensor_parallel)
 
 
 def _killed(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
@@ -215,7 +215,9 @@ def _is_worker(process: Any) -> bool:
 
 def _production(work: Path) -> dict[str, Any]:
     """What the target's pointer says of production."""
-    pointer = work / "store" / "pointers" / MODEL_ID.replace("/", "--") / f"{TARGET}.json"
+    from llm_pipeline.store.pointers import pointers_name
+
+    pointer = work / "store" / pointers_name(MODEL_ID, TARGET)
     production: dict[str, Any] = json.loads(pointer.read_text(encoding="utf-8"))["value"]["production"]
     return production
 
@@ -269,7 +271,7 @@ def _run(options: argparse.Namespace, configs: Path, name: str) -> tuple[int, fl
     return subprocess.run(command, env=_environment(), check=False).returncode, time.monotonic() - started
 
 
-def _beside_the_plan(document: dict[str, Any]) -> Iterator[bool]:
+def _beside_the_plan(document: dict[str, Any], ranks: int) -> Iterator[bool]:
     """What the first plan said of memory and speed beside what was measured, each with its error."""
     releases = (stages for name, stages in document["releases"].items() if name.startswith(f"{SECOND}-"))
     measured = max(releases, key=lambda stages: stages["resolve"]["started_at"])  # it may have been tried before
@@ -277,7 +279,7 @@ def _beside_the_plan(document: dict[str, Any]) -> Iterator[bool]:
     memory, speed = plan["memory"], plan["speed"]
     tokens = build["kv_cache_blocks"] * build["block_tokens"]
     cache = _compared("KV cache, tokens", memory["kv_available"] / memory["kv_per_token"], tokens)
-    weights = _compared("weights, bytes", memory["weights"], build["checkpoint_bytes"])
+    weights = _compared("weights, bytes", ranks * memory["weights"], build["checkpoint_bytes"])
     if speed:
         _compared("tokens/s of one request", speed["tokens_alone"], build["single_stream_tokens_per_second"])
     yield at_most("release_memory_error", max(cache, weights), _MEMORY_ERROR, "")

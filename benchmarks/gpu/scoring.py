@@ -3,10 +3,10 @@
     python -m benchmarks.gpu.scoring --work /tmp/scoring            # the shapes of Llama-3-8B, bfloat16
     python -m benchmarks.gpu.scoring --work /tmp/scoring --mixture  # a mixture of experts beside modelopt's FP8 export
 
-Run it with an interpreter that has vLLM, lm-eval and modelopt. The weights are random, but for an answer that the model
-knows by a wide margin: its last word again. Each way to score is a process of its own. `cached` is lm-eval's class with
-the prefix cache, which vLLM does not read by itself where log-probabilities of a prompt are asked for. One line a goal;
-exit code 1 when one is missed.
+Run it with an interpreter that has vLLM, lm-eval and modelopt, without `TQDM_DISABLE`, by which vLLM divides by zero.
+The weights are random, but for an answer that the model knows by a wide margin: its last word again. Each way to score
+is a process of its own. `cached` is lm-eval's class with the prefix cache, which vLLM does not read by itself where
+log-probabilities of a prompt are asked for. One line a goal; exit code 1 when one is missed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def main() -> int:
     options.work.mkdir(parents=True, exist_ok=True)
     if options.way:
         _score(options)
-        return 0
+        sys.stdout.flush()
+        os._exit(0)  # threads that vLLM leaves behind end its process with SIGABRT
     if options.mixture:
         made = _in_a_process(options, "make", options.work / "mixture", "-")
         print(f"made, quantized and exported: {made}", flush=True)
