@@ -19,7 +19,6 @@ from llm_pipeline.accuracy.evaluation import (
 from llm_pipeline.accuracy.gate import judge_look, portions
 from llm_pipeline.artifacts.items import ScoredItem, read_items
 from llm_pipeline.base.collector import spare_tool, sparing
-from llm_pipeline.base.digest import sha256_bytes, sha256_json
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Metric
@@ -35,7 +34,6 @@ log = get_logger(__name__)
 
 _TOKENIZER = "tokenizer"
 """Directory of a baseline's evaluation: the served model's prompts are written, and its answers counted, by it."""
-_END_BYTES = 2**20
 _GREEDY_ITEMS = 256
 """Generative items that are asked once more, greedily, where answers are drawn: golden prompts are taken from them."""
 
@@ -74,6 +72,11 @@ class _Run:
     workdir: Path
     started: float = field(default_factory=time.monotonic)
     seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def answers(self) -> Path:
+        """lm-eval's cache of answers, which does not know whose they are: a work directory is of one stage key."""
+        return self.workdir / "answers.jsonl"
 
     def timed(self, phase: str, work: Callable[[], Any]) -> Any:
         begun = time.monotonic()
@@ -127,24 +130,10 @@ def _checkpoint_scorer(
         "begin token": "added" if module.begin_token(tokenizer) else "not added",
         "maximum length": str(model.longest),
     }
-    asked = [harness, dtype, evaluation.model_dump(mode="json"), _fingerprint(checkpoint)]
-    # lm-eval's cache does not know whose answers it has
-    answers = run.workdir / f"answers-{sha256_json(asked)[:16]}.db"
     metrics = baseline.metrics if baseline else None
-    scorer = module.Scorer(model, tokenizer, loaded, evaluation, answers, metrics)
+    scorer = module.Scorer(model, tokenizer, loaded, evaluation, run.answers, metrics)
     log.info("checkpoint loaded", scorer=name, dtype=dtype, seconds=run.seconds["load"])
     return scorer, tokenizer, harness
-
-
-def _fingerprint(checkpoint: Path) -> list[list[str | int]]:
-    """Name, size and end of each file: enough to tell two checkpoints of one evaluation apart."""
-    found: list[list[str | int]] = []
-    for path in sorted(checkpoint.rglob("*")):
-        if path.is_file():
-            with path.open("rb") as stream:
-                stream.seek(max(0, path.stat().st_size - _END_BYTES))
-                found.append([str(path.relative_to(checkpoint)), path.stat().st_size, sha256_bytes(stream.read())])
-    return found
 
 
 def evaluate_baseline(
@@ -238,8 +227,7 @@ def evaluate_served(
             raise no_likelihood(name)
     tokenizer = load_tokenizer(inputs["baseline"] / _TOKENIZER)
     model = ServedModel(endpoint, tokenizer, begin_token(tokenizer), template_arguments(evaluation))
-    answers = workdir / "answers.db"
-    scorer = Scorer(model, tokenizer, loaded, evaluation, answers, before.metrics)
+    scorer = Scorer(model, tokenizer, loaded, evaluation, run.answers, before.metrics)
     refuse_other_harness(before.harness, scorer.harness)
     items, judgement, facts = _until_decided(run, scorer, policy, before.groups)
     return run.written(scorer, items, scorer.harness, **facts), judgement

@@ -17,7 +17,6 @@ import logging
 import math
 import os
 import random
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -26,6 +25,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_EVALUATE_OFFLINE", "1")
@@ -39,7 +39,6 @@ from lm_eval.api.model import LM, CacheHook, CachingLM
 from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
 from lm_eval.evaluator import evaluate
 from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
-from sqlitedict import SqliteDict
 
 from llm_pipeline.accuracy.gate import ItemPlace, document_clusters
 from llm_pipeline.accuracy.task_metrics import TaskMetric, judged_by, share_of
@@ -59,8 +58,6 @@ log = get_logger(__name__)
 
 _DAY = datetime(2024, 7, 26, tzinfo=UTC)
 """For chat templates that print the date, as arms are asked on different days: Llama 3.1's default."""
-_SECONDS_AT_RISK = 5.0
-"""Answers of so long may be lost by a kill."""
 _LOGITS_BYTES = 4 * 2**30
 """Of logits at once, in float32 and before, on a CPU."""
 _LOGITS_SHARE = 0.2
@@ -105,10 +102,9 @@ class AskedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
         self.progress = Progress("evaluating", 0, "requests")
         caching = None
         if answers is not None:
-            answers.parent.mkdir(parents=True, exist_ok=True)
-            caching = self._model = CachingLM(model, str(answers))
-            caching.dbdict.close()  # it commits each answer twice, which takes as long as a small model does
-            caching.dbdict = SqliteDict(str(answers), outer_stack=False)
+            caching = self._model = CachingLM(model, ":memory:")
+            caching.dbdict.close()
+            caching.dbdict = _Answers(answers)
         model.set_cache_hook(_KeepingHook(caching, model, self))
         self.numbers: Mapping[str, Sequence[int]] = {}
         self.written: dict[ItemPlace, Written] = {}
@@ -200,21 +196,47 @@ class AskedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
         return f"item {number} of task {task}"
 
 
+class _Answers(dict[str, Any]):
+    """lm-eval's cache of answers, a line of a file each; a line that was torn or damaged is asked again.
+
+    In place of lm-eval's own in SQLite: that commits each answer twice, which takes as long as a small model does, ends
+    every later attempt once it is damaged, and waits for ever on a full disk.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for line in path.read_bytes().split(b"\n") if path.exists() else ():
+            checksum, _, body = line.partition(b" ")
+            if checksum == b"%08x" % crc32(body):
+                key, value, cut = json.loads(body)
+                read = Written.of(value, cut=cut) if isinstance(value, str) else value
+                super().__setitem__(key, tuple(read) if isinstance(read, list) else read)
+        self._file = path.open("ab", buffering=0)
+        self._file.write(b"\n")  # what follows a torn line is a line of its own
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key not in self:  # lm-eval hands each over as it comes, and once more at the end
+            body = json.dumps([key, value, getattr(value, "cut", False)]).encode()
+            self._file.write(b"%08x %s\n" % (crc32(body), body))
+        super().__setitem__(key, value)
+
+    def commit(self) -> None:
+        """For lm-eval: each line is written at once."""
+
+
 class _KeepingHook(CacheHook):  # type: ignore[misc]  # lm_eval is untyped
     """Sees each answer as it comes: counts it, and keeps what a killed run would lose."""
 
     def __init__(self, caching: CachingLM | None, model: LM, asked: AskedModel) -> None:
         super().__init__(caching)
-        self._inner, self._asked, self._kept = model, asked, time.monotonic()
+        self._inner, self._asked = model, asked
 
     def add_partial(self, attr: str, req: Any, res: Any) -> None:
         if attr == "generate_until" and hasattr(self._inner, "note"):
             res = self._inner.note(req, res)
         super().add_partial(attr, req, res)
         self._asked.progress.advance()
-        if self.dbdict is not None and time.monotonic() - self._kept > _SECONDS_AT_RISK:
-            self.dbdict.commit(blocking=False)
-            self._kept = time.monotonic()
 
 
 def _asked(one: Instance, model: LM, thinks: bool) -> Instance:
@@ -591,6 +613,8 @@ class _OfEngines(_Checked):
         """The engine's `generate`, with the reasons of its last call kept."""
 
         def watched(*arguments: Any, **options: Any) -> Any:
+            if "use_tqdm" in options:
+                options["use_tqdm"] = False  # vLLM divides by the time of a bar, which a disabled one does not take
             outputs = generate(*arguments, **options)
             self._reasons = deque(one.outputs[0].finish_reason for one in outputs)
             return outputs

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.accuracy import chat_template, data_sets, evaluation
+from llm_pipeline.accuracy import data_sets, evaluation
 from llm_pipeline.artifacts import engine_description
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.json_document import load_record
@@ -39,7 +39,6 @@ def test_a_file_that_holds_no_such_record_is_named(tmp_path: Path, content: byte
     [
         (evaluation.read_summary, evaluation.SUMMARY_FILE),
         (data_sets.held_data_sets, data_sets.RECORD_FILE),
-        (chat_template.ChatTemplate.read, chat_template.CHAT_TEMPLATE_FILE),
         (engine_description.EngineDescription.read, engine_description.ENGINE_FILE),
         (timeline.read_summary, timeline.SUMMARY_FILE),
         (outcome.read_outcome, outcome.OUTCOME_FILE),
