@@ -222,6 +222,10 @@ class CheckpointEvaluation(ConfigModel):
             raise ValueError("chat_template_arguments turns thinking on: name what ends a thought, think_end: </think>")
         if "trust_remote_code" in self.scorer_arguments:
             raise ValueError("scorer_arguments: trust_remote_code is never on, no code of a checkpoint runs")
+        if own := sorted(self.scorer_arguments.keys() & {"pretrained", "model", "tokenizer", "dtype"}):
+            raise ValueError(
+                f"scorer_arguments: {', '.join(own)} would judge another model than the one that is served"
+            )
         return self
 
 

@@ -157,7 +157,7 @@ _PLAIN_WEIGHTS = (
 
 def scorer_of(loaded: LoadedRelease) -> str:
     """The class of lm-eval that will score checkpoints; what `auto` takes is known for sure on the host alone."""
-    asked = str(getattr(loaded.release.evaluation, "scorer", "auto"))
+    asked = loaded.release.evaluation.scorer
     gpus = loaded.deployment.quantization_host is not None or host.has_nvidia_gpu()
     return asked if asked != "auto" else "vllm" if gpus else "hf"
 
