@@ -23,6 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -284,10 +285,11 @@ class Batcher:
     def _places(self) -> dict[str, str]:
         """Where vLLM and its compilers keep what they compile, with what the build compiled already in it."""
         workspace = self._settings.workspace or Path.home() / ".cache"
-        vllm, own = workspace / "vllm", {}
+        vllm, own, temporary = workspace / "vllm", {}, tempfile.gettempdir()
         if self._settings.workspace:  # a server has a home and a place for temporary files of its own
             own = {"HOME": str(workspace), "TMPDIR": str(workspace / "tmp")}
             (workspace / "tmp").mkdir(parents=True, exist_ok=True)
+            temporary = own["TMPDIR"]
         if self._settings.compiled and not _holds(vllm, self._settings.compiled):
             shutil.rmtree(vllm, ignore_errors=True)  # another engine's, of an earlier release
             workspace.mkdir(parents=True, exist_ok=True)
@@ -296,6 +298,10 @@ class Batcher:
             "VLLM_CACHE_ROOT": str(vllm),
             # Part of the key of what is compiled, and by themselves not the same for a build and a server.
             "CUDA_HOME": os.environ.get("CUDA_HOME", DEFAULT_CUDA_HOME),
+            # Its sockets are there, whose paths may have 107 bytes: seen from where it runs, a deep directory is near.
+            "VLLM_RPC_BASE_PATH": os.path.relpath(
+                os.path.realpath(temporary), os.path.realpath(self._checkpoint.parent)
+            ),
             "VLLM_CONFIG_ROOT": NO_CONFIGURATION,
             "VLLM_XLA_CACHE_PATH": NO_CONFIGURATION,
             # FlashInfer's sampler is for top-k and top-p, which are never asked for, and compiles when it starts.
