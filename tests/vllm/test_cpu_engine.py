@@ -1,0 +1,52 @@
+"""The engine `vllm` with vLLM itself, on a CPU; `make vllm` makes the environment that has it."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("vllm", reason="vLLM is not in this environment: `make vllm`, then run it with .envs/vllm")
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from llm_pipeline.artifacts.engine_description import EngineDescription
+from llm_pipeline.artifacts.golden import GoldenPrompt
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.config.target import Target
+from llm_pipeline.engines.builder import BuildInputs, engine_builder
+
+pytestmark = pytest.mark.thorough
+
+PROMPTS = ("7 + 5 =", "3 + 9 =", "4 + 4 =", "11 + 2 =", "6 + 8 =", "1 + 1 =", "9 + 9 =", "12 + 3 =")
+TARGET = Target(
+    name="cpu_vllm",
+    accelerator="cpu",
+    accelerator_count=0,
+    engine="vllm",
+    limits={"maximum_sequences": 4, "maximum_tokens_per_request": 128, "maximum_batched_tokens": 128},
+    runtime={"cuda_graphs": False, "kv_cache": {"free_memory_fraction": 0.1}},
+)
+
+
+def golden(checkpoint):
+    """What Transformers answers, greedily."""
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    for prompt in PROMPTS:
+        tokens = tokenizer(prompt, return_tensors="pt")
+        made = model.generate(**tokens, max_new_tokens=8, do_sample=False)[0, tokens["input_ids"].shape[1] :]
+        yield GoldenPrompt(prompt=prompt, completion=tokenizer.decode(made, skip_special_tokens=True), maximum_tokens=8)
+
+
+def test_a_plain_checkpoint_is_built_for_a_cpu_and_answers_as_transformers_does(source, tmp_path):
+    inputs = BuildInputs(
+        checkpoint=source,
+        target=TARGET,
+        dtype="float32",
+        checkpoint_ref=ArtifactRef(kind="checkpoint", digest="c" * 64),
+        golden=list(golden(source)),
+    )
+    facts = engine_builder("vllm").build(inputs, tmp_path / "engine")
+    assert facts.details["golden_match_fraction"] == 1.0
+    assert (facts.details["read_as"], facts.kv_cache) == ("none", "float32")
+    assert EngineDescription.read(tmp_path / "engine").facts == facts
