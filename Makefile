@@ -74,7 +74,7 @@ axe: ## Get axe-core, which looks for what people with a screen reader or a keyb
 test-thorough: kubernetes chart axe vllm ## Minutes of live traffic and of hostile input: canaries that go wrong, real containers, fuzzed files
 	$(CONTROL) -m pytest -q -m thorough -n 3 $(spread) --ignore=tests/end_to_end tests
 	$(MODEL) -m pytest -q -m thorough tests
-	.envs/vllm/bin/python -m pytest -q -m thorough tests/vllm
+	.envs/vllm/bin/python -m pytest -q -m thorough tests/vllm_cpu
 	$(end_to_end_tests) -m thorough
 
 test-live:
