@@ -6,53 +6,61 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from matrix import MODELS, TABLE, TOLERATED, WITHOUT_EXPERTS, Outcome, read_outcomes
+from matrix import MIXTURES, MODELS, TABLE, TOLERATED, WITHOUT_EXPERTS, Outcome, read_outcomes
 
 _HEAD = f"""# Architectures that were tried
 
-Made by `tests/corpus/matrix.py` (`make test-thorough` holds this page against it): tiny models of two layers with
-random weights, every committed recipe that a CPU can make, and the engine `openvino_cpu`. *works* means: quantized,
-exported, validated, read back, built, and served by Triton with the greedy text of the read-back export on 15 prompts,
-three of which fill the context. Where inputs are quantized, too, a sum in another order may round to the other side of
-a step: at most {TOLERATED} of the 15 may differ, and the table says how many did; where more did, it says DIFFERS. A
-number is a refusal by `llm-pipeline plan`, in the words below. Real checkpoints were not run: the table shows the path,
-the accuracy gate judges yours.
+Tiny models of two layers with random weights, with every recipe of this package that a CPU can make, on the engine
+`openvino_cpu`. The table shows that the path works; your model's accuracy gate judges your model. `make test-thorough`
+holds this page against new runs.
 
+A recipe that a row does not name works: it was quantized, exported, read back, built, and served by Triton with the
+same greedy text as the export that was read back, on 15 prompts. Where inputs are quantized, too, rounding may change
+some of the 15 answers; the table says how many (more than {TOLERATED}: DIFFERS). A number leads to what
+`llm-pipeline plan` says.
 """
 
 
 def page(outcomes: Mapping[tuple[str, str], Outcome]) -> str:
     """The page in Markdown."""
-    columns = sorted({recipe for _, recipe in outcomes} - {"none", WITHOUT_EXPERTS})
-    columns = ["none", *columns, WITHOUT_EXPERTS]
-    reasons = list(dict.fromkeys(_reason(outcome) for outcome in _in_order(outcomes, columns) if outcome.refused))
-    lines = [f"| architecture | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
+    recipes = ["none", *sorted({recipe for _, recipe in outcomes} - {"none", WITHOUT_EXPERTS})]
+    tried = {model: [*recipes, WITHOUT_EXPERTS] if model in MIXTURES else recipes for model in MODELS}
+    found = [outcomes[pair] for model in MODELS for recipe in tried[model] if (pair := (model, recipe)) in outcomes]
+    reasons = list(dict.fromkeys(_reason(outcome) for outcome in found if outcome.refused))
+    lines = [_HEAD, f"Recipes: {', '.join(recipes)}; for mixtures of experts also {WITHOUT_EXPERTS}.", ""]
+    lines += ["| architecture | answers that differ, of 15 | refused |", "|---|---|---|"]
     for model in MODELS:
-        cells = (_cell(outcomes.get((model, column)), reasons, mixture=column == WITHOUT_EXPERTS) for column in columns)
-        lines.append(f"| {model} | {' | '.join(cells)} |")
-    notes = (f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
-    return _HEAD + "\n".join(lines) + "\n\nWhat `plan` says:\n\n" + "\n".join(notes) + "\n"
-
-
-def _in_order(outcomes: Mapping[tuple[str, str], Outcome], columns: Sequence[str]) -> list[Outcome]:
-    pairs = ((model, column) for model in MODELS for column in columns)
-    return [outcomes[pair] for pair in pairs if pair in outcomes]
+        of_model = {recipe: outcomes.get((model, recipe)) for recipe in tried[model]}
+        lines.append(f"| {model} | {_differing(of_model)} | {_refused(of_model, reasons)} |")
+    lines += ["", "What `plan` says:", "", *(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))]
+    return "\n".join(lines) + "\n"
 
 
 def _reason(outcome: Outcome) -> str:
     return outcome.refused.replace("|", "\\|")
 
 
-def _cell(outcome: Outcome | None, reasons: Sequence[str], *, mixture: bool) -> str:
-    if outcome is None:
-        return "" if mixture else "not run"
-    if outcome.refused:
-        return f"[{reasons.index(_reason(outcome)) + 1}]"
-    if outcome.failed:
-        return f"FAILS: {outcome.failed[:80]}"
-    if outcome.differing > TOLERATED:
-        return f"DIFFERS ({outcome.differing})"
-    return f"works ({outcome.differing} differ)" if outcome.differing else "works"
+def _differing(of_model: Mapping[str, Outcome | None]) -> str:
+    told = []
+    for recipe, outcome in of_model.items():
+        if outcome is None:
+            told.append(f"{recipe}: not run")
+        elif outcome.failed:
+            told.append(f"{recipe} FAILS: {outcome.failed[:80]}")
+        elif outcome.differing:
+            told.append(f"{recipe}: {outcome.differing}{' (DIFFERS)' if outcome.differing > TOLERATED else ''}")
+    return ", ".join(told)
+
+
+def _refused(of_model: Mapping[str, Outcome | None], reasons: Sequence[str]) -> str:
+    by_reason: dict[str, list[str]] = {}
+    for recipe, outcome in of_model.items():
+        if outcome is not None and outcome.refused:
+            by_reason.setdefault(_reason(outcome), []).append(recipe)
+    return "; ".join(
+        f"{'all' if len(names) == len(of_model) else ', '.join(names)} [{reasons.index(reason) + 1}]"
+        for reason, names in by_reason.items()
+    )
 
 
 if __name__ == "__main__":
