@@ -12,12 +12,11 @@ from llm_pipeline.release.step import Effect, Step
 
 def steps_table(steps: Iterable[Step]) -> str:
     """All steps as a table in Markdown."""
-    rows = ["| step | works on | after | changes | a verdict other than GO ends |", "|---|---|---|---|---|"]
+    rows = ["| step | works on | changes | a verdict other than GO ends |", "|---|---|---|---|"]
     for step in steps:
-        after = ", ".join(f"`{name}`" for name in step.after)
         changes = "" if step.effect is Effect.NONE else step.effect.value
         gate = f"the {step.ends.value}" if step.ends else ""
-        rows.append(f"| `{step.name}` | {step.scope.value} | {after} | {changes} | {gate} |")
+        rows.append(f"| `{step.name}` | {step.scope.value} | {changes} | {gate} |")
     return "\n".join(rows) + "\n"
 
 
