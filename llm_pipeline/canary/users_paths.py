@@ -22,8 +22,8 @@ _MODEL = f"/v2/models/{MODEL_NAME}"
 _VERSION = r"(/versions/[0-9]+)?"
 _GRPC_SERVICE = "/inference.GRPCInferenceService/"
 
-_ASKING = ("infer", "generate", "generate_stream")
-"""What is posted to the model."""
+_ASKING = ("generate", "generate_stream")
+"""What is posted to the model; over HTTP, `infer` is not for one with many answers to a request."""
 
 HTTP_PATHS = (
     *("/v2", "/v2/health/live", "/v2/health/ready"),
@@ -46,6 +46,7 @@ class UsersApi:
         health: Path that is asked whether a server is well.
         healthy_below: The first HTTP status that says it is not.
         second_opinions: Refusals that are asked of the other slot, too, while a release is on trial.
+        json_levels: Lists and objects within each other that a posted body may have; None where the server bounds them.
         grpc_calls: Methods with one request and one answer.
         grpc_streams: Methods that are a stream of requests and of answers.
     """
@@ -55,6 +56,7 @@ class UsersApi:
     health: str
     healthy_below: int
     second_opinions: tuple[HTTPStatus, ...]
+    json_levels: int | None = None
     grpc_calls: tuple[str, ...] = ()
     grpc_streams: tuple[str, ...] = ()
 
@@ -65,6 +67,7 @@ TRITON_API = UsersApi(
     health="/v2/health/ready",
     healthy_below=HTTPStatus.MULTIPLE_CHOICES,
     second_opinions=(HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND),
+    json_levels=32,  # it parses by recursion: 100,000 brackets end the whole server
     grpc_calls=(
         *(
             f"{_GRPC_SERVICE}{method}"

@@ -168,6 +168,12 @@ local OPENAI = { ["completions"] = "\"text\": *\"", ["chat/completions"] = "\"co
 local STREAM = "\"stream\"%s*:%s*true"
 
 function envoy_on_request(handle)
+  local levels = handle:metadata():get("json_levels")
+  if levels and is_deeper(handle:body(), levels) then
+    local text = string.format("{\"error\":\"the request is JSON of more than %d levels\"}", levels)
+    handle:respond({ [":status"] = "400", ["content-type"] = "application/json" }, text)
+    return
+  end
   local header = handle:metadata():get("session_header")
   local value = header and handle:headers():get(header)
   if value then put(handle, "session", fingerprint(value)) end
@@ -188,6 +194,10 @@ function envoy_on_request(handle)
 end
 
 function envoy_on_response(handle)
+  if handle:headers():get(":status") == "500" then
+    if is_users_mistake(handle:body()) then handle:headers():replace(":status", "400") end
+    return
+  end
   local kind = handle:headers():get("content-type") or ""
   local known = handle:streamInfo():dynamicMetadata():get(FILTER)
   if string.find(kind, "^application/grpc") then

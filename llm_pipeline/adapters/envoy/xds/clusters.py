@@ -89,8 +89,9 @@ def _guard(protocol: Protocol, api: UsersApi) -> Json:
     guard: Json = {
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
         "outlier_detection": {
-            "consecutive_5xx": 5,
+            "enforcing_consecutive_5xx": 0,  # Triton answers 500 to what is no JSON: users would eject it
             "consecutive_gateway_failure": 5,
+            "enforcing_consecutive_gateway_failure": 100,
             "consecutive_local_origin_failure": 2,
             "split_external_local_origin_errors": True,
             "interval": "0.5s",

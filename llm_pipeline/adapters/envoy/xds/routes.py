@@ -81,15 +81,16 @@ def _named_release(releases: Mapping[str, str]) -> Json:
 
 def _offered(state: RouteState, api: UsersApi) -> Iterator[Json]:
     """The routes to the servers; those of HTTP are the last, and are read back."""
-    common = _for_the_filter(state)
+    common = _for_the_filter(session_header=state.sticky_header)
+    posted = _for_the_filter(session_header=state.sticky_header, json_levels=api.json_levels)
     grpc, http = _weighted(state, "grpc", api), _weighted(state, "http", api)
     for path in api.grpc_calls:
         yield {"match": {"path": path, "grpc": {}}, "route": grpc, **common}
     for path in api.grpc_streams:
         yield {"match": {"path": path, "grpc": {}}, "route": grpc, **common, **_UNBUFFERED}
-    for method, path in (("GET", api.reads), ("POST", api.asks)):
+    for method, path, told in (("GET", api.reads, common), ("POST", api.asks, posted)):
         asked = [{"name": ":method", "string_match": {"exact": method}}]
-        yield {"match": {"safe_regex": {"regex": path}, "headers": asked}, "route": http, **common}
+        yield {"match": {"safe_regex": {"regex": path}, "headers": asked}, "route": http, **told}
 
 
 def _longer_than(length: int) -> Json:
@@ -102,11 +103,10 @@ def _refusal(status: HTTPStatus, match: Json) -> Json:
     return {"match": {"prefix": "/", **match}, "direct_response": {"status": status.value}, **_UNBUFFERED}
 
 
-def _for_the_filter(state: RouteState) -> Json:
-    """What the filter that reads answers has to know of a route: the header that names the session."""
-    if state.sticky_header is None:
-        return {}
-    return {"metadata": {"filter_metadata": {LUA: {"session_header": state.sticky_header}}}}
+def _for_the_filter(**known: str | int | None) -> Json:
+    """What the filter that reads requests and answers has to know of a route."""
+    given = {name: value for name, value in known.items() if value is not None}
+    return {"metadata": {"filter_metadata": {LUA: given}}} if given else {}
 
 
 def weights_of(document: Json) -> dict[str, int]:
@@ -152,10 +152,14 @@ def _retry_policy(protocol: Protocol, api: UsersApi, *, on_trial: bool) -> Json:
 
     Triton answers every error of a decoupled model with 400, its own internal ones and a full queue too, so while
     a candidate is on trial a refusal gets a second opinion from the other slot, and only one: a request that really is
-    wrong would otherwise be asked a third time. What both refuse is the user's own mistake.
+    wrong would otherwise be asked a third time. What both refuse is the user's own mistake. Without a candidate
+    a 500 is an answer: Triton gives it to what is no JSON.
     """
     conditions = ["reset", "connect-failure", "refused-stream"]
-    conditions += ["5xx"] if protocol == "http" else ["unavailable", "internal", "resource-exhausted"]
+    if protocol == "grpc":
+        conditions += ["unavailable", "internal", "resource-exhausted"]
+    else:
+        conditions.append("5xx" if on_trial else "gateway-error")
     policy: Json = {
         "num_retries": 1 if on_trial else 2,
         "retry_back_off": {"base_interval": "0.02s", "max_interval": "0.2s"},
