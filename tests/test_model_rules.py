@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from llm_pipeline.artifacts.model_rules import ModelRules, SamplingDefaults, read_model_rules
+from llm_pipeline.artifacts.model_rules import ChatFormat, ModelRules, SamplingDefaults, read_model_rules
 from llm_pipeline.base.errors import IntegrityError
 
 TOKENS = {"<s>": 0, "</s>": 1, "<|im_end|>": 2}
@@ -40,7 +40,13 @@ def test_an_answer_ends_at_every_token_that_one_of_the_files_names(rules):
         config__json={"eos_token_id": 1},
         tokenizer_config__json={"eos_token": "</s>"},
     )
-    assert found == ModelRules(end_tokens=(1, 2), pad_token=1)
+    assert (found.end_tokens, found.pad_token) == ((1, 2), 1)
+
+
+def test_the_chat_format_is_the_default_template_and_the_tokens_that_it_may_name(rules):
+    tokens = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None}
+    found = rules(tokenizer_config__json={**tokens, "chat_template": "old"}, chat_template__jinja=CHATML)
+    assert found.chat == ChatFormat(template=CHATML, special_tokens={"bos_token": "<s>", "eos_token": "</s>"})
 
 
 def test_the_tokenizers_own_end_token_is_one(rules):

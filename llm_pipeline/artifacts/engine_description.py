@@ -57,7 +57,7 @@ class EngineDescription(Frozen):
         target: What it was built for.
         device_properties: The device at build time, for comparison with the device that serves.
         runtime_properties: Properties that the runtime must be given.
-        rules: How the model ends and samples; what serves the engine ends answers by them.
+        rules: How the model ends, samples and is spoken to; what serves the engine goes by them.
         host: GPUs, driver and container of the build; None for a CPU's. What serves it must match.
         checkpoint: The checkpoint that is served as it is; None where the engine holds the weights.
     """

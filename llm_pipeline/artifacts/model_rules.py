@@ -1,4 +1,4 @@
-"""How a model ends its answers and how it samples: the one answer that loaders, scorers, builders and servers take.
+"""How a model ends, samples and is spoken to: the one answer that loaders, scorers, builders and servers take.
 
     rules = read_model_rules(checkpoint)
     rules.end_tokens                    # (1, 2): each of them ends an answer
@@ -27,6 +27,8 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from pydantic import Field
+
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.json_document import parse
 from llm_pipeline.base.records import Frozen
@@ -44,6 +46,7 @@ TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eot|>", "<end_of_turn>")
 _TEXT_PARTS = ("text_config", "llm_config", "language_config")
 _DOCUMENTS = (CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, TEMPLATE_DOCUMENT)
 _NAMED = ("bos_token", "eos_token", "pad_token")
+_NAMED_IN_TEMPLATES = (*_NAMED, "unk_token", "sep_token", "cls_token", "mask_token")
 _REPLACE = "replace it with the published one, or publish a corrected copy of the model"
 
 
@@ -69,18 +72,32 @@ class SamplingDefaults(Frozen):
     max_new_tokens: int | None = None
 
 
+class ChatFormat(Frozen):
+    """How messages become a prompt.
+
+    Attributes:
+        template: The default chat template, in Jinja; None where the model has none.
+        special_tokens: What it may name, such as `bos_token`.
+    """
+
+    template: str | None = None
+    special_tokens: dict[str, str] = Field(default={})
+
+
 class ModelRules(Frozen):
-    """How a model ends and samples.
+    """How a model ends, samples and is spoken to.
 
     Attributes:
         end_tokens: Tokens that end an answer, ascending; empty where the model names none.
         pad_token: What fills batches up; the first end token where none is named.
         sampling: Its defaults for sampling. Evaluation is greedy and takes none of them.
+        chat: Its chat format.
     """
 
     end_tokens: tuple[int, ...] = ()
     pad_token: int | None = None
     sampling: SamplingDefaults = SamplingDefaults()
+    chat: ChatFormat = ChatFormat()
 
 
 @dataclass(frozen=True)
@@ -226,6 +243,12 @@ def rules_of(files: TokenFiles) -> ModelRules:
         end_tokens=end_tokens,
         pad_token=end_tokens[0] if pad is None and end_tokens else pad,
         sampling=_sampling(files),
+        chat=ChatFormat(
+            template=template or None,
+            special_tokens={
+                key: token for key in _NAMED_IN_TEMPLATES if (token := files.special_token(key)) is not None
+            },
+        ),
     )
 
 

@@ -12,6 +12,9 @@ BASE_FILES = ("llm_model_base.py", "served_model.py")
 ENGINE_DIRECTORY = "engine"
 """Beside `model.py`, with `engine.json`: of every repository, whatever its engine is."""
 
+ENDPOINT_FILE = "endpoint.json"
+"""Beside `model.py`: how OpenAI's API is spoken to this model; see `endpoint_description`."""
+
 LLM_FILE = "model.yaml"
 CHECKPOINT_DIRECTORY = "checkpoint"
 """Beside `model.py`, for the LLM API; the checkpoint also for vLLM."""

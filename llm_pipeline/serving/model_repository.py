@@ -1,25 +1,30 @@
 """Triton model repositories, written through the protobuf that the server itself parses.
 
-Every repository holds the model `llm`: `llm/config.pbtxt`, `llm/1/model.py` and `llm/1/engine/engine.json`, and beside
-`llm/` the golden prompts, `release.json` (facts for people and tools) and, where weights are not copied, `links.json`.
-The rest is written by the engine's adapter, with `write_served_model`. A repository is read-only once written.
+Every repository holds the model `llm`: `llm/config.pbtxt`, `llm/1/model.py`, `llm/1/endpoint.json` for OpenAI's API and
+`llm/1/engine/engine.json`, and beside `llm/` the golden prompts, `release.json` (facts for people and tools) and, where
+weights are not copied, `links.json`. The rest is written by the engine's adapter, with `write_served_model`. A
+repository is read-only once written.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import JsonValue
+
 from llm_pipeline.artifacts import golden as golden_prompts
+from llm_pipeline.artifacts.endpoint_description import EndpointDescription
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.artifacts.repository_layout import (
     BASE_FILES,
     CONFIG_FILE,
+    ENDPOINT_FILE,
     ENGINE_DIRECTORY,
     FACT_PREFIX,
     FACTS_FILE,
@@ -72,6 +77,8 @@ def write_repository(
     destination: Path,
     *,
     engine_ref: ArtifactRef,
+    model: str = MODEL_NAME,
+    chat_template_arguments: Mapping[str, JsonValue] | None = None,
 ) -> RepositoryFacts:
     """Write the model repository of an engine into the new directory `destination`.
 
@@ -82,14 +89,17 @@ def write_repository(
         target: What the server accepts at once, and how it queues and streams.
         destination: Directory to make.
         engine_ref: The engine's name in the store, for what is linked and not copied.
+        model: The model's name at OpenAI's API.
+        chat_template_arguments: What that API hands to the chat template by default.
 
     Raises:
         IntegrityError: The engine is not one.
         ConfigError: Options of the target do not fit together.
     """
-    packaged = PackagedEngine(engine, engine_ref, EngineDescription.read(engine), target, facts)
+    description = EngineDescription.read(engine)
+    packaged = PackagedEngine(engine, engine_ref, description, target, facts, model, chat_template_arguments or {})
     destination.mkdir()
-    write_links(destination, engine_adapter(packaged.description.facts.builder).write_repository(packaged, destination))
+    write_links(destination, engine_adapter(description.facts.builder).write_repository(packaged, destination))
     golden_prompts.write_golden(destination, golden)
     (destination / FACTS_FILE).write_text(json.dumps(dict(facts), indent=1, sort_keys=True) + "\n", encoding="utf-8")
     files = [path for path in destination.rglob("*") if path.is_file()]
@@ -113,6 +123,8 @@ class PackagedEngine:
         description: Its `engine.json`.
         target: What serves it, with the limits and options of now.
         facts: Shown as parameters `fact_<name>` of the model.
+        model: The model's name at OpenAI's API.
+        chat_template_arguments: What that API hands to the chat template by default.
     """
 
     directory: Path
@@ -120,6 +132,8 @@ class PackagedEngine:
     description: EngineDescription
     target: Target
     facts: Mapping[str, Fact]
+    model: str = MODEL_NAME
+    chat_template_arguments: Mapping[str, JsonValue] = field(default_factory=dict)
 
     @property
     def limits(self) -> EngineLimits:
@@ -135,14 +149,16 @@ def write_served_model(
     repository: Path,
     *,
     parameters: Mapping[str, str] | None = None,
+    features: Iterable[str] = (),
 ) -> Path:
-    """Write the model `llm` and the engine's description; returns its version directory.
+    """Write the model `llm`, the engine's description and the endpoint's; returns its version directory.
 
     Args:
         engine: The engine.
         code: Its `model.py`: the file, or the name of one of `serving/models`.
         repository: The model repository.
         parameters: Parameters of the model beside limits and facts.
+        features: Optional inputs of `llm` that it takes; see `EndpointDescription`.
     """
     from google.protobuf import text_format
 
@@ -152,6 +168,18 @@ def write_served_model(
     copy_code(code, version / MODEL_FILE)
     for file in BASE_FILES:
         copy_code(file.removesuffix(".py"), version / file)
+    rules = engine.description.rules
+    endpoint = EndpointDescription(
+        model=engine.model,
+        release=engine.ref.digest[:12],
+        chat=rules.chat,
+        chat_template_arguments=dict(engine.chat_template_arguments),
+        sampling=rules.sampling.model_dump(exclude_none=True, exclude={"do_sample", "max_new_tokens"}),
+        features=tuple(features),
+        maximum_tokens_per_request=engine.limits.maximum_tokens_per_request,
+        maximum_sequences=engine.limits.maximum_sequences,
+    )
+    (version / ENDPOINT_FILE).write_text(endpoint.model_dump_json(indent=1) + "\n", encoding="utf-8")
     text = text_format.MessageToString(served_config(engine, parameters or {}))
     (repository / MODEL_NAME / CONFIG_FILE).write_text(text, encoding="utf-8")
     return version

@@ -125,7 +125,7 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[BuildConfig, Mapping[s
 
 STAGE = Stage(
     name="build",
-    version=4,
+    version=5,
     config=BuildConfig,
     request=request,
     run=run,

@@ -17,6 +17,7 @@ from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.model import ConfigModel
+from llm_pipeline.config.release import Arguments
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
@@ -36,11 +37,15 @@ class PackageConfig(ConfigModel):
         target: What the server runs on, what it accepts at once, and how it queues and streams.
         golden_prompts: How many generative items of the evaluation become golden prompts.
         maximum_tokens: Output limit of the evaluation's generations, asked for again with the golden prompts.
+        model: The model's name at OpenAI's API.
+        chat_template_arguments: What that API hands to the chat template by default: as the model was evaluated.
     """
 
     target: Target
     golden_prompts: int = Field(default=50, ge=1)
     maximum_tokens: int = Field(ge=1)
+    model: str
+    chat_template_arguments: Arguments = Field(default={})
 
 
 def run(context: StageContext[PackageConfig]) -> StageOutput:
@@ -67,6 +72,8 @@ def run(context: StageContext[PackageConfig]) -> StageOutput:
         config.target,
         destination,
         engine_ref=context.request.inputs["engine"],
+        model=config.model,
+        chat_template_arguments=config.chat_template_arguments,
     )
     seconds = time.monotonic() - started
     log.info("wrote the model repository", megabytes=written.bytes / 1e6, files=written.files,
@@ -100,7 +107,12 @@ def _facts(context: StageContext[PackageConfig]) -> dict[str, Fact]:
 def request(flow: ReleaseProgress, subject: str) -> tuple[PackageConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
     target: Target = flow.release.target(subject)
-    config = PackageConfig(target=target, maximum_tokens=GOLDEN_MAXIMUM_TOKENS)
+    config = PackageConfig(
+        target=target,
+        maximum_tokens=GOLDEN_MAXIMUM_TOKENS,
+        model=flow.record.model.id,
+        chat_template_arguments=flow.release.evaluation.chat_template_arguments,
+    )
     inputs = {
         "engine": flow.artifact("build", subject, "engine"),
         "evaluation": flow.artifact("accuracy", flow.chosen_recipe(subject), "evaluation"),
@@ -110,7 +122,7 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[PackageConfig, Mapping
 
 STAGE = Stage(
     name="package",
-    version=8,
+    version=9,
     config=PackageConfig,
     request=request,
     run=run,

@@ -175,7 +175,7 @@ def package(built: StageRequest, target: dict[str, Any], engine: ArtifactRef, tm
     (tmp_path / "evaluation").mkdir()
     write_items(tmp_path / "evaluation", [item])
     evaluation = open_store(built.store).publish("evaluation", tmp_path / "evaluation")
-    config = {"target": target, "maximum_tokens": 6}
+    config = {"target": target, "maximum_tokens": 6, "model": "organisation/name"}
     changes = {"stage": "package", "config": config, "inputs": {"engine": engine, "evaluation": evaluation}}
     result = execute(StageRequest.model_validate({**built.model_dump(), **changes}))
     assert isinstance(result, StageResult), result

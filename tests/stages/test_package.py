@@ -88,7 +88,8 @@ def package(tmp_path):
         )
         request = StageRequest(
             release_id=release, stage="package", subject="cpu",
-            config={"target": GPU_TARGET if built else TARGET, "golden_prompts": 20, "maximum_tokens": 6},
+            config={"target": GPU_TARGET if built else TARGET, "golden_prompts": 20, "maximum_tokens": 6,
+                    "model": "organisation/name", "chat_template_arguments": {"thinking": False}},
             inputs={"engine": engine, "evaluation": store.publish("evaluation", evaluation)},
             store=uri, work_root=str(tmp_path / "work"),
         )  # fmt: skip
@@ -107,6 +108,8 @@ def test_packaging_publishes_a_sound_repository_with_golden_prompts_and_facts(pa
     assert (golden[0].prompt, golden[0].completion, golden[0].maximum_tokens) == ("0+1=", " 1", 6)
     facts = json.loads((repository / "release.json").read_text())
     assert facts["weight_format"] == "native"
+    endpoint = json.loads((repository / "llm/1/endpoint.json").read_text())
+    assert (endpoint["model"], endpoint["chat_template_arguments"]) == ("organisation/name", {"thinking": False})
     assert len(facts["engine_digest"]) == 64
     assert result.metrics["repository_bytes"] > 0
 

@@ -16,7 +16,7 @@ import json
 import os
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,9 @@ import triton_python_backend_utils as pb_utils
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 DRILL_VARIABLE = "LLM_PIPELINE_DRILL"
 DEFAULT_OUTPUT_TOKENS = 16
+ALL_THERE_IS_ROOM_FOR = -1
+"""As `max_tokens`: whoever asks does not know how many tokens the prompt has."""
+
 MAXIMUM_TEMPERATURE = 2.0
 MAXIMUM_STOP_WORDS = 8
 OTHER_SAMPLING = frozenset({
@@ -133,7 +136,7 @@ class Inputs:
         if len(stop_words) > MAXIMUM_STOP_WORDS or not all(stop_words):
             raise invalid(f"stop takes at most {MAXIMUM_STOP_WORDS} words, none of them empty")
         maximum, most = int(scalar(request, "max_tokens", DEFAULT_OUTPUT_TOKENS)), limits.maximum_tokens_per_request
-        if not 1 <= maximum < most:
+        if maximum != ALL_THERE_IS_ROOM_FOR and not 1 <= maximum < most:
             raise invalid(f"max_tokens {maximum} is not in 1..{most - 1}")
         temperature = float(scalar(request, "temperature", 0.0))
         if not 0.0 <= temperature <= MAXIMUM_TEMPERATURE:  # NaN compares false
@@ -147,11 +150,13 @@ class Inputs:
             stream=bool(scalar(request, "stream", default=False)),
         )
 
-    def require_room(self, prompt_tokens: int, limits: Limits) -> None:
-        """Refuse a prompt that leaves no room for the answer."""
-        most = limits.maximum_tokens_per_request
-        if prompt_tokens + self.maximum_tokens > most:
-            raise invalid(f"prompt of {prompt_tokens} tokens and max_tokens {self.maximum_tokens} exceed {most}")
+    def with_room(self, prompt_tokens: int, limits: Limits) -> Inputs:
+        """The inputs with a number of `maximum_tokens`; refuses a prompt that leaves no room for the answer."""
+        most, asked = limits.maximum_tokens_per_request, self.maximum_tokens
+        maximum = max(1, most - prompt_tokens) if asked == ALL_THERE_IS_ROOM_FOR else asked
+        if prompt_tokens + maximum > most:
+            raise invalid(f"prompt of {prompt_tokens} tokens and max_tokens {maximum} exceed {most}")
+        return replace(self, maximum_tokens=maximum)
 
 
 @dataclass

@@ -95,7 +95,7 @@ class TritonPythonModel(served_model.ServedModel):
         self._drill.fail_if_due()
         asked = base.Inputs.read(request, self._limits)
         prompt = list(self._llm.tokenizer.encode(asked.prompt, add_special_tokens=self._add_special))
-        asked.require_room(len(prompt), self._limits)
+        asked = asked.with_room(len(prompt), self._limits)
         return Live(self.reply_to(asked, sender, len(prompt)), asked, prompt, seed=self._drill.seen)
 
     # The event loop's thread

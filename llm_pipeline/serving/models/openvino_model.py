@@ -119,7 +119,7 @@ class TritonPythonModel(served_model.ServedModel):
         if self._pipeline is None and not self._stopping:
             raise base.unavailable("the engine failed and could not be loaded again")
         ids = self._tokenizer.encode(asked.prompt).input_ids
-        asked.require_room(ids.shape[1], self._limits)
+        asked = asked.with_room(ids.shape[1], self._limits)
         return Live(
             reply=self.reply_to(asked, sender, ids.shape[1]),
             ids=ids,

@@ -157,7 +157,7 @@ class TritonPythonModel(served_model.ServedModel):
         self._drill.fail_if_due()
         asked = base.Inputs.read(request, self._limits)
         prompt = self._tokenizer.encode(asked.prompt, add_special_tokens=self._add_special)
-        asked.require_room(len(prompt), self._limits)
+        asked = asked.with_room(len(prompt), self._limits)
         if self._broken:
             raise base.unavailable("the engine failed and could not be started again")
         if not self._batcher.fits(len(prompt) + asked.maximum_tokens):

@@ -116,7 +116,7 @@ class TritonPythonModel(served_model.ServedModel):
             base.send(sender, base.answer("ok", 1, "stop", input_tokens=1))
             return
         input_tokens = len(asked.prompt.split())
-        asked.require_room(input_tokens, self._limits)
+        asked = asked.with_room(input_tokens, self._limits)
         live = self._live_request(asked, sender, input_tokens)
         with self._condition:
             self._places.take(input_tokens)

@@ -48,7 +48,8 @@ def test_the_checkpoint_is_linked_and_not_copied(write):
     repository = write()
     assert read_links(repository) == {"llm/1/checkpoint": ArtifactRef(kind="checkpoint", digest="c" * 64)}
     files = {str(path.relative_to(repository / "llm/1")) for path in (repository / "llm/1").rglob("*")}
-    assert files == {"engine", "engine/engine.json", "llm_model_base.py", "model.py", "model.yaml", "served_model.py"}
+    code = {"llm_model_base.py", "model.py", "served_model.py"}
+    assert files == {"endpoint.json", "engine", "engine/engine.json", "model.yaml", *code}
 
 
 def test_an_engine_without_arguments_is_refused(write):

@@ -39,7 +39,7 @@ def read_config(repository):
 def test_the_repository_has_the_layout_that_servers_and_probes_expect(repository, pretended_engine):
     files = {str(path.relative_to(repository)) for path in repository.rglob("*") if path.is_file()}
     engine = {f"llm/1/engine/{path.name}" for path in pretended_engine.iterdir()}
-    code = {"llm/1/model.py", "llm/1/llm_model_base.py", "llm/1/served_model.py"}
+    code = {"llm/1/model.py", "llm/1/llm_model_base.py", "llm/1/served_model.py", "llm/1/endpoint.json"}
     assert files == {"golden.jsonl", "release.json", "llm/config.pbtxt", *code, *engine}
     assert read_golden(repository) == GOLDEN
     assert json.loads((repository / "release.json").read_text()) == FACTS

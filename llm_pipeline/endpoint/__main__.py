@@ -1,0 +1,59 @@
+"""Starts the endpoint; ends on SIGTERM once running answers are complete."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import uvicorn
+from uvicorn.supervisors import Multiprocess
+
+from llm_pipeline.base.logging import write_json_lines
+from llm_pipeline.endpoint.app import Settings, application
+
+DRAIN_SECONDS = 30
+WORKER_SECONDS = 60
+"""A worker that says nothing for so long is replaced; a busy host takes long to start one."""
+
+KEEP_ALIVE_SECONDS = 75
+"""Longer than the idle time-out of a proxy's connections, so that none is closed while a request is on its way."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM; 1 if nothing could be served."""
+    parser = argparse.ArgumentParser(prog="python -m llm_pipeline.endpoint", description="OpenAI's API for Triton.")
+    parser.add_argument("--model", type=Path, required=True, help="version directory of the model llm")
+    parser.add_argument("--triton", required=True, help="host and port of Triton's gRPC")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    options = parser.parse_args(arguments)
+    config = uvicorn.Config(
+        partial(application, Settings(options.model, options.triton)),
+        factory=True,
+        host=options.host,
+        port=options.port,
+        workers=options.workers,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        ws="none",
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+        timeout_worker_healthcheck=WORKER_SECONDS,
+    )
+    write_json_lines()
+    if options.workers > 1:
+        Multiprocess(config, sockets=[config.bind_socket()]).run()
+        return 0
+    server = uvicorn.Server(config)
+    server.run()
+    return 0 if server.started else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

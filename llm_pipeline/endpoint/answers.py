@@ -1,0 +1,136 @@
+"""Answers of OpenAI's API, whole and in chunks."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llm_pipeline.endpoint.protocol import Asked, ChatRequest
+from llm_pipeline.endpoint.triton import Piece
+
+Json = dict[str, Any]
+
+
+@dataclass
+class _Choice:
+    text: str = ""
+    length: int = 0
+    finish_reason: str | None = None
+    logprobs: list[Json] = field(default_factory=list)
+
+
+class Answer:
+    """The answer to one request: `choices` of them, that grow piece by piece.
+
+    Args:
+        asked: The request.
+        choices: How many answers it asks for: `n` of each prompt.
+        release: What `system_fingerprint` says.
+    """
+
+    def __init__(self, asked: Asked, choices: int, release: str) -> None:
+        self._chat = isinstance(asked, ChatRequest)
+        self._asked = asked
+        self._choices = [_Choice() for _ in range(choices)]
+        self._prompt_tokens = self._output_tokens = 0
+        name = "chat.completion" if self._chat else "text_completion"
+        self._head: Json = {
+            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "object": f"{name}.chunk" if self._chat and asked.stream else name,
+            "created": int(time.time()),
+            "model": asked.model,
+            "system_fingerprint": release,
+        }
+
+    def take(self, number: int, piece: Piece) -> None:
+        """Take a piece of the answer of that number."""
+        choice = self._choices[number]
+        if number % self._asked.n == 0:  # the others have the same prompt
+            self._prompt_tokens += piece.input_tokens
+        self._output_tokens += piece.output_tokens
+        choice.finish_reason = piece.finish_reason or None
+        if not self._asked.stream:
+            choice.text += piece.text
+            choice.logprobs += piece.logprobs
+
+    def whole(self) -> Json:
+        """The body of an answer that is not streamed."""
+        choices = []
+        for number, choice in enumerate(self._choices):
+            said = {"message": {"role": "assistant", "content": choice.text}} if self._chat else {"text": choice.text}
+            choices.append(self._choice(number, said, choice.logprobs, choice.finish_reason))
+        return {**self._head, "choices": choices, "usage": self._usage()}
+
+    def opening(self) -> bytes:
+        """The first events of a stream: who speaks."""
+        if not self._chat:
+            return b""
+        said = {"delta": {"role": "assistant", "content": ""}}
+        numbers = range(len(self._choices))
+        return b"".join(self._chunk([self._choice(number, said, [], None)]) for number in numbers)
+
+    def chunk(self, number: int, piece: Piece) -> bytes:
+        """The event of a piece that was taken."""
+        said = {"delta": {"content": piece.text} if piece.text else {}} if self._chat else {"text": piece.text}
+        event = self._chunk([self._choice(number, said, piece.logprobs, piece.finish_reason or None)])
+        self._choices[number].length += len(piece.text)
+        return event
+
+    def ending(self) -> bytes:
+        """The last events of a stream."""
+        usage = event({**self._head, "choices": [], "usage": self._usage()})
+        return (usage if self._asked.stream_options.include_usage else b"") + b"data: [DONE]\n\n"
+
+    def _chunk(self, choices: list[Json]) -> bytes:
+        options, usage = self._asked.stream_options, dict[str, Any]()
+        if options.include_usage:
+            usage = {"usage": self._usage() if options.continuous_usage_stats else None}
+        return event({**self._head, "choices": choices, **usage})
+
+    def _usage(self) -> Json:
+        prompt, output = self._prompt_tokens, self._output_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+
+    def _choice(self, number: int, said: Json, logprobs: list[Json], finish_reason: str | None) -> Json:
+        told = None
+        if self._asked.likeliest is not None and (logprobs or not self._asked.stream):
+            told = _of_chat(logprobs) if self._chat else _of_completion(logprobs, self._choices[number].length)
+        return {"index": number, **said, "logprobs": told, "finish_reason": finish_reason}
+
+
+def event(document: Json) -> bytes:
+    """A server-sent event."""
+    return b"data: " + json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _of_chat(tokens: Sequence[Json]) -> Json:
+    def told(token: str, logprob: float | None, data: list[int]) -> Json:
+        return {"token": token, "logprob": logprob, "bytes": data}
+
+    return {
+        "content": [
+            {
+                **told(token["token"], token["logprob"], token["bytes"]),
+                "top_logprobs": [told(text, logprob, list(text.encode())) for text, logprob in token["top"]],
+            }
+            for token in tokens
+        ],
+        "refusal": None,
+    }
+
+
+def _of_completion(tokens: Sequence[Json], offset: int) -> Json:
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token["token"])
+    return {
+        "tokens": [token["token"] for token in tokens],
+        "token_logprobs": [token["logprob"] for token in tokens],
+        "top_logprobs": [None if token["logprob"] is None else dict(token["top"]) for token in tokens],
+        "text_offset": offsets,
+    }

@@ -1,0 +1,230 @@
+"""The routes of OpenAI's API, and what is answered when something goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from llm_pipeline.artifacts.endpoint_description import EndpointDescription
+from llm_pipeline.artifacts.repository_layout import ENDPOINT_FILE
+from llm_pipeline.base.json_document import load_record
+from llm_pipeline.base.logging import get_logger, write_json_lines
+from llm_pipeline.endpoint.answers import Answer, event
+from llm_pipeline.endpoint.protocol import ApiError, Asked, ChatRequest, CompletionRequest, cannot, read
+from llm_pipeline.endpoint.template import ChatTemplate
+from llm_pipeline.endpoint.triton import Triton, generate_all
+
+log = get_logger(__name__)
+
+BODY_BYTES, BODY_BYTES_PER_TOKEN = 2**20, 32
+"""Of the largest body: so much, and so much for each token that a request may have."""
+
+_CREATED = 0
+_Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where a process finds what it serves.
+
+    Attributes:
+        model: Version directory of the model `llm`, with `endpoint.json`.
+        triton: Host and port of Triton's gRPC.
+    """
+
+    model: Path
+    triton: str
+
+
+def application(settings: Settings) -> Starlette:
+    """The ASGI application of one worker, which is a process of its own and logs as JSON lines.
+
+    Raises:
+        IntegrityError: There is no `endpoint.json`, or it is not one.
+        TemplateError: The chat template is not written in Jinja.
+    """
+    write_json_lines()
+    description = load_record(EndpointDescription, settings.model / ENDPOINT_FILE, "not an endpoint's description")
+    endpoint = _Endpoint(description)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        endpoint.triton = Triton(settings.triton)
+        yield
+        await endpoint.triton.close()
+
+    return Starlette(
+        routes=[
+            Route("/health", endpoint.health),
+            Route("/v1/models", endpoint.models),
+            Route("/v1/models/{model:path}", endpoint.one_model),
+            Route("/v1/chat/completions", endpoint.chat_completions, methods=["POST"]),
+            Route("/v1/completions", endpoint.completions, methods=["POST"]),
+        ],
+        exception_handlers={ApiError: _refused, HTTPException: _no_such_route, Exception: _failed},
+        lifespan=lifespan,
+    )
+
+
+class _Endpoint:
+    triton: Triton
+
+    def __init__(self, description: EndpointDescription) -> None:
+        self._about = description
+        self._template = ChatTemplate(description.chat, description.chat_template_arguments)
+        self._most_bytes = BODY_BYTES + BODY_BYTES_PER_TOKEN * description.maximum_tokens_per_request
+
+    async def health(self, _: Request) -> Response:
+        ready = await self.triton.is_ready()
+        return JSONResponse({"status": "ready" if ready else "not ready"}, 200 if ready else 503)
+
+    async def models(self, _: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._card()]})
+
+    async def one_model(self, request: Request) -> Response:
+        self._require_model(request.path_params["model"])
+        return JSONResponse(self._card())
+
+    async def chat_completions(self, request: Request) -> Response:
+        asked = read(ChatRequest, await self._body(request))
+        self._require_model(asked.model)
+        messages = [message.for_template() for message in asked.messages]
+        tools = asked.tools if asked.tool_choice == "auto" else None
+        prompt = self._template.render(messages, tools, asked.chat_template_kwargs)
+        return await self._answer(request, asked, [{"text_input": prompt}])
+
+    async def completions(self, request: Request) -> Response:
+        asked = read(CompletionRequest, await self._body(request))
+        self._require_model(asked.model)
+        more: dict[str, Any] = {"echo": True} if asked.echo else {}
+        names = ["text_input" if isinstance(prompt, str) else "input_ids" for prompt in asked.prompt]
+        for field, name in {"echo": "echo" if asked.echo else "", "prompt": names[0]}.items():
+            if name not in {"", "text_input", *self._about.features}:
+                raise cannot(field)
+        prompts = [{name: prompt, **more} for name, prompt in zip(names, asked.prompt, strict=True)]
+        return await self._answer(request, asked, prompts)
+
+    async def _answer(self, request: Request, asked: Asked, prompts: Sequence[Mapping[str, Any]]) -> Response:
+        common = asked.inputs(self._about.sampling, self._about.features)
+        requests = []
+        for prompt in prompts:
+            for number in range(asked.n):
+                seed = {"seed": common["seed"] + number} if "seed" in common else {}
+                requests.append({**prompt, **common, **seed})
+        answer = Answer(asked, len(requests), self._about.release)
+        pieces = generate_all(self.triton, requests, self._about.maximum_sequences)
+        if asked.stream:
+            first = await _unless_left(request, anext(pieces))  # an error before it is an answer of its own
+            return _EventStream(_events(answer, first, pieces))
+
+        async def whole() -> dict[str, Any]:
+            async with contextlib.aclosing(pieces):
+                async for number, piece in pieces:
+                    answer.take(number, piece)
+            return answer.whole()
+
+        return JSONResponse(await _unless_left(request, whole()))
+
+    def _card(self) -> dict[str, Any]:
+        about = self._about
+        return {
+            "id": about.model,
+            "object": "model",
+            "created": _CREATED,
+            "owned_by": "llm-pipeline",
+            "root": about.model,
+            "max_model_len": about.maximum_tokens_per_request,
+        }
+
+    def _require_model(self, name: str) -> None:
+        if name != self._about.model:
+            message = f"the model {name[:200]!r} is not served here; GET /v1/models lists what is"
+            raise ApiError(message, status=404, param="model", code="model_not_found")
+
+    async def _body(self, request: Request) -> bytes:
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > self._most_bytes:
+                raise ApiError(f"the body is larger than {self._most_bytes:,} bytes", status=413)
+        return bytes(body)
+
+
+async def _events(answer: Answer, first: Any, pieces: AsyncGenerator[Any]) -> AsyncGenerator[bytes]:
+    """The server-sent events of an answer. One that fails half-way ends with an error and without [DONE]."""
+    async with contextlib.aclosing(pieces):
+        yield answer.opening()
+        try:
+            number, piece = first
+            while True:
+                answer.take(number, piece)
+                yield answer.chunk(number, piece)
+                number, piece = await anext(pieces)
+        except StopAsyncIteration:
+            yield answer.ending()
+        except ApiError as error:
+            log.warning("a stream broke", status=error.status, reason=str(error)[:200])
+            yield event(error.document())
+
+
+class _EventStream(StreamingResponse):
+    """A stream whose source is closed with it, also when the client leaves."""
+
+    media_type = "text/event-stream"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with contextlib.aclosing(self.body_iterator):  # type: ignore[type-var]
+            await super().__call__(scope, receive, send)
+
+
+async def _unless_left(request: Request, work: Awaitable[Any]) -> Any:
+    """The result of work that is cancelled when the client leaves before.
+
+    Raises:
+        ClientDisconnect: It left.
+    """
+
+    async def left() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = [asyncio.ensure_future(work), asyncio.create_task(left())]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0] not in done:
+            raise ClientDisconnect
+        return tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)  # noqa: S101 - registered for nothing else
+    if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        log.warning("a request failed", path=request.url.path, status=error.status, reason=str(error)[:200])
+    headers = {"Retry-After": str(error.retry_after)} if error.retry_after else None
+    return JSONResponse(error.document(), error.status, headers)
+
+
+async def _no_such_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - registered for nothing else
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return JSONResponse(ApiError(message, status=error.status_code).document(), error.status_code, error.headers)
+
+
+async def _failed(_: Request, __: Exception) -> Response:
+    return JSONResponse(ApiError("an error of the endpoint; its log says more", status=500).document(), 500)

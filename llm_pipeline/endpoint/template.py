@@ -1,0 +1,85 @@
+"""Chat templates as Transformers renders them, in Jinja's sandbox: from messages to the text of a prompt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from llm_pipeline.artifacts.model_rules import ChatFormat
+from llm_pipeline.endpoint.protocol import ApiError
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what a model is trained on; rendered it is what stands in it."""
+
+    tags = {"generation"}  # noqa: RUF012 - as its base has it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+
+
+class ChatTemplate:
+    """The chat template of a checkpoint.
+
+    Args:
+        chat: Template and special tokens.
+        arguments: Handed to it, unless a request says otherwise.
+
+    Raises:
+        TemplateError: It is not written in Jinja.
+    """
+
+    def __init__(self, chat: ChatFormat, arguments: Mapping[str, Any]) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        self._template = None if chat.template is None else environment.from_string(chat.template)
+        self._known = {**chat.special_tokens, **arguments}
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, arguments: Mapping[str, Any]
+    ) -> str:
+        """The prompt of a chat, up to where the assistant begins to answer.
+
+        Raises:
+            ApiError: The model has no template, or it refuses the messages or the arguments.
+        """
+        if self._template is None:
+            raise ApiError("the model has no chat template; use /v1/completions", param="messages")
+        given = {"messages": messages, "tools": tools or None, "documents": None, "add_generation_prompt": True}
+        if taken := sorted(arguments.keys() & given.keys()):
+            raise ApiError(f"{taken[0]} is not for chat_template_kwargs", param="chat_template_kwargs")
+        try:
+            return self._template.render({**self._known, **arguments, **given})
+        except Exception as error:  # a template is a program, and fails on what it did not expect
+            raise ApiError(f"the chat template refuses this: {error}"[:400], param="messages") from error
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Without the escapes for HTML of Jinja's own filter."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)

@@ -1,0 +1,64 @@
+"""What a request asks of the engine: its own words, then the model's defaults, and nothing that changes nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from llm_pipeline.endpoint.protocol import ApiError, ChatRequest, CompletionRequest, read
+
+ALL = (
+    "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs",
+    "json_schema",
+)  # fmt: skip
+DEFAULTS = {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
+PLAIN = {"max_tokens": -1, "stream": False}
+
+
+def chat(**fields):
+    return read(
+        ChatRequest, json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}], **fields}).encode()
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "defaults", "inputs"),
+    [
+        ({}, {}, {"temperature": 1.0}),
+        ({}, DEFAULTS, {"temperature": 0.6, "top_p": 0.9, "top_k": 20}),
+        ({"top_p": 1, "top_k": -1}, DEFAULTS, {"temperature": 0.6}),
+        ({"temperature": 0}, DEFAULTS, {"temperature": 0}),
+        ({"temperature": 0, "seed": 1, "presence_penalty": 1}, {}, {"temperature": 0, "presence_penalty": 1}),
+        ({"seed": -5, "min_p": 0.1}, {}, {"temperature": 1.0, "seed": -5, "min_p": 0.1}),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, {}, {"temperature": 1.0, "max_tokens": 4}),
+        ({"logprobs": True}, {}, {"temperature": 1.0, "logprobs": 0}),
+        ({"logprobs": True, "top_logprobs": 3}, {}, {"temperature": 1.0, "logprobs": 3}),
+        ({"response_format": {"type": "json_object"}}, {}, {"temperature": 1.0, "json_schema": "{}"}),
+        ({"response_format": {"type": "text"}, "stop": "x"}, {}, {"temperature": 1.0, "stop": ["x"]}),
+    ],
+)
+def test_the_engine_is_told_what_changes_the_answer(asked, defaults, inputs):
+    assert chat(**asked).inputs(defaults, ALL) == PLAIN | inputs
+
+
+def test_defaults_that_an_engine_cannot_follow_are_left_out_and_wishes_refused():
+    assert chat().inputs(DEFAULTS, ()) == PLAIN | {"temperature": 0.6}
+    for field, value in (("top_k", 4), ("response_format", {"type": "json_object"}), ("logprobs", True)):
+        with pytest.raises(ApiError) as refused:
+            chat(**{field: value}).inputs({}, ())
+        assert refused.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("prompt", "read_as"),
+    [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])],
+)
+def test_a_prompt_is_text_or_tokens_one_or_several(prompt, read_as):
+    assert read(CompletionRequest, json.dumps({"model": "m", "prompt": prompt}).encode()).prompt == read_as
+
+
+@pytest.mark.parametrize("prompt", [[], [[]], ["a", 1], [True], [-1], [1.5], None, {"a": 1}])
+def test_anything_else_is_no_prompt(prompt):
+    with pytest.raises(ApiError, match="prompt"):
+        read(CompletionRequest, json.dumps({"model": "m", "prompt": prompt}).encode())

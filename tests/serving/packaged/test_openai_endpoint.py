@@ -1,0 +1,356 @@
+"""OpenAI's own client against the endpoint, before a real engine on a real tritonserver."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from served import eventually, metric, ports_from
+
+pytest.importorskip("tritonclient")
+openai = pytest.importorskip("openai")
+
+from llm_pipeline.artifacts.endpoint_description import EndpointDescription
+from llm_pipeline.artifacts.engine_description import EngineDescription
+from llm_pipeline.artifacts.model_rules import ChatFormat, SamplingDefaults
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.config.target import EngineLimits, Target
+from llm_pipeline.serving.model_repository import write_repository
+from llm_pipeline.serving.triton_server import start_server, stop_server
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[3]
+TARGET = Target(
+    name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu",
+    limits=EngineLimits(maximum_sequences=8, maximum_queued_requests=64, kv_cache_blocks=128),
+)  # fmt: skip
+CONTEXT = 128
+MODEL = "organisation/tiny"
+CHAT = ChatFormat(
+    template=(
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}[/]{% endfor %}"
+        "{% if tools %}{{ tools | tojson }}{% endif %}{% if loud %}LOUD{% endif %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    ),
+    special_tokens={"bos_token": "<s>"},
+)
+HELLO = [{"role": "user", "content": "the cat sees"}]
+
+
+@pytest.fixture(scope="module")
+def version(tiny_engine, tmp_path_factory):
+    """The version directory of a repository whose engine has a chat format and ends no answer by itself."""
+    directory = tmp_path_factory.mktemp("endpoint")
+    engine = Path(shutil.copytree(tiny_engine, directory / "engine"))
+    description = EngineDescription.read(engine)
+    rules = description.rules.model_copy(update={"chat": CHAT, "sampling": SamplingDefaults(temperature=0.0)})
+    description.model_copy(update={"rules": rules}).write(engine)
+    write_repository(
+        engine, (), {}, TARGET, directory / "repository", engine_ref=ArtifactRef(kind="engine", digest="e" * 64),
+        model=MODEL,
+    )  # fmt: skip
+    return directory / "repository" / "llm" / "1"
+
+
+@pytest.fixture(scope="module")
+def triton(version, model_python, triton_home, tmp_path_factory):
+    state = tmp_path_factory.mktemp("slot") / "staging"
+    ports = ports_from(18530)
+    yield start_server(version.parents[1], ports, triton_home=triton_home, python=model_python, state=state)
+    stop_server(state)
+
+
+@contextlib.contextmanager
+def serving(version: Path, grpc: str, *options: str, log: Path):
+    """The endpoint's process, and its URL."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "llm_pipeline.endpoint", "--port", str(port), "--triton", grpc]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [*command, "--model", str(version), *options], env=environment, stdout=output, stderr=output
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        assert eventually(lambda: get(url + "/health")[0] in {200, 503}), log.read_text()
+        yield url, process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) in {0, -signal.SIGTERM}, log.read_text()
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    return tmp_path_factory.mktemp("log") / "endpoint.log"
+
+
+@pytest.fixture(scope="module")
+def url(version, triton, log):
+    with serving(version, f"127.0.0.1:{triton.ports.grpc}", log=log) as (url, _):
+        yield url
+
+
+@pytest.fixture
+def client(url):
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def get(url: str) -> tuple[int, dict]:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+    except OSError:
+        return 0, {}
+
+
+def post(url: str, body: bytes | dict, path: str = "/v1/chat/completions") -> tuple[int, dict]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url + path, data), timeout=60) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())["error"]
+
+
+def chat(client, messages=HELLO, **options):
+    return client.chat.completions.create(**{"model": MODEL, "messages": messages, "max_tokens": 16, **options})
+
+
+def complete(client, prompt="the cat sees", **options):
+    return client.completions.create(**{"model": MODEL, "prompt": prompt, "max_tokens": 16, **options})
+
+
+def streamed(chunks) -> str:
+    """The text of a chat's stream."""
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def test_the_models_are_listed_under_the_name_of_the_release(client, url):
+    (model,) = client.models.list()
+    assert model.id == MODEL
+    assert model.max_model_len == CONTEXT
+    assert client.models.retrieve(MODEL).id == MODEL
+    assert get(f"{url}/health") == (200, {"status": "ready"})
+
+
+def test_a_chat_is_the_completion_of_its_rendered_template(client):
+    answer = chat(client, extra_body={"ignore_eos": True})
+    rendered = complete(client, "[user]the cat sees[/][assistant]", extra_body={"ignore_eos": True})
+    assert answer.choices[0].message.content == rendered.choices[0].text
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.prompt_tokens == rendered.usage.prompt_tokens > 10
+    assert answer.usage.completion_tokens == 16
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 16
+    assert answer.system_fingerprint == "e" * 12
+    parts = [{"role": "user", "content": [{"type": "text", "text": "the cat sees"}]}]
+    assert chat(client, parts, extra_body={"ignore_eos": True}).choices[0].message == answer.choices[0].message
+    louder = chat(client, extra_body={"ignore_eos": True, "chat_template_kwargs": {"loud": True}})
+    assert louder.usage.prompt_tokens > answer.usage.prompt_tokens
+
+
+def test_a_stream_is_the_whole_answer_and_counts_its_tokens(client):
+    whole = chat(client, extra_body={"ignore_eos": True})
+    chunks = list(chat(client, extra_body={"ignore_eos": True}, stream=True, stream_options={"include_usage": True}))
+    assert streamed(chunks) == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
+    assert chunks[-1].usage == whole.usage
+    assert len(chunks) > 5
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    texts = [chunk.choices[0].text for chunk in complete(client, stream=True, extra_body={"ignore_eos": True})]
+    assert "".join(texts) == complete(client, extra_body={"ignore_eos": True}).choices[0].text
+
+
+def test_an_answer_without_max_tokens_takes_what_is_left(client):
+    answer = chat(client, max_tokens=openai.omit, extra_body={"ignore_eos": True})
+    assert answer.usage.total_tokens == CONTEXT
+    assert complete(client, max_tokens=openai.omit, extra_body={"ignore_eos": True}).usage.completion_tokens == 16
+
+
+def test_an_answer_ends_before_its_stop_word(client):
+    full = chat(client, extra_body={"ignore_eos": True}).choices[0].message.content
+    word = full[6:9]
+    for stop in (word, ["never there", word]):
+        answer = chat(client, stop=stop, extra_body={"ignore_eos": True})
+        assert answer.choices[0].message.content == full[: full.index(word)]
+        assert answer.choices[0].finish_reason == "stop"
+        assert (
+            streamed(chat(client, stop=stop, stream=True, extra_body={"ignore_eos": True})) == full[: full.index(word)]
+        )
+
+
+def test_characters_of_several_tokens_come_whole(client):
+    messages = [{"role": "user", "content": "é 日本 😀 \u2028"}]
+    whole = chat(client, messages, max_tokens=60, extra_body={"ignore_eos": True})
+    assert streamed(chat(client, messages, max_tokens=60, stream=True, extra_body={"ignore_eos": True})) == (
+        whole.choices[0].message.content
+    )
+
+
+def test_several_prompts_and_answers_come_in_their_order(client):
+    prompts = ["the cat", "two old trees", "seven dogs"]
+    alone = [complete(client, prompt, extra_body={"ignore_eos": True}) for prompt in prompts]
+    answer = complete(client, prompts, n=2, extra_body={"ignore_eos": True})
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    assert [choice.text for choice in answer.choices] == [one.choices[0].text for one in alone for _ in range(2)]
+    assert answer.usage.prompt_tokens == sum(one.usage.prompt_tokens for one in alone)
+    assert answer.usage.completion_tokens == 6 * 16
+    texts = [""] * 6
+    for chunk in complete(client, prompts, n=2, stream=True, extra_body={"ignore_eos": True}):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [choice.text for choice in answer.choices]
+
+
+def test_drawn_answers_differ(client):
+    answers = chat(client, n=6, temperature=1.5, extra_body={"ignore_eos": True}).choices
+    assert len({choice.message.content for choice in answers}) > 1
+
+
+def test_sixty_four_at_once_are_all_answered_as_alone(client, url):
+    async def together():
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as many:
+
+            async def one(number):
+                messages = [{"role": "user", "content": f"the cat sees {number % 4}"}]
+                options = {"model": MODEL, "messages": messages, "max_tokens": 8, "extra_body": {"ignore_eos": True}}
+                if number % 2:
+                    return (await many.chat.completions.create(**options)).choices[0].message.content
+                stream = await many.chat.completions.create(**options, stream=True)
+                return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+            return await asyncio.gather(*map(one, range(64)))
+
+    answers = asyncio.run(together())
+    for number in range(4):
+        assert len(set(answers[number::4])) == 1
+    assert len(set(answers)) == 4
+
+
+def test_a_client_that_leaves_ends_its_request(client, triton, url):
+    before = metric(triton, 'llm_requests_total{outcome="cancelled"')
+    long = {"extra_body": {"ignore_eos": True}, "max_tokens": 100}
+
+    def noticed() -> bool:  # an answer this short may be complete before it is noticed
+        stream = complete(client, "the cat", stream=True, **long)
+        next(iter(stream))
+        stream.close()
+        with contextlib.suppress(openai.APITimeoutError):
+            complete(client, ["the cat"] * 8, timeout=0.05, **long)
+        assert eventually(lambda: metric(triton, "llm_active_requests") == 0, 20)
+        return metric(triton, 'llm_requests_total{outcome="cancelled"') >= before + 2
+
+    assert eventually(noticed, 30)
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"max_tokens": 4294967301}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"temperature": 2.5}, "temperature"),
+        ({"n": 0}, "n"),
+        ({"nonsense": 1}, "nonsense"),
+        ({"logit_bias": {"1": 1}}, "logit_bias"),
+        ({"top_p": 0.5, "temperature": 1}, "top_p"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content"),
+        ({"stop": [""]}, "stop"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_or_cannot_be_done_is_refused_by_its_name(change, param, url):
+    status, error = post(url, {"model": MODEL, "messages": HELLO, "max_tokens": 4, **change})
+    assert (status, error["param"]) == (400, param)
+    assert error["type"] == "invalid_request_error"
+
+
+def test_what_changes_no_answer_is_ignored(client):
+    harmless = {"user": "me", "metadata": {"a": "b"}, "store": True, "top_p": 1.0, "frequency_penalty": 0, "seed": 1}
+    nulls = {"logprobs": None, "top_k": None, "tools": None, "unheard_of": None}
+    answer = chat(client, extra_body={"ignore_eos": True, **harmless, **nulls})
+    assert answer == chat(client, extra_body={"ignore_eos": True}).model_copy(
+        update={"id": answer.id, "created": answer.created}
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"\xff", b"[" * 200_000, b'{"a":' * 100_000, b'{"model": "\\ud800"}', b'{"top_p": NaN}',
+        b'{"temperature": 1e999, "model": "m", "messages": []}', b'{"max_tokens": ' + b"9" * 100_000 + b"}",
+    ],
+)  # fmt: skip
+def test_what_is_no_json_is_refused_at_once_and_hurts_nobody(body, url, client):
+    started = time.monotonic()
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        assert post(url, body, path)[0] == 400
+    assert time.monotonic() - started < 2
+    assert chat(client, max_tokens=1).choices
+
+
+def test_errors_are_those_that_openai_clients_know(client, url):
+    with pytest.raises(openai.NotFoundError, match="nobody") as unknown:
+        chat(client, model="nobody")
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as longer:
+        chat(client, [{"role": "user", "content": "the cat sees a red moon " * 100}])
+    assert longer.value.code == "context_length_exceeded"
+    assert post(url, b" " * 2_000_000)[0] == 413
+    assert post(url, {}, "/v1/nothing")[0] == 404
+    assert get(f"{url}/v1/completions")[0] == 405
+
+
+def test_a_full_queue_is_told_to_come_again(url):
+    async def flood():
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as many:
+            options = {"model": MODEL, "prompt": "a", "max_tokens": 100, "extra_body": {"ignore_eos": True}}
+            return await asyncio.gather(
+                *(many.completions.create(**options) for _ in range(120)), return_exceptions=True
+            )
+
+    answers = asyncio.run(flood())
+    refused = [answer for answer in answers if isinstance(answer, BaseException)]
+    assert refused
+    assert {type(answer) for answer in refused} == {openai.RateLimitError}
+    assert {answer.response.headers["retry-after"] for answer in refused} == {"1"}
+
+
+def test_no_prompt_is_in_the_log(url, log):
+    assert post(url, {"model": MODEL, "messages": [{"role": "user", "content": "secret " * 200}]})[0] == 400
+    assert "secret" not in log.read_text()
+
+
+def test_without_a_server_requests_are_answered_503_and_the_process_drains(version, tmp_path):
+    with serving(version, "127.0.0.1:9", "--workers", "2", log=tmp_path / "log") as (url, _):
+        assert get(f"{url}/health")[0] == 503
+        status, error = post(url, {"model": MODEL, "messages": HELLO})
+        assert (status, error["type"]) == (503, "service_unavailable_error")
+
+
+def test_packaging_says_what_the_endpoint_needs(version):
+    about = EndpointDescription.model_validate_json((version / "endpoint.json").read_bytes())
+    assert about.model_dump(exclude={"features"}) == {
+        "model": MODEL, "release": "e" * 12, "chat": CHAT.model_dump(), "chat_template_arguments": {},
+        "sampling": {"temperature": 0.0}, "maximum_tokens_per_request": CONTEXT, "maximum_sequences": 8,
+    }  # fmt: skip
