@@ -121,6 +121,8 @@ class ReadyFormat(_Fact):
         vllm_below: The compute capability from which on vLLM refuses it.
         vllm_why: The evidence.
         cpu: Whether vLLM's build for CPUs runs it.
+        cpu_needs: The processor's instructions that its kernels there are written in, as Linux names them; empty for
+            those that every processor has which vLLM runs on.
         row: Its row in the support matrix; empty for none.
         tensorrt_llm: Whether the LLM API reads it, by backend.
     """
@@ -129,6 +131,7 @@ class ReadyFormat(_Fact):
     vllm_below: int = 1000
     vllm_why: str = ""
     cpu: Literal["yes", "no", "unknown"]
+    cpu_needs: str = ""
     row: str
     tensorrt_llm: dict[Column, SupportCell]
 

@@ -226,6 +226,11 @@ class CheckpointEvaluation(ConfigModel):
             raise ValueError(
                 f"scorer_arguments: {', '.join(own)} would judge another model than the one that is served"
             )
+        if self.scorer_arguments.get("data_parallel_size", 1) != 1:
+            raise ValueError(
+                "scorer_arguments: data_parallel_size hands each part of the items to a process that lm-eval starts, "
+                "which says of no answer how it ended; set tensor_parallel_size to the number of GPUs"
+            )
         return self
 
 

@@ -6,6 +6,7 @@ lists all that is below it, and two deployments with one `state_root` take each 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -42,6 +43,16 @@ def total_memory_bytes() -> int:
 def has_nvidia_gpu() -> bool:
     """Whether this machine has an NVIDIA driver with a device."""
     return Path("/dev/nvidiactl").exists()
+
+
+def cpu_flags() -> frozenset[str]:
+    """The instructions of this machine's processor, as Linux names them; empty where it does not say."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, flags = line.partition(":")
+            if name.strip() == "flags":
+                return frozenset(flags.split())
+    return frozenset()
 
 
 def existing_parent(path: str | Path) -> Path:

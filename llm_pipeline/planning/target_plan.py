@@ -106,7 +106,8 @@ def judge_memory(
 
 def engine_memory(target: Target) -> Engine:
     """The memory model of a target's engine."""
-    if target.accelerator == "cpu":
+    engine, on_cpu = engine_adapter(target.engine), target.accelerator == "cpu"
+    if on_cpu and not engine.shares_whole_memory:
         # The engine computes in float32 and keeps its KV cache so, for results that repeat exactly.
         return Engine(
             capacity=total_memory_bytes(),
@@ -115,9 +116,8 @@ def engine_memory(target: Target) -> Engine:
             kv_bytes=4,
             quantizes_kv=False,
         )
-    engine = engine_adapter(target.engine)
     return Engine(
-        capacity=find_gpu(target.accelerator).usable_bytes,
+        capacity=total_memory_bytes() if on_cpu else find_gpu(target.accelerator).usable_bytes,
         runtime=engine.runtime_bytes,
         kv_cache=target.runtime.kv_cache,
         shares_whole_memory=engine.shares_whole_memory,

@@ -150,6 +150,13 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[QuantizeConfig, Mappin
     return config, inputs
 
 
+def _tools(config: QuantizeConfig) -> tuple[str, ...]:
+    """What computes the checkpoint; one that passes through, or is fetched, needs none of it."""
+    if config.recipe.weights in ("none", "ready"):
+        return ()
+    return "nvidia-modelopt", "torch", "transformers", "tokenizers"
+
+
 STAGE = Stage(
     name="quantize",
     version=4,
@@ -157,6 +164,6 @@ STAGE = Stage(
     request=request,
     run=run,
     environment="model",
-    tools=("nvidia-modelopt", "torch", "transformers", "tokenizers"),
+    tools=_tools,
     places=frozenset({"download"}),
 )

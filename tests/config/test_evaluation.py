@@ -16,6 +16,7 @@ from llm_pipeline.config.release import Evaluation
         ({"chat_template_arguments": {"enable_thinking": True}}, "name what ends a thought"),
         ({"scorer_arguments": {"trust_remote_code": True}}, "no code of a checkpoint runs"),
         ({"scorer_arguments": {"pretrained": "else/model"}}, "pretrained would judge another model"),
+        ({"scorer_arguments": {"data_parallel_size": 2}}, "set tensor_parallel_size to the number of GPUs"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_before_anything_runs(stated: dict[str, object], problem: str) -> None:

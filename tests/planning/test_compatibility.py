@@ -236,9 +236,11 @@ def test_vllm_refuses_the_other_exports_by_name(weights):
     assert refused.nearest in ("weights: fp8", "weights: nvfp4")
 
 
-def test_vllm_on_a_cpu_serves_what_is_not_quantized():
-    assert judge(cpu_target(engine="vllm"), "none").known == "yes"
-    assert "openvino_cpu" in refusal(cpu_target(engine="vllm"), "fp8").nearest
+def test_vllm_on_a_cpu_serves_what_is_not_quantized_and_leaves_memory_to_a_second_server():
+    target = cpu_target(engine="vllm", runtime={"kv_cache": {"free_memory_fraction": 0.4}})
+    assert judge(target, "none").known == "yes"
+    assert "openvino_cpu" in refusal(target, "fp8").nearest
+    assert refusal(cpu_target(engine="vllm"), "none").nearest == "runtime.kv_cache.free_memory_fraction: 0.4"
 
 
 def test_vllm_computes_in_16_bit_what_the_gpu_cannot():

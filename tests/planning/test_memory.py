@@ -277,3 +277,13 @@ def test_disk_counts_download_recipes_and_two_copies_a_target():
 def test_engines_that_serve_the_checkpoint_from_the_store_need_no_room_there():
     loaded = load_release(ROOT / "configs" / "releases" / "llama-3.1-8b-instruct-vllm.yaml")
     assert _plan_disk(loaded, LLAMA_8B).need.engines == 0
+
+
+def test_vllm_on_a_cpu_takes_its_share_of_the_machines_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("llm_pipeline.planning.target_plan.total_memory_bytes", lambda: 80 * 10**9)
+    target = judging.cpu_target(engine="vllm", runtime={"kv_cache": {"free_memory_fraction": 0.4}})
+    fit, refused = judge_memory(target, recipe("none"), LLAMA_8B)
+    assert fit is not None
+    assert fit.weights == pytest.approx(16.06e9, rel=0.01)  # in the baseline's 16 bits
+    assert refused is None
+    assert fit.kv_available < 0.4 * 80e9 - fit.weights

@@ -321,3 +321,32 @@ def doubts(weights: str, model: str) -> tuple[str, ...]:
     judged = judge_model(gpu_target(), recipe(weights), facts_of(model), None)
     assert isinstance(judged, Legal)
     return judged.warnings
+
+
+INT8 = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {"group_0": {
+        "targets": ["Linear"], "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
+        "input_activations": {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True},
+    }},
+}  # fmt: skip
+
+
+def ready(configs: Path, directory: Path, config: dict[str, Any]) -> None:
+    """A recipe of the name `ready`, of a checkpoint that somebody else quantized."""
+    write_model(directory, config)
+    (configs / "quantization" / "ready.yaml").write_text(f"source: file://{directory}\n")
+
+
+def test_a_ready_checkpoint_of_another_model_is_refused_with_what_differs(configs: Path, tmp_path: Path, release: Any):
+    theirs = config_of("Qwen2.5-7B") | {"quantization_config": INT8}
+    ready(configs, tmp_path / "theirs", theirs)
+    error = error_of(release(config_of("Qwen2.5-0.5B"), recipes="ready"))
+    assert f"recipe ready: file://{tmp_path}/theirs is of another model: hidden_size 3584, not 896" in error.message
+    assert error.hint == "remove or change them; nothing was started"
+
+
+def test_a_ready_checkpoint_that_is_not_quantized_is_refused(configs: Path, tmp_path: Path, release: Any):
+    ready(configs, tmp_path / "theirs", config_of("Qwen2.5-0.5B"))
+    error = error_of(release(config_of("Qwen2.5-0.5B"), recipes="ready"))
+    assert "are not quantized -> release it as a model of its own" in error.message

@@ -12,6 +12,7 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.planning.compatibility import Legal, Refused, judge_compatibility
 
 READY = QuantizationRecipe.model_validate({"name": "r", "source": "else/model"})
+ON_CPU = cpu_target(engine="vllm", runtime={"kv_cache": {"free_memory_fraction": 0.1}})
 VLLM = {"engine": "vllm", "runtime_version": "0.20.2", "container": "acme/vllm:1"}
 
 
@@ -42,10 +43,21 @@ def test_vllm_takes_what_its_readers_and_the_gpu_take(accelerator: str, stored_f
     ("stored_format", "known"),
     [("compressed-tensors W8A8", "yes"), ("gptq 4 bit", "yes"), ("awq 4 bit", "unknown")],
 )
-def test_on_a_cpu_vllm_takes_what_was_run_there_and_others_with_a_warning(stored_format: str, known: str):
-    found = judged(cpu_target(engine="vllm"), stored_format)
+def test_on_a_cpu_vllm_takes_what_was_run_there_and_others_with_a_warning(
+    stored_format: str, known: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("llm_pipeline.adapters.vllm.plan.cpu_flags", lambda: {"avx2", "avx512f"})
+    found = judged(ON_CPU, stored_format)
     assert isinstance(found, Legal)
     assert found.known == known
+
+
+def test_four_bits_are_refused_on_a_cpu_without_the_instructions_of_their_kernel(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("llm_pipeline.adapters.vllm.plan.cpu_flags", lambda: {"avx2"})
+    refused = judged(ON_CPU, "gptq 4 bit")
+    assert isinstance(refused, Refused)
+    assert refused.reason == "vLLM's kernel for gptq 4 bit needs avx512f, which this machine's processor has not"
+    assert judged(ON_CPU, "compressed-tensors W8A8").legal
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ class VllmBuilder:
 
 
 def runtime_properties(target: Target, dtype: str, quantization: QuantizationMetadata) -> dict[str, str]:
-    """VLLM's engine arguments, but for the model and the limits, as one JSON text.
+    """VLLM's engine arguments, but for the model and the limits, as one JSON text; and on a CPU the threads.
 
     Args:
         target: Where it is served.
@@ -147,9 +147,10 @@ def runtime_properties(target: Target, dtype: str, quantization: QuantizationMet
         "skip_tokenizer_init": True,
         "trust_remote_code": False,
     }
-    if runtime.cuda_graphs and target.accelerator != "cpu":
+    threads = {"threads": str(target.limits.threads)} if target.accelerator == "cpu" else {}
+    if runtime.cuda_graphs and not threads:
         arguments["max_cudagraph_capture_size"] = max(_GRAPH_TOKENS, 2 * target.limits.maximum_sequences)
-    return {"arguments": json.dumps(arguments, sort_keys=True)}
+    return {"arguments": json.dumps(arguments, sort_keys=True), **threads}
 
 
 def _require_inputs(inputs: BuildInputs) -> QuantizationMetadata:

@@ -20,6 +20,7 @@ from llm_pipeline.planning.compatibility import (
     gpu_target_refusal,
     legal,
 )
+from llm_pipeline.planning.host import cpu_flags
 
 _OLDEST, _NEWEST = (0, 20), (0, 33)
 """The engine's asynchronous interface is not stable: from the oldest that it was run with, to before the first that it
@@ -27,6 +28,8 @@ was not."""
 
 _RUNTIME = "the version of vLLM, and an image that has it beside Triton, such as tritonserver's -vllm-python"
 _SM_WITH_FP8, _SM_WITH_FP4 = 89, 100
+_LARGEST_SHARE_OF_A_MACHINE = 0.4
+"""On a CPU vLLM refuses to start where less than its share of the memory is free, whatever it needs."""
 
 
 def judge(question: FormatQuestion) -> Legal | Refused:
@@ -65,6 +68,13 @@ def _judge_on_cpu(question: FormatQuestion) -> Legal | Refused:
             reason=f"vLLM reads none of modelopt's checkpoints on a CPU, and {question.recipe.name} is one",
             nearest="weights: none and kv_cache: none, or engine: openvino_cpu",
         )
+    share = question.target.runtime.kv_cache.free_memory_fraction
+    if share > _LARGEST_SHARE_OF_A_MACHINE:
+        return Refused(
+            reason=f"a vLLM server would take {share:.0%} of the machine's memory, and two run at once: staging beside "
+            "production, and both slots in a canary",
+            nearest=f"runtime.kv_cache.free_memory_fraction: {_LARGEST_SHARE_OF_A_MACHINE}",
+        )
     judged = _judge_foreign(question.foreign_format, None) if question.foreign_format else Legal()
     if isinstance(judged, Refused):
         return judged
@@ -76,6 +86,11 @@ def _judge_foreign(name: str, sm: str | None) -> Legal | Refused:
     known, method = find_ready_format(name), name.partition(" ")[0]
     if known is None and method not in read_table("ready_formats")["vllm_methods"]:
         return Refused(reason=f"vLLM reads no checkpoints of {method}", nearest=OTHER_CHECKPOINT)
+    if sm is None and known and known.cpu_needs and known.cpu_needs not in cpu_flags():
+        return Refused(
+            reason=f"vLLM's kernel for {name} needs {known.cpu_needs}, which this machine's processor has not",
+            nearest=f"a machine with {known.cpu_needs}, or another checkpoint, e.g. compressed-tensors W8A8",
+        )
     if known is None or (sm is None and known.cpu == "unknown"):
         where = "on a CPU" if sm is None else f"on {sm}"
         return Legal(known="unknown", warnings=(f"whether vLLM runs {name} {where} is in none of our tables",))

@@ -53,6 +53,7 @@ class Settings:
         compiled: Directory of what vLLM compiled before; None for none.
         workspace: Where vLLM keeps what it compiles; None for a place in the home directory.
         end_tokens: What ends an answer.
+        threads: That compute, on a CPU; None on a GPU.
     """
 
     arguments: Mapping[str, Any]
@@ -60,6 +61,7 @@ class Settings:
     compiled: Path | None = None
     workspace: Path | None = None
     end_tokens: Sequence[int] = ()
+    threads: str | None = None
 
     @staticmethod
     def of(
@@ -80,7 +82,8 @@ class Settings:
             arguments["num_gpu_blocks_override"] = limits["kv_cache_blocks"]
         compiled = engine / COMPILED_DIRECTORY if engine else None
         found = compiled if compiled and compiled.is_dir() else None
-        return Settings(arguments, limits["maximum_tokens_per_request"], found, end_tokens=end_tokens)
+        longest, threads = limits["maximum_tokens_per_request"], properties.get("threads")
+        return Settings(arguments, longest, found, end_tokens=end_tokens, threads=threads)
 
 
 @dataclass(frozen=True)
@@ -294,6 +297,8 @@ class Batcher:
             shutil.rmtree(vllm, ignore_errors=True)  # another engine's, of an earlier release
             workspace.mkdir(parents=True, exist_ok=True)
             shutil.copytree(self._settings.compiled, vllm, copy_function=shutil.copyfile)
+        if threads := self._settings.threads:  # vLLM would tie all servers of a small machine to the same core
+            own |= {"OMP_NUM_THREADS": threads, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         return own | {
             "VLLM_CACHE_ROOT": str(vllm),
             # Part of the key of what is compiled, and by themselves not the same for a build and a server.
