@@ -48,6 +48,12 @@ def test_another_file_cannot_be_read(inside, outside):
 
 
 @needs_landlock
+def test_libraries_find_the_directory_for_temporary_files(inside, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert Path(confined(tempfile.gettempdir, [inside])).is_dir()
+
+
+@needs_landlock
 @pytest.mark.parametrize("way", ["link", "parent", "proc"])
 def test_no_detour_leads_to_another_file(inside, outside, way):
     (inside / "link").symlink_to(outside)

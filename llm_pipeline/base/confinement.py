@@ -24,6 +24,7 @@ import os
 import stat
 import struct
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -76,6 +77,7 @@ def confined(function: Callable[[], _Result], readable: Iterable[Path], *, netwo
         except BaseException as error:  # noqa: BLE001 - it is raised again where the result is waited for
             outcome.set_exception(error)
 
+    tempfile.gettempdir()  # looked for once a process, with a file that is read: libraries ask for it late
     threading.Thread(target=run, name="confined", daemon=True).start()
     return outcome.result()
 
