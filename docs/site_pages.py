@@ -37,7 +37,7 @@ BESIDE = {
     "benchmarks/gpu/results/2026-11-27-h200-scoring.json": "h200-scoring-2026-11-27.json",
     "benchmarks/gpu/results/2026-11-27-h200-tensor-parallel.json": "h200-tensor-parallel-2026-11-27.json",
     "benchmarks/gpu/results/2026-11-27-h200-two-targets.json": "h200-two-targets-2026-11-27.json",
-    **{f".readme/{path.name}": f"images/{path.name}" for path in sorted((ROOT / ".readme").glob("*.png"))},
+    **{f".readme/{path.name}": f"images/{path.name}" for path in sorted((ROOT / ".readme").iterdir())},
 }
 """Files of the repository outside docs/, and where they are on the site."""
 _REPOSITORY_PATHS = {on_site: path for path, on_site in BESIDE.items()}

@@ -43,7 +43,8 @@ Arguments = Annotated[dict[Word, JsonValue], Field(max_length=64)]
 Size = Literal[
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings", "tie_word_embeddings",
-    "num_experts_per_tok", "parameters", "kv_bytes_per_token", "state_bytes_per_sequence",
+    "num_experts", "num_experts_per_tok", "moe_intermediate_size", "parameters", "kv_bytes_per_token",
+    "state_bytes_per_sequence",
 ]  # fmt: skip
 """What a release config may state of a model by hand."""
 

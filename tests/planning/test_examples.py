@@ -38,6 +38,8 @@ TARGETS = {
     "llama-3.3-70b-instruct": ("h100_tp2", "h100_tp4", "h200_tp2", "h200_tp4"),
     "llama-3.3-70b-instruct-nvfp4": ("b200",),
     "qwen2.5-7b-instruct": ("a10", "l4"),
+    "qwen3-30b-a3b": ("h200_vllm",),
+    "qwen3-8b": ("l40s_vllm",),
 }
 """Of the releases for GPUs."""
 
