@@ -9,16 +9,58 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic_core import from_json
+
 from llm_pipeline.endpoint.protocol import Asked, ChatRequest
 from llm_pipeline.endpoint.triton import Piece
 
 Json = dict[str, Any]
 
 
+TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
+"""Around each call in the chat formats of Hermes, Qwen and SmolLM; the call is a JSON object."""
+
+
+@dataclass
+class ToolText:
+    """Text that grows and may end with tool calls; none of them is shown as text."""
+
+    text: str = ""
+    shown: int = 0
+
+    def take(self, piece: str, *, last: bool) -> tuple[str, list[Json]]:
+        """Take new text; returns what may be shown of it, and at the end the calls."""
+        self.text += piece
+        if (start := self.text.find(TOOL_CALL)) >= 0:
+            calls = _tool_calls(self.text[start:]) if last else []
+            end = len(self.text) if last and not calls else start  # what is no call is text after all
+        else:
+            begun = next((size for size in range(len(TOOL_CALL) - 1, 0, -1) if self.text.endswith(TOOL_CALL[:size])), 0)
+            calls, end = [], len(self.text) - (0 if last else begun)
+        piece, self.shown = self.text[self.shown : end], max(self.shown, end)
+        return piece, calls
+
+
+def _tool_calls(text: str) -> list[Json]:
+    """The calls in a text that is nothing else; none if one of them is not complete."""
+    calls = []
+    for part in text.split(TOOL_CALL)[1:]:
+        try:
+            call = from_json(part.partition(TOOL_CALL_END)[0])
+            arguments = call.get("arguments", {})
+            name = str(call["name"])
+        except (ValueError, LookupError, AttributeError):
+            return []
+        said = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+        calls.append({"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": said})
+    return calls
+
+
 @dataclass
 class _Choice:
     text: str = ""
     length: int = 0
+    tools: ToolText | None = None
     finish_reason: str | None = None
     logprobs: list[Json] = field(default_factory=list)
 
@@ -30,12 +72,13 @@ class Answer:
         asked: The request.
         choices: How many answers it asks for: `n` of each prompt.
         release: What `system_fingerprint` says.
+        calls_tools: Tool calls are looked for in the text.
     """
 
-    def __init__(self, asked: Asked, choices: int, release: str) -> None:
+    def __init__(self, asked: Asked, choices: int, release: str, *, calls_tools: bool) -> None:
         self._chat = isinstance(asked, ChatRequest)
         self._asked = asked
-        self._choices = [_Choice() for _ in range(choices)]
+        self._choices = [_Choice(tools=ToolText() if calls_tools else None) for _ in range(choices)]
         self._prompt_tokens = self._output_tokens = 0
         name = "chat.completion" if self._chat else "text_completion"
         self._head: Json = {
@@ -46,23 +89,42 @@ class Answer:
             "system_fingerprint": release,
         }
 
-    def take(self, number: int, piece: Piece) -> None:
-        """Take a piece of the answer of that number."""
+    def take(self, number: int, piece: Piece) -> bytes:
+        """Take a piece of the answer of that number; returns the event that a stream tells it with, if any."""
         choice = self._choices[number]
         if number % self._asked.n == 0:  # the others have the same prompt
             self._prompt_tokens += piece.input_tokens
         self._output_tokens += piece.output_tokens
-        choice.finish_reason = piece.finish_reason or None
         if not self._asked.stream:
             choice.text += piece.text
             choice.logprobs += piece.logprobs
+            choice.finish_reason = piece.finish_reason
+            return b""
+        text, calls = (
+            choice.tools.take(piece.text, last=bool(piece.finish_reason)) if choice.tools else (piece.text, [])
+        )
+        reason = "tool_calls" if calls else piece.finish_reason or None
+        if not (text or reason or piece.logprobs):
+            return b""
+        delta: Json = {"content": text} if text else {}
+        if calls:
+            delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
+        said = {"delta": delta} if self._chat else {"text": text}
+        event = self._chunk([self._choice(number, said, piece.logprobs, reason)])
+        choice.length += len(text)
+        return event
 
     def whole(self) -> Json:
         """The body of an answer that is not streamed."""
         choices = []
         for number, choice in enumerate(self._choices):
-            said = {"message": {"role": "assistant", "content": choice.text}} if self._chat else {"text": choice.text}
-            choices.append(self._choice(number, said, choice.logprobs, choice.finish_reason))
+            text, calls = choice.tools.take(choice.text, last=True) if choice.tools else (choice.text, [])
+            message: Json = {"role": "assistant", "content": text}
+            if calls:
+                message = {"role": "assistant", "content": text.strip() or None, "tool_calls": calls}
+            said = {"message": message} if self._chat else {"text": text}
+            reason = "tool_calls" if calls else choice.finish_reason
+            choices.append(self._choice(number, said, choice.logprobs, reason))
         return {**self._head, "choices": choices, "usage": self._usage()}
 
     def opening(self) -> bytes:
@@ -72,13 +134,6 @@ class Answer:
         said = {"delta": {"role": "assistant", "content": ""}}
         numbers = range(len(self._choices))
         return b"".join(self._chunk([self._choice(number, said, [], None)]) for number in numbers)
-
-    def chunk(self, number: int, piece: Piece) -> bytes:
-        """The event of a piece that was taken."""
-        said = {"delta": {"content": piece.text} if piece.text else {}} if self._chat else {"text": piece.text}
-        event = self._chunk([self._choice(number, said, piece.logprobs, piece.finish_reason or None)])
-        self._choices[number].length += len(piece.text)
-        return event
 
     def ending(self) -> bytes:
         """The last events of a stream."""

@@ -21,7 +21,7 @@ from llm_pipeline.artifacts.endpoint_description import EndpointDescription
 from llm_pipeline.artifacts.repository_layout import ENDPOINT_FILE
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.logging import get_logger, write_json_lines
-from llm_pipeline.endpoint.answers import Answer, event
+from llm_pipeline.endpoint.answers import TOOL_CALL, Answer, event
 from llm_pipeline.endpoint.protocol import ApiError, Asked, ChatRequest, CompletionRequest, cannot, read
 from llm_pipeline.endpoint.template import ChatTemplate
 from llm_pipeline.endpoint.triton import Triton, generate_all
@@ -101,8 +101,9 @@ class _Endpoint:
         asked = read(ChatRequest, await self._body(request))
         self._require_model(asked.model)
         messages = [message.for_template() for message in asked.messages]
-        tools = asked.tools if asked.tool_choice == "auto" else None
-        prompt = self._template.render(messages, tools, asked.chat_template_kwargs)
+        prompt = self._template.render(
+            messages, asked.tools if asked.offers_tools else None, asked.chat_template_kwargs
+        )
         return await self._answer(request, asked, [{"text_input": prompt}])
 
     async def completions(self, request: Request) -> Response:
@@ -123,7 +124,10 @@ class _Endpoint:
             for number in range(asked.n):
                 seed = {"seed": common["seed"] + number} if "seed" in common else {}
                 requests.append({**prompt, **common, **seed})
-        answer = Answer(asked, len(requests), self._about.release)
+        calls_tools = (
+            isinstance(asked, ChatRequest) and asked.offers_tools and TOOL_CALL in (self._about.chat.template or "")
+        )
+        answer = Answer(asked, len(requests), self._about.release, calls_tools=calls_tools)
         pieces = generate_all(self.triton, requests, self._about.maximum_sequences)
         if asked.stream:
             first = await _unless_left(request, anext(pieces))  # an error before it is an answer of its own
@@ -165,13 +169,12 @@ class _Endpoint:
 async def _events(answer: Answer, first: Any, pieces: AsyncGenerator[Any]) -> AsyncGenerator[bytes]:
     """The server-sent events of an answer. One that fails half-way ends with an error and without [DONE]."""
     async with contextlib.aclosing(pieces):
-        yield answer.opening()
         try:
-            number, piece = first
+            said = answer.opening() + answer.take(*first)
             while True:
-                answer.take(number, piece)
-                yield answer.chunk(number, piece)
-                number, piece = await anext(pieces)
+                if said:
+                    yield said
+                said = answer.take(*await anext(pieces))
         except StopAsyncIteration:
             yield answer.ending()
         except ApiError as error:
