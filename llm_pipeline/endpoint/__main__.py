@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import uvicorn
 from uvicorn.supervisors import Multiprocess
 
+from llm_pipeline.base.entry import ArgumentParser, entry_point
 from llm_pipeline.base.logging import write_json_lines
 from llm_pipeline.endpoint.app import Settings, application
 
@@ -21,9 +21,10 @@ KEEP_ALIVE_SECONDS = 75
 """Longer than the idle time-out of a proxy's connections, so that none is closed while a request is on its way."""
 
 
+@entry_point
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM; 1 if nothing could be served."""
-    parser = argparse.ArgumentParser(prog="python -m llm_pipeline.endpoint", description="OpenAI's API for Triton.")
+    parser = ArgumentParser(prog="python -m llm_pipeline.endpoint", description="OpenAI's API for Triton.")
     parser.add_argument("--model", type=Path, required=True, help="version directory of the model llm")
     parser.add_argument("--triton", required=True, help="host and port of Triton's gRPC")
     parser.add_argument("--host", default="127.0.0.1")
