@@ -18,7 +18,10 @@ HALF_A_CHARACTER = "\ufffd"
 
 
 class GoldenPrompt(Frozen):
-    """One prompt with the greedy output that the accuracy gate judged.
+    """One prompt with the greedy output that a server of the engine must repeat.
+
+    The build asks the engine itself, where it can run it, for scoring computes in another way (batches, bfloat16), and
+    greedy texts part at near ties; until then, and for engines that only a server runs, it is the evaluation's output.
 
     Attributes:
         prompt: Sent as it is.
@@ -52,6 +55,14 @@ class GoldenPrompt(Frozen):
         return wanted, got
 
 
+def answered(golden: Sequence[GoldenPrompt], texts: Iterable[str]) -> list[GoldenPrompt]:
+    """The same prompts with what an engine answered, whole."""
+    return [
+        prompt.model_copy(update={"completion": text, "stop": (), "goes_on": False})
+        for prompt, text in zip(golden, texts, strict=True)
+    ]
+
+
 def golden_from_items(items: Sequence[ScoredItem], count: int, *, maximum_tokens: int) -> list[GoldenPrompt]:
     """Up to `count` golden prompts from an evaluation's generative items, spread evenly over all of them.
 
@@ -78,27 +89,27 @@ def golden_from_items(items: Sequence[ScoredItem], count: int, *, maximum_tokens
     ]
 
 
-def write_golden(repository: Path, golden: Iterable[GoldenPrompt]) -> None:
-    """Write the golden prompts of a model repository."""
+def write_golden(directory: Path, golden: Iterable[GoldenPrompt]) -> None:
+    """Write the golden prompts of an engine or a model repository."""
     lines = (
         json.dumps(prompt.model_dump(by_alias=True, exclude_defaults=True), ensure_ascii=False) + "\n"
         for prompt in golden
     )
-    with (repository / GOLDEN_FILE).open("w", encoding="utf-8", newline="\n") as stream:
+    with (directory / GOLDEN_FILE).open("w", encoding="utf-8", newline="\n") as stream:
         stream.writelines(lines)
 
 
-def read_golden(repository: Path) -> list[GoldenPrompt]:
-    """Read the golden prompts of a model repository.
+def read_golden(directory: Path) -> list[GoldenPrompt]:
+    """Read the golden prompts of an engine or a model repository.
 
     Raises:
         IntegrityError: The file is missing, or a line is not a golden prompt.
     """
-    path = repository / GOLDEN_FILE
+    path = directory / GOLDEN_FILE
     try:
         with path.open(encoding="utf-8", newline="\n") as stream:
             return [GoldenPrompt.model_validate_json(line) for line in stream]
     except FileNotFoundError as error:
-        raise IntegrityError("the model repository has no golden prompts", where=str(path)) from error
+        raise IntegrityError("there are no golden prompts", where=str(path)) from error
     except (ValidationError, UnicodeDecodeError) as error:
         raise IntegrityError(f"not a golden prompt: {error}", where=str(path)) from error

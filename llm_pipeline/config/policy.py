@@ -61,7 +61,7 @@ class StagingPolicy(ConfigModel):
 
     Attributes:
         ready_timeout_seconds: Longest wait for the first real generation.
-        golden_match_fraction: Share of golden prompts whose greedy output must be the recorded one.
+        golden_match_fraction: Share of golden prompts whose greedy output must be the one that the build recorded.
         minimum_golden_prompts: Fewer golden prompts are INCONCLUSIVE.
     """
 

@@ -39,7 +39,7 @@ class BuildInputs:
         dtype: Precision in which a plain checkpoint is kept by `weight_format: native`.
         checkpoint_ref: The checkpoint's name in the store, for engines that serve it as it is.
         tensorrt_llm_checkpoint: The same weights as a TensorRT-LLM checkpoint, where the recipe exported one.
-        golden: Prompts with the answers that the accuracy gate accepted; empty on a CPU.
+        golden: Prompts with the answers that the accuracy gate accepted.
         cache: Directory that outlives the build, for what makes the next one faster.
     """
 
@@ -132,21 +132,23 @@ class Rates(NamedTuple):
     sequences: int
 
 
-def golden_match(golden: Sequence[GoldenPrompt], completions: Sequence[str]) -> float:
-    """Share of the golden prompts that were answered alike, compared as the probes do.
+def golden_match(
+    golden: Sequence[GoldenPrompt], completions: Sequence[str], least: float = LEAST_GOLDEN_MATCH
+) -> float:
+    """Share of the golden prompts that were answered as the judged checkpoint did, compared as the probes do.
 
     Raises:
-        IntegrityError: It is below the floor.
+        IntegrityError: It is less than `least`.
     """
     pairs = list(zip(golden, completions, strict=True))
     different = [(prompt, text) for prompt, text in pairs if len(set(prompt.compared(text))) > 1]
     fraction = 1 - len(different) / len(pairs)
     log.info("compared with the golden prompts", prompts=len(pairs), golden_match_fraction=fraction)
-    if fraction < LEAST_GOLDEN_MATCH:
+    if fraction < least:
         prompt, text = different[0]
         raise IntegrityError(
             f"the loaded model answers {fraction:.0%} of {len(pairs)} golden prompts as the checkpoint that was judged "
-            f"({LEAST_GOLDEN_MATCH:.0%} are needed): to {prompt.prompt!r} it wrote {text!r} "
+            f"({least:.0%} are needed): to {prompt.prompt!r} it wrote {text!r} "
             f"instead of {prompt.completion!r}",
             hint="the runtime reads the checkpoint in another way: look at its quantization, tokenizer and options",
         )

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from llm_pipeline.artifacts.checkpoint_directory import check_directory
 from llm_pipeline.artifacts.engine_description import EngineFacts
-from llm_pipeline.artifacts.golden import GoldenPrompt, golden_from_items
+from llm_pipeline.artifacts.golden import golden_from_items
 from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Metric
@@ -34,13 +34,13 @@ class BuildConfig(ConfigModel):
     Attributes:
         target: What to build for.
         dtype: Precision of the baseline, which a plain checkpoint keeps under `weight_format: native`.
-        golden_prompts: How many generative items of the evaluation, where there is one, the engine must answer alike.
+        golden_prompts: How many generative items of the evaluation the engine answers, for its servers to repeat.
         maximum_tokens: Output limit of the evaluation's generations.
     """
 
     target: Target
     dtype: BaselinePrecision = "bfloat16"
-    golden_prompts: int = Field(default=20, ge=1)
+    golden_prompts: int = Field(default=50, ge=1)
     maximum_tokens: int = Field(default=32, ge=1)
 
 
@@ -67,17 +67,14 @@ def _inputs(context: StageContext[BuildConfig]) -> BuildInputs:
     for name in ("checkpoint", "tensorrt_llm_checkpoint"):
         if name in context.inputs:
             check_directory(context.inputs[name])
-    config, golden = context.config, list[GoldenPrompt]()
-    if evaluation := context.inputs.get("evaluation"):
-        items = read_items(evaluation)
-        golden = golden_from_items(items, config.golden_prompts, maximum_tokens=config.maximum_tokens)
+    config, items = context.config, read_items(context.inputs["evaluation"])
     return BuildInputs(
         checkpoint=context.inputs["checkpoint"],
         target=config.target,
         dtype=config.dtype,
         checkpoint_ref=context.request.inputs["checkpoint"],
         tensorrt_llm_checkpoint=context.inputs.get("tensorrt_llm_checkpoint"),
-        golden=golden,
+        golden=golden_from_items(items, config.golden_prompts, maximum_tokens=config.maximum_tokens),
         cache=Path(context.request.work_root) / "engine_caches",
     )
 
@@ -113,9 +110,8 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[BuildConfig, Mapping[s
     """What the stage is given."""
     target, recipe = flow.release.target(subject), flow.chosen_recipe(subject)
     quantized = flow.result("quantize", recipe).artifacts
-    inputs = {"checkpoint": quantized["checkpoint"]}
-    if target.accelerator != "cpu":
-        inputs["evaluation"] = flow.artifact("accuracy", recipe, "evaluation")  # its answers are the golden ones
+    evaluation = flow.artifact("accuracy", recipe, "evaluation")  # its prompts are the golden ones
+    inputs = {"checkpoint": quantized["checkpoint"], "evaluation": evaluation}
     if engine_adapter(target.engine).compiles_export and (exported := quantized.get("tensorrt_llm_checkpoint")):
         inputs["tensorrt_llm_checkpoint"] = exported
     target = target.model_copy(update={"description": ""})

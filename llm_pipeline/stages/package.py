@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from llm_pipeline.artifacts.engine_description import EngineDescription
-from llm_pipeline.artifacts.golden import golden_from_items
+from llm_pipeline.artifacts.golden import GOLDEN_FILE, golden_from_items, read_golden
 from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.logging import get_logger
@@ -35,7 +35,7 @@ class PackageConfig(ConfigModel):
 
     Attributes:
         target: What the server runs on, what it accepts at once, and how it queues and streams.
-        golden_prompts: How many generative items of the evaluation become golden prompts.
+        golden_prompts: How many generative items of the evaluation become golden prompts where the build recorded none.
         maximum_tokens: Output limit of the evaluation's generations, asked for again with the golden prompts.
         model: The model's name at OpenAI's API.
         chat_template_arguments: What that API hands to the chat template by default: as the model was evaluated.
@@ -57,9 +57,11 @@ def run(context: StageContext[PackageConfig]) -> StageOutput:
     from llm_pipeline.serving.model_repository import write_repository  # here: a plan reads this module for its request
 
     config, engine = context.config, context.inputs["engine"]
-    golden = golden_from_items(
-        read_items(context.inputs["evaluation"]), config.golden_prompts, maximum_tokens=config.maximum_tokens
-    )
+    if (engine / GOLDEN_FILE).is_file():
+        golden = read_golden(engine)
+    else:
+        items = read_items(context.inputs["evaluation"])
+        golden = golden_from_items(items, config.golden_prompts, maximum_tokens=config.maximum_tokens)
     if not golden:
         raise IntegrityError("the evaluation has no generative item to make golden prompts of", where="evaluation")
     destination = context.workdir / "repository"

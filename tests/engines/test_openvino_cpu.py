@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-pytest.importorskip("openvino_genai")
+genai = pytest.importorskip("openvino_genai")
 pytest.importorskip("modelopt")
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 
 from llm_pipeline.adapters.openvino.builder import PARITY_PROPERTIES, SERVING_FILES
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
+from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden
 from llm_pipeline.artifacts.quantized_checkpoint import StoredTensors
 from llm_pipeline.artifacts.tensor_formats import quantize_fp8, quantize_int8
 from llm_pipeline.base.errors import IntegrityError, Unsupported
@@ -102,6 +103,24 @@ def test_other_weight_formats_build_and_generate(weight_format, built):
     assert facts.single_stream_tokens_per_second > 0
     assert facts.batched_tokens_per_second > 0
     assert (facts.details["linears_quantized"] > 0) == (weight_format == "int8")
+
+
+def test_an_engine_records_its_own_answers_for_its_servers_to_repeat(checkpoint, target, tmp_path):
+    judged = [GoldenPrompt(prompt=text, completion="of batches in bfloat16", maximum_tokens=TOKENS) for text in PROMPTS]
+    inputs = BuildInputs(checkpoint, target("fp32"), dtype="float16", golden=judged[:20])
+    facts = engine_builder("openvino_cpu").build(inputs, tmp_path / "engine")
+    recorded = read_golden(tmp_path / "engine")
+    assert [one.prompt for one in recorded] == PROMPTS[:20]
+    served = tiny_llama.greedy_engine(tmp_path / "engine", PROMPTS[:20], TOKENS)
+    assert [one.completion for one in recorded] == genai.Tokenizer(tmp_path / "engine").decode(served)
+    assert facts.details["golden_match_fraction"] == 0.0
+
+
+def test_an_engine_that_answers_nothing_as_the_judged_checkpoint_is_refused(checkpoint, target, tmp_path):
+    golden = [GoldenPrompt(prompt=text, completion="something else", maximum_tokens=TOKENS) for text in PROMPTS[:2]]
+    inputs = BuildInputs(checkpoint, target(), dtype="float16", golden=golden)
+    with pytest.raises(IntegrityError, match="0% of 2 golden prompts"):
+        engine_builder("openvino_cpu").build(inputs, tmp_path / "engine")
 
 
 def test_the_engine_directory_holds_what_serving_needs_and_nothing_else(built):

@@ -13,7 +13,7 @@ import yaml
 from llm_pipeline.adapters.tensorrt_llm import llmapi_builder as tensorrt_llm_llmapi
 from llm_pipeline.adapters.tensorrt_llm.llmapi_builder import GpuMemoryWatch
 from llm_pipeline.artifacts.engine_description import EngineDescription
-from llm_pipeline.artifacts.golden import GoldenPrompt
+from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import Target
@@ -96,7 +96,7 @@ def test_what_is_loaded_fetches_and_sends_nothing(checkpoint, monkeypatch):
 
 def test_an_engine_is_its_llm_args_and_what_was_measured_on_the_host(checkpoint):
     engine = build(checkpoint)
-    assert sorted(path.name for path in engine.iterdir()) == ["engine.json", "llm_args.yaml"]
+    assert sorted(path.name for path in engine.iterdir()) == ["engine.json", "golden.jsonl", "llm_args.yaml"]
     rendered = render_llm_args(target(), model="checkpoint", checkpoint=checkpoint)
     assert (engine / "llm_args.yaml").read_text() == rendered.to_yaml()
     description = EngineDescription.read(engine)
@@ -124,8 +124,9 @@ def test_a_plain_checkpoint_is_loaded_in_the_precision_of_its_baseline(checkpoin
 def test_few_other_answers_pass_and_are_recorded(checkpoint):
     answers = checkpoint.parent / "completions.json"
     answers.write_text(json.dumps({**ANSWERS, "One, two,": " buckle my shoe"}))
-    facts = EngineDescription.read(build(checkpoint)).facts
-    assert facts.details["golden_match_fraction"] == pytest.approx(2 / 3)
+    engine = build(checkpoint)
+    assert EngineDescription.read(engine).facts.details["golden_match_fraction"] == pytest.approx(2 / 3)
+    assert {one.prompt: one.completion for one in read_golden(engine)}["One, two,"] == " buckle my shoe"
 
 
 def test_a_model_that_answers_otherwise_is_refused_with_an_example(checkpoint):

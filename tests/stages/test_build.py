@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
 import tiny_llama
 
 from llm_pipeline.artifacts.engine_description import EngineDescription
+from llm_pipeline.artifacts.items import write_items
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import execute
 from llm_pipeline.store import open_store
@@ -31,11 +32,14 @@ def place(tmp_path_factory):
 def request_build(place):
     uri = f"file://{place / 'store'}"
     checkpoint = open_store(uri).publish("checkpoint", tiny_llama.make_checkpoint(place / "checkpoint"))
+    (place / "evaluation").mkdir()
+    write_items(place / "evaluation", [])
+    evaluation = open_store(uri).publish("evaluation", place / "evaluation")
 
     def make(**changes):
         return StageRequest(
             release_id="r1", stage="build", subject="cpu", config={"target": {**TARGET, **changes}, "dtype": "float16"},
-            inputs={"checkpoint": checkpoint}, store=uri, work_root=str(place / "work"),
+            inputs={"checkpoint": checkpoint, "evaluation": evaluation}, store=uri, work_root=str(place / "work"),
         )  # fmt: skip
 
     return make

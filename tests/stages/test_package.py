@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("tritonclient")
 
-from llm_pipeline.artifacts.golden import read_golden
+from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden, write_golden
 from llm_pipeline.artifacts.items import ScoredItem, write_items
 from llm_pipeline.artifacts.repository_layout import OPENVINO_FILES
 from llm_pipeline.base.records import ArtifactRef
@@ -67,8 +67,8 @@ def package(tmp_path):
     uri = f"file://{tmp_path / 'store'}"
     store = open_store(uri)
 
-    def run(*, generative=True, release="r1", built=None):
-        engine = store.publish("engine", built or make_engine(tmp_path / f"engine {release}"))
+    def run(*, generative=True, release="r1", built=None, engine=None):
+        engine = store.publish("engine", built or engine or make_engine(tmp_path / f"engine {release}"))
         evaluation = tmp_path / f"evaluation-{generative}"
         evaluation.mkdir(exist_ok=True)
         write_items(
@@ -112,6 +112,14 @@ def test_packaging_publishes_a_sound_repository_with_golden_prompts_and_facts(pa
     assert (endpoint["model"], endpoint["chat_template_arguments"]) == ("organisation/name", {"thinking": False})
     assert len(facts["engine_digest"]) == 64
     assert result.metrics["repository_bytes"] > 0
+
+
+def test_answers_that_the_build_recorded_are_the_golden_ones(package, tmp_path):
+    own = GoldenPrompt(prompt="0+1=", completion=" one", maximum_tokens=6)
+    engine = make_engine(tmp_path / "built")
+    write_golden(engine, [own])
+    store, result = package(engine=engine)
+    assert read_golden(store.fetch(result.artifacts["repository"])) == [own]
 
 
 def test_another_release_with_the_same_inputs_gets_the_same_repository(package):

@@ -4,7 +4,7 @@ Heavy: import it through `engine_builder` only. Everything runs in this one proc
 Optimum, its tokenizer is converted with it, and a short real generation measures the result.
 
 `weight_format: native` keeps the numbers that the accuracy gate judged (see `graph`). The other formats
-compress the traced weights again; only the served-accuracy gate can see what that costs.
+compress the traced weights again, so their answers may differ: the served-accuracy gate sees what that costs.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from transformers.utils import logging as transformers_logging
 
 from llm_pipeline.adapters.openvino.adapter import ADAPTER
 from llm_pipeline.adapters.openvino.graph import NativeWeights, count_quantized_weights
-from llm_pipeline.adapters.openvino.throughput import measure_throughput
+from llm_pipeline.adapters.openvino.throughput import answers, load_pipeline, measure_throughput
 from llm_pipeline.artifacts.checkpoint_files import QuantizationMetadata, copy_companions, read_json, read_quantization
 from llm_pipeline.artifacts.checkpoint_loading import load_confined
 from llm_pipeline.artifacts.engine_description import ENGINE_FILE, EngineDescription, EngineFacts
+from llm_pipeline.artifacts.golden import answered, write_golden
 from llm_pipeline.artifacts.model_rules import read_model_rules
 from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
 from llm_pipeline.artifacts.repository_layout import OPENVINO_FILES, TOKENIZER_FILE
@@ -41,7 +42,7 @@ from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.catalog.tables import newest_transformers
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.builder import BaselinePrecision, BuildInputs
+from llm_pipeline.engines.builder import LEAST_GOLDEN_MATCH, BaselinePrecision, BuildInputs, golden_match
 from llm_pipeline.model_facts.reader import stated_context
 
 log = get_logger(__name__)
@@ -94,8 +95,7 @@ class OpenVinoCpuBuilder:
                 shutil.move(template / name, destination / name)
             if (tokenizer := checkpoint / TOKENIZER_FILE).is_file():
                 shutil.copyfile(tokenizer, destination / TOKENIZER_FILE)
-        description = _describe(destination, target, quantization, native, clock)
-        description = description.model_copy(update={"rules": read_model_rules(checkpoint)})
+        description = _describe(inputs, destination, quantization, native, clock)
         description.write(destination)
         return description.facts
 
@@ -227,17 +227,28 @@ def _compressed(model: ov.Model, weight_format: str) -> ov.Model:
 
 
 def _describe(
+    inputs: BuildInputs,
     engine: Path,
-    target: Target,
     quantization: QuantizationMetadata,
     native: NativeWeights | None,
     clock: PhaseClock,
 ) -> EngineDescription:
-    """Measure the finished engine and gather its facts."""
+    """Record the finished engine's answers, measure it and gather its facts."""
+    target, rules = inputs.target, read_model_rules(inputs.checkpoint)
     context_length = stated_context(read_json(engine / "config.json")) or target.limits.maximum_tokens_per_request
     properties = {**PARITY_PROPERTIES, "INFERENCE_NUM_THREADS": str(target.limits.threads)}
+    with clock.phase("load"):
+        pipeline = load_pipeline(engine, target.limits, properties)
+    match = None
+    with clock.phase("golden"):
+        if inputs.golden:
+            texts = answers(pipeline, inputs.golden, rules.end_tokens)
+            least = LEAST_GOLDEN_MATCH if target.weight_format == "native" else 0.0
+            match = golden_match(inputs.golden, texts, least)
+            write_golden(engine, answered(inputs.golden, texts))
     with clock.phase("measure"):
-        rates = measure_throughput(engine, target.limits, properties, context_length)
+        rates = measure_throughput(pipeline, target.limits, context_length)
+    del pipeline  # the graph is read once more below
     device = _device_properties()
     facts = EngineFacts(
         builder="openvino_cpu",
@@ -255,9 +266,13 @@ def _describe(
         details={
             "linears_quantized": count_quantized_weights(_read(engine)),
             "activation_quantizers": len(native.activation_quantizers) if native else 0,
+            "golden_match_fraction": match,
+            "golden_prompts": len(inputs.golden),
         },
     )
-    return EngineDescription(facts=facts, target=target, device_properties=device, runtime_properties=properties)
+    return EngineDescription(
+        facts=facts, target=target, rules=rules, device_properties=device, runtime_properties=properties
+    )
 
 
 def _device_properties() -> dict[str, str]:

@@ -1,9 +1,9 @@
-"""A short real generation on a finished engine: does it load and produce tokens, and how fast. Heavy."""
+"""Real generations on a finished engine: does it load, what does it answer, and how fast. Heavy."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import openvino as ov
 import openvino_genai as genai
 
 from llm_pipeline.artifacts.checkpoint_loading import load_confined
+from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.config.target import EngineLimits
 from llm_pipeline.engines.builder import Rates
@@ -21,19 +22,46 @@ _MAXIMUM_BATCH = 16
 _REPEATS = 3
 
 
-def measure_throughput(engine: Path, limits: EngineLimits, properties: Mapping[str, str], context_length: int) -> Rates:
-    """Generate with one request, then with a batch; the best of a few repeats each, after a warm-up.
+def load_pipeline(
+    engine: Path, limits: EngineLimits, properties: Mapping[str, str]
+) -> genai.ContinuousBatchingPipeline:
+    """The engine, as its server loads it.
 
     Raises:
-        Unsupported: The engine does not load here, or does not generate what was asked.
+        Unsupported: The engine does not load here.
         IntegrityError: Its files lead out of its directory, or it was about to read others.
     """
     try:
-        pipeline = load_confined(
+        return load_confined(
             engine, lambda: genai.ContinuousBatchingPipeline(engine, scheduler(limits), "CPU", dict(properties))
         )
     except RuntimeError as error:
         raise Unsupported(f"the engine does not load: {error}", where=str(engine)) from error
+
+
+def answers(
+    pipeline: genai.ContinuousBatchingPipeline, golden: Sequence[GoldenPrompt], end_tokens: Sequence[int]
+) -> list[str]:
+    """What the engine answers to the golden prompts, greedily."""
+    tokenizer, handles = pipeline.get_tokenizer(), []
+    for number, prompt in enumerate(golden):
+        config = genai.GenerationConfig()
+        config.max_new_tokens, config.apply_chat_template = prompt.maximum_tokens, False
+        config.stop_token_ids = set(end_tokens)
+        handles.append(pipeline.add_request(number, tokenizer.encode(prompt.prompt).input_ids, config))
+    while pipeline.has_non_finished_requests():
+        pipeline.step()
+    generated = [[token for output in handle.read_all() for token in output.generated_ids] for handle in handles]
+    texts: list[str] = tokenizer.decode(generated)
+    return texts
+
+
+def measure_throughput(pipeline: genai.ContinuousBatchingPipeline, limits: EngineLimits, context_length: int) -> Rates:
+    """Generate with one request, then with a batch; the best of a few repeats each, after a warm-up.
+
+    Raises:
+        Unsupported: The engine does not generate what was asked.
+    """
     vocabulary = len(pipeline.get_tokenizer().get_vocab())
     output_tokens = min(_OUTPUT_TOKENS, context_length - _PROMPT_TOKENS)
     sequences = min(limits.maximum_sequences, _MAXIMUM_BATCH)

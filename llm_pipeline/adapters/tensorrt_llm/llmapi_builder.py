@@ -21,7 +21,7 @@ from llm_pipeline.adapters.tensorrt_llm.checkpoint_preflight import CheckpointFa
 from llm_pipeline.adapters.tensorrt_llm.llmapi_repository import LLM_ARGUMENTS_FILE
 from llm_pipeline.adapters.tensorrt_llm.llmapi_smoke import SmokeReport
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
-from llm_pipeline.artifacts.golden import GOLDEN_FILE, write_golden
+from llm_pipeline.artifacts.golden import GOLDEN_FILE, answered, write_golden
 from llm_pipeline.artifacts.host_facts import HostFacts
 from llm_pipeline.artifacts.host_match import driver_warning, require_target_host
 from llm_pipeline.artifacts.model_rules import read_model_rules
@@ -118,6 +118,7 @@ class TensorRtLlmLlmApiBuilder:
             smoke = _run_smoke(inputs, arguments, Path(scratch))
         destination.mkdir()
         (destination / LLM_ARGUMENTS_FILE).write_text(arguments.to_yaml(), encoding="utf-8")
+        write_golden(destination, answered(inputs.golden, smoke.report.completions))
         facts = _facts(inputs.target, checkpoint, arguments, host, smoke)
         description = EngineDescription(
             facts=facts,

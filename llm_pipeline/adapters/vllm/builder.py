@@ -26,7 +26,7 @@ from typing import Any
 from llm_pipeline.artifacts.checkpoint_directory import check_directory
 from llm_pipeline.artifacts.checkpoint_files import QuantizationMetadata, read_json, read_quantization
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
-from llm_pipeline.artifacts.golden import GoldenPrompt
+from llm_pipeline.artifacts.golden import GoldenPrompt, answered, write_golden
 from llm_pipeline.artifacts.host_match import require_target_host
 from llm_pipeline.artifacts.model_rules import ModelRules, read_model_rules
 from llm_pipeline.artifacts.repository_layout import CHECKPOINT_DIRECTORY
@@ -78,15 +78,18 @@ class VllmBuilder:
         batcher = _load(inputs, properties, context, rules, workspace)
         loaded = time.monotonic()
         try:
-            match = _golden_match(batcher, inputs.golden, target)
-            answered = time.monotonic()
+            texts = _answers(batcher, inputs.golden, target)
+            match = golden_match(inputs.golden, texts) if texts else None
+            answered_at = time.monotonic()
             _rate(batcher, 1)
             sequences = min(target.limits.maximum_sequences, _MOST_SEQUENCES)
             rates = Rates(_rate(batcher, 1), _rate(batcher, sequences), sequences)
         finally:
             batcher.stop()  # its thread would keep this process alive
-        seconds = {"load": loaded - started, "golden": answered - loaded, "measure": time.monotonic() - answered}
+        seconds = {"load": loaded - started, "golden": answered_at - loaded, "measure": time.monotonic() - answered_at}
         destination.mkdir()
+        if texts:
+            write_golden(destination, answered(inputs.golden, texts))
         _keep_compiled(workspace, destination)
         said = batcher.facts
         facts = EngineFacts(
@@ -214,15 +217,12 @@ def _keep_compiled(workspace: Path, destination: Path) -> None:
     shutil.rmtree(workspace)
 
 
-def _golden_match(batcher: Batcher, golden: Sequence[GoldenPrompt], target: Target) -> float | None:
-    """Share of the golden prompts that are answered alike; None without any."""
-    if not golden:
-        return None
+def _answers(batcher: Batcher, golden: Sequence[GoldenPrompt], target: Target) -> list[str]:
     tokenizer, special = batcher.tokenizer, target.serving.add_special_tokens
     prompts = [tokenizer.encode(one.prompt, add_special_tokens=special) for one in golden]
     answers = _generate(batcher, prompts, [one.maximum_tokens for one in golden], ignore_eos=False)
-    texts = tokenizer.batch_decode(answers, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return golden_match(golden, texts)
+    texts: list[str] = tokenizer.batch_decode(answers, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return texts
 
 
 def _rate(batcher: Batcher, sequences: int) -> float:
