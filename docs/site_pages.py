@@ -35,6 +35,7 @@ BESIDE = {
     "benchmarks/gpu/results/2026-11-24-h200-release-8b.json": "h200-release-8b-2026-11-24.json",
     "benchmarks/gpu/results/2026-11-24-h200-vllm-serving.json": "h200-vllm-serving-2026-11-24.json",
     "benchmarks/gpu/results/2026-11-27-h200-scoring.json": "h200-scoring-2026-11-27.json",
+    "benchmarks/gpu/results/2026-11-27-h200-mixture.json": "h200-mixture-2026-11-27.json",
     "benchmarks/gpu/results/2026-11-27-h200-tensor-parallel.json": "h200-tensor-parallel-2026-11-27.json",
     "benchmarks/gpu/results/2026-11-27-h200-two-targets.json": "h200-two-targets-2026-11-27.json",
     **{f".readme/{path.name}": f"images/{path.name}" for path in sorted((ROOT / ".readme").iterdir())},

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-_LITTLE = 1e-4
+LITTLE = 1e-4
 SPECIAL = ("<s>", "</s>", "<pad>", "<unk>")
 
 
@@ -64,8 +64,8 @@ def _repeat_the_last_word(model: LlamaForCausalLM) -> None:
     with torch.no_grad():
         model.lm_head.weight.copy_(model.model.embed_tokens.weight)
         for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.mul_(_LITTLE)
-            layer.mlp.down_proj.weight.mul_(_LITTLE)
+            layer.self_attn.o_proj.weight.mul_(LITTLE)
+            layer.mlp.down_proj.weight.mul_(LITTLE)
 
 
 def word_tokenizer(vocabulary_size: int) -> PreTrainedTokenizerFast:

@@ -8,7 +8,8 @@ accuracy gates show only that no format and no kernel damages the way from one t
 Every part is the one that production runs: the local hub and its download, modelopt, lm-eval, vLLM behind Triton, the
 load test, Envoy with users behind it while the canary runs. Steps can be asked for one by one (`--step`); what an
 earlier one left in `--work` is used. `killed` releases what is not in production, bfloat16 after the FP8 release, with
-the candidate's server killed under the canary's traffic: that is rolled back, and no whole answer may be lost. Prints
+the candidate's server killed under the canary's traffic: that is rolled back, and no whole answer may be lost.
+`--mixture` releases a mixture of experts in FP8, scored by vLLM, and nothing else. Prints
 what became of each stage and one line a goal; exit code 1 when one is missed. `release.json` has the date, the machine
 and the versions.
 """
@@ -38,6 +39,7 @@ from benchmarks.gpu.release_files import (
     FIRST,
     HUB_PORT,
     LARGE,
+    MIXTURE,
     MODEL_ID,
     OTHER_TARGET,
     REPOSITORY,
@@ -71,7 +73,8 @@ def main() -> int:
         *(Path(os.path.abspath(path)) for path in (options.control, options.model, options.engine)),  # noqa: PTH100 - a link to an interpreter is an environment
     )
     load = Load(4.0, 20.0, 6.0) if options.smoke else Load(20.0, 8.0, 5.0)
-    configs = write_files(options.work, host, load, DEMO if options.smoke else LARGE)
+    subject = MIXTURE if options.mixture else DEMO if options.smoke else LARGE
+    configs = write_files(options.work, host, load, subject)
     met = []
     if "train" in options.step:
         _train(options)
@@ -91,7 +94,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="directory for everything that is written")
     parser.add_argument("--triton-home", type=Path, required=True)
-    parser.add_argument("--step", nargs="+", choices=STEPS, default=STEPS)
+    parser.add_argument("--step", nargs="+", choices=STEPS)
     parser.add_argument("--accelerator", default="H200-SXM-141GB", help="its name in the GPU catalog")
     parser.add_argument("--control", type=Path, default=Path(sys.executable))
     parser.add_argument(
@@ -101,15 +104,22 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, nargs="+", default=[0], help="indices of the GPUs")
     parser.add_argument("--targets", type=int, choices=(1, 2), default=1, help="two share GPUs if there are too few")
     parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs of each engine")
+    parser.add_argument("--mixture", action="store_true", help="a mixture of experts in FP8")
     parser.add_argument("--smoke", action="store_true", help="on a CPU, to try the benchmark: its figures say nothing")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.step = options.step or (("train", "first", "stop") if options.mixture else STEPS)
+    return options
 
 
 def _train(options: argparse.Namespace) -> None:
     model = options.work / "model"
     if (model / "config.json").is_file() or _is_published(options):
         return
-    if options.smoke:
+    if options.mixture:
+        code = "import sys; from pathlib import Path; from benchmarks.gpu import mixture as made; "
+        code += f"made.write_mixture(Path(sys.argv[1]), made.{'SMOKE' if options.smoke else 'QWEN3_MIXTURE'})"
+        command = [options.model, "-c", code, model]
+    elif options.smoke:
         command = [options.model, "-m", "llm_pipeline.demo.train", "--output", model]
     else:
         code = "import sys; from pathlib import Path; from benchmarks.gpu import llama_8b as made; "
@@ -145,7 +155,11 @@ def _publish(options: argparse.Namespace) -> None:
 
 
 def _first(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
-    yield _released(options, configs, FIRST)
+    released = _released(options, configs, SECOND if options.mixture else FIRST)
+    yield released
+    document = _write_result(options, {})
+    if options.mixture and released and not options.smoke:
+        yield from _beside_the_plan(document, options.tensor_parallel)
 
 
 def _second(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
@@ -306,7 +320,10 @@ def _write_result(options: argparse.Namespace, figures: dict[str, Any]) -> dict[
         "machine": {"gpu": _nvidia(), "processors": os.cpu_count(), "system": platform.platform()},
         **figures,
         "releases": releases,
-        "plans": {name: _plan(options.work / f"plan-{name}" / "plan.json") for name in (FIRST, SECOND)},
+        "plans": {
+            path.parent.name.removeprefix("plan-"): _plan(path)
+            for path in sorted(options.work.glob("plan-*/plan.json"))
+        },
     }
     (options.work / "release.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return document

@@ -6,7 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ class Subject:
         output_tokens: Of the load test's requests: median, 95th percentile, most.
         calibration: Texts, and tokens of each.
         first_token_milliseconds: Until which a request must have its first text.
+        scorer: What the evaluation says of it.
+        searched: Whether the load test looks for the highest rate.
     """
 
     tasks: tuple[str, ...]
@@ -36,6 +38,8 @@ class Subject:
     output_tokens: tuple[int, int, int] = (8, 18, 24)
     calibration: tuple[int, int] = (256, 64)
     first_token_milliseconds: int = 500
+    scorer: Mapping[str, Any] = field(default_factory=dict)
+    searched: bool = True
 
 
 DEMO = Subject(("demo_choice", "demo_generate"), ("demo_generate",), 128)
@@ -47,6 +51,12 @@ LARGE = Subject(
     calibration=(512, 512),
     first_token_milliseconds=1000,
 )
+MIXTURE = replace(
+    LARGE,
+    scorer={"scorer": "vllm", "scorer_arguments": {"enforce_eager": True, "gpu_memory_utilization": 0.7}},
+    searched=False,
+)
+"""A mixture of experts; modelopt's export of it is read by vLLM alone."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +104,7 @@ def write_files(work: Path, host: Host, load: Load, subject: Subject) -> Path:
     """Write tasks, texts, prompts and configs below `work`; returns the directory of the configs."""
     configs = work / "configs"
     if not (configs / "workloads").is_dir():
-        {DEMO: _copy_demo, LARGE: _write_texts}[subject](configs)
+        (_copy_demo if subject is DEMO else _write_texts)(configs)
     _write(configs / "deployments" / "local.yaml", _deployment(work, host))
     for target in host.targets:
         _write(configs / "targets" / f"{target}.yaml", _target(host, subject))
@@ -215,6 +225,7 @@ def _target(host: Host, subject: Subject) -> dict[str, Any]:
 
 def _policy(load: Load, subject: Subject) -> dict[str, Any]:
     accuracy = {"margin": 0.015, "task_margin": 0.03, "minimum_items": 500}
+    accuracy |= {"maximum_cut_share": 1.0}  # an answer is one token
     return {
         "accuracy": accuracy,
         "served_accuracy": accuracy,
@@ -232,6 +243,7 @@ def _policy(load: Load, subject: Subject) -> dict[str, Any]:
             "maximum_error_fraction": 0.0,
             "minimum_requests": 100,
             "maximum_client_lag_milliseconds": 100,
+            **({} if subject.searched else {"search": None}),
         },
         "canary": {
             "steps_percent": [5, 25, 50, 100],
@@ -267,6 +279,7 @@ def _release(recipe: str, host: Host, load: Load, subject: Subject) -> dict[str,
             "tasks": list(subject.tasks),
             "served_tasks": list(subject.served_tasks),
             "maximum_length": subject.context,
+            **subject.scorer,
         },
         "workload": {
             "prompts": "workloads/prompts.jsonl",

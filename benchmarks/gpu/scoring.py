@@ -1,12 +1,12 @@
 """Four-choice items scored by lm-eval's `vllm` class beside its `hf` class: same checkpoint, items and GPU.
 
-    python -m benchmarks.gpu.scoring --work /tmp/scoring            # the shapes of Llama-3-8B, bfloat16
-    python -m benchmarks.gpu.scoring --work /tmp/scoring --mixture  # a mixture of experts beside modelopt's FP8 export
+    python -m benchmarks.gpu.scoring --work /tmp/scoring   # the shapes of Llama-3-8B, bfloat16
 
-Run it with an interpreter that has vLLM, lm-eval and modelopt, without `TQDM_DISABLE`, by which vLLM divides by zero.
+Run it with an interpreter that has vLLM and lm-eval, without `TQDM_DISABLE`, by which vLLM divides by zero.
 The weights are random, but for an answer that the model knows by a wide margin: its last word again. Each way to score
-is a process of its own. `cached` is lm-eval's class with the prefix cache, which vLLM does not read by itself where
-log-probabilities of a prompt are asked for. One line a goal; exit code 1 when one is missed.
+is a process of its own. `cached` is lm-eval's class with vLLM's prefix cache: contexts are computed first, and the
+choices, of which only the tokens' own log-probabilities are asked for, read them from the cache, which vLLM does not do
+by itself. One line a goal; exit code 1 when one is missed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,6 @@ def main() -> int:
         _score(options)
         sys.stdout.flush()
         os._exit(0)  # threads that vLLM leaves behind end its process with SIGABRT
-    if options.mixture:
-        made = _in_a_process(options, "make", options.work / "mixture", "-")
-        print(f"made, quantized and exported: {made}", flush=True)
-        names = ("mixture", "mixture-fp8")
-        before, after = (_in_a_process(options, "vllm", options.work / name, name)["items"] for name in names)
-        lost = sum(one["right"] and not other["right"] for one, other in zip(before, after, strict=True))
-        return 0 if at_most("mixture_fp8_lost_items", lost, 0.01 * options.items, "items") else 1
     seen = {way: _in_a_process(options, way, options.model, way) for way in ("hf", "vllm", "cached")}
     met = []
     for way in ("vllm", "cached"):
@@ -60,11 +54,10 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="directory for everything that is written")
     parser.add_argument("--model", type=Path, help="a checkpoint of `llama_8b`; made if there is none")
-    parser.add_argument("--mixture", action="store_true", help="FP8 of a mixture of experts beside itself")
     parser.add_argument("--items", type=int, default=_ITEMS)
     parser.add_argument("--choice-words", type=int, default=_CHOICE_WORDS, help="tokens of each choice")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, to try the script")
-    parser.add_argument("--way", choices=("hf", "vllm", "cached", "make"), help=argparse.SUPPRESS)
+    parser.add_argument("--way", choices=("hf", "vllm", "cached"), help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.work = options.work.absolute()
@@ -87,15 +80,11 @@ def _in_a_process(options: argparse.Namespace, way: str, model: Path, name: str)
 
 
 def _score(options: argparse.Namespace) -> None:
-    if options.way == "make":
-        told = _make_mixture(options.model, smoke=options.smoke)
-    else:
-        if not options.model.is_dir():
-            from benchmarks.gpu.llama_8b import LLAMA_3_8B, SMOKE, write_checkpoint
+    if not options.model.is_dir():
+        from benchmarks.gpu.llama_8b import LLAMA_3_8B, SMOKE, write_checkpoint
 
-            write_checkpoint(options.model, SMOKE if options.smoke else LLAMA_3_8B)
-        told = _evaluate(options)
-    options.output.write_text(json.dumps(told), encoding="utf-8")
+        write_checkpoint(options.model, SMOKE if options.smoke else LLAMA_3_8B)
+    options.output.write_text(json.dumps(_evaluate(options)), encoding="utf-8")
 
 
 def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
@@ -139,26 +128,43 @@ def _reading_the_cache(base: Any) -> Any:
         """A context is computed once for all that follow it: of its own log-probabilities none is needed."""
 
         def _loglikelihood_tokens(self, requests: Any, disable_tqdm: bool = False) -> Any:  # noqa: ARG002
+            contexts = sorted({tuple(context) for _, context, _ in requests})
             prompts = [context + continuation for _, context, continuation in requests]
-            order = sorted(range(len(prompts)), key=prompts.__getitem__)  # one context after the other
-            outputs = dict(zip(order, self._asked([prompts[number] for number in order], cached=True), strict=True))
-            late = [n for n, output in outputs.items() if (output.num_cached_tokens or 0) >= len(requests[n][1])]
-            again = self._asked(
-                [prompts[number] for number in late], cached=False
-            )  # it was asked before, word for word
-            outputs.update(zip(late, again, strict=True))
-            print(f"asked again: {len(late)} of {len(prompts)}", flush=True)
-            return [
-                self._parse_logprobs(tokens=prompt, outputs=outputs[number], ctxlen=len(requests[number][1]))
-                for number, prompt in enumerate(prompts)
+            started = time.monotonic()
+            self._asked(map(list, contexts), SamplingParams(max_tokens=1, detokenize=False))
+            computed = time.monotonic()
+            outputs = self._asked(prompts, self._own_logprobs(cached=True))
+            late = [
+                number
+                for number, (output, (_, context, _)) in enumerate(zip(outputs, requests, strict=True))
+                if (output.num_cached_tokens or 0) >= len(context)  # it was asked before, word for word
             ]
+            again = self._asked((prompts[number] for number in late), self._own_logprobs(cached=False))
+            for number, output in zip(late, again, strict=True):
+                outputs[number] = output
+            asked = time.monotonic()
+            answers = [
+                self._likelihood(output.prompt_logprobs, prompt, len(context))
+                for output, prompt, (_, context, _) in zip(outputs, prompts, requests, strict=True)
+            ]
+            seconds = {"contexts": computed - started, "choices": asked - computed, "read": time.monotonic() - asked}
+            print(f"{seconds}, asked again: {len(late)} of {len(prompts)}", flush=True)
+            return answers
 
-        def _asked(self, prompts: list[list[int]], *, cached: bool) -> Any:
-            parameters = SamplingParams(
-                temperature=0, prompt_logprobs=1, max_tokens=1, detokenize=False, skip_reading_prefix_cache=not cached
-            )
+        def _asked(self, prompts: Iterable[list[int]], parameters: Any) -> Any:
             asked = [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts]
-            return self.model.generate(asked, parameters, use_tqdm=False)
+            return self.model.generate(asked, parameters, use_tqdm=False) if asked else []
+
+        def _own_logprobs(self, *, cached: bool) -> Any:
+            return SamplingParams(
+                temperature=0, prompt_logprobs=0, max_tokens=1, detokenize=False, flat_logprobs=True,
+                skip_reading_prefix_cache=not cached,
+            )  # fmt: skip
+
+        def _likelihood(self, logprobs: Any, prompt: list[int], context: int) -> tuple[float, bool]:
+            """Of what follows the context: its log-probability, and whether it is the likeliest."""
+            own = [logprobs[number][prompt[number]] for number in range(context, len(prompt))]
+            return sum(one.logprob for one in own), all(one.rank == 1 for one in own)
 
     return Cached
 
@@ -186,67 +192,6 @@ def _task(options: argparse.Namespace) -> dict[str, Any]:
         "doc_to_target": "right",
         "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
     }
-
-
-def _make_mixture(directory: Path, *, smoke: bool) -> dict[str, Any]:
-    """Layers of Qwen3-30B-A3B with random weights, 12 of its 48, and modelopt's FP8 export of them beside it."""
-    import modelopt.torch.quantization as mtq
-    import torch
-    from modelopt.torch.export import export_hf_checkpoint
-    from transformers import GenerationConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    from benchmarks.gpu.llama_8b import word_tokenizer
-
-    torch.manual_seed(0)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    width, layers, experts, vocabulary = (64, 2, 8, 4096) if smoke else (2048, 12, 128, 128_256)
-    config = Qwen3MoeConfig(
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_experts=experts,
-        num_experts_per_tok=2 if smoke else 8,
-        moe_intermediate_size=width * 3 // 8,
-        num_attention_heads=32,
-        num_key_value_heads=4,
-        head_dim=128,
-        vocab_size=vocabulary,
-        max_position_embeddings=4096,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=2,
-        norm_topk_prob=True,
-        dtype="bfloat16",
-    )
-    torch.set_default_dtype(torch.bfloat16)
-    with torch.device(device):
-        model = Qwen3MoeForCausalLM(config).eval()
-    torch.set_default_dtype(torch.float32)
-    with torch.no_grad():
-        model.lm_head.weight.copy_(model.model.embed_tokens.weight)
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.mul_(1e-4)
-            layer.mlp.experts.down_proj.mul_(1e-4)
-    model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=1, pad_token_id=2)
-    model.save_pretrained(directory, max_shard_size="4GB")
-    tokenizer = word_tokenizer(vocabulary)
-    tokenizer.save_pretrained(directory)
-
-    def calibrate(asked: Any) -> None:
-        for _ in range(16):
-            asked(torch.randint(4, 4000, (8, 256), device=device))
-
-    started = time.monotonic()
-    mtq.quantize(model, mtq.FP8_DEFAULT_CFG, calibrate)
-    quantized = time.monotonic()
-    export = directory.with_name(f"{directory.name}-fp8")
-    with torch.inference_mode():
-        export_hf_checkpoint(model, dtype=torch.bfloat16, export_dir=export)
-    tokenizer.save_pretrained(export)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    seconds = {"quantize_seconds": quantized - started, "export_seconds": time.monotonic() - quantized}
-    sizes = {path.name: sum(file.stat().st_size for file in path.glob("*.safetensors")) for path in (directory, export)}
-    return {"parameters": parameters, **seconds, "bytes": sizes, "items": []}
 
 
 if __name__ == "__main__":

@@ -688,6 +688,7 @@ def _hf_model(
 def _engine_model(scorer: str, checkpoint: Path, dtype: str, longest: int, given: Mapping[str, Any]) -> Any:
     try:
         if scorer == "vllm":
+            os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # CUDA runs here, which no fork survives
             from lm_eval.models.vllm_causallms import VLLM
 
             own = {"pretrained": str(checkpoint), "max_length": longest, "generation_config": "vllm"}
