@@ -308,7 +308,8 @@ class LocalRun:
         return self._places[request.subject.partition(":")[0]] if acts else ""
 
     def _wait(self, job: Job, stage: str) -> StageResult:
-        offset, relay, watch = 0, LogRelay(logging.getLogger(f"llm_pipeline.stage.{stage}")), Watch(job)
+        relay = LogRelay(logging.getLogger(f"llm_pipeline.stage.{stage}"), log)
+        offset, watch = 0, Watch(job)
         while True:
             active = self._runner.is_active(job)
             lines, offset = self._runner.read_log(job, offset)

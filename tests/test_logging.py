@@ -18,6 +18,7 @@ from llm_pipeline.base.logging import (
     write_json_lines,
     write_readable_lines,
 )
+from llm_pipeline.base.progress import Progress
 
 from .poisoned_text import GO, JSON_LINE, LONG_TEXT, poisoned_strings
 
@@ -178,6 +179,18 @@ def test_output_of_tools_is_told_from_the_stage_s_own_lines_even_in_their_form(
     assert set(parent.levels[1:-1]) == {"INFO"}
     assert SECRET not in "".join(parent.texts)
     assert mark not in "".join(parent.texts)
+
+
+def test_progress_and_tables_are_for_people_and_the_rest_of_a_stage_is_not(stage: io.StringIO, parent: Kept) -> None:
+    get_logger("llm_pipeline.accuracy.evaluate").info("checkpoint loaded")
+    Progress("evaluating", 2, "answers").advance(2)
+    get_logger("llm_pipeline.stages.baseline").info(Lines("scores:\ntask  score\nsums  29 %"))
+    relay = LogRelay(logging.getLogger("nobody"), logging.getLogger("parent"))
+    for line in stage.getvalue().splitlines(keepends=True):
+        relay.relay(line)
+    progress, table = parent.texts
+    assert progress.startswith("evaluating: 2 of 2 answers")
+    assert table.splitlines() == ["scores:", "  | task  score", "  | sums  29 %"]
 
 
 def test_a_line_of_ours_that_a_tool_spoiled_is_shown_as_output(parent: Kept) -> None:

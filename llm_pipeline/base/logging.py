@@ -52,6 +52,9 @@ _named: set[str] = set()
 _writing = threading.Event()
 """Set once this package decides what this process logs; Airflow decides it in its own processes."""
 
+PROGRESS = "llm_pipeline.base.progress"
+"""The logger of lines that say how far long work is."""
+
 _FIELDS = "llm_pipeline_fields"
 _MARK = "mark"
 _VERBOSITY = {"HF_HUB_VERBOSITY": "warning", "HF_DEBUG": ""}
@@ -277,10 +280,14 @@ class LogRelay:
 
     Lines of `write_json_lines` are logged at their own level. Everything else is output of a tool or a library, also
     where it has the form of such a line: it is logged at INFO, behind a `|`.
+
+    Args:
+        logger: Gets the lines.
+        shown: Gets lines of progress and tables in its place; None for the same logger.
     """
 
-    def __init__(self, logger: logging.Logger) -> None:
-        self._logger = logger
+    def __init__(self, logger: logging.Logger, shown: logging.Logger | None = None) -> None:
+        self._logger, self._shown = logger, shown or logger
         self._mark: str | None = None
 
     def relay(self, line: str) -> None:
@@ -289,14 +296,14 @@ class LogRelay:
         if not text:
             return
         try:
-            level, message = self._own(json.loads(text))
+            logger, level, message = self._own(json.loads(text))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             self._logger.info("%s", f"| {_single(text)}")
         else:
-            self._logger.log(level, "%s", Lines(_several(message)))
+            logger.log(level, "%s", Lines(_several(message)))
 
-    def _own(self, record: Any) -> tuple[int, str]:
-        """Level and message of a line of the process; the first one says by which mark the others are known.
+    def _own(self, record: Any) -> tuple[logging.Logger, int, str]:
+        """Whose a line of the process is, its level and message; the first one says how the others are marked.
 
         Raises:
             ValueError, KeyError, TypeError, AttributeError: It is none.
@@ -308,4 +315,5 @@ class LogRelay:
             self._mark = mark
         if mark != self._mark:
             raise ValueError("not a line of this process")
-        return level, message + traceback
+        shown = record["logger"] == PROGRESS or "\n" in record["event"]
+        return self._shown if shown else self._logger, level, message + traceback

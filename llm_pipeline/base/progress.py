@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.logging import PROGRESS, get_logger
 
-log = get_logger(__name__)
+log = get_logger(PROGRESS)
 
 _SECONDS_BETWEEN_LINES = 10.0
 

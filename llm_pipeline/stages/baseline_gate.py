@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from llm_pipeline.accuracy.evaluation import EvaluationSummary, read_summary
 from llm_pipeline.artifacts.items import ScoredItem, read_items
-from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.model import ConfigModel
@@ -63,7 +63,7 @@ def run(context: StageContext[BaselineGateConfig]) -> StageOutput:
         maximum_cut_share=config.maximum_cut_share,
     )
     say = log.info if judgement.verdict is Verdict.GO else log.warning
-    say(format_baseline(judgement))
+    log.info(Lines(f"the baseline:{format_baseline(judgement)}"))
     say(f"baseline verdict: {judgement.verdict}: {judgement.summary}")
     return StageOutput(judgement=judgement, tool_seconds=time.monotonic() - started)
 
