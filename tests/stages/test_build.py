@@ -68,7 +68,8 @@ def test_a_checkpoint_that_names_other_weights_is_built_by_no_builder(place, req
     weights = str(place / "checkpoint/model.safetensors")
     (poisoned / "config.json").write_text(json.dumps({**config, "transformers_weights": weights}))
     checkpoint = open_store(f"file://{place / 'store'}").publish("checkpoint", poisoned)
-    failure = execute(request_build(engine=engine).model_copy(update={"inputs": {"checkpoint": checkpoint}}))
+    request = request_build(engine=engine)
+    failure = execute(request.model_copy(update={"inputs": {**request.inputs, "checkpoint": checkpoint}}))
     assert isinstance(failure, StageFailure)
     assert failure.error.type == "IntegrityError"
     assert "'transformers_weights' is" in failure.error.message
