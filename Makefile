@@ -103,9 +103,9 @@ bench-demo: environments ## Time the demo, cold and warm, and each stage's share
 	@$(CONTROL) benchmarks/demo.py
 
 bench-house: environments ## Circles of modules, and stops of the release config
-	@$(CONTROL) benchmarks/house.py --list
+	@$(CONTROL) benchmarks/house.py
 
-bench-transfer: environments ## Time downloads, S3, publication and verification beside the usual tools
+bench-transfer: environments ## Time downloads, S3 and verification beside the usual tools
 	@$(CONTROL) benchmarks/transfer.py
 
 bench-accuracy: environments ## The accuracy gate's error rates beside other tools' rules, simulated
@@ -117,7 +117,7 @@ bench-plan: environments ## Time plans of all example releases, and the renderin
 bench-load-gate: environments ## The load gate's error rates on simulated servers, beside the naive rule
 	@$(CONTROL) benchmarks/load_gate.py
 
-bench-loadgen: environments ## Our load generator beside aiperf and perf_analyzer, on one server
+bench-loadgen: environments ## Our load generator beside perf_analyzer, on one server
 	@$(CONTROL) benchmarks/loadgen.py
 
 bench-serving: environments ## Our deployment beside plain Hugging Face behind FastAPI, at the same service level
