@@ -39,11 +39,12 @@ down: ## Stop every process of the demo
 again := --last-failed --last-failed-no-failures=none
 spread := --dist loadfile --no-loadscope-reorder
 yielding := $(CONTROL) tests/yielding.py
-live_tests := $(CONTROL) -m pytest -q --part live --ignore=tests/end_to_end
-airflow_tests := $(CONTROL) -m pytest -q --part airflow -o cache_dir=.pytest_cache/airflow tests/airflow
-end_to_end_tests := $(CONTROL) -m pytest -q -o cache_dir=.pytest_cache/end_to_end tests/end_to_end
-calm_tests := $(yielding) $(CONTROL) -m pytest -q --part calm -o cache_dir=.pytest_cache/calm
-model_tests := $(yielding) $(MODEL) -m pytest -q -o cache_dir=.pytest_cache/model
+pytest := -m pytest -q --durations=15
+live_tests := $(CONTROL) $(pytest) --part live --ignore=tests/end_to_end
+airflow_tests := $(CONTROL) $(pytest) --part airflow -o cache_dir=.pytest_cache/airflow tests/airflow
+end_to_end_tests := $(CONTROL) $(pytest) -o cache_dir=.pytest_cache/end_to_end tests/end_to_end
+calm_tests := $(yielding) $(CONTROL) $(pytest) --part calm -o cache_dir=.pytest_cache/calm
+model_tests := $(yielding) $(MODEL) $(pytest) -o cache_dir=.pytest_cache/model
 side_by_side := $(MAKE) --no-print-directory --jobs=3 --output-sync=target
 
 test: docs-packages ## All tests, each under the interpreter that it needs
