@@ -71,9 +71,9 @@ triton_home: /opt/tritonserver
 places:
   $target:
     environment: engine
-    staging: { http: 18400, grpc: 18401, metrics: 18402, gpus: [0] }
-    blue: { http: 18410, grpc: 18411, metrics: 18412, gpus: [0] }
-    green: { http: 18420, grpc: 18421, metrics: 18422, gpus: [0] }
+    staging: { http: 18400, grpc: 18401, metrics: 18402, openai: 18403, gpus: [0] }
+    blue: { http: 18410, grpc: 18411, metrics: 18412, openai: 18413, gpus: [0] }
+    green: { http: 18420, grpc: 18421, metrics: 18422, openai: 18423, gpus: [0] }
     router: { port: 18000, admin_port: 18001 }
 YAML
 cat >"$output/configs/releases/verification.yaml" <<YAML

@@ -80,6 +80,7 @@ class OpenAiDouble:
 
     async def _listen(self) -> web.AppRunner:
         application = web.Application()
+        application.router.add_get("/health", self._health)
         application.router.add_get("/v1/models", self._models)
         application.router.add_get("/metrics", self._metrics)
         application.router.add_post("/v1/completions", self._complete)
@@ -94,6 +95,9 @@ class OpenAiDouble:
         if self._key and given != f"Bearer {self._key}":
             return web.json_response({"error": {"message": f"Incorrect API key provided: {given}"}}, status=401)
         return None
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response()
 
     async def _models(self, request: web.Request) -> web.Response:
         if denied := self._denied(request):

@@ -13,12 +13,12 @@ FAILOVER_SUFFIX = "_failover"
 BACKED_SUFFIX = "_backed"
 GUARDED_SUFFIX = "_guarded"
 
-Protocol = Literal["http", "grpc"]
+Protocol = Literal["http", "grpc", "openai"]
 
 
 def cluster_name(slot: SlotName, protocol: Protocol) -> str:
     """The plain cluster of a slot."""
-    return slot if protocol == "http" else f"{slot}_grpc"
+    return slot if protocol == "http" else f"{slot}_{protocol}"
 
 
 def arm_name(slot: SlotName, protocol: Protocol, state: RouteState) -> str:

@@ -302,7 +302,7 @@ def _known(entry: Mapping[str, Any], path: str) -> tuple[bool, bool]:
 
 def _arm(cluster: object) -> tuple[SlotName | None, bool]:
     name = str(cluster)
-    slot = plain_name(name).removesuffix("_grpc")
+    slot = plain_name(name).removesuffix("_grpc").removesuffix("_openai")
     return _SLOTS.get(slot), name.endswith(FAILOVER_SUFFIX)
 
 

@@ -11,12 +11,13 @@ protocol, version 2.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
-from llm_pipeline.artifacts.repository_layout import MODEL_NAME, MODEL_VERSION
-from llm_pipeline.config.server_place import SlotServer, speaks_openai
+from llm_pipeline.artifacts.repository_layout import MODEL_NAME
+from llm_pipeline.canary.arm_names import Protocol
+from llm_pipeline.config.server_place import ServerPorts, SlotServer, speaks_openai
 
 _MODEL = f"/v2/models/{MODEL_NAME}"
 _VERSION = r"(/versions/[0-9]+)?"
@@ -25,15 +26,8 @@ _GRPC_SERVICE = "/inference.GRPCInferenceService/"
 _ASKING = ("generate", "generate_stream")
 """What is posted to the model; over HTTP, `infer` is not for one with many answers to a request."""
 
-HTTP_PATHS = (
-    *("/v2", "/v2/health/live", "/v2/health/ready"),
-    *(
-        f"{_MODEL}{version}{verb}"
-        for version in ("", f"/versions/{MODEL_VERSION}")
-        for verb in ("", "/ready", *(f"/{asking}" for asking in _ASKING))
-    ),
-)
-"""What users may ask a Triton for over HTTP, path by path, for routers whose APIs know no regular expressions."""
+OPENAI_PATHS = ("/v1/models", "/v1/chat/completions", "/v1/completions")
+"""What users may ask for by OpenAI's API, path by path, for routers whose APIs know no regular expressions."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +88,13 @@ OPENAI_API = UsersApi(
 )
 """The answers of `/v1/responses` and `/v1/embeddings` are not read, so they are not passed on."""
 
+OPENAI_BESIDE_TRITON = replace(OPENAI_API, reads="/v1/models(/.+)?", healthy_below=HTTPStatus.MULTIPLE_CHOICES)
+"""Our own process, whose health is for its operator."""
 
-def api_of(slots: Mapping[Any, SlotServer]) -> UsersApi:
-    """What users of a place's slots may ask for."""
-    return OPENAI_API if speaks_openai(slots) else TRITON_API
+
+def apis_of(slots: Mapping[Any, SlotServer]) -> dict[Protocol, UsersApi]:
+    """What users of a place's slots may ask for, by the protocol of the servers that are asked; HTTP is the last."""
+    if speaks_openai(slots):
+        return {"http": OPENAI_API}
+    beside = any(isinstance(server, ServerPorts) and server.openai is not None for server in slots.values())
+    return {"grpc": TRITON_API, **({"openai": OPENAI_BESIDE_TRITON} if beside else {}), "http": TRITON_API}

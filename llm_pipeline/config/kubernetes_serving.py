@@ -52,7 +52,7 @@ class ServingManifestOptions(ConfigModel):
         tolerations: Taints of GPU nodes.
         memory_gib: Memory request and limit of a pod, which its shared memory counts towards; None for none.
         user: `uid:gid` of the pods. SSH wants the image to know the user's name, for servers over several nodes.
-        ports: Ports of the server.
+        ports: Ports of the server; with `openai`, a second container speaks OpenAI's API, from `setup_image`.
         startup_minutes: Longest start: fetching, verifying and loading weights.
         drain_seconds: Longest wait for requests in flight when a pod ends.
         endpoint_seconds: Time between the end of new requests to a pod and the signal to end.
@@ -75,7 +75,7 @@ class ServingManifestOptions(ConfigModel):
     tolerations: Tolerations = (Toleration(key="nvidia.com/gpu", effect="NoSchedule"),)
     memory_gib: PositiveGib | None = None
     user: str = Field(default="1000:1000", pattern=r"^[1-9]\d*(:\d+)?$", max_length=32)
-    ports: ServerPorts = ServerPorts(http=8000, grpc=8001, metrics=8002)
+    ports: ServerPorts = ServerPorts(http=8000, grpc=8001, metrics=8002, openai=8003)
     startup_minutes: int = Field(default=30, ge=1, le=1_440)
     drain_seconds: int = Field(default=60, ge=1, le=86_400)
     endpoint_seconds: int = Field(default=10, ge=1, le=3_600)

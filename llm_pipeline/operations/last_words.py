@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from llm_pipeline.artifacts.endpoint_description import EndpointDescription
 from llm_pipeline.artifacts.repository_layout import MODEL_NAME
 from llm_pipeline.base.verdict import Verdict
+from llm_pipeline.canary.slots import slot_state
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.server_place import OpenAiSlot
 from llm_pipeline.inspection.table import labelled
 from llm_pipeline.release_progress import ReleaseProgress
+from llm_pipeline.serving.triton_server import find_server
 from llm_pipeline.store.places import Serving, serving_at
 
-_EXAMPLE = {"text_input": "Hello", "max_tokens": 32}
+_PROMPT, _TOKENS = "Hello", 32
 _CURL = "curl -sS -i --noproxy '*'"
 """Our own servers are never asked through a proxy, which would look for a loopback address on its own host."""
 
@@ -34,35 +37,49 @@ def last_words(flow: ReleaseProgress, verdict: Verdict) -> Iterator[str]:
         serving = serving_at(flow.store, place)
         facts.append((f"{place} serves", _who(serving, release_id)))
         if serving is not None:
-            facts.append(("ask it", curl_line(flow.deployment.places[place])))
+            server = find_server(slot_state(Path(flow.deployment.state_root), place, serving.pointer.slot))
+            facts.append(("ask it", curl_line(flow.deployment.places[place], server.openai if server else None)))
     report = flow.find("report")
     facts.append(("report", _readable(str(report.metrics.get("report", ""))) if report else ""))
     yield f"{release_id}: {verdict}{verdict.see}"
     yield from (f"  {line}" for line in labelled(facts))
 
 
-def curl_line(place: TargetPlace) -> str:
-    """A command that asks what a place's users ask; it can be pasted where the router's address is known."""
-    openai_model = place.blue.endpoint.openai_model if isinstance(place.blue, OpenAiSlot) else None
+def curl_line(place: TargetPlace, spoken: EndpointDescription | None) -> str:
+    """A command that asks what a place's users ask; it can be pasted where the router's address is known.
+
+    Args:
+        place: The place.
+        spoken: What OpenAI's API tells of the model of our own server there; None where only Triton's is spoken.
+    """
     address = place.router.users_url()
     if not address:
-        return _curl("curl -sS -i", "https://YOUR-ROUTE", openai_model)
+        return f"curl -sS -i https://YOUR-ROUTE{_question(place, spoken)}"
     certificate = place.router.users_certificate()
     trusted = f" --cacert {shlex.quote(certificate)}" if certificate else ""
-    return _curl(f"{_CURL}{trusted}", address, openai_model)
+    return f"{_CURL}{trusted} {address}{_question(place, spoken)}"
 
 
 def curl_line_at(address: str) -> str:
     """The same of a Triton's address."""
-    return _curl(_CURL, address)
+    return f"{_CURL} {address}{_of_triton()}"
 
 
-def _curl(command: str, address: str, openai_model: str | None = None) -> str:
-    if openai_model is None:
-        body = shlex.quote(json.dumps(_EXAMPLE))
-        return f"{command} {address}/v2/models/{MODEL_NAME}/generate -d {body}"
-    body = shlex.quote(json.dumps({"model": openai_model, "prompt": _EXAMPLE["text_input"], "max_tokens": 32}))
-    return f"{command} {address}/v1/completions -H 'Content-Type: application/json' -d {body}"
+def _question(place: TargetPlace, spoken: EndpointDescription | None) -> str:
+    if spoken is not None and spoken.chat.template is not None:
+        return _of_openai("chat/completions", spoken.model, {"messages": [{"role": "user", "content": _PROMPT}]})
+    model = place.blue.endpoint.openai_model if isinstance(place.blue, OpenAiSlot) else spoken and spoken.model
+    return _of_openai("completions", model, {"prompt": _PROMPT}) if model else _of_triton()
+
+
+def _of_openai(route: str, model: str, asked: Mapping[str, object]) -> str:
+    body = json.dumps({"model": model, **asked, "max_tokens": _TOKENS})
+    return f"/v1/{route} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+
+
+def _of_triton() -> str:
+    body = json.dumps({"text_input": _PROMPT, "max_tokens": _TOKENS})
+    return f"/v2/models/{MODEL_NAME}/generate -d {shlex.quote(body)}"
 
 
 def _who(serving: Serving | None, release_id: str) -> str:

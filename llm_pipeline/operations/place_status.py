@@ -97,6 +97,7 @@ class PlaceStatus(Frozen):
         on_trial: The release whose canary has not ended; empty for none.
         on_trial_phase: Where that canary stands.
         pause: Since when it waits, by whom and until when; None while it goes on.
+        ask: A command that asks what its users ask; empty while nothing answers them here.
         guard_heard_seconds: When the guard looked at the place last, seconds ago; None for never.
         problems: What does not fit together or does not run, one sentence each.
     """
@@ -111,6 +112,7 @@ class PlaceStatus(Frozen):
     pause: StandingPause | None = None
     servers: tuple[ServerStatus, ...] = ()
     router: RouterStatus | None = None
+    ask: str = ""
     guard_heard_seconds: float | None = None
     problems: tuple[str, ...] = ()
 
@@ -129,6 +131,7 @@ class PlaceStatus(Frozen):
             ("", str(self.pause) if self.pause else ""),
             *((server.slot, str(server)) for server in self.servers),
             ("router", str(self.router) if self.router else ""),
+            ("ask it", self.ask),
             ("guard", last_pass(self.guard_heard_seconds) if self.router else ""),
             *(("PROBLEM", problem) for problem in self.problems),
         ]

@@ -14,11 +14,12 @@ from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.openai_slots import OpenAiSlots, slots_of
 from llm_pipeline.canary.record import CanaryRecord, latest_canary, standing_pause
 from llm_pipeline.canary.router import RouterCondition, RouteState, SlotName, TellsCondition
-from llm_pipeline.canary.slots import slot_servers
+from llm_pipeline.canary.slots import slot_servers, slot_state
 from llm_pipeline.canary.watchdog import is_recent, last_heard
 from llm_pipeline.canary.way_back_record import read_way_back
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.server_place import OpenAiSlot, ServerPorts
+from llm_pipeline.operations.last_words import curl_line
 from llm_pipeline.operations.place_status import (
     DeploymentStatus,
     Health,
@@ -125,6 +126,7 @@ class _Look:
             "pause": standing_pause(self._store, on_trial) if on_trial is not None else None,
             "servers": (*servers.values(), *self._staging(names)),
             "router": router,
+            "ask": self._ask(pointers),
             "guard_heard_seconds": heard,
             "problems": tuple(problems),
         }
@@ -175,6 +177,12 @@ class _Look:
             digest=running.digest,
             since=running.started_at,
         )
+
+    def _ask(self, pointers: Pointers) -> str:
+        if pointers.production is None:
+            return ""
+        server = find_server(slot_state(self._root, self._place, pointers.production.slot))
+        return curl_line(self._config, server.openai if server else None)
 
     def _traffic(self) -> RouteState | None:
         try:

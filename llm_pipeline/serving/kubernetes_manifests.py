@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from llm_pipeline.artifacts.repository_layout import MODEL_NAME, MODEL_VERSION
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.labels import LABEL_PREFIX, label_value
@@ -55,6 +56,10 @@ _PRODUCTS = {
 """The label `nvidia.com/gpu.product` by GPU of the catalog: GPU feature discovery (NVIDIA/k8s-device-plugin) writes the
 driver's name of the GPU, with `-` for blanks. Nodes whose GPUs are shared or split have other labels: `gpu_product`
 names those."""
+OPENAI = "openai"
+"""Container and port of OpenAI's API."""
+
+_OPENAI_GIB, _OPENAI_CPU = 1.0, 0.5
 SSH_PORT = 2222
 SSH_OPTIONS = (
     "-i", f"{KEYS}/id", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null",
@@ -274,12 +279,36 @@ def serving_pod(release: ServedRelease, plan: LaunchPlan, options: ServingManife
         **_container("server", server_image(release, options), plan.command, volumes),
         "workingDir": plan.working_directory,
         "env": [*([_POD_NAME] if plan.nodes > 1 else []), *_environment(plan)],
-        "ports": [{"name": name, "containerPort": port} for name, port in plan.ports.by_name().items()],
+        "ports": [
+            {"name": name, "containerPort": port} for name, port in plan.ports.by_name().items() if name != OPENAI
+        ],
         "resources": _resources(plan, options),
         **_probes(plan, options),
         **_lifecycle(plan, options),
     }
-    return _template(release, options, volumes, first, server)
+    return _template(release, options, volumes, first, [server, *_openai(plan, options, volumes)])
+
+
+def _openai(plan: LaunchPlan, options: ServingManifestOptions, volumes: Sequence[Volume]) -> list[dict[str, Any]]:
+    """The container that speaks OpenAI's API, in an image that holds this package."""
+    if plan.ports.openai is None:
+        return []
+    command = (
+        *("python3", "-m", "llm_pipeline.endpoint", "--host", "0.0.0.0", "--port", str(plan.ports.openai)),  # noqa: S104 - the pod's own
+        *("--triton", f"127.0.0.1:{plan.ports.grpc}", "--model", f"{REPOSITORY}/{MODEL_NAME}/{MODEL_VERSION}"),
+    )
+    ready = {"httpGet": {"path": "/health", "port": OPENAI}, "periodSeconds": 5, "timeoutSeconds": 5}
+    live = {"tcpSocket": {"port": OPENAI}, "initialDelaySeconds": 30, "periodSeconds": 15}
+    container = {
+        **_container(OPENAI, _setup_image(options), command, volumes),
+        "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108 - the pod's own
+        "ports": [{"name": OPENAI, "containerPort": plan.ports.openai}],
+        "resources": resources({}, memory_gib=_OPENAI_GIB, cpu=_OPENAI_CPU),
+        "readinessProbe": ready,
+        "livenessProbe": live,
+        **_lifecycle(plan, options),
+    }
+    return [container]
 
 
 def worker_pod(release: ServedRelease, plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, Any]:
@@ -296,7 +325,7 @@ def worker_pod(release: ServedRelease, plan: LaunchPlan, options: ServingManifes
         **_lifecycle(plan, options),
     }
     first = [_setup(release, plan, options), _container("host-key", image, make_key, volumes)]
-    return _template(release, options, volumes, first, worker)
+    return _template(release, options, volumes, first, [worker])
 
 
 def server_image(release: ServedRelease, options: ServingManifestOptions) -> str:
@@ -338,7 +367,7 @@ def _template(
     options: ServingManifestOptions,
     volumes: Sequence[Volume],
     first: Sequence[dict[str, Any]],
-    container: dict[str, Any],
+    containers: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
     optional = {
         "serviceAccountName": options.service_account,
@@ -354,7 +383,7 @@ def _template(
         **{name: value for name, value in optional.items() if value},
         "topologySpreadConstraints": [_spread(release)],
         "initContainers": list(first),
-        "containers": [container],
+        "containers": list(containers),
         "volumes": [volume.manifest for volume in volumes],
     }
     return {"metadata": {"labels": release.labels, "annotations": release.annotations}, "spec": spec}
@@ -523,7 +552,7 @@ def _replicas(options: ServingManifestOptions) -> dict[str, int]:
 
 def service(release: ServedRelease, plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, Any]:
     """A `v1` Service with the ports of the server; older servers apply no port server-side without its protocol."""
-    protocols = {"http": "http", "grpc": "kubernetes.io/h2c", "metrics": "http"}
+    protocols = {"http": "http", "grpc": "kubernetes.io/h2c", "metrics": "http", OPENAI: "http"}
     ports = [
         {"name": name, "port": port, "targetPort": name, "protocol": "TCP", "appProtocol": protocols[name]}
         for name, port in plan.ports.by_name().items()

@@ -26,7 +26,7 @@ def require_free(ports: ServerPorts, *, what: str) -> None:
             could be reached.
     """
     require_loopback(what=what)
-    for role, port in (("http", ports.http), ("grpc", ports.grpc), ("metrics", ports.metrics)):
+    for role, port in ports.by_name().items():
         require_free_port(port, role=role, what=what)
 
 

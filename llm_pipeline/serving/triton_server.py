@@ -4,7 +4,8 @@
     find_server(state)           # the same server, from any process, until it ends
     stop_server(state, drain_seconds=30)
 
-The state directory holds the pid record, the log, what is being served, and the runtime files of the server.
+The state directory holds the pid record, the log, what is being served, and the runtime files of the server. With it
+starts and ends the process that speaks OpenAI's API (`openai_process`).
 """
 
 from __future__ import annotations
@@ -19,19 +20,29 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from llm_pipeline.artifacts.repository_layout import MODEL_NAME
+from llm_pipeline.artifacts.endpoint_description import EndpointDescription
+from llm_pipeline.artifacts.repository_layout import ENDPOINT_FILE, MODEL_NAME, MODEL_VERSION
 from llm_pipeline.base import detached
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.confinement import confined
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import ConfigError, Terminal, Transient
+from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.plain_environment import gpu_variables
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.serving.endpoint_access import active_requests, served_name
+from llm_pipeline.serving.openai_process import (
+    openai_failure,
+    openai_has_ended,
+    openai_is_ready,
+    start_openai,
+    stop_openai,
+)
 from llm_pipeline.serving.ports import LOOPBACK, loopback_endpoint, require_free
 from llm_pipeline.serving.server_log import failure_lines
 from llm_pipeline.serving.slot_fence import FencingToken, admit, exclusive
@@ -104,16 +115,25 @@ class RunningServer(Frozen):
         return f"http://{LOOPBACK}:{self.ports.metrics}/metrics"
 
     @property
+    def openai(self) -> EndpointDescription | None:
+        """What is spoken of its model by OpenAI's API; None where that is not spoken."""
+        file = self.repository / MODEL_NAME / str(MODEL_VERSION) / ENDPOINT_FILE
+        if self.ports.openai is None or not file.is_file():
+            return None
+        return load_record(EndpointDescription, file, "not an endpoint's description")
+
+    @property
     def alive(self) -> bool:
         """Whether the server's process still runs; says nothing about the model."""
         return self.process.alive
 
     @property
     def ready(self) -> bool:
-        """Whether the server runs and says that its models are loaded."""
-        return self.alive and all(
+        """Whether the server runs and says that its models are loaded, and OpenAI's API is spoken."""
+        loaded = self.alive and all(
             _get(self.ports.http, f"/v2/models/{model}/ready")[0] == HTTPStatus.OK for model in self.models
         )
+        return loaded and openai_is_ready(self.process.log.parent, self.ports)
 
 
 def start_server(
@@ -160,6 +180,10 @@ def start_server(
         if token:
             admit(state.parent, token)
         if running := find_server(state):
+            if openai_has_ended(state):
+                _log.error("the process that speaks OpenAI's API has ended: starting it again", slot=state.name)
+                start_openai(state, running.ports, running.repository)
+                wait_until(lambda: running.ready, wait_seconds)
             return _same_or_refuse(running, repository, ports, environment)
         _sweep(state)
         require_free(ports, what=f"triton server for {repository}")
@@ -182,6 +206,7 @@ def start_server(
         )
         readable = (*server_reads(home, interpreter, state, repository, links), *map(Path, ports.readable))
         process = confined(start, readable, network=True)
+        start_openai(state, ports, repository)
         server = RunningServer(
             repository=repository,
             digest=digest,
@@ -207,6 +232,8 @@ def find_server(state: Path) -> RunningServer | None:
 
 def is_running(state: Path) -> bool:
     """Whether a slot's server runs, also one whose own record says nothing: its process has another."""
+    if openai_has_ended(state):
+        return False
     try:
         return find_server(state) is not None
     except ConfigError:
@@ -217,7 +244,7 @@ def is_running(state: Path) -> bool:
 def has_ended(state: Path) -> bool:
     """Whether a slot's server is gone without having been stopped."""
     process = detached.load(state / "process.json")
-    return process is not None and not process.alive
+    return openai_has_ended(state) or (process is not None and not process.alive)
 
 
 def stop_server(state: Path, *, drain_seconds: float = 0, digest: str = "", token: FencingToken | None = None) -> bool:
@@ -322,6 +349,12 @@ def _await_ready(server: RunningServer, state: Path, wait_seconds: float) -> Run
             raise ServerFailed(
                 f"the server ended while it started:\n{reason}", where=str(server.repository), hint=_log_hint(server)
             )
+        if openai_has_ended(state):
+            _sweep(state)
+            raise ServerFailed(
+                f"the process that speaks OpenAI's API ended while it started:\n{openai_failure(state)}",
+                where=str(server.repository),
+            )
         if time.monotonic() - started > wait_seconds:
             _sweep(state)
             raise Transient(
@@ -342,6 +375,7 @@ def _log_hint(server: RunningServer) -> str:
 
 def _sweep(state: Path) -> None:
     """End whatever still runs of the slot's last server and remove what it left."""
+    stop_openai(state)
     if process := detached.load(state / "process.json"):
         detached.stop(process, grace_seconds=_GRACE_SECONDS)
     for name in ("process.json", "server.json"):

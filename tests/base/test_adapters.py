@@ -257,8 +257,8 @@ def test_a_routers_users_are_where_its_own_settings_say(tmp_path: Path) -> None:
     elsewhere = place(tmp_path, router=acme)
     router = open_router(started.router, {}, tmp_path, initial=all_to("blue", owner="test", epoch=1))
 
-    assert curl_line(started).startswith("curl -sS -i --noproxy '*' --cacert /acme.pem https://127.0.0.1:18443/")
-    assert "https://YOUR-ROUTE/" in curl_line(elsewhere)
+    assert curl_line(started, None).startswith("curl -sS -i --noproxy '*' --cacert /acme.pem https://127.0.0.1:18443/")
+    assert "https://YOUR-ROUTE/" in curl_line(elsewhere, None)
     assert can_replay(router, started.router)
     assert not can_replay(router, elsewhere.router)
 

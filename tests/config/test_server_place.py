@@ -52,7 +52,7 @@ def test_ports_alone_are_a_server_of_this_host(given):
 def test_a_servers_ports_keep_all_that_they_say(server):
     ports = place(server).staging.ports
     assert type(ports) is ServerPorts
-    assert ports.model_dump() == {**PORTS, "gpus": (1,), "readable": ("/opt/plugins",)}
+    assert ports.model_dump() == {**PORTS, "openai": None, "gpus": (1,), "readable": ("/opt/plugins",)}
 
 
 def test_each_example_of_the_gpu_cluster_is_a_place_of_its_kind():

@@ -96,7 +96,13 @@ class GpuSite:
         deployment = yaml.safe_load(self._site.layout.deployment.read_text())
         control = deployment["environments"]["control"]
         servers = {
-            name: {"http": port, "grpc": port + 1, "metrics": port + 2, "readable": [str(self._answers)]}
+            name: {
+                "http": port,
+                "grpc": port + 1,
+                "metrics": port + 2,
+                "openai": port + 3,
+                "readable": [str(self._answers)],
+            }
             for port, name in zip((_PORT, _PORT + 10, _PORT + 20), ("staging", "blue", "green"), strict=True)
         }
         deployment |= {

@@ -1,7 +1,9 @@
 """What README.md and docs/ promise, run. The tests share one site, in which the demo was released, and nothing else:
 each can be run alone."""
 
+import json
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -41,6 +43,17 @@ def test_the_demo_releases_a_trained_model_into_live_traffic(site) -> None:
     assert previous is not None
     assert (previous.recipe, production.recipe) == ("none", site.flow("demo").chosen_recipe(TARGET))
     assert generate(site.deployment, "7 + 5 =") == "12"
+
+
+def test_what_status_says_to_ask_is_answered_by_openais_api(site) -> None:
+    status = json.loads(site.call("status", "-d", str(site.layout.deployment), "--json").stdout)
+    command = status["places"][0]["ask"]
+    assert "/v1/" in command
+    answer = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=60, check=True).stdout
+    head, _, body = answer.partition("\n\n")
+    assert "200" in head.splitlines()[0]
+    assert f"x-llm-release: {pointers(site).production.release_id}" in head
+    assert json.loads(body)["choices"][0]["finish_reason"] in ("stop", "length")
 
 
 def test_the_ladder_is_climbed_from_the_cheapest_recipe_to_the_first_that_holds_its_accuracy(site) -> None:
@@ -100,17 +113,6 @@ def test_a_second_run_computes_nothing_again(site) -> None:
     assert flow.result("canary", f"{TARGET}:100").judgement.summary == "already in production"
 
 
-@pytest.mark.thorough
-def test_a_second_demo_trains_and_computes_nothing_again(site) -> None:
-    production = pointers(site).production
-    assert site.run("up") == ExitCode.GO, site.output
-    assert "reused, trained before" in site.output
-    assert pointers(site).production == production
-    assert site.flow("demo").result("canary", f"{TARGET}:100").judgement.summary == "already in production"
-    assert read_traffic(site.layout)["failed"] == 0
-
-
-@pytest.mark.thorough
 def test_a_killed_run_goes_on_where_it_was_and_catches_an_engine_that_quantizes_again(site) -> None:
     stop_traffic(site.layout)  # nobody counts it here; the next release of the demo starts it again
     policy = yaml.safe_load((site.layout.configs / "policies" / "demo.yaml").read_text())
@@ -153,10 +155,6 @@ def test_a_candidate_that_turns_slow_in_production_is_rolled_back_without_a_lost
     before = pointers(site)
     assert site.run("rollback") == ExitCode.GO, site.output
     assert pointers(site) == before
-    canary = [
-        result.judgement for (stage, _), result in site.flow("demo-rollback").results().items() if stage == "canary"
-    ]
-    assert Verdict.NO_GO in [judgement.verdict for judgement in canary if judgement is not None], site.output
     assert generate(site.deployment, "7 + 5 =") == "12"
 
 
@@ -170,7 +168,6 @@ def test_production_goes_back_to_the_previous_release_on_request(site) -> None:
     assert generate(site.deployment, "7 + 5 =") == "12"
 
 
-@pytest.mark.thorough
 def test_a_gpu_target_goes_the_same_path_and_its_engine_is_loaded_on_no_other_host(site, tmp_path) -> None:
     stop_traffic(site.layout)
     with gpu_site(site, tmp_path / "host") as host:

@@ -10,8 +10,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from llm_pipeline.artifacts.endpoint_description import EndpointDescription
+from llm_pipeline.artifacts.model_rules import ChatFormat
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.operations.last_words import curl_line
+
+SPOKEN = EndpointDescription(model="demo/tiny", release="r1", maximum_tokens_per_request=64, maximum_sequences=4)
 
 
 def slot(last: int, kind: str) -> dict[str, object]:
@@ -21,21 +25,30 @@ def slot(last: int, kind: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "path", "body"),
+    ("kind", "spoken", "path", "body"),
     [
-        ("triton", "/v2/models/llm/generate", {"text_input": "Hello", "max_tokens": 32}),
-        ("openai", "/v1/completions", {"model": "chat 8b", "prompt": "Hello", "max_tokens": 32}),
+        ("triton", None, "/v2/models/llm/generate", {"text_input": "Hello", "max_tokens": 32}),
+        ("triton", SPOKEN, "/v1/completions", {"model": "demo/tiny", "prompt": "Hello", "max_tokens": 32}),
+        (
+            "triton",
+            SPOKEN.model_copy(update={"chat": ChatFormat(template="{{ messages }}")}),
+            "/v1/chat/completions",
+            {"model": "demo/tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32},
+        ),
+        ("openai", None, "/v1/completions", {"model": "chat 8b", "prompt": "Hello", "max_tokens": 32}),
     ],
 )
-def test_the_command_speaks_the_servers_protocol(kind: str, path: str, body: dict[str, object]) -> None:
+def test_the_command_speaks_the_servers_protocol(
+    kind: str, spoken: EndpointDescription | None, path: str, body: dict[str, object]
+) -> None:
     router = {"port": 18080, "admin_port": 18081}
     place = TargetPlace.model_validate(
         {"staging": slot(1, "triton"), "blue": slot(2, kind), "green": slot(3, kind), "router": router}
     )
-    words = shlex.split(curl_line(place))
+    words = shlex.split(curl_line(place, spoken))
     assert f"http://127.0.0.1:18080{path}" in words
     assert json.loads(words[words.index("-d") + 1]) == body
-    assert ("Content-Type: application/json" in words) == (kind == "openai")
+    assert ("Content-Type: application/json" in words) == path.startswith("/v1")
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
@@ -54,7 +67,7 @@ def test_the_command_reaches_a_server_of_this_host_although_the_shell_names_a_pr
     proxy = "http://127.0.0.1:9"  # nobody listens there
     try:
         answer = subprocess.run(
-            shlex.split(curl_line(place)),
+            shlex.split(curl_line(place, None)),
             env={**os.environ, "http_proxy": proxy, "ALL_PROXY": proxy, "no_proxy": ""},
             capture_output=True, text=True, timeout=30, check=True,
         )  # fmt: skip

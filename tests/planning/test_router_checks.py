@@ -112,7 +112,7 @@ def test_what_a_router_can_do_is_no_problem(configs: Path, edit) -> None:
 def test_what_users_can_reach_at_somebody_elses_router_is_told(configs: Path, edit) -> None:
     edit("deployments/local.yaml", ROUTER, GATEWAY + COUNTED)
     (told,) = router_warnings(load_release(configs / "releases" / "demo.yaml"))
-    assert told.startswith("cpu: the operator of its gateway_api router has to refuse users paths beyond inference")
+    assert told.startswith("cpu: the operator of its gateway_api router has to refuse users paths beyond OpenAI's API")
     assert told in plan_release(configs / "releases" / "demo.yaml", store_seconds=0).warnings
 
 

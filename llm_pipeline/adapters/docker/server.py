@@ -1,7 +1,8 @@
 """The target's container on this host, by its digest: no tritonserver needs to be installed here.
 
 The container is found again by its name, by any process of this host, also after a reboot; two stagers of one slot
-cannot both have it. Everything it reads is mounted read-only, but for its view of the repository.
+cannot both have it. Everything it reads is mounted read-only, but for its view of the repository. The process that
+speaks OpenAI's API in front of it runs on this host.
 """
 
 from __future__ import annotations
@@ -17,9 +18,17 @@ from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError, Transient, Unsupported
 from llm_pipeline.base.labels import LABEL_PREFIX, label_value
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.control import Candidate, StagedServer, StagingSlot, await_model, await_no_requests
 from llm_pipeline.serving.launch_plan import LaunchPlan, launch_plan
+from llm_pipeline.serving.openai_process import (
+    openai_failure,
+    openai_has_ended,
+    openai_is_ready,
+    start_openai,
+    stop_openai,
+)
 from llm_pipeline.serving.ports import LOOPBACK, loopback_endpoint
 from llm_pipeline.serving.server_log import failure_lines
 from llm_pipeline.serving.slot_fence import exclusive
@@ -32,6 +41,7 @@ _DIGEST_LABEL = f"{LABEL_PREFIX}repository-digest"
 _EXIT_SECONDS = 5
 _GRACE_SECONDS = _EXIT_SECONDS + 7
 _LOG_LINES = 400
+_OPENAI_SECONDS = 30.0
 
 
 class DockerControl:
@@ -62,7 +72,9 @@ class DockerControl:
             link_repository(candidate.repository, self._view, candidate.links)
             try:
                 container = self._run(image.run, plan, candidate)
+                start_openai(self._slot.state, self._place, candidate.repository)
                 seconds = await_model(self.endpoint, wait_seconds, lambda: self._refuse_ended(container))
+                self._await_openai()
             except BaseException:
                 self._remove()
                 raise
@@ -154,7 +166,7 @@ class DockerControl:
                 f"{LABEL_PREFIX}target": label_value(target.name),
                 _DIGEST_LABEL: candidate.digest,
             },
-            "ports": {f"{port}/tcp": (LOOPBACK, port) for port in place.by_name().values()},
+            "ports": {f"{port}/tcp": (LOOPBACK, port) for port in (place.http, place.grpc, place.metrics)},
             **confined(
                 place.user,
                 network="bridge",
@@ -185,6 +197,13 @@ class DockerControl:
         else:
             yield DeviceRequest(device_ids=[str(gpu) for gpu in self._place.gpus], capabilities=[["gpu"]])
 
+    def _await_openai(self) -> None:
+        state = self._slot.state
+        if not wait_until(lambda: openai_is_ready(state, self._place) or openai_has_ended(state), _OPENAI_SECONDS):
+            raise Transient("OpenAI's API is not spoken in time", where=f"container {self.name}")
+        if openai_has_ended(state):
+            raise ServerFailed(f"the process that speaks OpenAI's API ended:\n{openai_failure(state)}")
+
     def _refuse_ended(self, container: Any) -> None:
         container.reload()
         if container.status in ("created", "running", "restarting"):
@@ -201,6 +220,7 @@ class DockerControl:
 
     def _remove(self) -> None:
         """Its processes, its shared memory and its hold on GPUs end with the container."""
+        stop_openai(self._slot.state)
         container = self._containers.find(self.name)
         if container is None:
             return

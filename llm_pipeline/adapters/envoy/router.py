@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ from llm_pipeline.base.file_lock import flocked_within
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.access_log import AccessLog
-from llm_pipeline.canary.arm_names import ROUTES, STAT_PREFIX, candidate_of, plain_name, standby_of
+from llm_pipeline.canary.arm_names import ROUTES, STAT_PREFIX, Protocol, candidate_of, plain_name, standby_of
 from llm_pipeline.canary.router import (
     RouterCondition,
     RouterConflict,
@@ -30,7 +30,7 @@ from llm_pipeline.canary.router import (
     RouteState,
     SlotName,
 )
-from llm_pipeline.canary.users_paths import api_of
+from llm_pipeline.canary.users_paths import apis_of
 from llm_pipeline.config.server_place import SlotServer
 
 log = get_logger(__name__)
@@ -48,7 +48,7 @@ class EndpointStatistics(Frozen):
         attempts: Requests sent to it, hidden retries included.
         failures: Attempts that failed, and connections that could not be made.
         active: Requests in flight.
-        healthy: The router would send requests to it.
+        healthy: The router would send requests to it; OpenAI's API aside.
     """
 
     attempts: int
@@ -94,7 +94,7 @@ class EnvoyRouter:
         self.files = files
         self.place = place
         self.slots = slots
-        self._addresses = {slot: list(addresses_of(server, LOCAL_HOST).values()) for slot, server in slots.items()}
+        self._addresses = {slot: addresses_of(server, LOCAL_HOST) for slot, server in slots.items()}
         self._rejected_before_write: int | None = None
 
     def nearest(self, want: RouteState) -> RouteState:
@@ -206,9 +206,9 @@ class EnvoyRouter:
             address_text(*address): known[slot]
             for slot, addresses in self._addresses.items()
             if slot in known
-            for address in addresses
+            for address in addresses.values()
         }
-        return routes.routes(state, revision, self.place.limits, names, api_of(self.slots))
+        return routes.routes(state, revision, self.place.limits, names, apis_of(self.slots))
 
     def converged(self, revision: str) -> bool | None:
         """Whether Envoy acts on the revision.
@@ -271,7 +271,7 @@ class EnvoyRouter:
     def slot_of_address(self, address: str | None) -> SlotName | None:
         """The slot of an upstream address as the access log has it."""
         for slot, addresses in self._addresses.items():
-            if address in {address_text(*one) for one in addresses}:
+            if address in {address_text(*one) for one in addresses.values()}:
                 return slot
         return None
 
@@ -365,19 +365,20 @@ def _counter(statistics: str, name: str) -> int | None:
     return int(found[0]) if found else None
 
 
-def _endpoint_statistics(listing: dict[str, Any], addresses: Collection[tuple[str, int]]) -> EndpointStatistics:
+def _endpoint_statistics(listing: dict[str, Any], addresses: Mapping[Protocol, tuple[str, int]]) -> EndpointStatistics:
     """Counters of the server at these addresses, from a listing of all clusters."""
     attempts = failures = active = 0
     healthy = True
     for cluster in listing.get("cluster_statuses", []):
         for host in cluster.get("host_statuses", []):
             at = host["address"]["socket_address"]
-            if (at["address"], at["port_value"]) not in addresses:
+            if (at["address"], at["port_value"]) not in addresses.values():
                 continue
             values = {entry["name"]: int(entry.get("value", 0)) for entry in host.get("stats", [])}
             attempts += values.get("rq_total", 0)
             failures += values.get("rq_error", 0) + values.get("cx_connect_fail", 0)
             active += values.get("rq_active", 0)
             health = host.get("health_status", {})
-            healthy &= not (health.get("failed_active_health_check") or health.get("failed_outlier_check"))
+            if (at["address"], at["port_value"]) != addresses.get("openai"):  # an older release has none
+                healthy &= not (health.get("failed_active_health_check") or health.get("failed_outlier_check"))
     return EndpointStatistics(attempts=attempts, failures=failures, active=active, healthy=healthy)

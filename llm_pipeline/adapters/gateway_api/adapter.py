@@ -13,7 +13,11 @@ from llm_pipeline.config.router_place import BothSlots, RouterModel
 
 
 class Service(ConfigModel):
-    """A Kubernetes Service that leads to a slot's servers."""
+    """A Kubernetes Service that leads to a slot's servers.
+
+    Attributes:
+        port: Its port of OpenAI's API; Triton's own is no port for strangers, whose JSON can end it.
+    """
 
     name: Name
     port: AnyPort
@@ -41,8 +45,8 @@ class GatewayApiPlace(RouterModel):
     """
 
     left_to_its_operator: ClassVar[str] = (
-        "paths beyond inference, health and metadata, where the rule has matches of its own and for gRPC; too large "
-        "requests, and too many connections"
+        "paths beyond OpenAI's API, where the rule has matches of its own and for gRPC; too large requests, and too "
+        "many connections"
     )
 
     kind: Literal["gateway_api"]

@@ -332,7 +332,7 @@ class GatewayApiRouter:
     def _limit(self, document: Document) -> None:
         rule = self._rule(document)
         if (rule.get("matches") or _EVERYTHING) == _EVERYTHING:
-            rule["matches"] = [{"path": {"type": "Exact", "value": path}} for path in users_paths.HTTP_PATHS]
+            rule["matches"] = [{"path": {"type": "Exact", "value": path}} for path in users_paths.OPENAI_PATHS]
 
     def _slot_of(self, backend: Document) -> SlotName | None:
         if backend.get("group") or backend.get("kind", "Service") != "Service":

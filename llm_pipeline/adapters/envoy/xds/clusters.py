@@ -14,22 +14,25 @@ from llm_pipeline.canary.arm_names import (
     cluster_name,
 )
 from llm_pipeline.canary.router import SlotName, other_slot
-from llm_pipeline.canary.users_paths import UsersApi, api_of
+from llm_pipeline.canary.users_paths import UsersApi, apis_of
 from llm_pipeline.config.server_place import SlotServer
 
 _BREAKERS = {
     "thresholds": [{"max_connections": 4096, "max_pending_requests": 4096, "max_requests": 4096, "max_retries": 256}]
 }
 
+_SHORTER = {"idle_timeout": "60s"}
+"""Than the endpoint keeps a connection, which would end while a request is on its way."""
+
 
 def clusters(slots: Mapping[SlotName, SlotServer], host: str = LOCAL_HOST) -> Json:
     """All clusters of every slot and protocol; `host` is where the slots' ports are."""
-    api = api_of(slots)
+    apis = apis_of(slots)
     resources = [
         cluster
         for slot, server in slots.items()
         for protocol, (where, port) in addresses_of(server, host).items()
-        for cluster in _slot_clusters(slot, protocol, address(port, where), api)
+        for cluster in _slot_clusters(slot, protocol, address(port, where), apis[protocol])
     ]
     return discovery("1", resources)
 
@@ -63,7 +66,7 @@ def _aggregate_cluster(name: str, members: list[str]) -> Json:
 
 
 def _static_cluster(name: str, protocol: Protocol, at: Json) -> Json:
-    options = "http_protocol_options" if protocol == "http" else "http2_protocol_options"
+    options = "http2_protocol_options" if protocol == "grpc" else "http_protocol_options"
     extension = f"{TYPE}.extensions.upstreams.http.v3.HttpProtocolOptions"
     endpoint = {"endpoint": {"address": at}}
     return {
@@ -78,6 +81,7 @@ def _static_cluster(name: str, protocol: Protocol, at: Json) -> Json:
             "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
                 "@type": extension,
                 "explicit_http_config": {options: {}},
+                **({"common_http_protocol_options": _SHORTER} if protocol == "openai" else {}),
             }
         },
         "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [endpoint]}]},
@@ -99,7 +103,7 @@ def _guard(protocol: Protocol, api: UsersApi) -> Json:
             "max_ejection_percent": 100,
         },
     }
-    if protocol == "http":
+    if protocol != "grpc":
         well = {"start": HTTPStatus.OK.value, "end": int(api.healthy_below)}
         probe = {"path": api.health, "expected_statuses": [well]}
         times = {"timeout": "2s", "interval": "1s", "no_traffic_interval": "1s"}

@@ -141,17 +141,20 @@ def _for_strangers(place: EnvoyPlace) -> Json:
 
 
 def _refusals(limits: UserLimits) -> Iterator[Json]:
-    """Envoy's own answers in the words that Triton's have; clients of OpenAI's API read them, too."""
+    """Envoy's own answers, as clients of OpenAI's API and of Triton's expect them."""
+    by_openais_api = {"header_filter": {"header": {"name": ":path", "string_match": {"prefix": "/v1/"}}}}
     words = {
         HTTPStatus.NOT_FOUND: "not offered: this endpoint serves inference, health and metadata of its model",
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE: f"the request is larger than {limits.largest_request_mib} MiB",
     }
     for status, text in words.items():
         code = {"default_value": status.value, "runtime_key": f"refusals.{status.value}"}
+        of_status = {"status_code_filter": {"comparison": {"op": "EQ", "value": code}}}
         yield {
-            "filter": {"status_code_filter": {"comparison": {"op": "EQ", "value": code}}},
-            "body_format_override": {"json_format": {"error": text}},
+            "filter": {"and_filter": {"filters": [of_status, by_openais_api]}},
+            "body_format_override": {"json_format": {"error": {"message": text, "type": "invalid_request_error"}}},
         }
+        yield {"filter": of_status, "body_format_override": {"json_format": {"error": text}}}
 
 
 def secrets(tls: ServerCertificate) -> Json:

@@ -11,7 +11,7 @@ from llm_pipeline.adapters.envoy.xds.listener import BUFFER, LUA, STREAM_IDLE
 from llm_pipeline.adapters.envoy.xds.messages import TYPE, Json, discovery, named
 from llm_pipeline.canary.arm_names import ROUTES, Protocol, arm_name
 from llm_pipeline.canary.router import RouteState, SlotName
-from llm_pipeline.canary.users_paths import TRITON_API, UsersApi
+from llm_pipeline.canary.users_paths import UsersApi
 
 RELEASE_HEADER = "x-llm-release"
 _LARGEST_LENGTH = 2**62
@@ -29,8 +29,8 @@ def routes(
     state: RouteState,
     version: str,
     limits: UserLimits,
-    releases: Mapping[str, str] | None = None,
-    api: UsersApi = TRITON_API,
+    releases: Mapping[str, str],
+    apis: Mapping[Protocol, UsersApi],
 ) -> Json:
     """Weighted routes. `validate_clusters` makes Envoy refuse a route to a cluster that does not exist.
 
@@ -41,7 +41,7 @@ def routes(
         version: What Envoy acknowledges.
         limits: What users may take.
         releases: What answers say of who gave them, by the address of the server, as the access log has it.
-        api: What users may ask for.
+        apis: What users may ask for, by the protocol of the servers that are asked; the last one is read back.
     """
     table = {
         "@type": f"{TYPE}.config.route.v3.RouteConfiguration",
@@ -54,10 +54,10 @@ def routes(
                 "include_attempt_count_in_response": True,
                 "request_body_buffer_limit": limits.largest_request_bytes,
                 "request_headers_to_remove": ["accept-encoding"],  # what is compressed cannot be read for the log
-                **_named_release(releases or {}),
+                **_named_release(releases),
                 "routes": [
                     _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _longer_than(limits.largest_request_bytes)),
-                    *_offered(state, api),
+                    *_offered(state, apis),
                     _refusal(HTTPStatus.NOT_FOUND, {}),
                 ],
             }
@@ -79,18 +79,21 @@ def _named_release(releases: Mapping[str, str]) -> Json:
     return {"response_headers_to_add": [header]}
 
 
-def _offered(state: RouteState, api: UsersApi) -> Iterator[Json]:
-    """The routes to the servers; those of HTTP are the last, and are read back."""
+def _offered(state: RouteState, apis: Mapping[Protocol, UsersApi]) -> Iterator[Json]:
+    """The routes to the servers; all split alike."""
     common = _for_the_filter(session_header=state.sticky_header)
-    posted = _for_the_filter(session_header=state.sticky_header, json_levels=api.json_levels)
-    grpc, http = _weighted(state, "grpc", api), _weighted(state, "http", api)
-    for path in api.grpc_calls:
-        yield {"match": {"path": path, "grpc": {}}, "route": grpc, **common}
-    for path in api.grpc_streams:
-        yield {"match": {"path": path, "grpc": {}}, "route": grpc, **common, **_UNBUFFERED}
-    for method, path, told in (("GET", api.reads, common), ("POST", api.asks, posted)):
-        asked = [{"name": ":method", "string_match": {"exact": method}}]
-        yield {"match": {"safe_regex": {"regex": path}, "headers": asked}, "route": http, **told}
+    for protocol, api in apis.items():
+        weighted = _weighted(state, protocol, api)
+        if protocol == "grpc":
+            for path in api.grpc_calls:
+                yield {"match": {"path": path, "grpc": {}}, "route": weighted, **common}
+            for path in api.grpc_streams:
+                yield {"match": {"path": path, "grpc": {}}, "route": weighted, **common, **_UNBUFFERED}
+            continue
+        posted = _for_the_filter(session_header=state.sticky_header, json_levels=api.json_levels)
+        for method, path, told in (("GET", api.reads, common), ("POST", api.asks, posted)):
+            asked = [{"name": ":method", "string_match": {"exact": method}}]
+            yield {"match": {"safe_regex": {"regex": path}, "headers": asked}, "route": weighted, **told}
 
 
 def _longer_than(length: int) -> Json:
@@ -169,7 +172,7 @@ def _retry_policy(protocol: Protocol, api: UsersApi, *, on_trial: bool) -> Json:
             update_frequency=1,
         ),
     }
-    if on_trial and protocol == "http":
+    if on_trial and protocol != "grpc":
         conditions.append("retriable-status-codes")
         policy["retriable_status_codes"] = [status.value for status in api.second_opinions]
     if on_trial and protocol == "grpc":

@@ -1,0 +1,117 @@
+"""A whole place that OpenAI's API is spoken at: Triton, the process beside it, and the router, as users reach them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import shutil
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from test_openai_endpoint import CONTEXT, HELLO, MODEL, openai, version  # noqa: F401 - a fixture
+
+from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
+from llm_pipeline.adapters.envoy.process import start_router, stop_router
+from llm_pipeline.adapters.envoy.router import EnvoyRouter
+from llm_pipeline.base.waiting import wait_until
+from llm_pipeline.canary.open_router import access_log_of
+from llm_pipeline.canary.router import all_to
+from llm_pipeline.canary.slots import slot_servers
+from llm_pipeline.config.deployment import ServerPorts, TargetPlace
+from llm_pipeline.operations.last_words import curl_line
+from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass
+class Place:
+    """Blue serves, and green is empty."""
+
+    config: TargetPlace
+    envoy: EnvoyRouter
+    blue: RunningServer
+
+
+@pytest.fixture(scope="module")
+def place(version, model_python, triton_home, tmp_path_factory) -> Iterator[Place]:  # noqa: F811
+    root = tmp_path_factory.mktemp("place")
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(10)]
+        ports = iter([one.getsockname()[1] for one in sockets])
+    blue, green = (
+        ServerPorts(http=next(ports), grpc=next(ports), metrics=next(ports), openai=next(ports)) for _ in range(2)
+    )
+    router = EnvoyPlace(port=next(ports), admin_port=next(ports))
+    config = TargetPlace(staging=green, blue=blue, green=green, router=router)
+    try:
+        server = start_server(
+            version.parents[1], blue, triton_home=triton_home, python=model_python, state=root / "blue", digest="b" * 64
+        )
+        everything = all_to("blue", owner="test", epoch=0)
+        envoy = start_router(router, slot_servers(config), root / "router", initial=everything)
+        envoy.name_release("blue", "release-1")
+        yield Place(config, envoy, server)
+    finally:
+        stop_router(root / "router")
+        stop_server(root / "blue")
+
+
+@pytest.fixture
+def client(place: Place):
+    url = f"{place.config.router.users_url()}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+def test_the_command_that_a_release_ends_with_is_a_chat_and_is_answered(place) -> None:
+    command = shlex.split(curl_line(place.config, place.blue.openai))
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    head, _, body = answer.replace("\r", "").partition("\n\n")
+    assert head.startswith("HTTP/1.1 200")
+    assert "x-llm-release: release-1" in head
+    assert json.loads(body)["choices"][0]["message"]["role"] == "assistant"
+
+
+def test_a_stream_is_counted_by_the_router(place, client) -> None:
+    log = access_log_of(place.envoy)
+    end = log.end()
+    usage = {"include_usage": True}
+    asked = {"model": MODEL, "messages": HELLO, "max_tokens": 5, "stream": True, "stream_options": usage}
+    events = list(client.chat.completions.create(**asked))
+    assert events[-1].usage.completion_tokens == 5
+    seen: list = []
+
+    def is_logged() -> bool:
+        seen[:] = [one for one in log.read(end)[0] if not one.in_flight]
+        return bool(seen)
+
+    assert wait_until(is_logged, 10)
+    (one,) = seen
+    assert (one.route, one.streaming, one.error) == ("/chat/completions", True, False)
+    assert (one.output_tokens, one.finish_reason, one.truncated, one.empty) == (5, "length", False, False)
+
+
+@pytest.mark.parametrize("path", ["v1/chat/completions", "v1/completions", "v2/models/llm/generate"])
+def test_json_that_would_end_a_parser_is_refused_and_everybody_else_is_served(place, client, path: str) -> None:
+    request = urllib.request.Request(
+        f"{place.config.router.users_url()}/{path}", b"[" * 200_000, {"Content-Type": "application/json"}
+    )
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        urllib.request.urlopen(request, timeout=30)
+    assert raised.value.code == 400
+    assert client.completions.create(model=MODEL, prompt="the cat", max_tokens=2).usage.completion_tokens == 2
+
+
+def test_a_mistake_is_told_as_by_openai_and_asked_once(client) -> None:
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(model=MODEL, prompt="the cat", max_tokens=CONTEXT + 1)
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="other", prompt="the cat", max_tokens=2)

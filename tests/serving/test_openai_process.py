@@ -1,0 +1,79 @@
+"""The process that speaks OpenAI's API beside a real Triton: it starts, is found, is started again and ends with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+
+import pytest
+
+from llm_pipeline.artifacts.endpoint_description import EndpointDescription
+from llm_pipeline.artifacts.repository_layout import ENDPOINT_FILE
+from llm_pipeline.base import detached
+from llm_pipeline.base.bounded_http import call
+from llm_pipeline.base.waiting import wait_until
+from llm_pipeline.serving.triton_server import ServerFailed, find_server, has_ended, is_running
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def slot(slot):
+    """A slot with a port for the process, and a release that was packaged for it."""
+    about = EndpointDescription(model="demo/tiny", release="d" * 12, maximum_tokens_per_request=64, maximum_sequences=4)
+    (slot.repository / "llm" / "1" / ENDPOINT_FILE).write_text(about.model_dump_json())
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        slot.ports = slot.ports.model_copy(update={"openai": probe.getsockname()[1]})
+    return slot
+
+
+def pid_of(slot) -> int:
+    return int(json.loads((slot.state / "openai.process.json").read_text())["pid"])
+
+
+def models(slot) -> list[str]:
+    answer = call(f"http://127.0.0.1:{slot.ports.openai}/v1/models", seconds=5)
+    return [card["id"] for card in json.loads(answer.text)["data"]]
+
+
+def test_it_answers_once_the_server_is_ready_and_ends_with_it(slot):
+    server = slot.start()
+    assert models(slot) == ["demo/tiny"]
+    assert server.ready
+    slot.stop()
+    assert not has_ended(slot.state)
+    with pytest.raises(OSError):
+        call(f"http://127.0.0.1:{slot.ports.openai}/health", seconds=5)
+
+
+def test_one_that_has_ended_is_reported_and_started_again_without_the_server(slot):
+    server = slot.start()
+    os.kill(pid_of(slot), signal.SIGKILL)
+    assert wait_until(lambda: has_ended(slot.state), 5)
+    assert not is_running(slot.state)
+    assert slot.start().pid == server.pid
+    assert models(slot) == ["demo/tiny"]
+    assert is_running(slot.state)
+
+
+def test_its_server_is_ready_with_it_only(slot):
+    server = slot.start()
+    os.kill(pid_of(slot), signal.SIGSTOP)
+    assert not server.ready
+    os.kill(pid_of(slot), signal.SIGCONT)
+
+
+def test_what_keeps_it_from_starting_is_the_servers_failure(slot):
+    (slot.repository / "llm" / "1" / ENDPOINT_FILE).write_text("{}")
+    with pytest.raises(ServerFailed, match="OpenAI's API ended"):
+        slot.start()
+    assert find_server(slot.state) is None
+
+
+def test_a_release_that_was_packaged_without_it_is_served_without_it(slot):
+    (slot.repository / "llm" / "1" / ENDPOINT_FILE).unlink()
+    assert slot.start().ready
+    assert detached.load(slot.state / "openai.process.json") is None
