@@ -39,11 +39,12 @@ down: ## Stop every process of the demo
 again := --last-failed --last-failed-no-failures=none
 spread := --dist loadfile --no-loadscope-reorder
 yielding := $(CONTROL) tests/yielding.py
-live_tests := $(CONTROL) -m pytest -q --part live --ignore=tests/end_to_end
-airflow_tests := $(CONTROL) -m pytest -q --part airflow -o cache_dir=.pytest_cache/airflow tests/airflow
-end_to_end_tests := $(CONTROL) -m pytest -q -o cache_dir=.pytest_cache/end_to_end tests/end_to_end
-calm_tests := $(yielding) $(CONTROL) -m pytest -q --part calm -o cache_dir=.pytest_cache/calm
-model_tests := $(yielding) $(MODEL) -m pytest -q -o cache_dir=.pytest_cache/model
+pytest := -m pytest -q --durations=15
+live_tests := $(CONTROL) $(pytest) --part live --ignore=tests/end_to_end
+airflow_tests := $(CONTROL) $(pytest) --part airflow -o cache_dir=.pytest_cache/airflow tests/airflow
+end_to_end_tests := $(CONTROL) $(pytest) -o cache_dir=.pytest_cache/end_to_end tests/end_to_end
+calm_tests := $(yielding) $(CONTROL) $(pytest) --part calm -o cache_dir=.pytest_cache/calm
+model_tests := $(yielding) $(MODEL) $(pytest) -o cache_dir=.pytest_cache/model
 side_by_side := $(MAKE) --no-print-directory --jobs=3 --output-sync=target
 
 test: docs-packages ## All tests, each under the interpreter that it needs
@@ -103,9 +104,9 @@ bench-demo: environments ## Time the demo, cold and warm, and each stage's share
 	@$(CONTROL) benchmarks/demo.py
 
 bench-house: environments ## Circles of modules, and stops of the release config
-	@$(CONTROL) benchmarks/house.py --list
+	@$(CONTROL) benchmarks/house.py
 
-bench-transfer: environments ## Time downloads, S3, publication and verification beside the usual tools
+bench-transfer: environments ## Time downloads, S3 and verification beside the usual tools
 	@$(CONTROL) benchmarks/transfer.py
 
 bench-accuracy: environments ## The accuracy gate's error rates beside other tools' rules, simulated
@@ -117,7 +118,7 @@ bench-plan: environments ## Time plans of all example releases, and the renderin
 bench-load-gate: environments ## The load gate's error rates on simulated servers, beside the naive rule
 	@$(CONTROL) benchmarks/load_gate.py
 
-bench-loadgen: environments ## Our load generator beside aiperf and perf_analyzer, on one server
+bench-loadgen: environments ## Our load generator beside perf_analyzer, on one server
 	@$(CONTROL) benchmarks/loadgen.py
 
 bench-serving: environments ## Our deployment beside plain Hugging Face behind FastAPI, at the same service level

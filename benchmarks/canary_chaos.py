@@ -6,13 +6,13 @@
 Real Triton servers (a model of words), real Envoy, users at a steady rate. A driver takes release after release
 through canary, settlement and teardown, each stage a process, and tries again what was killed, as Airflow does. Beside
 it, drawn from the seed: stages killed or frozen longer than their lease, servers killed or frozen, Envoy killed, the
-store's disk full, people who ask for a rollback, hostile clients. The guard passes every few seconds. At the end
+people who ask for a rollback. The guard passes every few seconds. At the end
 pointers, record, router and slots must agree, and no request may have been lost but in moments without a fit server,
 or without Envoy. Fit is a ready server that has traffic, or serves what the pointers call production or the version
 before, or is a candidate whose canary goes on, once it was ready for long enough to be warmed up and to stand by: only
 one that was taken back answers no user on purpose.
 
-One line a goal; exit code 1 when one is missed. It uses the ports from 18540 on. A full disk needs root (tmpfs).
+One line a goal; exit code 1 when one is missed. It uses the ports from 18540 on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from goals import at_least, at_most
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "canary"))
 
-import hostile_client
 from arriving_users import ArrivingUsers, IncompleteAnswer, serve
 from production_site import MODEL, Production
 
@@ -57,7 +56,6 @@ CALM_SECONDS = 240.0
 TRIES = 4
 ROLLED_BACK_BY_HAND = 0.2
 LEAST_EVENTS_A_MINUTE = 3.0
-STORE_MIB = 96
 SLOTS = ("blue", "green")
 _PAUSE_SECONDS = (3.0, 12.0)
 _LOOK_SECONDS, _GUARD_SECONDS = 0.25, 4.0
@@ -92,16 +90,12 @@ class Chaos:
     def __init__(self, root: Path, seed: int) -> None:
         self.root = root
         self.draw = random.Random(seed)  # noqa: S311 - a schedule, no secret
-        (root / "store").mkdir()
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={STORE_MIB}m", "tmpfs", str(root / "store")]
-        self.full_disks = os.getuid() == 0 and subprocess.run(mount, check=False, capture_output=True).returncode == 0
         self.site = Production(root)
         self.events: Counter[str] = Counter()
         self.releases: Counter[str] = Counter()
         self.moments: list[tuple[str, float, float]] = []
         self.stop, self.calm = threading.Event(), threading.Event()
         self._stage: subprocess.Popen[bytes] | None = None
-        self._fit: set[str] = set()
         self._ready_since: dict[str, float] = {}
 
     # what breaks
@@ -110,9 +104,8 @@ class Chaos:
         """One thing after the other, until it is stopped."""
         acts = [
             self.kill_stage, self.freeze_stage, self.kill_server, self.kill_server, self.freeze_server,
-            self.kill_router, self.be_hostile, self.roll_back_by_hand,
+            self.kill_router, self.roll_back_by_hand,
         ]  # fmt: skip
-        acts += [self.fill_disk] if self.full_disks else []
         while not self.stop.wait(self.draw.uniform(*_PAUSE_SECONDS)):
             act = self.draw.choice(acts)
             try:
@@ -150,26 +143,6 @@ class Chaos:
             os.kill(router.pid, signal.SIGKILL)
             self._note("Envoy killed")
 
-    def be_hostile(self) -> None:
-        """What a user tries at the users' port."""
-        self._note("hostile client")
-        refused = ("/v2/repository/models/llm/unload", "/v2/logging", "/v2/repository/index", "//v2/models/llm%2f..")
-        asked = [(path, b"{}") for path in refused]
-        asked += [("/v2/models/llm/generate", b'{"text_input": "", "max_tokens": -1}')] * 30
-        for path, body in asked:
-            with contextlib.suppress(OSError, ValueError):
-                hostile_client.ask(self.site.router_port, "POST", path, body)
-
-    def fill_disk(self) -> None:
-        """The store takes nothing for some seconds."""
-        filler = self.root / "store" / "filler"
-        self._note("store's disk full")
-        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as stream:
-            while stream.write(bytes(1024 * 1024)):
-                pass
-        self.stop.wait(self.draw.uniform(3, 8))
-        filler.unlink(missing_ok=True)
-
     def roll_back_by_hand(self) -> None:
         """As a person types it."""
         self._note("rollback by hand")
@@ -199,11 +172,7 @@ class Chaos:
         while not self.stop.is_set():
             number += 1
             release = f"chaos{number}"
-            try:
-                self.site.repositories[release] = self.site.publish(release)
-            except (OSError, PipelineError):  # the disk is full, perhaps
-                time.sleep(1)
-                continue
+            self.site.repositories[release] = self.site.publish(release)
             self.releases[self._release(release)] += 1
             if self.draw.random() < ROLLED_BACK_BY_HAND:
                 self.roll_back_by_hand()
@@ -268,20 +237,18 @@ class Chaos:
         """Slots whose servers are ready and may answer users."""
         now, ready = time.monotonic(), {slot for slot in SLOTS if self._ready(slot)}
         self._ready_since = {slot: self._ready_since.get(slot, now) for slot in ready}
-        with contextlib.suppress(PipelineError):  # a full disk is not read either, sometimes: it is as it was
-            pointers, fit = self.site.pointers(), set[str]()
-            served = {one.repository.digest for one in (pointers.production, pointers.previous) if one is not None}
-            servers = {slot: find_server(self.site.state(slot)) for slot in SLOTS}
-            fit |= {slot for slot, server in servers.items() if server is not None and server.digest in served}
-            if (router := find_router(self.site.state("router"))) is not None:
-                fit |= {slot for slot, weight in router.read()[0].weights.items() if weight}
-            release = current_canary(self.site.store, "cpu")
-            record = read_canary_record(self.site.store, release, "cpu") if release else None
-            if record and not record.settled and record.phase not in (Phase.PENDING, Phase.ROLLING_BACK):
-                warm = now - self._ready_since.get(record.candidate, now) >= _WARMED_UP_SECONDS
-                fit |= {record.candidate} if warm else set()
-            self._fit = fit
-        return ready & self._fit
+        pointers, fit = self.site.pointers(), set[str]()
+        served = {one.repository.digest for one in (pointers.production, pointers.previous) if one is not None}
+        servers = {slot: find_server(self.site.state(slot)) for slot in SLOTS}
+        fit |= {slot for slot, server in servers.items() if server is not None and server.digest in served}
+        if (router := find_router(self.site.state("router"))) is not None:
+            fit |= {slot for slot, weight in router.read()[0].weights.items() if weight}
+        release = current_canary(self.site.store, "cpu")
+        record = read_canary_record(self.site.store, release, "cpu") if release else None
+        if record and not record.settled and record.phase not in (Phase.PENDING, Phase.ROLLING_BACK):
+            warm = now - self._ready_since.get(record.candidate, now) >= _WARMED_UP_SECONDS
+            fit |= {record.candidate} if warm else set()
+        return ready & fit
 
     def _ready(self, slot: str) -> bool:
         port = getattr(self.site.deployment.places["cpu"], slot).http
@@ -309,8 +276,6 @@ def main() -> int:
             return 0 if _judged(chaos, left, options.minutes) else 1
         finally:
             chaos.site.down()
-            if chaos.full_disks:
-                subprocess.run(["umount", str(chaos.root / "store")], check=True)
 
 
 def _run(chaos: Chaos, minutes: float) -> list[str]:

@@ -87,8 +87,6 @@ def _weights(site: LiveSite, count: int) -> Iterator[bool]:
     yield at_most(f"requests failed in {count} changes of the weights", failed, 0)
     for percent in PERCENTS:
         yield _split(percent, [change for change in changes if change.percent == percent], requests)
-    acknowledged = [change.acknowledged_at - change.written_at for change in changes]
-    print(f"from a write to Envoy's word for it: {_milliseconds(acknowledged)}")
     measured = [_until_split(change, requests) for change in changes if change.percent in (0.0, 100.0)]
     yield at_most(
         f"from a write to the measured split ({_milliseconds(measured)}), p99",

@@ -1,6 +1,6 @@
 """The house in figures: circles of modules, and stops of the release config; `make lint` holds the layers.
 
-    python benchmarks/house.py [--list]
+    python benchmarks/house.py
 
 Stops: one stage (`download`) of the tests' small release goes the whole way, as Airflow would take it: the DAG is made,
 the task submits the stage to the process runner, and the stage's command runs. A stop is a function of ours that is on
@@ -124,15 +124,12 @@ def _context(dag_id: str) -> Any:
 
 def main() -> int:
     """Print the figures and the goals; 1 when one is missed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--list", action="store_true", help="name the circles and stops")
-    listed = parser.parse_args().list
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     groups, stops = circles(), config_stops()
-    if listed:
-        for group in groups:
-            print(f"  circle: {' '.join(group)}")
-        for path, function in stops:
-            print(f"  stop: {path}: {function}")
+    for group in groups:
+        print(f"  circle: {' '.join(group)}")
+    for path, function in stops:
+        print(f"  stop: {path}: {function}")
     met = [
         at_most("circles of modules", len(groups), 0),
         at_most("stops of the release config from DAG to process", len(stops), MOST_STOPS),

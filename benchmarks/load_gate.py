@@ -21,21 +21,20 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
 
 import numpy as np
-from goals import at_least, at_most, goal
+from goals import at_least, at_most
 from numpy.typing import NDArray
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
 from llm_pipeline.loadtest.gate import SERVICE_LEVEL_MET, judge_windows
 from llm_pipeline.loadtest.records import COLUMNS, Answered, Records, column_type
-from llm_pipeline.loadtest.sample_size import needed_requests
 
 Seconds = NDArray[np.float64]
 _LONG_RUNS, _LONG_REQUESTS = 400, 8000
@@ -160,9 +159,6 @@ def by_chance(share: float, runs: int) -> float:
     return float(stats.binom.ppf(_NOISE, runs, share)) / runs
 
 
-_MLPERF = {0.99: (459, 662, 1307, 2010), 0.9: (44, 64, 127, 197)}
-
-
 @dataclass(frozen=True)
 class Case:
     """One server and what is claimed of it; `requests` a window."""
@@ -254,8 +250,6 @@ def main() -> int:
             naive += [seen.naive_go / runs] if line[2] is None else []
     if naive:
         met.append(at_least("false GO of the naive rule, the mildest case (why bounds are needed)", min(naive), 0.3))
-    if not options.cells:
-        met += _sample_sizes()
     print(f"{runs:,} load tests a line, seed {options.seed}, {time.monotonic() - started:.0f} s")
     return 0 if all(met) else 1
 
@@ -319,17 +313,6 @@ def _load_tests(case: Case, runs: int, random: np.random.Generator) -> Iterator[
             judged = case.server.windows(count * most, case.requests, random)
             before = case.server.windows(count, half, random)
         yield from zip(before, judged.reshape(count, most, case.requests), strict=True)
-
-
-def _sample_sizes() -> Iterator[bool]:
-    for attainment, known in _MLPERF.items():
-        ours = tuple(needed_requests(attainment, 0.99, misses=misses) for misses in (0, 1, 5, 10))
-        name = f"requests that show p{100 * attainment:g} at 99 % with 0, 1, 5, 10 misses"
-        yield goal(name, _joined(ours), f"MLPerf's {_joined(known)}", met=ours == known)
-
-
-def _joined(numbers: Sequence[int]) -> str:
-    return " ".join(map(str, numbers))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import uvicorn
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.generation.streamers import BaseStreamer
 
@@ -125,16 +125,6 @@ def make_app(worker: Worker) -> FastAPI:
                 yield f"data: {json.dumps(chunk)}\n\n"
 
         return StreamingResponse(lines(), media_type="text/event-stream")
-
-    @app.post("/v2/models/llm/generate")
-    async def whole(body: dict[str, Any]) -> JSONResponse:
-        worker.waiting.put(request := Request(body))
-        chunks = [chunk async for chunk in request.pieces()]
-        text = "".join(chunk["text_output"] for chunk in chunks)
-        return JSONResponse(
-            {"text_output": text, "output_tokens": len(chunks), "finish_reason": "length",
-             "input_tokens": request.input_tokens}
-        )  # fmt: skip
 
     return app
 

@@ -25,14 +25,12 @@ after which Airflow gives up.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import random
 import re
 import secrets
 import shutil
-import signal
 import stat
 import subprocess
 import sys
@@ -41,10 +39,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -53,11 +52,10 @@ from llm_pipeline.base import detached
 from llm_pipeline.demo.local_airflow import AirflowAccess, AirflowClient, start_airflow, stop_airflow
 from llm_pipeline.inspection.release_index import read_releases
 from llm_pipeline.release.claim import read_claims
-from llm_pipeline.store import open_store
+from llm_pipeline.store import ArtifactStore, open_store
 
 ROOT = Path(__file__).resolve().parents[1]
 AIRFLOW_PORT, POSTGRES_PORT, REDIS_PORT = 18091, 18932, 18979
-DATABASE = "airflow"
 POOL, SLOTS = "gpus", 2
 WORKERS = ("worker-1", "worker-2", "worker-3")
 CONCURRENCY = 4
@@ -105,7 +103,6 @@ def main() -> int:
     options = _options()
     if options.what == "growth":
         return 0 if all(_growth(options.releases, options.configs)) else 1
-    require_programs()
     random.seed(options.seed)
     with ExitStack() as until_done:
         place = Path(tempfile.mkdtemp(prefix="scale-"))
@@ -114,10 +111,11 @@ def main() -> int:
         models = [f"m{number}" for number in range(options.models)]
         write_project(place, models)
         database, broker = until_done.enter_context(postgres(place)), until_done.enter_context(redis(place))
-        cluster = Cluster(place, celery_settings(database.address, broker) | _SETTINGS)
-        until_done.callback(stop_airflow, cluster.home)
+        until_done.callback(stop_airflow, place / "airflow")
+        cluster = Cluster(place, celery_settings(database, broker))
         until_done.enter_context(cluster.client)
-        return 0 if all(_judged(_run(cluster, database, models, options.kills))) else 1
+        states, kills = _run(cluster, database, models, options.kills)
+        return 0 if all(_judged(cluster, database, models, states, kills)) else 1
 
 
 def _options() -> argparse.Namespace:
@@ -130,13 +128,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=21, help="of the moments and the workers")
     parser.add_argument("--keep", action="store_true", help="leave the directory with logs and store")
     return parser.parse_args()
-
-
-_SETTINGS = {
-    "AIRFLOW__CORE__PARALLELISM": "32",
-    "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "60",
-    "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT_CHECK_INTERVAL": "15",
-}
 
 
 class Cluster:
@@ -173,19 +164,8 @@ class Cluster:
         return found
 
 
-@dataclass
-class Outcome:
-    """What was seen of one run of the benchmark."""
-
-    models: list[str]
-    states: dict[str, str]
-    seconds: float
-    kills: list[str]
-    cluster: Cluster
-    database: Postgres
-
-
-def _run(cluster: Cluster, database: Postgres, models: Sequence[str], kills: int) -> Outcome:
+def _run(cluster: Cluster, database: str, models: Sequence[str], kills: int) -> tuple[dict[str, str], list[str]]:
+    """How each DAG's run ended, and which workers were killed during what."""
     client = cluster.client
     client.make_pool(POOL, SLOTS)
     dags = [f"release__{model}-{which}" for model in models for which in "ab"]
@@ -205,18 +185,11 @@ def _run(cluster: Cluster, database: Postgres, models: Sequence[str], kills: int
     while len(states) < len(dags) and time.monotonic() - begun < LONGEST_SECONDS:
         time.sleep(5)
         query = "SELECT dag_id, state FROM dag_run WHERE state IN ('success', 'failed')"
-        states = dict(database.rows(query))
-    seconds = time.monotonic() - begun
+        states = dict(rows(database, query))
     killer.over.set()
     killer.join()
-    return Outcome(
-        models=list(models),
-        states={dag: states.get(dag, "unfinished") for dag in dags},
-        seconds=seconds,
-        kills=killer.kills,
-        cluster=cluster,
-        database=database,
-    )
+    print(f"{len(dags)} releases in {time.monotonic() - begun:.0f} s, killed: {', '.join(killer.kills)}")
+    return {dag: states.get(dag, "unfinished") for dag in dags}, killer.kills
 
 
 class _Killer(threading.Thread):
@@ -235,55 +208,53 @@ class _Killer(threading.Thread):
             if not working:
                 continue
             name, worker, stage = random.choice(working)  # noqa: S311
-            kill_worker(worker, descendants(worker.pid))
+            kill_worker(worker)
             self.kills.append(f"{name} during {stage}")
             self._left -= 1
             self.over.wait(SECONDS_UNTIL_BACK)
             self._cluster.start()
 
-    def _working(self) -> Iterator[tuple[str, detached.DetachedProcess, str]]:
+    def _working(self) -> Iterator[tuple[str, psutil.Process, str]]:
         """The workers that wait for a stage now, with the stage."""
-        workers = {name: self._cluster.process(name) for name in WORKERS}
+        names = {self._cluster.process(name).pid: name for name in WORKERS}
         for record in (self._cluster.place / "work/jobs").glob("*/*/*/process.json"):
             stage = detached.load(record)
-            above = set(ancestors(stage.pid)) if stage and stage.alive else set()
-            yield from ((name, worker, record.parts[-3]) for name, worker in workers.items() if worker.pid in above)
+            with suppress(psutil.NoSuchProcess):
+                above = psutil.Process(stage.pid).parents() if stage and stage.alive else []
+                yield from ((names[one.pid], one, record.parts[-3]) for one in above if one.pid in names)
 
 
-def _judged(outcome: Outcome) -> Iterator[bool]:
-    releases = len(outcome.states)
-    right, wrong = _endings(outcome)
-    yield goal("releases_that_ended_right", f"{right} of {releases} {wrong}".strip(), str(releases), met=not wrong)
-    claims = read_claims(open_store(f"file://{outcome.cluster.place}/store"))
-    left = [model for model, state in claims.items() if state.everyone]
+def _judged(
+    cluster: Cluster, database: str, models: Sequence[str], states: dict[str, str], kills: Sequence[str]
+) -> Iterator[bool]:
+    store = open_store(f"file://{cluster.place}/store")
+    wrong = "; ".join(_wrong_endings(store, models, states))
+    right = f"{len(states) - wrong.count(': ')} of {len(states)} {wrong}".strip()
+    yield goal("releases_that_ended_right", right, str(len(states)), met=not wrong)
+    left = [model for model, state in read_claims(store).items() if state.everyone]
     yield goal("claims_left", ", ".join(left) or "none", "none", met=not left)
-    spans = _spans(outcome.cluster.place / "work/gpu.jsonl")
+    spans = _spans(cluster.place / "work/gpu.jsonl")
     most, when = _most_at_once(spans)
     yield goal("gpu_stages_at_once", f"{most} of {len(spans)} {when}".strip(), f"at most {SLOTS}", met=most <= SLOTS)
-    yield at_most("longest_wait_for_a_slot", _longest_wait(outcome.database), STARVED_SECONDS, "s")
-    yield at_least("workers_killed", len(outcome.kills), 1)
-    found, retried = _second_tries(outcome.cluster.home)
-    yield goal("stages_found_again", f"{found} found, {retried} tries after the first", "1 found", met=found > 0)
-    tasks = int(outcome.database.rows("SELECT count(*) FROM task_instance WHERE state IS NOT NULL")[0][0])
-    print(f"{releases} releases, {tasks} task instances, {outcome.seconds:.0f} s, killed: {', '.join(outcome.kills)}")
-    print(f"states: {json.dumps(outcome.states)}")
+    # Between the moment at which a GPU task could have begun and the one at which it began:
+    waits = f"SELECT max(extract(epoch FROM start_date - scheduled_dttm)) FROM task_instance WHERE pool = '{POOL}'"  # noqa: S608
+    yield at_most("longest_wait_for_a_slot", float(rows(database, waits)[0][0] or 0), STARVED_SECONDS, "s")
+    yield at_least("workers_killed", len(kills), 1)
+    later = [log for log in cluster.home.glob("logs/**/attempt=*.log") if not log.name.endswith("=1.log")]
+    found = sum(any(words in log.read_text(errors="replace") for words in FOUND) for log in later)
+    yield goal("stages_found_again", f"{found} found, {len(later)} tries after the first", "1 found", met=found > 0)
+    print(f"states: {json.dumps(states)}")
 
 
-def _endings(outcome: Outcome) -> tuple[int, str]:
-    """How many releases ended as they should, and what the others did."""
-    store = open_store(f"file://{outcome.cluster.place}/store")
-    rows = {one.row.release_id.rpartition("-")[0].rpartition("-")[0]: one for one in read_releases(store).whole}
-    wrong = []
-    for model in outcome.models:
-        ended = [outcome.states[f"release__{model}-{which}"] for which in "ab"]
-        verdicts = [rows[name].row.verdict if (name := f"{model}-{which}") in rows else "none" for which in "ab"]
-        wanted = "failed" if model == REFUSED_MODEL else "success"
-        verdict = "NO_GO" if model == REFUSED_MODEL else "GO"
-        for which in (0, 1):
-            fine = ended[which] == wanted and verdicts[which] == verdict
-            if not fine:
-                wrong.append(f"{model}-{'ab'[which]}: {ended[which]}, {verdicts[which]}")
-    return len(outcome.states) - len(wrong), "; ".join(wrong)
+def _wrong_endings(store: ArtifactStore, models: Sequence[str], states: dict[str, str]) -> Iterator[str]:
+    verdicts = {
+        one.row.release_id.rpartition("-")[0].rpartition("-")[0]: one.row.verdict for one in read_releases(store).whole
+    }
+    for model in models:
+        wanted = ("failed", "NO_GO") if model == REFUSED_MODEL else ("success", "GO")
+        for name in (f"{model}-a", f"{model}-b"):
+            if (ended := (states[f"release__{name}"], verdicts.get(name, "none"))) != wanted:
+                yield f"{name}: {', '.join(ended)}"
 
 
 def _spans(record: Path) -> list[tuple[float, float, str]]:
@@ -309,55 +280,16 @@ def _most_at_once(spans: Sequence[tuple[float, float, str]]) -> tuple[int, str]:
     return len(most), f"({', '.join(most)})" if len(most) > SLOTS else ""
 
 
-def _longest_wait(database: Postgres) -> float:
-    """Between the moment at which a GPU task could have begun and the one at which it began."""
-    query = f"SELECT max(extract(epoch FROM start_date - scheduled_dttm)) FROM task_instance WHERE pool = '{POOL}'"  # noqa: S608
-    return float(database.rows(query)[0][0] or 0)
-
-
-def _second_tries(home: Path) -> tuple[int, int]:
-    """How many later tries went on from an earlier one's stage, and how many there were."""
-    logs = [log for log in home.glob("logs/**/attempt=*.log") if not log.name.endswith("=1.log")]
-    texts = [log.read_text(errors="replace") for log in logs]
-    return sum(any(words in text for words in FOUND) for text in texts), len(texts)
-
-
-@dataclass(frozen=True)
-class Postgres:
-    """A running PostgreSQL.
-
-    Attributes:
-        address: `user:password@host:port/database`.
-    """
-
-    address: str
-    _psql: tuple[str, ...]
-    _password: str
-
-    def rows(self, query: str) -> list[list[str]]:
-        """What a query gives, as text."""
-        command = [*self._psql, "--no-align", "--tuples-only", "--field-separator", "\t", "--command", query]
-        environment = {"PGPASSWORD": self._password}
-        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-        return [line.split("\t") for line in done.stdout.splitlines()]
-
-
-def require_programs() -> None:
-    """End with a word if a program or a package is missing."""
-    missing = [name for name in ("redis-server", "runuser") if shutil.which(name) is None]
-    if not list(Path("/usr/lib/postgresql").glob("*/bin/initdb")):
-        missing.append("initdb of PostgreSQL")
-    if missing or importlib.util.find_spec("celery") is None:
-        raise SystemExit(f"missing: {', '.join(missing) or 'the packages of docker/constraints/cluster-py311.txt'}")
-
-
 def celery_settings(database: str, broker: str) -> dict[str, str]:
     """Airflow's settings for Celery; a worker that is gone is noticed after 20 s."""
     return {
         "AIRFLOW__CORE__EXECUTOR": "CeleryExecutor",
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"postgresql+psycopg2://{database}",
+        "AIRFLOW__CORE__PARALLELISM": "32",
+        "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "60",
+        "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT_CHECK_INTERVAL": "15",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"postgresql+psycopg2:{database}",
         "AIRFLOW__CELERY__BROKER_URL": broker,
-        "AIRFLOW__CELERY__RESULT_BACKEND": f"db+postgresql+psycopg2://{database}",
+        "AIRFLOW__CELERY__RESULT_BACKEND": f"db+postgresql+psycopg2:{database}",
         "AIRFLOW__CELERY__WORKER_ENABLE_REMOTE_CONTROL": "False",
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
@@ -365,43 +297,48 @@ def celery_settings(database: str, broker: str) -> dict[str, str]:
     }
 
 
-def kill_worker(worker: detached.DetachedProcess, tasks: Sequence[int]) -> None:
+def kill_worker(worker: psutil.Process) -> None:
     """End a whole worker as a lost machine does, all but the stages, which are processes of their own sessions."""
-    for pid in tasks:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    with suppress(ProcessLookupError):
-        os.killpg(worker.pid, signal.SIGKILL)
+    with suppress(psutil.NoSuchProcess):
+        for process in (*worker.children(recursive=True), worker):
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):
+                if os.getsid(process.pid) == os.getsid(worker.pid):
+                    process.kill()
 
 
 @contextmanager
-def postgres(place: Path) -> Iterator[Postgres]:
-    """A PostgreSQL with an empty database."""
+def postgres(place: Path) -> Iterator[str]:
+    """A PostgreSQL with an empty database; gives `//user:password@host:port/database`."""
     binaries = max(Path("/usr/lib/postgresql").glob("*/bin"))
     place.chmod(0o755)
-    data, password = place / "postgres", secrets.token_hex(16)
+    data, secret, password = place / "postgres", place / "password", secrets.token_hex(16)
     data.mkdir()
-    shutil.chown(data, "postgres")
-    secret = place / "password"
     secret.write_text(password)
-    shutil.chown(secret, "postgres")
-    as_postgres = ["runuser", "-u", "postgres", "--"]
-    initialize = [binaries / "initdb", "--pgdata", data, "--auth", "scram-sha-256", "--pwfile", secret]
-    subprocess.run([*as_postgres, *map(str, initialize)], check=True, capture_output=True)
+    for path in (data, secret):
+        shutil.chown(path, "postgres")
+
+    def run(program: str, *arguments: str) -> None:
+        command = ["runuser", "-u", "postgres", "--", str(binaries / program), "--pgdata", str(data), *arguments]
+        subprocess.run(command, check=True, capture_output=True)
+
+    run("initdb", "--auth", "scram-sha-256", "--pwfile", str(secret))
     options = f"-p {POSTGRES_PORT} -c listen_addresses=127.0.0.1 -c unix_socket_directories={data}"
     options += " -c max_connections=300"
-    control = [*as_postgres, str(binaries / "pg_ctl"), "--pgdata", str(data), "--wait"]
-    subprocess.run(
-        [*control, "--log", str(data / "log"), "--options", options, "start"], check=True, capture_output=True
-    )
+    run("pg_ctl", "--wait", "--log", str(data / "log"), "--options", options, "start")
     try:
-        user = ["--host", "127.0.0.1", "--port", str(POSTGRES_PORT), "--username", "postgres"]
-        subprocess.run([str(binaries / "createdb"), *user, DATABASE], env={"PGPASSWORD": password}, check=True)
-        address = f"postgres:{password}@127.0.0.1:{POSTGRES_PORT}/{DATABASE}"
-        server = Postgres(address, (str(binaries / "psql"), *user, "--dbname", DATABASE), password)
-        yield server
+        yield f"//postgres:{password}@127.0.0.1:{POSTGRES_PORT}/postgres"
     finally:
-        subprocess.run([*control, "--mode", "immediate", "stop"], check=False, capture_output=True)
+        run("pg_ctl", "--wait", "--mode", "immediate", "stop")
+
+
+def rows(database: str, query: str) -> list[tuple[Any, ...]]:
+    """What a query gives."""
+    import psycopg2
+
+    with closing(psycopg2.connect(f"postgresql:{database}")) as connection, connection.cursor() as cursor:
+        cursor.execute(query)
+        found: list[tuple[Any, ...]] = cursor.fetchall()
+        return found
 
 
 @contextmanager
@@ -413,34 +350,6 @@ def redis(place: Path) -> Iterator[str]:
             yield f"redis://127.0.0.1:{REDIS_PORT}/0"
         finally:
             server.terminate()
-
-
-def ancestors(pid: int) -> Iterator[int]:
-    """The parents of a process, nearest first, without init."""
-    while pid > 1:
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
-        except FileNotFoundError:
-            return
-        pid = int(stat[stat.rindex(")") + 2 :].split()[1])
-        if pid > 1:
-            yield pid
-
-
-def descendants(pid: int) -> list[int]:
-    """Processes below one, without those that began a session of their own, as stages do."""
-    found: list[int] = []
-    for child in _children(pid):
-        if os.getsid(child) == os.getsid(pid):
-            found += [child, *descendants(child)]
-    return found
-
-
-def _children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    with suppress(FileNotFoundError, ProcessLookupError):
-        return [int(child) for task in tasks for child in task.read_text().split()]
-    return []
 
 
 READS = ("read_document", "read_file", "manifest", "fetch", "check", "exists", "provenance")

@@ -4,8 +4,7 @@
     python benchmarks/transfer.py --megabytes 200 --only hub,verify
 
 `hub` is a verified download beside `hf download`, which does not verify, from the demo's hub. `s3` is publication
-and fetch, hashed and verified, beside `aws s3 cp --recursive` on moto's S3 server. `publish` makes an artifact of
-many small files, every one of them on disk at the end, beside `cp -r` and `sync`. `verify` is beside `sha256sum` on
+and fetch, hashed and verified, beside `aws s3 cp --recursive` on moto's S3 server. `verify` is beside `sha256sum` on
 all cores. Medians of whole processes, from their start; the page cache stays as it is, for both alike.
 
 On loopback nothing but processors limits: the servers are one Python process each, moto's hashes what it gets, and
@@ -46,13 +45,11 @@ import s3_server  # noqa: E402 - of the tests
 HUB_RATIO = 0.95
 S3_RATIO = 1.0
 S3_PEAK_MEGABYTES = 200
-PUBLISH_RATIO = 1 / 3
-"""Our publication hashes every file and brings each one to the disk before the artifact exists."""
 VERIFY_RATIO = 0.9
 
 AWSCLI = "awscli==1.46.*"
 MODEL = "bench/random"
-PARTS = ("hub", "s3", "publish", "verify")
+PARTS = ("hub", "s3", "verify")
 _WORK = Path(__file__).with_name("transfer_work.py")
 _S3_ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "benchmark",
@@ -107,16 +104,12 @@ class Bench:
         place: A directory of its own, removed at the end.
         repository: The model repository, as files.
         repository_bytes: Its size.
-        small: The directory of small files.
-        small_files: How many.
         rounds: How often each side runs.
     """
 
     place: Path
     repository: Path
     repository_bytes: int
-    small: Path
-    small_files: int
     rounds: int
 
     def fresh(self, name: str) -> Path:
@@ -130,7 +123,6 @@ def main() -> int:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=2000, help="size of the repository (10^6 bytes)")
-    parser.add_argument("--files", type=int, default=10_000, help="how many small files")
     parser.add_argument("--rounds", type=int, default=3, help="how often each side runs; the median counts")
     parser.add_argument("--only", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
     options = parser.parse_args()
@@ -140,11 +132,10 @@ def main() -> int:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # a pipe shows each line as it comes
     with tempfile.TemporaryDirectory(prefix="bench-transfer-") as name:
         place = Path(name)
-        repository, small = place / "repository", place / "small"
+        repository = place / "repository"
         repository_bytes = write_repository(repository, options.megabytes)
-        write_small_files(small, options.files)
-        bench = Bench(place, repository, repository_bytes, small, options.files, options.rounds)
-        measures = {"hub": _hub, "s3": _s3, "publish": _publish, "verify": _verify}
+        bench = Bench(place, repository, repository_bytes, options.rounds)
+        measures = {"hub": _hub, "s3": _s3, "verify": _verify}
         goals = [goal for part in PARTS if part in chosen for goal in measures[part](bench)]
     return 0 if all(goals) else 1
 
@@ -177,16 +168,6 @@ def write_repository(directory: Path, megabytes: int) -> int:
         (directory / name).write_text(json.dumps(document))
     (directory / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Random weights\n")
     return sum(path.stat().st_size for path in directory.iterdir())
-
-
-def write_small_files(directory: Path, count: int) -> None:
-    """Write files of random sizes in a hundred directories."""
-    random = np.random.default_rng(2)
-    sizes = random.integers(200, 8_000, size=count)
-    for number, size in enumerate(sizes):
-        path = directory / f"part-{number % 100:02}" / f"{number:05}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(random.bytes(size))
 
 
 @contextmanager
@@ -257,37 +238,18 @@ def _s3(bench: Bench) -> list[bool]:
     ]
 
 
-def _publish(bench: Bench) -> list[bool]:
-    copying = 'cp -r "$1" "$2" && sync -f "$2"'
+def _verify(bench: Bench) -> list[bool]:
+    hashing = f'find "$1" -type f -print0 | xargs -0 -P {os.cpu_count() or 1} -n 1 sha256sum'
+    store = json.dumps({"uri": bench.fresh("store").as_uri()})
+    digest = _digest(_work("publish", store, str(bench.repository)))
     compared = compare(
         bench.rounds,
-        lambda: _work("publish", _local_store(bench.fresh("store")), str(bench.small)),
-        lambda: run("sh", "-c", copying, "sh", bench.small, bench.fresh("copy")),
+        lambda: _work("verify", store, digest),
+        lambda: run("sh", "-c", hashing, "sh", bench.repository),
     )
-    name = f"publish_{bench.small_files}_files"
-    _print_sides("publish", "cp -r and sync", compared, _bytes(bench.small))
-    return [at_least(f"{name}_to_cp_and_sync", compared.ratio, PUBLISH_RATIO)]
-
-
-def _verify(bench: Bench) -> list[bool]:
-    goals = []
-    hashing = f'find "$1" -type f -print0 | xargs -0 -P {os.cpu_count() or 1} -n 1 sha256sum'
-    for name, directory in (("repository", bench.repository), (f"{bench.small_files}_files", bench.small)):
-        store = _local_store(bench.fresh("store"))
-        digest = _digest(_work("publish", store, str(directory)))
-        compared = compare(
-            bench.rounds,
-            lambda store=store, digest=digest: _work("verify", store, digest),
-            lambda directory=directory: run("sh", "-c", hashing, "sh", directory),
-        )
-        _print_sides(f"verify {name}", "sha256sum", compared, _bytes(directory))
-        goals.append(at_least(f"verify_{name}_to_sha256sum", compared.ratio, VERIFY_RATIO))
     bench.fresh("store")
-    return goals
-
-
-def _local_store(path: Path) -> str:
-    return json.dumps({"uri": path.as_uri()})
+    _print_sides("verify", "sha256sum", compared, bench.repository_bytes)
+    return [at_least("verify_to_sha256sum", compared.ratio, VERIFY_RATIO)]
 
 
 def _work(*arguments: str, **environment: str) -> Ran:
@@ -296,10 +258,6 @@ def _work(*arguments: str, **environment: str) -> Ran:
 
 def _digest(published: Ran) -> str:
     return str(json.loads(published.output)["digest"])
-
-
-def _bytes(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
 def _print_sides(ours: str, peer: str, compared: Compared, size: int) -> None:

@@ -56,6 +56,7 @@ PARTS = ("live", "airflow", "calm")
 _NEEDS_MODEL_PACKAGE = re.compile(
     rf"""^(?:\w+ = )?pytest\.importorskip\(\s*["'](?:{"|".join(MODEL_PACKAGES)})[."']""", re.MULTILINE
 )
+_THOROUGH = re.compile(r"^pytestmark = .*\bpytest\.mark\.thorough\b", re.MULTILINE)
 _TESTS = Path(__file__).parent
 _CONFIGS = _TESTS.parent / "configs"
 _HAS_MODEL_PACKAGES = importlib.util.find_spec("torch") is not None
@@ -73,7 +74,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     if config.option.part not in (None, _part_of(collection_path)):
         return True
-    needs_model_packages = _NEEDS_MODEL_PACKAGE.search(collection_path.read_text()) is not None
+    text = collection_path.read_text()
+    if config.option.markexpr == "not thorough" and _THOROUGH.search(text):
+        return True  # its imports alone take seconds, in each process
+    needs_model_packages = _NEEDS_MODEL_PACKAGE.search(text) is not None
     runs_here = _HAS_MODEL_PACKAGES if needs_model_packages else _HAS_CONTROL_PACKAGES
     return None if runs_here else True
 
@@ -94,7 +98,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Leave what imports and collection made alone from now on."""
-    gc.collect()
     gc.freeze()
 
 

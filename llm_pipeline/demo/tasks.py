@@ -151,8 +151,8 @@ dataset_kwargs:
     test: demo_generate.jsonl
 output_type: generate_until
 test_split: test
-doc_to_text: "{{prompt}}"
-doc_to_target: "{{answer}}"
+doc_to_text: prompt
+doc_to_target: answer
 generation_kwargs:
   until: ["\\n"]
   do_sample: false
@@ -179,9 +179,9 @@ dataset_kwargs:
     test: demo_choice.jsonl
 output_type: multiple_choice
 test_split: test
-doc_to_text: "{{prompt}}"
-doc_to_choice: "{{choices}}"
-doc_to_target: "{{choices.index(answer)}}"
+doc_to_text: prompt
+doc_to_choice: choices
+doc_to_target: answer
 metric_list:
   - metric: acc
     aggregation: mean

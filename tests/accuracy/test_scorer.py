@@ -1,10 +1,9 @@
-"""The scorer with real models of one layer: what it asks, counts and refuses, beside lm-eval's own command line."""
+"""The scorer with real models of one layer: what it asks, counts and refuses, beside lm-eval by itself."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,8 @@ torch = pytest.importorskip("torch")
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "corpus")]
 
 import tiny_models
+from lm_eval import simple_evaluate
+from lm_eval.tasks import TaskManager
 from safetensors.torch import load_file, save_file
 from small_tasks import CHOICE, SAY, SHOTS, write_chat_model, write_tasks
 
@@ -60,20 +61,18 @@ def asked(checkpoint, tasks, *names, **changes):
     return one.ask([(task, number) for task, own in one.clusters.items() for number in range(len(own))])
 
 
-def test_items_equal_those_of_the_command_line_of_lm_eval(checkpoint, tasks, tmp_path):
+def test_items_equal_those_of_lm_eval_by_itself(checkpoint, tasks):
     names = ("pick", "say", "shots")
     ours = asked(checkpoint, tasks, *names, chat_template=True)
     arguments = f"pretrained={checkpoint},dtype=float32,max_length=256,softmax_dtype=float32"
-    command = [
-        Path(sys.executable).with_name("lm_eval"), "run", "--model", "hf", "--model_args", arguments, "--tasks",
-        ",".join(names), "--include_path", ".", "--device", "cpu", "--batch_size", "4", "--apply_chat_template",
-        "--fewshot_as_multiturn", "--log_samples", "--output_path", tmp_path / "theirs",
-    ]  # fmt: skip
-    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    subprocess.run(list(map(str, command)), check=True, cwd=tasks, env=os.environ | offline, capture_output=True)
+    with contextlib.chdir(tasks):
+        samples = simple_evaluate(
+            "hf", arguments, list(names), task_manager=TaskManager(include_path=".", include_defaults=False),
+            device="cpu", batch_size=4, apply_chat_template=True, fewshot_as_multiturn=True, log_samples=True,
+            bootstrap_iters=0,
+        )["samples"]  # fmt: skip
     for name, metric in (("pick", "acc_norm"), ("say", "exact_match"), ("shots", "acc_norm")):
-        (file,) = (tmp_path / "theirs").rglob(f"samples_{name}_*.jsonl")
-        theirs = {one["doc_id"]: one for one in map(json.loads, file.read_text().splitlines())}
+        theirs = {one["doc_id"]: one for one in samples[name]}
         mine = [item for item in ours if item.task == name]
         assert len(mine) == len(theirs) == 20
         for item in mine:
@@ -81,8 +80,7 @@ def test_items_equal_those_of_the_command_line_of_lm_eval(checkpoint, tasks, tmp
             hashes = [sample[f"{part}_hash"] for part in ("doc", "prompt", "target")]
             assert (item.score, item.fingerprint) == (sample[metric], module.sha256_json(hashes))
             if item.generative:
-                prompt = sample["arguments"]["gen_args_0"]["arg_0"]
-                assert (f"<s>{item.prompt}", item.completion) == (prompt, sample["resps"][0][0])
+                assert (f"<s>{item.prompt}", item.completion) == (sample["arguments"][0][0], sample["resps"][0][0])
 
 
 def test_texts_are_asked_in_the_chat_format_and_choices_are_not(checkpoint, tasks):
@@ -135,7 +133,7 @@ def test_thoughts_are_stripped_and_answers_that_ended_by_length_are_counted(thin
         "task": "moon", "doc_to_target": "moon", "generation_kwargs": {"until": ["\n", " the"]},
         "filter_list": [{"name": "s", "filter": [{"function": "remove_whitespace"}, {"function": "take_first"}]}],
     }  # fmt: skip
-    write_tasks(tasks, say)
+    write_tasks(tasks, say, rows=4)
     short = asked(thinking, tasks, "moon", think_end="</think>", dtype="bfloat16", maximum_length=1024)
     assert {(item.score, item.cut, item.maximum_tokens) for item in short} == {(0.0, True, 256)}
     long = asked(thinking, tasks, "moon", think_end="</think>", dtype="bfloat16", maximum_length=1024, max_gen_toks=400)

@@ -14,15 +14,17 @@ from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.step import Ending
 from llm_pipeline.release.tasks import Task, release_tasks
 
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]  # test_operators.py has the fast ones
+
 STATES = {
     "success": Ending.GOOD,
     "failed": Ending.FAILED,
     "skipped": Ending.SKIPPED,
     "upstream_failed": Ending.NOT_REACHED,
 }
-QUICK = ("one target refused and the other's canary",)
-THOROUGH = (
-    "all well", "load_test refuses cpu-a", "canary cpu-a:5 refused", "baseline refused", "both refused",
+WALKED = (
+    "one target refused and the other's canary", "all well", "load_test refuses cpu-a",
+    "canary cpu-a:5 refused", "baseline refused", "both refused",
     "none can be quantized", "production declined", "one target refused and the other declined",
     "error in download", "error in build", "error in staging",
     "error in canary", "error in rollback", "transient errors",
@@ -58,8 +60,7 @@ def answers(monkeypatch):
     return set_answers
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.thorough) for name in THOROUGH)])
+@pytest.mark.parametrize("name", WALKED)
 def test_every_task_ends_as_the_rules_say(release, answers, name):
     case = CASES[name]
     release.script(**case.stages)

@@ -68,6 +68,7 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.thorough
 def test_the_second_waits_for_the_first_and_says_so(project, run):
     seen = project.root / "seen"
     project.script(resolve={"until": str(seen), "file": str(project.root / "started")}, **QUICK_END)

@@ -68,19 +68,11 @@ def run(project, airflow_database, in_process, monkeypatch):
     return run_with
 
 
-@pytest.mark.slow
-def test_without_approval_nobody_is_asked_and_a_run_without_changes_says_none(project, run):
-    state, tasks = run()
-    assert (state, tasks["approve", 0]) == ("success", "success")
-    assert not record_of(project).overrides
-    assert record_of(project).overrides_in_words == ""
-
-
 def record_of(project):
     return ReleaseProgress.open(load_release(project.config).deployment, RELEASE).record
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_of_one_recipe_and_one_target_is_promoted_there_and_touches_no_other(project, run):
     state, tasks = run(recipes=["large"], targets=["cpu-b"])
     assert state == "success"

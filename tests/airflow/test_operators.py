@@ -147,6 +147,7 @@ def test_a_canary_that_fails_is_rolled_back(stopped):
     assert seen["promotion_2.rollback", 0] == "success"
 
 
+@pytest.mark.thorough
 def test_no_recipe_that_passes_fails_the_run_and_builds_nothing(release, caplog):
     run = release({"quantize/small": {"error": "terminal"}, "accuracy/large": {"verdict": "INCONCLUSIVE"}}, fresh=True)
     seen = states(run)
@@ -173,6 +174,7 @@ def test_a_terminal_error_is_never_tried_again_and_no_recipe_is_tried_after_it(r
     assert seen["report", -1] == "success"
 
 
+@pytest.mark.thorough
 def test_a_refused_baseline_stops_the_run_with_its_table_in_the_log(release, caplog):
     run = release({"baseline_gate": {"verdict": "ANOMALOUS"}}, fresh=True)
     seen = states(run)

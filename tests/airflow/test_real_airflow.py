@@ -229,6 +229,7 @@ def require_pages(real_airflow, run: Run, row: str) -> None:
     assert row in listed
 
 
+@pytest.mark.thorough
 def test_a_task_that_is_marked_failed_takes_its_stage_with_it_and_a_rejection_moves_no_traffic(
     client, release, tmp_path
 ):

@@ -75,6 +75,7 @@ def test_a_release_is_one_trace_with_a_span_for_each_stage(told, received):
     assert ends["canary"] == sum(stage == "canary" for stage, _ in results)
 
 
+@pytest.mark.thorough
 def test_airflow_and_the_run_without_it_give_the_same_spans_and_counters_go_on(
     told, received, airflow_database, monkeypatch
 ):

@@ -95,6 +95,7 @@ def test_a_release_is_promoted_settled_brought_back_and_tried_again_without_a_lo
     assert users.sent == users.ok
 
 
+@pytest.mark.thorough
 def test_going_back_starts_the_previous_release_if_its_server_is_gone(production) -> None:
     production.deploy_first()
     production.users()

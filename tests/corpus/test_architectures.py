@@ -34,7 +34,7 @@ def made(root: Path, model: str, **recipe) -> dict:
     ("model", "recipe"),
     [
         ("gpt2", {"weights": "none"}),
-        ("gemma3", {"weights": "int4_awq", "calibration": CALIBRATION}),
+        pytest.param("gemma3", {"weights": "int4_awq", "calibration": CALIBRATION}, marks=pytest.mark.thorough),
         ("gpt-neox", {"weights": "fp8", "kv_cache": "fp8", "calibration": CALIBRATION}),
     ],
 )

@@ -43,7 +43,6 @@ class Site:
         self._remove_other_releases()
         self._write_deployment()
         self._write_policy()
-        self._write_drill()
         self.deployment = load_yaml(self.layout.deployment, Deployment)
         self.store = open_store(self.deployment.store)
         self.output = ""
@@ -72,11 +71,6 @@ class Site:
         policy["staging"]["ready_timeout_seconds"] = 300
         policy["canary"] |= {"steps_percent": [20, 50, 100], "maximum_bake_seconds": 300}
         path.write_text(yaml.safe_dump(policy))
-
-    def _write_drill(self) -> None:
-        """The drill takes the recipe that a test before it has made and judged, and goes straight to what it shows."""
-        path = self.layout.release("demo-rollback")
-        path.write_text(path.read_text().replace("[int8_smoothquant]", "[fp8]"))
 
     def run(self, command: str) -> int:
         """One demo command; what it says is kept in `output`."""

@@ -113,6 +113,17 @@ def test_a_second_run_computes_nothing_again(site) -> None:
     assert flow.result("canary", f"{TARGET}:100").judgement.summary == "already in production"
 
 
+@pytest.mark.thorough
+def test_a_second_demo_trains_and_computes_nothing_again(site) -> None:
+    production = pointers(site).production
+    assert site.run("up") == ExitCode.GO, site.output
+    assert "reused, trained before" in site.output
+    assert pointers(site).production == production
+    assert site.flow("demo").result("canary", f"{TARGET}:100").judgement.summary == "already in production"
+    assert read_traffic(site.layout)["failed"] == 0
+
+
+@pytest.mark.thorough
 def test_a_killed_run_goes_on_where_it_was_and_catches_an_engine_that_quantizes_again(site) -> None:
     stop_traffic(site.layout)  # nobody counts it here; the next release of the demo starts it again
     policy = yaml.safe_load((site.layout.configs / "policies" / "demo.yaml").read_text())
@@ -155,6 +166,10 @@ def test_a_candidate_that_turns_slow_in_production_is_rolled_back_without_a_lost
     before = pointers(site)
     assert site.run("rollback") == ExitCode.GO, site.output
     assert pointers(site) == before
+    canary = [
+        result.judgement for (stage, _), result in site.flow("demo-rollback").results().items() if stage == "canary"
+    ]
+    assert Verdict.NO_GO in [judgement.verdict for judgement in canary if judgement is not None], site.output
     assert generate(site.deployment, "7 + 5 =") == "12"
 
 
@@ -168,6 +183,7 @@ def test_production_goes_back_to_the_previous_release_on_request(site) -> None:
     assert generate(site.deployment, "7 + 5 =") == "12"
 
 
+@pytest.mark.thorough
 def test_a_gpu_target_goes_the_same_path_and_its_engine_is_loaded_on_no_other_host(site, tmp_path) -> None:
     stop_traffic(site.layout)
     with gpu_site(site, tmp_path / "host") as host:

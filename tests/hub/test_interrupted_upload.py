@@ -31,6 +31,9 @@ KINDS: list[dict[str, object]] = [
     {"kind": "mangled"},
 ]
 FAULTS = [Fault.model_validate({**kind, "times": times}) for kind in KINDS for times in (1, 99)]
+QUICK = [
+    Fault(kind="status", status=502, times=1), Fault(kind="unanswered", times=99), Fault(kind="mangled", times=1),
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +49,11 @@ def commits(local_hub: LocalHub) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda one: f"{one.kind} {one.status}, {one.times} times")
+@pytest.mark.parametrize(
+    "fault",
+    [one if one in QUICK else pytest.param(one, marks=pytest.mark.thorough) for one in FAULTS],
+    ids=lambda one: f"{one.kind} {one.status}, {one.times} times",
+)
 @pytest.mark.parametrize("asked", REQUESTS)
 def test_a_push_that_fails_anywhere_is_finished_by_the_next_with_one_commit(
     local_hub: LocalHub, writer: Hub, tmp_path: Path, asked: tuple[str, str], fault: Fault

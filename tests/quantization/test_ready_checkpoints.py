@@ -107,7 +107,11 @@ def ready(tmp_path, source):
     return make
 
 
-def test_a_ready_checkpoint_is_pinned_fetched_and_published_as_an_export_is(site, ready):
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("compressed_tensors") is None, reason="needs the package compressed-tensors")
+def test_a_ready_checkpoint_is_pinned_published_as_an_export_is_judged_chosen_and_packaged(site, ready, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(DOUBLE))
+    monkeypatch.syspath_prepend(str(DOUBLE))
     commit = site.publish("else/tiny-w8a8", ready("compressed-tensors"))
     site.recipes(w8a8="else/tiny-w8a8")
     resolved = site.resolve()
@@ -115,33 +119,21 @@ def test_a_ready_checkpoint_is_pinned_fetched_and_published_as_an_export_is(site
     assert resolved.metrics["commit_of_w8a8"] == site.flow.record.checkpoints["w8a8"].commit == commit
     assert site.flow.record.facts.ready["w8a8"].stored_format == "compressed-tensors W8A8"
     site.publish("else/tiny-w8a8", site.source)  # the branch moves on: the release does not
-    assert isinstance(site.run("download"), StageResult)
-    made = site.run("quantize", "w8a8")
-    assert isinstance(made, StageResult), made
-    assert made.artifacts["checkpoint"].kind == "checkpoint"
-    assert (made.metrics["format"], made.metrics["commit"]) == ("compressed-tensors W8A8", commit)
-    assert 0.3 < made.metrics["size_ratio"] < 0.8
-    assert site.run("quantize", "w8a8").reused
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("compressed_tensors") is None, reason="needs the package compressed-tensors")
-def test_it_is_judged_against_the_baseline_chosen_and_packaged_for_vllm(site, ready, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(DOUBLE))
-    monkeypatch.syspath_prepend(str(DOUBLE))
-    site.publish("else/tiny-w8a8", ready("compressed-tensors"))
-    site.recipes(w8a8="else/tiny-w8a8")
-    assert isinstance(site.resolve(), StageResult)
+    done = {}
     for stage, subject in (
         ("eval_data", ""), ("download", ""), ("baseline", ""), ("quantize", "w8a8"), ("accuracy", "w8a8"),
         ("choose", "cpu"), ("build", "cpu"),
     ):  # fmt: skip
-        done = site.run(stage, subject)
-        assert isinstance(done, StageResult), (stage, done)
-        if stage == "accuracy":
-            assert done.judgement.verdict is Verdict.GO, done.judgement
+        done[stage] = site.run(stage, subject)
+        assert isinstance(done[stage], StageResult), (stage, done[stage])
+    made = done["quantize"]
+    assert made.artifacts["checkpoint"].kind == "checkpoint"
+    assert (made.metrics["format"], made.metrics["commit"]) == ("compressed-tensors W8A8", commit)
+    assert 0.3 < made.metrics["size_ratio"] < 0.8
+    assert site.run("quantize", "w8a8").reused
+    assert done["accuracy"].judgement.verdict is Verdict.GO, done["accuracy"].judgement
     assert site.flow.chosen_recipe("cpu") == "w8a8"
-    assert site.flow.result("build", "cpu").metrics["quantization"] == "compressed-tensors W8A8"
+    assert done["build"].metrics["quantization"] == "compressed-tensors W8A8"
     packaged = site.run_in_control("package", "cpu")
     assert packaged["artifacts"]["repository"]["kind"] == "model_repository", packaged
 

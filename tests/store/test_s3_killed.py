@@ -59,7 +59,9 @@ def publish_in_a_child(config: StoreModel, weights: Path, client: Any, event: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", EVENTS)
+@pytest.mark.parametrize(
+    "moment", [pytest.param("before it is sent", marks=pytest.mark.thorough), "after it is answered"]
+)
 def test_killed_at_any_request_there_is_no_artifact_or_a_whole_one_and_the_same_call_completes_it(
     s3_config: StoreModel, weights: Path, moment: str
 ) -> None:
