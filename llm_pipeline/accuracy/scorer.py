@@ -715,3 +715,4 @@ def use_processors() -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = "true"
     else:
         torch.set_num_threads(1)
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # vLLM computes here then, with this thread, and starts soon

@@ -50,3 +50,4 @@ def test_a_plain_checkpoint_is_built_for_a_cpu_and_answers_as_transformers_does(
     assert facts.details["golden_match_fraction"] == 1.0
     assert (facts.details["read_as"], facts.kv_cache) == ("none", "float32")
     assert EngineDescription.read(tmp_path / "engine").facts == facts
+    assert list((tmp_path / "engine" / "compiled" / "modelinfos").glob("*.json"))  # found again by every server

@@ -204,16 +204,16 @@ def _load(
 
 
 def _keep_compiled(workspace: Path, destination: Path) -> None:
-    """Keep what the model's code was traced to.
+    """Keep what the model's code was traced to, and what vLLM found out of its class by importing itself once more.
 
     The graphs beside it, which take a server some ten seconds to compile, are found by absolute paths (vLLM 0.20 writes
     them into `vllm_compile_cache.py`), so a copy that vLLM took for its own would name files that are gone. Its single
     artifact with everything (`VLLM_USE_MEGA_AOT_ARTIFACT`) loaded in one place and ended the engine in another with
     torch 2.11, for which it is not meant.
     """
-    compiled = Path("torch_compile_cache") / "torch_aot_compile"
-    if (workspace / "vllm" / compiled).is_dir():
-        shutil.copytree(workspace / "vllm" / compiled, destination / COMPILED_DIRECTORY / compiled)
+    for kept in ("torch_compile_cache/torch_aot_compile", "modelinfos"):
+        if (workspace / "vllm" / kept).is_dir():
+            shutil.copytree(workspace / "vllm" / kept, destination / COMPILED_DIRECTORY / kept)
     shutil.rmtree(workspace)
 
 

@@ -297,8 +297,12 @@ class Batcher:
             shutil.rmtree(vllm, ignore_errors=True)  # another engine's, of an earlier release
             workspace.mkdir(parents=True, exist_ok=True)
             shutil.copytree(self._settings.compiled, vllm, copy_function=shutil.copyfile)
-        if threads := self._settings.threads:  # vLLM would tie all servers of a small machine to the same core
-            own |= {"OMP_NUM_THREADS": threads, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        if threads := self._settings.threads:
+            own |= {
+                "OMP_NUM_THREADS": threads,
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # it would tie all servers of a small machine to the same core
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's process computes itself: one less that starts
+            }
         return own | {
             "VLLM_CACHE_ROOT": str(vllm),
             # Part of the key of what is compiled, and by themselves not the same for a build and a server.
