@@ -233,6 +233,10 @@ def recipe_problems(recipe: QuantizationRecipe, facts: ModelFacts) -> Iterator[s
         )
 
 
+_SMALL_MODEL = 100 * 10**6
+"""Bytes of weights below which scoring takes no time worth a word."""
+
+
 def model_warnings(loaded: LoadedRelease, facts: ModelFacts | None) -> Iterator[str]:
     """What works, though perhaps not as meant."""
     if facts is None:
@@ -242,6 +246,12 @@ def model_warnings(loaded: LoadedRelease, facts: ModelFacts | None) -> Iterator[
         yield (
             "the model is stored in bfloat16, and baseline.dtype is float16: what is larger than 65,504 in it becomes "
             "infinite -> baseline.dtype: bfloat16"
+        )
+    on_cpu = loaded.deployment.quantization_host is None and not host.has_nvidia_gpu()
+    if loaded.release.baseline.dtype == "float16" and on_cpu and facts.stored_bytes > _SMALL_MODEL:
+        yield (
+            "the model is scored on a CPU in float16, which took ten times as long as bfloat16 where it was measured "
+            "-> baseline.dtype: bfloat16"
         )
     for target in loaded.release.targets:
         asked = target.limits.maximum_tokens_per_request

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from judging import cpu_target, gpu_target, recipe
 from published import config_of, facts_of
 from tiny_tokenizer import TOKENIZER
@@ -255,12 +256,18 @@ def test_named_chat_templates_need_a_default(release: Any, tmp_path: Path):
     assert planned(path).facts
 
 
-def test_float16_of_a_model_in_bfloat16_is_warned_of(release: Any):
-    path = release(config_of("Llama-3.2-1B"))
-    told = "stored in bfloat16, and baseline.dtype is float16"
-    assert not [line for line in planned(path).warnings if told in line]
-    path.write_text(path.read_text().replace("dtype: bfloat16", "dtype: float16"))
-    assert [line for line in planned(path).warnings if told in line]
+def test_float16_of_a_model_in_bfloat16_is_warned_of_and_on_a_cpu_its_speed_too(release: Any, configs: Path):
+    path, deployment = release(config_of("Llama-3.2-1B")), configs / "deployments" / "gpu-cluster.yaml"
+    told = ("stored in bfloat16, and baseline.dtype is float16", "scored on a CPU in float16")
+    seen = []
+    for asked, host in (("bfloat16", True), ("float16", True), ("float16", False)):
+        path.write_text(path.read_text().replace("dtype: bfloat16", f"dtype: {asked}"))
+        if not host:
+            document = yaml.safe_load(deployment.read_text())
+            del document["quantization_host"]
+            deployment.write_text(yaml.safe_dump(document))
+        seen.append([any(one in line for line in planned(path).warnings) for one in told])
+    assert seen == [[False, False], [True, False], [True, True]]
 
 
 @pytest.mark.parametrize(
