@@ -160,8 +160,8 @@ def _repeated(questions: int, random: np.random.Generator) -> list[ScoredItem]:
 
 
 def _passed(before: list[ScoredItem], after: list[ScoredItem], policy: AccuracyPolicy = POLICY) -> bool:
-    judgement = judge_look(before, after, 1, 1, policy)
-    return judgement is not None and judgement.verdict is Verdict.GO
+    judged = judge_look(before, after, 1, 1, policy)
+    return judged is not None and judged[0].verdict is Verdict.GO
 
 
 def _peers(truth: Truth, runs: int, random: np.random.Generator) -> Iterator[tuple[str, int, Mask]]:

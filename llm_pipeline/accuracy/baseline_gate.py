@@ -25,7 +25,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from llm_pipeline.accuracy.gate import CUT_ADVICE, Bounds, LossSample, is_scored, join, pair_items
+from llm_pipeline.accuracy.evaluation import Bounds
+from llm_pipeline.accuracy.gate import CUT_ADVICE, LossSample, bounded_fact, join, pair_items
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
@@ -54,7 +55,7 @@ class TaskScores:
     @cached_property
     def scored(self) -> tuple[ScoredItem, ...]:
         """Those that have a score."""
-        return tuple(filter(is_scored, self.items))
+        return tuple(item for item in self.items if item.score is not None)
 
     @cached_property
     def sample(self) -> LossSample:
@@ -117,8 +118,6 @@ def judge_baseline(
     tasks = [TaskScores(name, tuple(own)) for name, own in sorted(by_name.items())]
     facts = [fact for task in tasks for fact in _facts(task, expected.get(task.name), before, maximum_cut_share)]
     facts += [_nothing(f"score, {name}", "No item was asked.") for name in sorted(expected.keys() - by_name.keys())]
-    if not tasks:
-        facts.append(_nothing("tasks scored", "No task was evaluated."))
     judgement = judge("", facts)
     return judgement.model_copy(update={"summary": _summary(judgement, tasks, expected)})
 
@@ -158,7 +157,7 @@ def _expected_fact(task: TaskScores, expected: ExpectedScore) -> Evidence:
     elif bounds.lower > expected.maximum:
         verdict, limit = Verdict.ANOMALOUS, expected.maximum
         detail += " Answers leaked, this is another model, or the range was measured with other prompts or settings."
-    return _fact(f"score, {task.name}", verdict, bounds, limit, len(task.scored), detail)
+    return bounded_fact(f"score, {task.name}", verdict, bounds, limit, len(task.scored), detail)
 
 
 def _guessing_fact(task: TaskScores, chance: float) -> Evidence:
@@ -172,7 +171,7 @@ def _guessing_fact(task: TaskScores, chance: float) -> Evidence:
     elif p_value >= GUESSING_LEVEL:
         verdict = Verdict.INCONCLUSIVE
         detail += " More items would decide; if the task is too hard for this model, leave it out."
-    return _fact(f"better than guessing, {task.name}", verdict, task.bounds, chance, len(task.scored), detail)
+    return bounded_fact(f"better than guessing, {task.name}", verdict, task.bounds, chance, len(task.scored), detail)
 
 
 def _loss_since(task: TaskScores, before: Sequence[ScoredItem]) -> Evidence | None:
@@ -193,21 +192,7 @@ def _loss_since(task: TaskScores, before: Sequence[ScoredItem]) -> Evidence | No
         detail += f" If this revision is meant to score less, state baseline.expected for {task.name}."
     verdict = Verdict.ANOMALOUS if lost else Verdict.GO
     name = f"loss since production, {task.name}"
-    return _fact(name, verdict, bounds, LOSS_SINCE_PRODUCTION, len(pairs.items), detail)
-
-
-def _fact(name: str, verdict: Verdict, bounds: Bounds, limit: float, samples: int, detail: str) -> Evidence:  # noqa: PLR0917
-    return Evidence(
-        name=name,
-        verdict=verdict,
-        measured=bounds.estimate,
-        lower=bounds.lower,
-        upper=bounds.upper,
-        limit=limit,
-        unit="fraction",
-        samples=samples,
-        detail=detail,
-    )
+    return bounded_fact(name, verdict, bounds, LOSS_SINCE_PRODUCTION, len(pairs.items), detail)
 
 
 def _nothing(name: str, detail: str) -> Evidence:

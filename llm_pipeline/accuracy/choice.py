@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pydantic import Field
 
+from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.model import ConfigModel, Name
 
@@ -29,36 +29,38 @@ class RecipeAttempt(ConfigModel):
     quantized: bool = True
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The chosen recipe, or None, with the reasons."""
+def choose_recipe(attempts: Sequence[RecipeAttempt]) -> tuple[str | None, Judgement]:
+    """Choose the first recipe whose gate said GO; None when none did.
 
-    recipe: str | None
-    judgement: Judgement
-
-
-def choose_recipe(attempts: Sequence[RecipeAttempt]) -> Choice:
-    """Choose the first recipe whose gate said GO.
-
-    When none passed the judgement is NO_GO, with every attempt in its evidence: nothing is released on a verdict
-    that is not GO, whatever kept it from being one. When only the unquantized model passed, and a recipe failed before
-    it could be judged, the judgement is INCONCLUSIVE: an error is no loss of accuracy.
+    The unquantized model stands in for no recipe that failed before it could be judged: an error is no loss of
+    accuracy. Where nothing is chosen the judgement is NO_GO only when every recipe is: one that is undecided, or
+    failed, may still be good enough.
 
     Args:
         attempts: In the order of the ladder, the cheapest first.
+
+    Raises:
+        Terminal: Every recipe failed before it could be judged.
     """
+    told = {attempt.recipe: f"{attempt.recipe} {attempt.verdict or 'failed'}" for attempt in attempts}
+    failed = [attempt for attempt in attempts if attempt.verdict is None]
+    if attempts and len(failed) == len(attempts):
+        reasons = "; ".join(f"{attempt.recipe}: {attempt.summary}" for attempt in failed)
+        raise Terminal(f"no recipe could be judged: {reasons}", hint="the log of the stage that failed has more")
+    facts = [_fact(attempt) for attempt in attempts]
     chosen = next((attempt for attempt in attempts if attempt.verdict is Verdict.GO), None)
-    if chosen is None:
-        facts = tuple(_fact(attempt) for attempt in attempts)
-        return Choice(None, Judgement(verdict=Verdict.NO_GO, summary=_refusal(attempts), evidence=facts))
-    if not chosen.quantized and (failed := [attempt for attempt in attempts if attempt.verdict is None]):
-        facts = tuple(_fact(attempt) for attempt in attempts)
-        return Choice(None, Judgement(verdict=Verdict.INCONCLUSIVE, summary=_unjudged(chosen, failed), evidence=facts))
-    others = ", ".join(_in_words(attempt) for attempt in attempts if attempt is not chosen)
-    size = f", {chosen.bytes / 1e6:.1f} MB," if chosen.bytes else ""
-    summary = f"{chosen.recipe}{size} is the cheapest that passed its accuracy gate"
-    sentence = f"{summary} (others: {others})." if others else f"{summary}."
-    return Choice(chosen.recipe, judge(sentence, [_fact(chosen)]))
+    if chosen and (chosen.quantized or not failed):
+        others = ", ".join(words for recipe, words in told.items() if recipe != chosen.recipe)
+        size = f", {chosen.bytes / 1e6:.1f} MB," if chosen.bytes else ""
+        summary = f"{chosen.recipe}{size} is the cheapest that passed its accuracy gate"
+        return chosen.recipe, judge(f"{summary} (others: {others})." if others else f"{summary}.", [_fact(chosen)])
+    summary = f"No recipe passed its accuracy gate: {', '.join(told.values()) or 'none was tried'}."
+    if chosen:
+        reasons = "; ".join(f"{attempt.recipe} could not be judged: {attempt.summary}" for attempt in failed)
+        summary = f"Only the unquantized {chosen.recipe} passed, which stands in for no recipe that failed: {reasons}."
+    found = {fact.verdict for fact in facts} or {Verdict.INCONCLUSIVE}
+    verdict = next(one for one in (Verdict.ANOMALOUS, Verdict.INCONCLUSIVE, Verdict.NO_GO) if one in found)
+    return None, Judgement(verdict=verdict, summary=summary, evidence=tuple(facts))
 
 
 def recipes_in_words(chosen: Mapping[str, str]) -> str:
@@ -79,21 +81,3 @@ def _fact(attempt: RecipeAttempt) -> Evidence:
         samples=1 if attempt.bytes else 0,
         detail=attempt.summary,
     )
-
-
-def _refusal(attempts: Sequence[RecipeAttempt]) -> str:
-    if not attempts:
-        return "No recipe was tried."
-    return f"No recipe passed its accuracy gate: {', '.join(map(_in_words, attempts))}."
-
-
-def _unjudged(chosen: RecipeAttempt, failed: Sequence[RecipeAttempt]) -> str:
-    names, errors = ", ".join(attempt.recipe for attempt in failed), "; ".join(attempt.summary for attempt in failed)
-    return (
-        f"Only the unquantized {chosen.recipe} passed, and {names} could not be judged: {errors}. An error is no loss "
-        f"of accuracy: fix it, or remove {names} from the release's recipes."
-    )
-
-
-def _in_words(attempt: RecipeAttempt) -> str:
-    return f"{attempt.recipe} {attempt.verdict or 'failed'}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -18,7 +18,7 @@ from pydantic import Field, JsonValue, ValidationError
 
 from llm_pipeline.accuracy.task_files import KINDS, data_files
 from llm_pipeline.artifacts.pinned import HubFile, PinnedDataSet, Sha1
-from llm_pipeline.base.errors import ConfigError, PipelineError, Unsupported, unless_io
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.model import DataSetName
@@ -28,11 +28,7 @@ CARD = "README.md"
 CARD_FILES = frozenset({CARD, ".huggingface.yaml", "dataset_infos.json"})
 """What the library reads of a repository beside the data themselves."""
 
-_CONVERTED = "refs/convert/parquet"
-"""The revision with the hub's own conversion of a data set, where it made one."""
-
-_FORMATS = frozenset({".parquet", ".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".arrow"})
-_COMPRESSED = frozenset({".gz", ".bz2", ".xz", ".zst", ".lz4"})
+_DATA = re.compile(r"\.(parquet|jsonl?|ndjson|csv|tsv|txt|arrow)(\.(gz|bz2|xz|zst|lz4))*$", re.IGNORECASE)
 _HOW = frozenset({"cache_dir", "download_mode", "keep_in_memory", "num_proc", "streaming", "token"}) | {
     "trust_remote_code", "verification_mode"
 }  # fmt: skip
@@ -40,7 +36,6 @@ _HOW = frozenset({"cache_dir", "download_mode", "keep_in_memory", "num_proc", "s
 DATA_KEYS = ("dataset_path", "dataset_name", "dataset_kwargs")
 """What a task's file says of its data."""
 _ADDRESS = re.compile(r"hf://datasets/(?P<name>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?/(?P<path>.+)")
-_LONGEST_REASON = 400
 
 
 class AskedDataSet(Frozen):
@@ -81,19 +76,9 @@ class DataCall(Frozen):
         return hash(self.model_dump_json())
 
     def arguments(self, trees: Mapping[AskedDataSet, Path]) -> dict[str, Any]:
-        """Arguments of `load_dataset` that read it from laid-out repositories.
-
-        Raises:
-            ConfigError: Nobody fetched the data set.
-        """
+        """Arguments of `load_dataset` that read it from laid-out repositories."""
         if self.data_set is None:
             return {"path": self.kind, "name": self.config, **self.options}
-        if self.data_set not in trees:
-            raise ConfigError(
-                f"the data of {self} were not fetched",
-                where="eval_data",
-                hint="release again: the stage eval_data fetches what the tasks' files name",
-            )
         tree, part = trees[self.data_set], self.config or "default"
         if not (tree / CARD).is_file() and "data_dir" not in self.options and (tree / part).is_dir():
             # the hub's own conversion: a directory for each configuration
@@ -214,30 +199,7 @@ def _lay_out(tree: Path, here: Mapping[str, Path], others: Iterable[str]) -> Non
 
 def data_paths(pinned: PinnedDataSet) -> list[str]:
     """Paths of the files whose format is read here."""
-    return [file.path for file in pinned.files if file.path not in CARD_FILES and _is_data(file.path)]
-
-
-def _is_data(path: str) -> bool:
-    suffixes = PurePosixPath(path.lower()).suffixes
-    while suffixes and suffixes[-1] in _COMPRESSED:
-        suffixes.pop()
-    return bool(suffixes) and suffixes[-1] in _FORMATS
-
-
-def refuse_script(pinned: PinnedDataSet, calls: Iterable[DataCall]) -> None:
-    """Refuse a data set that a Python file of its repository makes, unless tasks name its data files.
-
-    Raises:
-        Unsupported: It is one.
-    """
-    script = f"{pinned.id.rpartition('/')[2]}.py"
-    if any(file.path == script for file in pinned.files) and not all("data_files" in one.options for one in calls):
-        raise Unsupported(
-            f"the data set is built by a Python script of its repository ({script}), which is not run here",
-            where=str(pinned),
-            hint=f"many have a converted copy: set evaluation.data_revisions: {{{pinned.id}: {_CONVERTED}}}; "
-            "or leave its tasks out",
-        )
+    return [file.path for file in pinned.files if file.path not in CARD_FILES and _DATA.search(file.path)]
 
 
 def files_read(call: DataCall, pinned: PinnedDataSet, cards: Path) -> frozenset[str]:
@@ -255,49 +217,25 @@ def files_read(call: DataCall, pinned: PinnedDataSet, cards: Path) -> frozenset[
 
     if call.data_set is None:
         return frozenset()
+    hint = (
+        "check dataset_name and dataset_kwargs of its tasks; of many data sets the hub has a converted copy: "
+        f"set evaluation.data_revisions: {{{pinned.id}: refs/convert/parquet}}"
+    )
     with TemporaryDirectory(prefix="eval-data-") as top, TemporaryDirectory() as cache:
-        tree = Path(top).resolve() / "data"
+        tree = Path(top).resolve() / pinned.id.rpartition("/")[2]
         here = {path.name: path for path in cards.iterdir()} if cards.is_dir() else {}
-        _lay_out(tree, here, data_paths(pinned))
-        trees = {call.data_set: tree}
+        # the library refuses a data set that a script makes, unless files of it are named
+        scripts = [] if "data_files" in call.options else [f"{tree.name}.py"]
+        others = [*data_paths(pinned), *(file.path for file in pinned.files if file.path in scripts)]
+        _lay_out(tree, here, others)
         try:
-            builder = datasets.load_dataset_builder(**call.arguments(trees), cache_dir=cache)
+            builder = datasets.load_dataset_builder(**call.arguments({call.data_set: tree}), cache_dir=cache)
         except Exception as error:
-            raise _data_failure(error, call, trees) from error
+            reason = " ".join(str(error.__cause__ or error).split()).replace(str(tree), str(call.data_set))
+            raise ConfigError(f"the data cannot be read: {reason[:400]}", where=str(call), hint=hint) from error
         paths = [Path(path) for own in (builder.config.data_files or {}).values() for path in own]
         found = frozenset(path.relative_to(tree).as_posix() for path in paths if path.is_relative_to(tree))
     if not found:
-        formats = ", ".join(sorted(suffix.removeprefix(".") for suffix in _FORMATS))
-        raise ConfigError("the data set has no files that are read here", where=str(call), hint=f"those are: {formats}")
+        problem = "the data set has no files that are read here (Parquet, JSON, CSV, text, Arrow)"
+        raise ConfigError(problem, where=str(call), hint=hint)
     return found
-
-
-def count_documents(call: DataCall, trees: Mapping[AskedDataSet, Path], cache: Path) -> dict[str, int]:
-    """How many documents a call reads, by split.
-
-    Raises:
-        ConfigError: The data set has no such configuration, or its files cannot be read.
-    """
-    import datasets
-
-    try:
-        loaded = datasets.load_dataset(**call.arguments(trees), cache_dir=str(cache))
-    except Exception as error:
-        raise _data_failure(error, call, trees) from error
-    return {str(split): len(rows) for split, rows in loaded.items()}
-
-
-def _data_failure(error: Exception, call: DataCall, trees: Mapping[AskedDataSet, Path]) -> PipelineError:
-    """An error of the `datasets` library as one that says which data set it is about."""
-    if isinstance(error, PipelineError):
-        return error
-    reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
-    for asked, tree in trees.items():
-        reason = reason.replace(str(tree), str(asked))
-    files = call.options.get("data_files") if call.data_set is None else None
-    problem = ConfigError(
-        f"the data cannot be read: {reason[:_LONGEST_REASON]}",
-        where=str(files or call),
-        hint="check the files, dataset_name and dataset_kwargs of the tasks that read them, or data_revisions",
-    )
-    return unless_io(error, problem) if isinstance(error, OSError) and error.errno is not None else problem

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,8 @@ log = get_logger(__name__)
 
 _TOKENIZER = "tokenizer"
 """Directory of a baseline's evaluation: the served model's prompts are written, and its answers counted, by it."""
+_ANSWERS = "answers.jsonl"
+"""In a work directory, which is of one stage key, for an answer does not say whose it is."""
 _GREEDY_ITEMS = 256
 """Generative items that are asked once more, greedily, where answers are drawn: golden prompts are taken from them."""
 
@@ -54,75 +56,47 @@ class Evaluated:
     tool_seconds: float
 
     def metrics(self) -> dict[str, Metric]:
-        """Accuracy by task, items, and seconds by phase."""
+        """Accuracy by task, items, and the seconds of scoring."""
         summary = self.summary
         metrics: dict[str, Metric] = {f"accuracy_{task}": own.accuracy for task, own in summary.tasks.items()}
-        metrics |= {"items": summary.asked, "items_planned": summary.planned}
-        if summary.look is not None:
-            metrics |= {"look": summary.look, "looks": summary.looks}
-        return metrics | {f"seconds_{phase}": value for phase, value in summary.seconds.items()}
+        metrics |= {"items": summary.asked, "items_planned": summary.planned, "seconds_scoring": summary.seconds}
+        return metrics if summary.look is None else metrics | {"look": summary.look, "looks": summary.looks}
 
 
-@dataclass
-class _Run:
-    """A scorer with what it asks, and the seconds of each phase so far."""
-
-    inputs: Mapping[str, Path]
-    evaluation: CheckpointEvaluation
-    workdir: Path
-    started: float = field(default_factory=time.monotonic)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def answers(self) -> Path:
-        """lm-eval's cache of answers, which does not know whose they are: a work directory is of one stage key."""
-        return self.workdir / "answers.jsonl"
-
-    def timed(self, phase: str, work: Callable[[], Any]) -> Any:
-        begun = time.monotonic()
-        made = work()
-        self.seconds[phase] = round(time.monotonic() - begun, 3)
-        return made
-
-    def written(self, scorer: Scorer, items: list[ScoredItem], harness: dict[str, str], **facts: Any) -> Evaluated:
-        """The evaluation, on disk too."""
-        from importlib import metadata
-
-        loaded = scorer.loaded
-        given = {"harness": harness, "groups": loaded.groups, "tags": loaded.tags, "metrics": scorer.metrics}
-        versions = {name: metadata.version(name) for name in ("lm_eval", "torch", "transformers")}
-        summary = summarise(items, self.seconds, versions).model_copy(update={**given, "data": loaded.data, **facts})
-        directory = self.workdir / "evaluation"
-        items = scorer.with_greedy_answers(items, _GREEDY_ITEMS)
-        write_evaluation(directory, items, summary)
-        return Evaluated(directory, tuple(items), summary, time.monotonic() - self.started)
+def _written(
+    scorer: Scorer, items: list[ScoredItem], harness: dict[str, str], workdir: Path, started: float, **facts: Any
+) -> Evaluated:
+    """An evaluation, on disk too."""
+    loaded = scorer.loaded
+    given = {"harness": harness, "groups": loaded.groups, "tags": loaded.tags, "metrics": scorer.metrics}
+    summary = summarise(items).model_copy(update={**given, "data": loaded.data, **facts})
+    directory = workdir / "evaluation"
+    items = scorer.with_greedy_answers(items, _GREEDY_ITEMS)
+    write_evaluation(directory, items, summary)
+    return Evaluated(directory, tuple(items), summary, time.monotonic() - started)
 
 
 def _checkpoint_scorer(
-    run: _Run, dtype: str, baseline: EvaluationSummary | None = None
+    inputs: Mapping[str, Path],
+    evaluation: CheckpointEvaluation,
+    dtype: str,
+    answers: Path,
+    baseline: EvaluationSummary | None = None,
 ) -> tuple[Scorer, Any, dict[str, str]]:
     """The scorer of a checkpoint, its tokenizer, and what of the checkpoint belongs to the harness."""
-
-    def imported() -> None:
-        with sparing():  # a fifth of that time is the collector's, and finds nothing
-            import llm_pipeline.accuracy.scorer
-            import llm_pipeline.artifacts.checkpoint_loading  # noqa: F401
-        spare_tool()
-
-    run.timed("import", imported)
-    from llm_pipeline.accuracy import scorer as module
-    from llm_pipeline.accuracy.tasks import load_tasks
-    from llm_pipeline.artifacts.checkpoint_loading import load_tokenizer
-
+    with sparing():  # a fifth of that time is the collector's, and finds nothing
+        from llm_pipeline.accuracy import scorer as module
+        from llm_pipeline.accuracy.tasks import load_tasks
+        from llm_pipeline.artifacts.checkpoint_loading import load_tokenizer
+    spare_tool()
     module.use_processors()
-    checkpoint, evaluation = run.inputs["checkpoint"], run.evaluation
+    checkpoint = inputs["checkpoint"]
     name = module.scorer_here(baseline.harness["scorer"] if baseline else evaluation.scorer)
-    loaded = run.timed(
-        "tasks",
-        lambda: load_tasks(run.inputs.get("tasks"), run.inputs.get("eval_data"), evaluation, evaluation.tasks),
-    )
+    loaded = load_tasks(inputs.get("tasks"), inputs.get("eval_data"), evaluation, evaluation.tasks)
     tokenizer = load_tokenizer(checkpoint)
-    model = run.timed("load", lambda: module.checkpoint_model(name, checkpoint, tokenizer, evaluation, dtype))
+    begun = time.monotonic()
+    model = module.checkpoint_model(name, checkpoint, tokenizer, evaluation, dtype)
+    log.info("checkpoint loaded", scorer=name, dtype=dtype, seconds=round(time.monotonic() - begun, 3))
     harness = {
         "scorer": name,
         "scorer arguments": json.dumps(evaluation.scorer_arguments, sort_keys=True),
@@ -131,9 +105,7 @@ def _checkpoint_scorer(
         "maximum length": str(model.longest),
     }
     metrics = baseline.metrics if baseline else None
-    scorer = module.Scorer(model, tokenizer, loaded, evaluation, run.answers, metrics)
-    log.info("checkpoint loaded", scorer=name, dtype=dtype, seconds=run.seconds["load"])
-    return scorer, tokenizer, harness
+    return module.Scorer(model, tokenizer, loaded, evaluation, answers, metrics), tokenizer, harness
 
 
 def evaluate_baseline(
@@ -152,37 +124,36 @@ def evaluate_baseline(
             overflows in float16.
         IntegrityError: The checkpoint is damaged, or its numbers are not finite.
     """
-    run = _Run(inputs, evaluation, workdir)
-    scorer, tokenizer, harness = _checkpoint_scorer(run, dtype)
+    started = time.monotonic()
+    scorer, tokenizer, harness = _checkpoint_scorer(inputs, evaluation, dtype, workdir / _ANSWERS)
     from llm_pipeline.accuracy.scorer import NotFinite
 
-    items: list[ScoredItem] = []
+    begun = time.monotonic()
     try:
-        run.timed("trial", scorer.try_tasks)
-        asked = portions(scorer.clusters)
-        run.timed("scoring", lambda: items.extend(item for portion in asked for item in scorer.ask(portion)))
+        scorer.try_tasks()
+        items = [item for portion in portions(scorer.clusters) for item in scorer.ask(portion)]
     except NotFinite as error:
-        if dtype == "float16" and _published_dtype(inputs["checkpoint"]) == "bfloat16":
-            raise ConfigError(
-                f"the model overflows in float16 ({error.message}): it was published in bfloat16, whose range is wider",
-                where=error.where,
-                hint="set baseline.dtype: bfloat16",
-            ) from error
-        raise
-    evaluated = run.written(scorer, items, scorer.harness | harness)
+        if dtype != "float16":
+            raise
+        raise ConfigError(
+            f"the model overflows in float16, whose range is less than that of bfloat16, or is broken: {error.message}",
+            where=error.where,
+            hint="set baseline.dtype: bfloat16",
+        ) from error
+    seconds = round(time.monotonic() - begun, 3)
+    evaluated = _written(scorer, items, scorer.harness | harness, workdir, started, seconds=seconds)
     tokenizer.save_pretrained(evaluated.directory / _TOKENIZER)
     return evaluated
 
 
-def _published_dtype(checkpoint: Path) -> str | None:
-    """The precision that config.json states."""
-    content = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    stated = [part.get(key) for part in (content, content.get("text_config", {})) for key in ("dtype", "torch_dtype")]
-    return next((str(one) for one in stated if one), None)
-
-
 def evaluate_candidate(
-    inputs: Mapping[str, Path], evaluation: CheckpointEvaluation, policy: AccuracyPolicy, dtype: str, workdir: Path
+    inputs: Mapping[str, Path],
+    evaluation: CheckpointEvaluation,
+    policy: AccuracyPolicy,
+    dtype: str,
+    workdir: Path,
+    *,
+    answers: Path | None = None,
 ) -> tuple[Evaluated, Judgement]:
     """Score a candidate portion by portion until the gate decides.
 
@@ -191,17 +162,19 @@ def evaluate_candidate(
         evaluation: What is asked, as the baseline was.
         policy: When a loss is too much.
         dtype: Precision of everything that is not quantized.
-        workdir: What an earlier, killed attempt asked is taken up from here.
+        workdir: For what is made.
+        answers: File of the answers that are known, of this checkpoint and evaluation alone; in `workdir` by default.
 
     Raises:
         ConfigError: A task is unknown, its data are unreadable, or an item is too long.
         IntegrityError: The checkpoint is damaged, or the baseline was asked in another way.
     """
-    run, before = _Run(inputs, evaluation, workdir), read_summary(inputs["baseline"])
-    scorer, _, harness = _checkpoint_scorer(run, dtype, before)
-    refuse_other_harness(before.harness, scorer.harness | harness)
-    items, judgement, facts = _until_decided(run, scorer, policy, before.groups)
-    return run.written(scorer, items, scorer.harness | harness, **facts), judgement
+    started, before = time.monotonic(), read_summary(inputs["baseline"])
+    scorer, _, harness = _checkpoint_scorer(inputs, evaluation, dtype, answers or workdir / _ANSWERS, before)
+    harness |= scorer.harness
+    refuse_other_harness(before.harness, harness)
+    items, judgement, facts = _until_decided(scorer, inputs["baseline"], policy, before.groups)
+    return _written(scorer, items, harness, workdir, started, **facts), judgement
 
 
 def evaluate_served(
@@ -214,44 +187,39 @@ def evaluate_served(
         IntegrityError: The baseline was asked in another way.
         Transient: The server does not answer.
     """
-    run, before = _Run(inputs, evaluation, workdir), read_summary(inputs["baseline"])
+    started, before = time.monotonic(), read_summary(inputs["baseline"])
     with sparing():
         from llm_pipeline.accuracy.scorer import Scorer, begin_token, template_arguments
-        from llm_pipeline.accuracy.served_model import ServedModel, no_likelihood
+        from llm_pipeline.accuracy.served_model import ServedModel
         from llm_pipeline.accuracy.tasks import load_tasks
         from llm_pipeline.artifacts.checkpoint_loading import load_tokenizer
 
     loaded = load_tasks(inputs.get("tasks"), inputs.get("eval_data"), evaluation, evaluation.served_tasks)
-    for name, task in loaded.tasks.items():
-        if task.OUTPUT_TYPE != "generate_until":
-            raise no_likelihood(name)
     tokenizer = load_tokenizer(inputs["baseline"] / _TOKENIZER)
     model = ServedModel(endpoint, tokenizer, begin_token(tokenizer), template_arguments(evaluation))
-    scorer = Scorer(model, tokenizer, loaded, evaluation, run.answers, before.metrics)
+    scorer = Scorer(model, tokenizer, loaded, evaluation, workdir / _ANSWERS, before.metrics)
     refuse_other_harness(before.harness, scorer.harness)
-    items, judgement, facts = _until_decided(run, scorer, policy, before.groups)
-    return run.written(scorer, items, scorer.harness, **facts), judgement
+    items, judgement, facts = _until_decided(scorer, inputs["baseline"], policy, before.groups)
+    return _written(scorer, items, scorer.harness, workdir, started, **facts), judgement
 
 
 def _until_decided(
-    run: _Run, scorer: Scorer, policy: AccuracyPolicy, groups: Mapping[str, tuple[str, ...]]
+    scorer: Scorer, baseline: Path, policy: AccuracyPolicy, groups: Mapping[str, tuple[str, ...]]
 ) -> tuple[list[ScoredItem], Judgement, dict[str, Any]]:
     """Items, judgement and its look; a candidate whose numbers are not finite fails at once."""
     from llm_pipeline.accuracy.scorer import NotFinite
 
-    baseline, asked = read_items(run.inputs["baseline"]), portions(scorer.clusters)
-    tasks = sorted(scorer.loaded.tasks)
-    facts = {"planned": sum(map(len, asked)), "looks": len(asked)}
+    before, asked, begun = read_items(baseline), portions(scorer.clusters), time.monotonic()
+    facts: dict[str, Any] = {"planned": sum(map(len, asked)), "looks": len(asked)}
     items: list[ScoredItem] = []
-    begun = time.monotonic()
     try:
         for look, portion in enumerate(asked, start=1):
             items += scorer.ask(portion)
-            judgement = judge_look(baseline, items, look, len(asked), policy, tasks=tasks, groups=groups)
-            run.seconds["scoring"] = round(time.monotonic() - begun, 3)
-            if judgement is not None:
-                log.info("the accuracy is decided", look=look, looks=len(asked), items=len(items))
-                return items, judgement, facts | {"look": look}
+            judged = judge_look(before, items, look, len(asked), policy, tasks=scorer.loaded.tasks, groups=groups)
+            if judged is not None:
+                judgement, comparison = judged
+                seconds = round(time.monotonic() - begun, 3)
+                return items, judgement, facts | {"look": look, "comparison": comparison, "seconds": seconds}
     except NotFinite as error:
         fact = Evidence(
             name="log-likelihoods that are numbers",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import Field
@@ -50,13 +50,70 @@ class DataRead(Frozen):
     documents: dict[str, int]
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """An estimate between its one-sided bounds, all fractions."""
+
+    estimate: float
+    lower: float
+    upper: float
+
+
+class PairedAccuracy(Frozen):
+    """One task's (or all tasks') comparison.
+
+    Attributes:
+        name: The task or group, or `all tasks`.
+        pairs: Items scored on both sides.
+        unpaired: Items that one side lacks or has no score for.
+        baseline: Mean score of the baseline over the pairs.
+        candidate: Mean score of the candidate over the pairs.
+        loss: What the candidate scored less, between its bounds. Negative is a gain.
+        lost: Items on which the candidate scored less.
+        gained: Items on which the candidate scored more.
+        cut: Answers of the baseline, and of the candidate, that ended by length.
+        clusters: Groups of items that belong together; None when every item stands for itself.
+        parts: Of a group, its tasks; none of them is judged by itself.
+    """
+
+    name: str
+    pairs: int
+    unpaired: int = 0
+    baseline: float | None = None
+    candidate: float | None = None
+    loss: Bounds | None = None
+    lost: int = 0
+    gained: int = 0
+    cut: tuple[int, int] = (0, 0)
+    clusters: int | None = None
+    parts: tuple[PairedAccuracy, ...] = ()
+
+    @property
+    def flips(self) -> int:
+        """Items whose score changed either way."""
+        return self.lost + self.gained
+
+
+class Comparison(Frozen):
+    """Two evaluations compared: pooled and by task.
+
+    Attributes:
+        confidence: Confidence of each one-sided bound.
+        pooled: All pairs of all tasks together.
+        tasks: By task or group, sorted by name.
+    """
+
+    confidence: float
+    pooled: PairedAccuracy
+    tasks: tuple[PairedAccuracy, ...]
+
+
 class EvaluationSummary(Frozen):
     """An evaluation at a glance.
 
     Attributes:
         tasks: By task name.
-        seconds: Wall time by phase.
-        versions: The harness and what it ran on.
+        seconds: Wall time of asking and judging.
         asked: Items that were asked.
         planned: Items that would have been asked had no look decided earlier.
         look: At which look the gate decided, from 1; None for an evaluation that is no gate's.
@@ -66,11 +123,12 @@ class EvaluationSummary(Frozen):
         tags: Tasks by the tag that was asked for by name; each task is judged by itself.
         metrics: By which metric each task is judged, by task name.
         data: The data of the hub that the tasks read; of tasks that bring their own data there are none.
+        comparison: With the baseline, between the bounds that the gate decided by; None of a baseline, and of a model
+            that is broken.
     """
 
     tasks: dict[str, TaskSummary]
-    seconds: dict[str, float]
-    versions: dict[str, str]
+    seconds: float = 0.0
     asked: int = 0
     planned: int = 0
     look: int | None = None
@@ -80,6 +138,7 @@ class EvaluationSummary(Frozen):
     tags: dict[str, tuple[str, ...]] = Field(default={})
     metrics: dict[str, TaskMetric] = Field(default={})
     data: tuple[DataRead, ...] = ()
+    comparison: Comparison | None = None
 
     @property
     def named_tasks(self) -> dict[str, tuple[str, ...]]:
@@ -95,25 +154,15 @@ class EvaluationSummary(Frozen):
         return sum(score * items for score, items in scores) / sum(items for _, items in scores)
 
 
-def summarise(
-    items: Sequence[ScoredItem], seconds: Mapping[str, float], versions: Mapping[str, str]
-) -> EvaluationSummary:
+def summarise(items: Sequence[ScoredItem]) -> EvaluationSummary:
     """Count and average the items of each task."""
-    by_task: dict[str, list[ScoredItem]] = {}
-    for item in items:
-        by_task.setdefault(item.task, []).append(item)
-    tasks = {
-        task: TaskSummary(items=len(own), accuracy=_mean(own), cut=sum(item.cut for item in own))
-        for task, own in sorted(by_task.items())
-    }
-    return EvaluationSummary(
-        tasks=tasks, seconds=dict(seconds), versions=dict(versions), asked=len(items), planned=len(items)
-    )
-
-
-def _mean(items: Sequence[ScoredItem]) -> float | None:
-    scores = [item.score for item in items if item.score is not None and not math.isnan(item.score)]
-    return sum(scores) / len(scores) if scores else None
+    tasks = {}
+    for task in sorted({item.task for item in items}):
+        own = [item for item in items if item.task == task]
+        scores = [item.score for item in own if item.score is not None]
+        mean = sum(scores) / len(scores) if scores else None
+        tasks[task] = TaskSummary(items=len(own), accuracy=mean, cut=sum(item.cut for item in own))
+    return EvaluationSummary(tasks=tasks, asked=len(items), planned=len(items))
 
 
 def write_evaluation(directory: Path, items: Sequence[ScoredItem], summary: EvaluationSummary) -> None:
@@ -145,7 +194,7 @@ def refuse_other_harness(baseline: Mapping[str, str], candidate: Mapping[str, st
         IntegrityError: Something differs; each of it is named, with both values.
     """
     different = [
-        f"{name}: {_short(baseline.get(name))} before, {_short(value)} now"
+        f"{name}: {baseline.get(name, 'unknown')[:_SHOWN]} before, {value[:_SHOWN]} now"
         for name, value in candidate.items()
         if baseline.get(name) != value
     ]
@@ -155,7 +204,3 @@ def refuse_other_harness(baseline: Mapping[str, str], candidate: Mapping[str, st
             where="harness of baseline and candidate",
             hint="evaluate both with the same harness, tasks and data; the baseline is computed again when they change",
         )
-
-
-def _short(value: str | None) -> str:
-    return "unknown" if value is None else value[:_SHOWN]

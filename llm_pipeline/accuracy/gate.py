@@ -3,7 +3,8 @@
     asked = portions(clusters_by_task)
     for look, portion in enumerate(asked, start=1):
         items += ask(portion)
-        if judgement := judge_look(baseline, items, look, len(asked), policy):
+        if judged := judge_look(baseline, items, look, len(asked), policy):
+            judgement, comparison = judged
             break
 
 Items are paired by task and number; the loss of an item is what the candidate scored less, and scores are shares from
@@ -24,7 +25,7 @@ import math
 import random
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from statistics import NormalDist
@@ -34,9 +35,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llm_pipeline.accuracy.evaluation import Bounds, Comparison, PairedAccuracy
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.statistics.intervals import clopper_pearson_upper, critical_value
@@ -71,7 +72,7 @@ CUT_ADVICE = (
 _IDENTIFIER = re.compile(r"(^|[._])(id|idx|ind|index|key|uid|uuid)$", re.IGNORECASE)
 _IMPROBABLE = 2.33  # the normal quantile of one per cent
 _TINY, _WIDEST = 1e-300, 1.0 - 1e-12
-_WORST_PARTS = 3
+_MOST_TOLD = 3
 _NORMAL = NormalDist()
 _NO_GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
@@ -142,15 +143,6 @@ def _texts(name: str, value: Any) -> Iterator[tuple[str, str]]:
             yield from _texts(name, own)
     else:
         yield name, " ".join(value.split()).casefold() if isinstance(value, str) else repr(value)
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """An estimate between its one-sided bounds, all fractions."""
-
-    estimate: float
-    lower: float
-    upper: float
 
 
 @dataclass(frozen=True)
@@ -347,59 +339,10 @@ class TaskPairs:
         return ""
 
 
-class PairedAccuracy(Frozen):
-    """One task's (or all tasks') comparison.
-
-    Attributes:
-        name: The task or group, or `POOLED`.
-        pairs: Items scored on both sides.
-        unpaired: Items that one side lacks or has no score for.
-        baseline: Mean score of the baseline over the pairs.
-        candidate: Mean score of the candidate over the pairs.
-        loss: What the candidate scored less, between its bounds. Negative is a gain.
-        lost: Items on which the candidate scored less.
-        gained: Items on which the candidate scored more.
-        cut: Answers of the baseline, and of the candidate, that ended by length.
-        clusters: Groups of items that belong together; None when every item stands for itself.
-        parts: Of a group, its tasks; none of them is judged by itself.
-    """
-
-    name: str
-    pairs: int
-    unpaired: int = 0
-    baseline: float | None = None
-    candidate: float | None = None
-    loss: Bounds | None = None
-    lost: int = 0
-    gained: int = 0
-    cut: tuple[int, int] = (0, 0)
-    clusters: int | None = None
-    parts: tuple[PairedAccuracy, ...] = ()
-
-    @property
-    def flips(self) -> int:
-        """Items whose score changed either way."""
-        return self.lost + self.gained
-
-
-class Comparison(Frozen):
-    """Two evaluations compared: pooled and by task.
-
-    Attributes:
-        confidence: Confidence of each one-sided bound.
-        pooled: All pairs of all tasks together.
-        tasks: By task or group, sorted by name.
-    """
-
-    confidence: float
-    pooled: PairedAccuracy
-    tasks: tuple[PairedAccuracy, ...]
-
-
 def pair_items(
     baseline: Sequence[ScoredItem],
     candidate: Sequence[ScoredItem],
-    tasks: Iterable[str] | None = None,
+    tasks: Collection[str] | None = None,
     groups: Mapping[str, Sequence[str]] = _NO_GROUPS,
     *,
     all_asked: bool = False,
@@ -410,12 +353,15 @@ def pair_items(
     `all_asked` also one of the baseline that the candidate lacks.
 
     Raises:
-        IntegrityError: An item occurs twice, asks another question than its partner, or has a score outside 0 to 1.
+        IntegrityError: An item asks another question than its partner.
     """
-    before, after = _by_task(baseline, "baseline"), _by_task(candidate, "candidate")
+    before, after = (defaultdict[str, dict[int, ScoredItem]](dict) for _ in range(2))
+    for side, items in ((before, baseline), (after, candidate)):
+        for item in items:
+            side[item.task][item.item_id] = item
     judged: dict[str, TaskPairs] = {}
-    for name in sorted(set(tasks) if tasks is not None else {*before, *after}):
-        own, other = before.get(name, {}), after.get(name, {})
+    for name in sorted({*before, *after} if tasks is None else tasks):
+        own, other = before[name], after[name]
         shared = [(own[number], other[number]) for number in sorted(own.keys() & other.keys())]
         if strangers := [one.item_id for one, two in shared if one.fingerprint != two.fingerprint]:
             raise IntegrityError(
@@ -424,7 +370,7 @@ def pair_items(
                 where="baseline and candidate evaluations",
                 hint="evaluate both with the same dataset revision, prompt template and few-shot seed",
             )
-        scored = tuple(pair for pair in shared if all(map(is_scored, pair)))
+        scored = tuple(pair for pair in shared if None not in (pair[0].score, pair[1].score))
         asked = own.keys() | other.keys() if all_asked else other.keys()
         judged[name] = TaskPairs(name, scored, len(asked) - len(scored))
     for group, members in groups.items():
@@ -439,30 +385,6 @@ def join(name: str, parts: Sequence[TaskPairs]) -> TaskPairs:
     return TaskPairs(name, items, sum(part.unpaired for part in parts), tuple(parts))
 
 
-def is_scored(item: ScoredItem) -> bool:
-    """Whether an item has a score that is a number."""
-    return item.score is not None and not math.isnan(item.score)
-
-
-def _by_task(items: Sequence[ScoredItem], side: str) -> dict[str, dict[int, ScoredItem]]:
-    grouped = defaultdict[str, dict[int, ScoredItem]](dict)
-    for item in items:
-        if item.item_id in grouped[item.task]:
-            raise IntegrityError(
-                f"item {item.item_id} of task {item.task} occurs twice",
-                where=f"{side} evaluation",
-                hint="evaluate again: an item counted twice narrows the bound without new evidence",
-            )
-        if is_scored(item) and not 0.0 <= (item.score or 0.0) <= 1.0:
-            raise IntegrityError(
-                f"item {item.item_id} of task {item.task} scored {item.score}, outside 0 to 1",
-                where=f"{side} evaluation",
-                hint="choose a metric whose scores are shares from 0 to 1, or leave the task out",
-            )
-        grouped[item.task][item.item_id] = item
-    return grouped
-
-
 def judge_look(
     baseline: Sequence[ScoredItem],
     candidate: Sequence[ScoredItem],
@@ -472,7 +394,7 @@ def judge_look(
     *,
     tasks: Collection[str] | None = None,
     groups: Mapping[str, Sequence[str]] = _NO_GROUPS,
-) -> Judgement | None:
+) -> tuple[Judgement, Comparison] | None:
     """Judge the items that were scored up to the end of one portion.
 
     Args:
@@ -485,7 +407,9 @@ def judge_look(
         groups: Tasks that are judged as one, by the name of the group.
 
     Returns:
-        The judgement, with the pooled loss first in the evidence, then what is missing, then each task's loss. None to
+        The judgement, with the pooled loss first in the evidence, then what is missing, then each task's loss; and the
+        comparison behind it. The bounds of both are wider than those of a sample of its size: they hold at all looks
+        together (C. Jennison and B. W. Turnbull, Journal of the Royal Statistical Society B 51 (1989) 305-361). None to
         go on; never None at the last look.
 
     Raises:
@@ -497,63 +421,32 @@ def judge_look(
     if not enough and look < looks:
         return None
     passing, failing = (partial(level_of, look, looks, spending) for spending in (late, early))
-
-    def facts(judged: Sequence[TaskPairs], margin: float) -> Iterator[Evidence]:
+    compared, facts, hopeless = [], [], []
+    for judged, margin in (((pooled,), policy.margin), (parts, policy.task_margin)):
         tested = judged if enough else ()
-        lucky = _holm(tested, alpha, lambda sample, error: sample.upper(passing(error)) < -ANOMALOUS_GAIN)
-        harmed = _holm(tested, alpha, lambda sample, error: sample.lower(failing(error)) > margin)
+        lucky = _holm(tested, alpha, lambda sample, error: -sample.upper(passing(error)), ANOMALOUS_GAIN)
+        harmed = _holm(tested, alpha, lambda sample, error: sample.lower(failing(error)), margin)
         for pairs in judged:
             part = _compared(pairs, passing(alpha), failing(alpha))
             passes = enough and part.loss is not None and part.loss.upper < margin and not pairs.objection(margin)
             verdict = Verdict.GO if passes else Verdict.INCONCLUSIVE
             verdict = Verdict.ANOMALOUS if part.name in lucky else Verdict.NO_GO if part.name in harmed else verdict
-            yield _fact(pairs, part, margin, verdict, policy)
-
-    evidence = [*facts([pooled], policy.margin), *_gaps(parts, policy), *facts(parts, policy.task_margin)]
-    judgement = judge("", evidence)
+            compared.append(part)
+            facts.append(_fact(pairs, part, margin, verdict, policy))
+            if pairs.items and is_hopeless(pairs.sample, margin, look, looks, alpha):
+                hopeless.append(pairs.name)
+    judgement = judge("", [facts[0], *_gaps(parts, policy), *facts[1:]])
     where = ""
     if looks > 1:
         planned = sum(tasks is None or item.task in tasks for item in baseline)
         where = f" Stopped at look {look} of {looks}, {len(candidate):,} of {planned:,} items."
     if judgement.verdict is Verdict.INCONCLUSIVE and look < looks:
-        margins = [(pooled, policy.margin), *((pairs, policy.task_margin) for pairs in parts if pairs.items)]
-        if not pooled.unpaired and not any(
-            is_hopeless(pairs.sample, margin, look, looks, alpha) for pairs, margin in margins
-        ):
+        if not hopeless and not pooled.unpaired:
             return None
-        where += " GO had become improbable, which shows no loss beyond the margin."
-    return judgement.model_copy(update={"summary": _summary(judgement, len(parts), policy) + where})
-
-
-def compare_as_judged(
-    baseline: Sequence[ScoredItem],
-    candidate: Sequence[ScoredItem],
-    policy: AccuracyPolicy,
-    judgement: Judgement | None,
-    *,
-    tasks: Collection[str] | None = None,
-    groups: Mapping[str, Sequence[str]] = _NO_GROUPS,
-) -> Comparison:
-    """The comparison with the baseline, with the bounds that the judgement used.
-
-    A look decides by bounds that are wider than those of a sample of its size: they hold at all looks together (C.
-    Jennison and B. W. Turnbull, Journal of the Royal Statistical Society B 51 (1989) 305-361). Without a judgement of
-    the loss the bounds are those of the sample.
-
-    Raises:
-        IntegrityError: As `pair_items`.
-    """
-    facts, alpha = {fact.name: fact for fact in judgement.evidence} if judgement else {}, 1.0 - policy.confidence
-
-    def compared(pairs: TaskPairs) -> PairedAccuracy:
-        part, fact = _compared(pairs, alpha, alpha), facts.get(_fact_name(pairs.name))
-        if not part.loss or not fact or fact.lower is None or fact.upper is None:
-            return part
-        return part.model_copy(update={"loss": Bounds(part.loss.estimate, fact.lower, fact.upper)})
-
-    parts = pair_items(baseline, candidate, tasks, groups)
-    pooled = compared(join(POOLED, parts))
-    return Comparison(confidence=policy.confidence, pooled=pooled, tasks=tuple(map(compared, parts)))
+        if hopeless:
+            where += f" GO had become improbable ({', '.join(hopeless)}), which shows no loss beyond the margin."
+    comparison = Comparison(confidence=policy.confidence, pooled=compared[0], tasks=tuple(compared[1:]))
+    return judgement.model_copy(update={"summary": _summary(judgement) + where}), comparison
 
 
 def _compared(pairs: TaskPairs, passing: float, failing: float) -> PairedAccuracy:
@@ -578,15 +471,17 @@ def _compared(pairs: TaskPairs, passing: float, failing: float) -> PairedAccurac
     )
 
 
-def _holm(judged: Sequence[TaskPairs], alpha: float, claim: Callable[[LossSample, float], bool]) -> set[str]:
-    """Of which tasks a claim is shown, by Holm's method; at a look each of its levels is what its error buys there.
+def _holm(
+    judged: Sequence[TaskPairs], alpha: float, bound: Callable[[LossSample, float], float], limit: float
+) -> set[str]:
+    """Of which tasks a bound is beyond a limit, by Holm's method; at a look each level is what its error buys there.
 
     W. Maurer and F. Bretz, Multiple testing in group sequential trials using graphical approaches, Statistics in
     Biopharmaceutical Research 5 (2013) 311-320.
     """
     shown = set[str]()
     while left := [pairs for pairs in judged if pairs.name not in shown]:
-        more = {pairs.name for pairs in left if pairs.items and claim(pairs.sample, alpha / len(left))}
+        more = {pairs.name for pairs in left if pairs.items and bound(pairs.sample, alpha / len(left)) > limit}
         if not more:
             return shown
         shown |= more
@@ -605,35 +500,27 @@ def is_hopeless(sample: LossSample, margin: float, look: int, looks: int, alpha:
     return not sample.few and sample.mean - margin > reach * error
 
 
-def _fact_name(name: str) -> str:
-    return f"accuracy loss, {name}"
-
-
 def _fact(pairs: TaskPairs, part: PairedAccuracy, margin: float, verdict: Verdict, policy: AccuracyPolicy) -> Evidence:
+    name = f"accuracy loss, {part.name}"
     if part.loss is None:
         detail = "No item is scored on both sides."
-        return Evidence(name=_fact_name(part.name), verdict=verdict, limit=margin, unit="fraction", detail=detail)
+        return Evidence(name=name, verdict=verdict, limit=margin, unit="fraction", detail=detail)
     clusters = f" in {part.clusters} clusters" if part.clusters else ""
     detail = f"{part.lost} lost, {part.gained} gained{clusters}."
-    if losses := {own.name: 100 * own.loss.estimate for own in part.parts if own.loss}:
-        worst = sorted(losses, key=lambda name: (-losses[name], name))[:_WORST_PARTS]
-        told = ", ".join(f"{name} {losses[name]:+.1f}" for name in worst)
-        detail += f" Largest losses of its {len(part.parts)} tasks, in points: {told}."
     if verdict is Verdict.ANOMALOUS:
         detail += " Quantization does not make models this much better: look for leaked answers or a broken baseline."
     elif verdict is Verdict.INCONCLUSIVE:
         detail += f" {_undecided(pairs, margin, policy)}"
+    return bounded_fact(name, verdict, part.loss, margin, part.pairs, detail)
+
+
+def bounded_fact(name: str, verdict: Verdict, bounds: Bounds, limit: float, samples: int, detail: str) -> Evidence:  # noqa: PLR0917
+    """Evidence of a share between its bounds."""
+    measured, lower, upper = bounds.estimate, bounds.lower, bounds.upper
     return Evidence(
-        name=_fact_name(part.name),
-        verdict=verdict,
-        measured=part.loss.estimate,
-        lower=part.loss.lower,
-        upper=part.loss.upper,
-        limit=margin,
-        unit="fraction",
-        samples=part.pairs,
-        detail=detail,
-    )
+        name=name, verdict=verdict, measured=measured, lower=lower, upper=upper, limit=limit, unit="fraction",
+        samples=samples, detail=detail,
+    )  # fmt: skip
 
 
 def _undecided(pairs: TaskPairs, margin: float, policy: AccuracyPolicy) -> str:
@@ -646,33 +533,25 @@ def _undecided(pairs: TaskPairs, margin: float, policy: AccuracyPolicy) -> str:
     if math.isclose(sample.mean, margin):
         return "The loss equals the limit: no number of items would decide."
     needed = items_needed(margin - sample.mean, sample.variance, policy.confidence) * items / sample.pairs
-    more = max(math.ceil(needed), policy.minimum_items) - items
+    more = max(math.ceil(needed), policy.minimum_items if pairs.name == POOLED else 0) - items
     if more > 0:
-        return f"About {more} more items would decide (90 % power)."
+        return f"About {more:,} more items would decide (90 % power)."
     return "These items are enough for one test, but not for all tasks and looks together."
 
 
 def _gaps(parts: Sequence[TaskPairs], policy: AccuracyPolicy) -> Iterator[Evidence]:
     """What keeps tasks from passing besides their losses: items without a score, and answers cut short."""
     for pairs in parts:
-        items, advice = len(pairs.items), "such items never pass: evaluate again"
-        found = [("items without a partner or a score", pairs.unpaired, 0.0, advice)]
+        items = len(pairs.items)
+        found = [("items without a partner or a score", pairs.unpaired, 0.0, "such items never pass: evaluate again")]
         for side, arm in enumerate(("baseline", "candidate")):
             cut = sum(pair[side].cut for pair in pairs.items)
             found.append((f"{arm}'s answers that ended by length", cut, policy.maximum_cut_share * items, CUT_ADVICE))
-        yield from (
-            Evidence(
-                name=f"{name}, {pairs.name}",
-                verdict=Verdict.INCONCLUSIVE,
-                measured=count,
-                limit=limit,
-                unit="items",
-                samples=items,
-                detail=f"{count} of {items}: {advice}.",
-            )
-            for name, count, limit, advice in found
-            if count > limit
-        )
+        for name, count, limit, advice in (one for one in found if one[1] > one[2]):
+            yield Evidence(
+                name=f"{name}, {pairs.name}", verdict=Verdict.INCONCLUSIVE, measured=count, limit=limit, unit="items",
+                samples=items, detail=f"{count} of {items}: {advice}.",
+            )  # fmt: skip
 
 
 _OPENINGS = {
@@ -683,13 +562,19 @@ _OPENINGS = {
 }
 
 
-def _summary(judgement: Judgement, tasks: int, policy: AccuracyPolicy) -> str:
-    opening, (pooled, *others) = _OPENINGS[judgement.verdict], judgement.evidence
-    if pooled.measured is None or pooled.upper is None:
-        return f"{opening}: no item is scored on both sides."
-    if judgement.verdict is not pooled.verdict:
-        opening += f" ({'; '.join(fact.name for fact in others if fact.verdict is judgement.verdict)})"
-    return (
-        f"{opening}: loss {100 * pooled.measured:+.2f} points, {100 * policy.confidence:.4g} % upper bound "
-        f"{100 * pooled.upper:+.2f}, margin {100 * policy.margin:g}, on {pooled.samples} items of {tasks} tasks."
-    )
+def _summary(judgement: Judgement) -> str:
+    """The verdict, and the facts that decided it with their figures; of a GO all tasks together."""
+    verdict = judgement.verdict
+    deciding = [fact for fact in judgement.evidence if fact.verdict is verdict]
+    shown = deciding[: 1 if verdict is Verdict.GO else _MOST_TOLD]
+    rest = "" if verdict is Verdict.GO or deciding == shown else f" And {len(deciding) - len(shown)} more."
+    return f"{_OPENINGS[verdict]}. {' '.join(map(_in_words, shown))}{rest}"
+
+
+def _in_words(fact: Evidence) -> str:
+    if fact.upper is None:
+        return f"{fact.name}: {fact.detail}"
+    numbers = (fact.measured, fact.lower, fact.upper, fact.limit)
+    figures = [f"{100.0 * number:+.2f}" for number in numbers if number is not None]
+    told = "{} points (bounds {} and {}, margin {})".format(*figures)
+    return f"{fact.name}: {told} on {fact.samples:,} items, {fact.detail}"

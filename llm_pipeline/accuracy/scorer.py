@@ -7,25 +7,24 @@
 
 Prompts, filters, metrics and answers are lm-eval's. What is added stands between it and the model (`AskedModel`): a
 prompt that would be cut is refused, a likelihood that is not a number is found, answers that ended by length are
-counted, and thoughts are stripped after that. lm-eval caches the answers below it, so that a killed run resumes.
+counted, and thoughts are stripped after that. It keeps the answers, so that a killed run resumes.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from datetime import UTC, datetime
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_EVALUATE_OFFLINE", "1")
@@ -35,7 +34,7 @@ os.environ.setdefault("TQDM_DISABLE", "1")  # a task log has lines, not bars
 import numpy as np
 import torch
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import LM, CacheHook, CachingLM
+from lm_eval.api.model import LM
 from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
 from lm_eval.evaluator import evaluate
 from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
@@ -48,20 +47,16 @@ from llm_pipeline.artifacts.checkpoint_loading import load_config
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.artifacts.model_rules import read_model_rules
 from llm_pipeline.base.digest import sha256_json
-from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Unsupported
-from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.base.progress import Progress
 from llm_pipeline.config.release import CheckpointEvaluation
-
-log = get_logger(__name__)
-
 
 _DAY = datetime(2024, 7, 26, tzinfo=UTC)
 """For chat templates that print the date, as arms are asked on different days: Llama 3.1's default."""
 _LOGITS_BYTES = 4 * 2**30
 """Of logits at once, in float32 and before, on a CPU."""
 _LOGITS_SHARE = 0.2
-"""The same on a GPU, of its memory."""
+"""The same on a GPU, of what the weights leave of its memory."""
 _MOST_SEQUENCES = {"cpu": 64, "cuda": 256}
 
 
@@ -69,45 +64,38 @@ class NotFinite(IntegrityError):
     """A model gave a log-likelihood that is not a number: it is broken, and has no score."""
 
 
-class Written(str):
-    """A text that a model wrote.
-
-    Attributes:
-        cut: It ended by length.
-    """
-
-    __slots__ = ("cut",)
-    cut: bool
-
-    @classmethod
-    def of(cls, text: str, *, cut: bool) -> Written:
-        """The text, with how it ended."""
-        made = cls(text)
-        made.cut = cut
-        return made
-
-
 class AskedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
-    """What lm-eval asks: it checks and counts what goes to and comes from the model below it.
+    """What lm-eval asks: it checks and counts what goes to and comes from the model below it, and keeps the answers.
+
+    lm-eval's own cache of them in SQLite commits each answer twice, which takes as long as a small model does, and has
+    no place for how an answer ended.
 
     Attributes:
         numbers: The documents that are asked now, by task: lm-eval numbers them from 0 in each call.
-        written: What the model wrote for each item, thoughts included.
+        seed: Answers that are drawn with another seed are other answers.
+        written: What the model wrote for each item, thoughts included, and whether it ended by length.
     """
 
     def __init__(self, model: LM, tokenizer: Any, evaluation: CheckpointEvaluation, answers: Path | None) -> None:
         super().__init__()
-        self._inner, self._tokenizer, self._evaluation = model, tokenizer, evaluation
-        self._model = model
-        self.progress = Progress("evaluating", 0, "requests")
-        caching = None
-        if answers is not None:
-            caching = self._model = CachingLM(model, ":memory:")
-            caching.dbdict.close()
-            caching.dbdict = _Answers(answers)
-        model.set_cache_hook(_KeepingHook(caching, model, self))
+        self._model, self._tokenizer, self._evaluation = model, tokenizer, evaluation
         self.numbers: Mapping[str, Sequence[int]] = {}
-        self.written: dict[ItemPlace, Written] = {}
+        self.seed = 0
+        self.written: dict[ItemPlace, tuple[str, bool]] = {}
+        self._requests: list[Instance] = []
+        self._asked: list[Any] = []
+        self._progress = Progress("evaluating", 0, "requests")
+        self._answers: dict[str, Any] = {}
+        self._file = None
+        if answers is not None:
+            answers.parent.mkdir(parents=True, exist_ok=True)
+            for line in answers.read_bytes().splitlines() if answers.exists() else ():
+                with suppress(ValueError):  # a line that was torn is asked again
+                    self._answers.update([json.loads(line)])
+            self._file = answers.open("ab", buffering=0)
+            self._file.write(b"\n")  # what follows a torn line is a line of its own
+        model.set_cache_hook(self)
+        model.refuse = self._refuse
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """Log-likelihood of each request's continuation, and whether it is the greedy one.
@@ -116,12 +104,7 @@ class AskedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
             ConfigError: A continuation has no tokens of its own, or a request is too long.
             NotFinite: One is NaN or infinite.
         """
-        self.progress = Progress("evaluating", len(requests), "likelihoods")
-        try:
-            answers = list(self._model.loglikelihood(requests))
-        except _Unasked as refused:
-            one = next(one for one in requests if one.args == refused.texts)
-            raise refused.explained(self._where(one)) from None
+        answers = self._answered("loglikelihood", requests, None)
         for one, (value, _) in zip(requests, answers, strict=True):
             if not math.isfinite(value):
                 raise NotFinite(
@@ -129,7 +112,7 @@ class AskedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
                     where=self._where(one),
                     hint="the weights or their scales overflow: quantize otherwise, or evaluate in bfloat16",
                 )
-        return answers
+        return [(value, greedy) for value, greedy in answers]
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         """Log-likelihood of whole texts; no task is judged by it."""
@@ -144,49 +127,74 @@ class AskedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
         thinks = self._evaluation.think_end
         wanted = [normalize_gen_kwargs(one.args[1]) for one in requests]
         self._refuse_what_would_be_cut(requests, [one["max_gen_toks"] for one in wanted])
-        self.progress = Progress("evaluating", len(requests), "answers")
-        texts = self._model.generate_until([_asked(one, self._inner, thinks is not None) for one in requests])
-        answers = []
-        for one, options, text in zip(requests, wanted, texts, strict=True):
-            place = self._place(one)
-            self.written.setdefault(place, text)
-            answers.append(postprocess_generated_text(text, options["until"], thinks))
-        return answers
+        groups = defaultdict[str, list[int]](list)
+        for number, one in enumerate(requests):
+            groups[json.dumps(one.args[1], sort_keys=True)].append(number)
+        texts = [""] * len(requests)
+        for options, numbers in groups.items():
+            # all of the model's end tokens end an answer, and no stop word ends a thought
+            own = {**json.loads(options), **self._model.request_options, **({} if thinks is None else {"until": []})}
+            asked = [copy(requests[number]) for number in numbers]
+            for one in asked:
+                one.arguments = (one.args[0], own)
+            for number, answer in zip(numbers, self._answered("generate_until", asked, own), strict=True):
+                self.written.setdefault(self._place(requests[number]), answer)
+                texts[number] = answer[0]
+        return [postprocess_generated_text(text, own["until"], thinks) for text, own in zip(texts, wanted, strict=True)]
+
+    def _answered(self, kind: str, requests: list[Instance], options: Mapping[str, Any] | None) -> list[Any]:
+        """Answers to requests with the same options; what an earlier attempt asked is not asked again."""
+        self._requests, self._asked = requests, [kind, options, self.seed]
+        keys = [self._key(one.args) for one in requests]
+        left = {key: one for key, one in zip(keys, requests, strict=True) if key not in self._answers}
+        self._progress = Progress("evaluating", len(left), "answers" if options else "likelihoods")
+        if left:
+            getattr(self._model, kind)(list(left.values()))
+        return [self._answers[key] for key in keys]
+
+    def add_partial(self, kind: str, request: tuple[Any, ...], answer: Any) -> None:
+        """Keep an answer as soon as the model's class has it: it calls this as the hook of lm-eval's cache."""
+        if kind == "generate_until" and isinstance(answer, str):
+            answer = (answer, self._model.ended_by_length(request, answer))
+        key = self._key(request)
+        self._answers[key] = answer
+        if self._file is not None:
+            self._file.write(json.dumps([key, answer]).encode() + b"\n")
+        self._progress.advance()
+
+    def _key(self, request: tuple[Any, ...]) -> str:
+        """By its texts: lm-eval's classes change the options before they hand over an answer."""
+        return sha256_json([*self._asked, *(text for text in request if isinstance(text, str))])
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """A conversation as a prompt, by the model's own class."""
-        return str(self._inner.apply_chat_template(chat_history, add_generation_prompt))
+        return str(self._model.apply_chat_template(chat_history, add_generation_prompt))
 
     @property
     def tokenizer_name(self) -> str:
         """For lm-eval's cache of prompts, which is not used."""
         return ""
 
-    def halve_batches(self, error: Exception) -> None:
-        """Go on with half the batch.
-
-        Raises:
-            Unsupported: It is one sequence already.
-        """
-        size = getattr(self._inner, "batch_size_per_gpu", 1)
-        if size == 1:
-            raise Unsupported(
-                "a single sequence does not fit into the device's memory",
-                where=str(error).split(". ")[0],
-                hint="lower evaluation.maximum_length, or use a device with more memory",
-            ) from error
-        self._inner.batch_size_per_gpu = size // 2
-        torch.cuda.empty_cache()
-        log.warning("out of device memory: the batch is halved", sequences=size // 2)
-
     def _refuse_what_would_be_cut(self, requests: Sequence[Instance], most: Sequence[int]) -> None:
         begin = self._tokenizer.bos_token or "\0"
         prompts = [one.args[0].removeprefix(begin) for one in requests]
         sizes = [len(tokens) for tokens in self._tokenizer(prompts, verbose=False)["input_ids"]]
-        room = getattr(self._inner, "longest", self._evaluation.maximum_length)
+        room = getattr(self._model, "longest", self._evaluation.maximum_length)
         for one, size, answer in zip(requests, sizes, most, strict=True):
             if size + answer > room:
                 raise _too_long(size, size + answer, room, self._where(one))
+
+    def _refuse(self, texts: tuple[str, str], tokens: int, room: int) -> None:
+        """Refuse a context with its continuation, which alone has tokens 0 where it shares its own with the context."""
+        where = self._where(next(one for one in self._requests if one.args == texts))
+        if tokens:
+            raise _too_long(tokens, tokens + 1, room, where)
+        raise ConfigError(
+            f"the choice {texts[1][:40]!r} has no token of its own: one token spans the context and the choice",
+            where=where,
+            hint="set target_delimiter in a task file of your own, choose another metric or task (task_options), or "
+            "leave the task out",
+        )
 
     def _place(self, one: Instance) -> ItemPlace:
         return str(one.task_name), self.numbers[one.task_name][one.doc_id]
@@ -194,78 +202,6 @@ class AskedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
     def _where(self, one: Instance) -> str:
         task, number = self._place(one)
         return f"item {number} of task {task}"
-
-
-class _Answers(dict[str, Any]):
-    """lm-eval's cache of answers, a line of a file each; a line that was torn or damaged is asked again.
-
-    In place of lm-eval's own in SQLite: that commits each answer twice, which takes as long as a small model does, ends
-    every later attempt once it is damaged, and waits for ever on a full disk.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for line in path.read_bytes().split(b"\n") if path.exists() else ():
-            checksum, _, body = line.partition(b" ")
-            if checksum == b"%08x" % crc32(body):
-                key, value, cut = json.loads(body)
-                read = Written.of(value, cut=cut) if isinstance(value, str) else value
-                super().__setitem__(key, tuple(read) if isinstance(read, list) else read)
-        self._file = path.open("ab", buffering=0)
-        self._file.write(b"\n")  # what follows a torn line is a line of its own
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        if key not in self:  # lm-eval hands each over as it comes, and once more at the end
-            body = json.dumps([key, value, getattr(value, "cut", False)]).encode()
-            self._file.write(b"%08x %s\n" % (crc32(body), body))
-        super().__setitem__(key, value)
-
-    def commit(self) -> None:
-        """For lm-eval: each line is written at once."""
-
-
-class _KeepingHook(CacheHook):  # type: ignore[misc]  # lm_eval is untyped
-    """Sees each answer as it comes: counts it, and keeps what a killed run would lose."""
-
-    def __init__(self, caching: CachingLM | None, model: LM, asked: AskedModel) -> None:
-        super().__init__(caching)
-        self._inner, self._asked = model, asked
-
-    def add_partial(self, attr: str, req: Any, res: Any) -> None:
-        if attr == "generate_until" and hasattr(self._inner, "note"):
-            res = self._inner.note(req, res)
-        super().add_partial(attr, req, res)
-        self._asked.progress.advance()
-
-
-def _asked(one: Instance, model: LM, thinks: bool) -> Instance:
-    """A request as the model gets it: all of its end tokens end an answer, and no stop word ends a thought."""
-    prompt, options = one.args
-    asked = copy(one)
-    asked.arguments = (
-        prompt,
-        {**options, **getattr(model, "request_options", {}), **({"until": []} if thinks else {})},
-    )
-    return asked
-
-
-class _Unasked(Exception):
-    """A request that must not be asked; it knows its texts alone."""
-
-    def __init__(self, texts: tuple[str, str], tokens: int, room: int) -> None:
-        super().__init__()
-        self.texts, self._tokens, self._room = texts, tokens, room
-
-    def explained(self, where: str) -> ConfigError:
-        if self._tokens:
-            return _too_long(self._tokens, self._tokens + 1, self._room, where)
-        return ConfigError(
-            f"the choice {self.texts[1][:40]!r} has no token of its own: one token spans the context and the choice",
-            where=where,
-            hint="set target_delimiter in a task file of your own, choose another metric or task (task_options), or "
-            "leave the task out",
-        )
 
 
 def _too_long(tokens: int, needed: int, room: int, where: str) -> ConfigError:
@@ -285,7 +221,7 @@ class Scorer:
         tokenizer: The model's, of Transformers.
         loaded: The tasks.
         evaluation: How they are asked.
-        answers: File for lm-eval's cache of answers, of this model and evaluation alone; None for no cache.
+        answers: File that keeps the answers, of this model and evaluation alone; None to keep none.
         metrics: By which metric each task is judged, as the baseline's evaluation says; None to find out by
             `try_tasks`.
 
@@ -307,17 +243,21 @@ class Scorer:
         self.asked = AskedModel(model, tokenizer, evaluation, answers)
         self.loaded, self._evaluation = loaded, evaluation
         self._begin = begin_token(tokenizer)
-        self._template = chat_template(tokenizer) if evaluation.chat_template is not False else None
+        found = tokenizer.chat_template if evaluation.chat_template is not False else None
+        self._template = found.get("default") if isinstance(found, dict) else found
+        if self._template is None and evaluation.chat_template is True:
+            raise ConfigError(
+                "the checkpoint's tokenizer has no default chat template",
+                hint="set evaluation.chat_template to false, or to auto",
+            )
         self._documents = {}
         for name, task in loaded.tasks.items():
-            self._chat(name)
             if task.OUTPUT_TYPE == "generate_until":
                 most = {} if evaluation.max_gen_toks is None else {"max_gen_toks": evaluation.max_gen_toks}
                 task.set_config("generation_kwargs", {**evaluation.generation, **most}, update=True)
-            try:
-                self._documents[name] = list(task.eval_docs)[: evaluation.limit]
-            except Exception as error:
-                raise task_failure(error, "its documents cannot be read", f"task {name}") from error
+            self._documents[name] = list(task.eval_docs)[: evaluation.limit]
+            if not self._documents[name]:
+                raise ConfigError("it has no documents: its split is empty", where=f"task {name}")
         field = evaluation.cluster_field
         self.clusters = {name: document_clusters(own, field) for name, own in self._documents.items()}
         if field not in (None, "none") and not any(name for names in self.clusters.values() for name in names):
@@ -326,15 +266,7 @@ class Scorer:
 
     def _chat(self, name: str) -> bool:
         """Whether a task is asked in the model's chat format."""
-        wanted = self._evaluation.chat_template
-        if wanted is True and self._template is None:
-            raise ConfigError(
-                "the checkpoint's tokenizer has no chat template",
-                where=f"task {name}",
-                hint="set evaluation.chat_template to false, or to auto",
-            )
-        writes = self.loaded.tasks[name].OUTPUT_TYPE == "generate_until"
-        return self._template is not None and (wanted is True or writes)
+        return self._template is not None and (self._evaluation.chat_template is True or self._writes(name))
 
     def try_tasks(self) -> None:
         """Ask two documents of each task, the first and the longest: what cannot be scored is found while it is cheap.
@@ -349,26 +281,15 @@ class Scorer:
             for name, own in self._documents.items()
             for number in (0, max(range(len(own)), key=lambda number: len(str(own[number]))))
         }
-        if all(map(self._writes, self._documents)):
-            self._probe()
-        problems = []
+        if all(map(self._writes, self._documents)):  # a broken model's texts would only look damaged
+            name = next(iter(self._documents))
+            self.asked.numbers = {name: [0]}
+            self.asked.loglikelihood([Instance("loglikelihood", {}, ("The answer is", " 1"), 0, (name, 0, 1))])
         for name, samples in self._answered(sorted(places), seed=0).items():
             task, options = self.loaded.tasks[name], self.loaded.options[name]
-            try:
-                metric, kept = judged_by(name, samples, task.higher_is_better(), options)
-            except ConfigError as error:
-                problems.append(error)
-                continue
+            metric, kept = judged_by(name, samples, task.higher_is_better(), options)
             shots = int(task.get_config("num_fewshot") or 0)
             self.metrics[name] = TaskMetric(metric=metric, filter=kept, few_shots=shots, chat_template=self._chat(name))
-        if problems:
-            raise ConfigError("; ".join(one.message for one in problems), hint=problems[0].hint)
-
-    def _probe(self) -> None:
-        """Find a model that is broken although nobody asks for its likelihoods: its texts would only look damaged."""
-        name = next(iter(self._documents))
-        self.asked.numbers = {name: [0]}
-        self.asked.loglikelihood([Instance("loglikelihood", {}, ("The answer is", " 1"), 0, (name, 0, 1))])
 
     def ask(self, places: Sequence[ItemPlace]) -> list[ScoredItem]:
         """Ask some documents, and score them.
@@ -402,7 +323,7 @@ class Scorer:
                 "generation_kwargs", {"do_sample": False, "temperature": 0.0}, update=True
             )
         self._answered(places, seed=0)
-        greedy = dict(self.asked.written)
+        greedy = {place: text for place, (text, _) in self.asked.written.items()}
         return [item.model_copy(update={"completion": greedy.get((item.task, item.item_id), "")}) for item in items]
 
     def _writes(self, task: str) -> bool:
@@ -413,22 +334,22 @@ class Scorer:
         numbers: dict[str, list[int]] = defaultdict(list)
         for task, number in sorted(places):
             numbers[task].append(number)
-        self.asked.numbers = numbers
+        self.asked.numbers, self.asked.seed = numbers, seed
         if seed == 0:
             self.asked.written.clear()
         found: dict[str, list[dict[str, Any]]] = {}
         for chat in (True, False):
             tasks = {name: self.loaded.tasks[name] for name in numbers if self._chat(name) is chat}
-            while tasks:
-                try:
-                    found |= self._evaluated(tasks, numbers, seed, chat=chat)
-                    break
-                except torch.OutOfMemoryError as error:
-                    self.asked.halve_batches(error)
-                except PipelineError:
-                    raise
-                except Exception as error:
-                    raise task_failure(error, "lm-eval cannot ask", ", ".join(tasks)) from error
+            try:
+                found |= self._evaluated(tasks, numbers, seed, chat=chat) if tasks else {}
+            except torch.OutOfMemoryError as error:
+                raise Unsupported(
+                    "a batch does not fit into the device's memory",
+                    where=str(error).split(". ")[0],
+                    hint="lower evaluation.batch_size or evaluation.maximum_length",
+                ) from error
+            except Exception as error:
+                raise task_failure(error, "lm-eval cannot ask", ", ".join(tasks)) from error
         return found
 
     def _evaluated(
@@ -463,7 +384,7 @@ class Scorer:
             )
         prompt, options = sample["arguments"][0][:2]
         asked = normalize_gen_kwargs(options) if writes else {}
-        written = self.asked.written[name, number] if writes else Written.of("", cut=False)
+        text, ended_by_length = self.asked.written[name, number] if writes else ("", False)
         stops = () if self._evaluation.think_end else asked.get("until", ())
         return ScoredItem(
             task=name,
@@ -473,11 +394,11 @@ class Scorer:
             generative=writes,
             cluster=self.clusters[name][number],
             prompt=prompt.removeprefix(self._begin) if writes else "",
-            completion=str(written),
+            completion=text,
             stop=tuple(word for word in stops if word),
             maximum_tokens=asked.get("max_gen_toks"),
             chance=None if self.loaded.tasks[name].get_config("process_results") else _chance(sample, writes=writes),
-            cut=written.cut,
+            cut=ended_by_length,
         )
 
     @property
@@ -525,22 +446,6 @@ def template_arguments(evaluation: CheckpointEvaluation) -> dict[str, Any]:
     return {"date_string": f"{_DAY:%d %b %Y}", "strftime_now": _DAY.strftime, **evaluation.chat_template_arguments}
 
 
-def chat_template(tokenizer: Any) -> str | None:
-    """A tokenizer's chat template; None where it has none.
-
-    Raises:
-        ConfigError: It has several, and none is the default.
-    """
-    found = tokenizer.chat_template
-    if isinstance(found, dict) and "default" not in found:
-        raise ConfigError(
-            f"the tokenizer has chat templates by name ({', '.join(sorted(found))}), and none is the default",
-            hint="set evaluation.chat_template: false, or publish a copy of the model with a default one",
-        )
-    template: str | None = found["default"] if isinstance(found, dict) else found
-    return template
-
-
 def tokenizer_digest(tokenizer: Any) -> str:
     """Digest of what a tokenizer does, whatever its files look like."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -566,7 +471,7 @@ class _Checked:
 
     longest: int
     end_tokens: tuple[int, ...]
-    cut: dict[str, bool]
+    refuse: Callable[[tuple[str, str], int, int], None]
 
     def loglikelihood(self, requests: list[Instance], **_: Any) -> Any:
         return super().loglikelihood(requests, disable_tqdm=True)  # type: ignore[misc]
@@ -575,20 +480,11 @@ class _Checked:
         for texts, before, after in requests:
             tokens = len(before) + len(after)
             if texts is not None and (not after or tokens >= self.longest):
-                raise _Unasked(texts, tokens if after else 0, self.longest)
+                self.refuse(texts, tokens if after else 0, self.longest)
         return super()._loglikelihood_tokens(requests, **{**options, "disable_tqdm": True})  # type: ignore[misc]
 
-    def generate_until(self, requests: list[Instance], **_: Any) -> list[Written]:
-        self.cut = {}
-        texts = super().generate_until(requests, disable_tqdm=True)  # type: ignore[misc]
-        return [Written.of(text, cut=self.cut[one.args[0]]) for one, text in zip(requests, texts, strict=True)]
-
-    def note(self, request: tuple[str, Mapping[str, Any]], text: str) -> Written:
-        self.cut[request[0]] = self._ended_by_length(request, text)
-        return Written.of(text, cut=self.cut[request[0]])
-
-    def _ended_by_length(self, request: tuple[str, Mapping[str, Any]], text: str) -> bool:
-        raise NotImplementedError
+    def generate_until(self, requests: list[Instance], **_: Any) -> Any:
+        return super().generate_until(requests, disable_tqdm=True)  # type: ignore[misc]
 
 
 class _OfTransformers(_Checked):
@@ -601,7 +497,7 @@ class _OfTransformers(_Checked):
         self._decoded = (tokens, text, ended)
         return text
 
-    def _ended_by_length(self, request: tuple[str, Mapping[str, Any]], text: str) -> bool:
+    def ended_by_length(self, request: tuple[str, Mapping[str, Any]], text: str) -> bool:
         tokens, whole, ended = self._decoded
         return not ended and text == whole and len(tokens) >= normalize_gen_kwargs(request[1])["max_gen_toks"]
 
@@ -621,7 +517,7 @@ class _OfEngines(_Checked):
 
         return watched
 
-    def _ended_by_length(self, request: tuple[str, Mapping[str, Any]], text: str) -> bool:  # noqa: ARG002
+    def ended_by_length(self, request: tuple[str, Mapping[str, Any]], text: str) -> bool:  # noqa: ARG002
         return bool(self._reasons.popleft() == "length")
 
 
@@ -645,59 +541,43 @@ def checkpoint_model(scorer: str, checkpoint: Path, tokenizer: Any, evaluation: 
     positions = getattr(load_config(checkpoint).get_text_config(), "max_position_embeddings", None)
     longest = min(evaluation.maximum_length, positions or evaluation.maximum_length)
     given = {"chat_template_args": template_arguments(evaluation), **evaluation.scorer_arguments}
-    ends = list(rules.end_tokens)
-    if scorer == "hf":
-        model = _hf_model(checkpoint, tokenizer, evaluation, dtype, {"max_length": longest, **given})
-        model.request_options = {}
-    else:
+    if scorer != "hf":
         check_directory(checkpoint)
         model = _engine_model(scorer, checkpoint, dtype, longest, given)
-        model.request_options = {"stop_token_ids": ends} if ends else {}
+        model.request_options = {"stop_token_ids": list(rules.end_tokens)} if rules.end_tokens else {}
+    else:
+        from lm_eval.models.huggingface import HFLM
+
+        from llm_pipeline.quantization.readback import load_model
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        loaded = load_model(checkpoint, getattr(torch, dtype), device)
+        size = evaluation.batch_size
+        if size == "auto":
+            memory: float = _LOGITS_BYTES
+            if device == "cuda":
+                memory = torch.cuda.mem_get_info()[0] * _LOGITS_SHARE
+            vocabulary = loaded.config.get_text_config().vocab_size
+            size = max(1, min(_MOST_SEQUENCES[device], int(memory / (longest * vocabulary * 10))))
+        # half precision would round log-likelihoods to sixteenths of a nat, and make ties out of choices
+        own = {"pretrained": loaded, "tokenizer": tokenizer, "batch_size": size, "softmax_dtype": "float32"}
+        model = type("CheckedHFLM", (_OfTransformers, HFLM), {})(**{**own, "max_length": longest, **given})
+        model.request_options = {}
     model.longest, model.end_tokens = longest, rules.end_tokens
     return model
 
 
-def _hf_model(
-    checkpoint: Path,
-    tokenizer: Any,
-    evaluation: CheckpointEvaluation,
-    dtype: str,
-    given: Mapping[str, Any],
-) -> Any:
-    from lm_eval.models.huggingface import HFLM
-
-    from llm_pipeline.quantization.readback import load_model
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = load_model(checkpoint, getattr(torch, dtype), device)
-    size = evaluation.batch_size
-    if size == "auto":
-        memory = (
-            torch.cuda.get_device_properties(device).total_memory * _LOGITS_SHARE if device == "cuda" else _LOGITS_BYTES
-        )
-        vocabulary = model.config.get_text_config().vocab_size
-        size = max(1, min(_MOST_SEQUENCES[device], int(memory / (given["max_length"] * vocabulary * 10))))
-    logging.getLogger("lm_eval.models.huggingface").addFilter(lambda record: "`pretrained`" not in record.getMessage())
-    kind = type("CheckedHFLM", (_OfTransformers, HFLM), {})
-    # half precision would round log-likelihoods to sixteenths of a nat, and make ties out of choices
-    return kind(
-        **{"pretrained": model, "tokenizer": tokenizer, "batch_size": size, "softmax_dtype": "float32", **given}
-    )
-
-
 def _engine_model(scorer: str, checkpoint: Path, dtype: str, longest: int, given: Mapping[str, Any]) -> Any:
+    own: dict[str, Any] = {"model": str(checkpoint), "max_input_len": longest, "max_output_len": 1}
     try:
         if scorer == "vllm":
             os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # CUDA runs here, which no fork survives
-            from lm_eval.models.vllm_causallms import VLLM
+            from lm_eval.models.vllm_causallms import VLLM as Engine  # noqa: N811
 
             own = {"pretrained": str(checkpoint), "max_length": longest, "generation_config": "vllm"}
-            model = type("CheckedVLLM", (_OfEngines, VLLM), {})(**{"dtype": dtype, **own, **given})
         else:
-            from lm_eval.models.trtllm_causallms import TRTLLM
-
-            own = {"model": str(checkpoint), "max_input_len": longest, "max_output_len": 1}
-            model = type("CheckedTRTLLM", (_OfEngines, TRTLLM), {})(**{"dtype": dtype, **own, **given})
+            from lm_eval.models.trtllm_causallms import TRTLLM as Engine  # noqa: N811
+        model: Any = type("CheckedEngine", (_OfEngines, Engine), {})(**{"dtype": dtype, **own, **given})
     except Exception as error:
         raise Unsupported(
             f"{scorer} cannot load the checkpoint: {type(error).__name__}: {str(error).splitlines()[0][:300]}",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
+from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from llm_pipeline.accuracy.scorer import Written
 from llm_pipeline.base.errors import Transient, Unsupported
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
@@ -36,50 +36,38 @@ class ServedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
         self, endpoint: Endpoint, tokenizer: Any, begin: str, chat_template_arguments: Mapping[str, Any]
     ) -> None:
         super().__init__()
-        self._endpoint, self._tokenizer, self._begin = endpoint, tokenizer, begin
-        self._arguments = dict(chat_template_arguments)
+        self._endpoint, self._begin = endpoint, begin
+        self.tokenizer, self.chat_template_args = tokenizer, dict(chat_template_arguments)
 
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """A conversation as a prompt; as in lm-eval, a template that refuses a system turn is asked without it."""
-        from jinja2.exceptions import TemplateError
+    apply_chat_template = HFLM.apply_chat_template
+    request_options: ClassVar[dict[str, Any]] = {}
 
-        options = {
-            "tokenize": False, "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": not add_generation_prompt, **self._arguments,
-        }  # fmt: skip
-        try:
-            return str(self._tokenizer.apply_chat_template(chat_history, **options))
-        except TemplateError:
-            rest = [turn for turn in chat_history if turn["role"] != "system"]
-            return str(self._tokenizer.apply_chat_template(rest, **options))
-
-    def generate_until(self, requests: list[Instance]) -> list[Written]:
-        """Texts, cut at the task's stop words.
+    def generate_until(self, requests: list[Instance]) -> None:
+        """Texts, cut at the task's stop words, and whether each ended by length: for the hook of lm-eval's cache alone.
 
         Raises:
             Transient: The server does not answer a request, or answers it with an error, three times.
             Unsupported: More than a temperature is asked for.
         """
-        return asyncio.run(self._generate(requests))
+        asyncio.run(self._generate(requests))
 
-    async def _generate(self, requests: list[Instance]) -> list[Written]:
+    async def _generate(self, requests: list[Instance]) -> None:
         places = asyncio.Semaphore(_REQUESTS_IN_FLIGHT)
         async with GenerationClient.of(self._endpoint, timeout_seconds=_LONGEST_ANSWER_SECONDS) as client:
 
-            async def ask(one: Instance) -> Written:
+            async def ask(one: Instance) -> None:
                 async with places:
                     answer = await self._ask(client, self._request(*one.args))
                 self.cache_hook.add_partial("generate_until", one.args, answer)
-                return answer
 
-            return list(await asyncio.gather(*(ask(one) for one in requests)))
+            await asyncio.gather(*(ask(one) for one in requests))
 
-    async def _ask(self, client: GenerationClient, request: GenerationRequest) -> Written:
+    async def _ask(self, client: GenerationClient, request: GenerationRequest) -> tuple[str, bool]:
         error = ""
         for attempt in range(_ATTEMPTS):
             answer = await client.generate(request)
             if answer.ok:
-                return Written.of(answer.text, cut=answer.finish_reason == "length")
+                return answer.text, answer.finish_reason == "length"
             error = answer.error
             await asyncio.sleep(0.5 * 2**attempt)
         raise Transient(f"no usable answer in {_ATTEMPTS} attempts: {error}", where=self._endpoint.url)
@@ -99,17 +87,12 @@ class ServedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
             allow_empty=True,
         )
 
-    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+    def loglikelihood(self, requests: list[Instance]) -> Any:
         """Refuse: a server returns text, not the likelihood of a given one."""
-        raise no_likelihood(str(requests[0].task_name))
+        raise Unsupported(
+            "a served model has no log-likelihoods",
+            where=f"task {requests[0].task_name}",
+            hint="list generative tasks only in served_tasks",
+        )
 
-    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        """Refuse, as above."""
-        raise no_likelihood(str(requests[0].task_name))
-
-
-def no_likelihood(task: str) -> Unsupported:
-    """Says that a served model cannot be asked a task."""
-    return Unsupported(
-        "a served model has no log-likelihoods", where=f"task {task}", hint="list generative tasks only in served_tasks"
-    )
+    loglikelihood_rolling = loglikelihood

@@ -8,6 +8,7 @@ what `!function` names. Here nothing is run. Data lie in the directory (`dataset
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_pipeline.base.errors import ConfigError, unless_io
-from llm_pipeline.base.plain_files import DATA_FILE_BYTES, problem_of_plain_file, read_plain_file
+from llm_pipeline.base.plain_files import read_plain_file
 from llm_pipeline.base.yaml_document import CONFIG_BOUNDS, Tagged, parse_yaml
 
 KINDS = ("json", "csv", "parquet", "text")
@@ -38,11 +39,6 @@ class TaskFile:
     def brings_data(self) -> bool:
         """Whether its data are files of the directory."""
         return self.content.get("dataset_path") in KINDS and "hf://" not in str(self.content.get("dataset_kwargs"))
-
-    @property
-    def code(self) -> str:
-        """The first Python that it names, `module.function`; empty for none."""
-        return _code(self.content)
 
 
 @dataclass(frozen=True)
@@ -101,52 +97,43 @@ def read_task_directory(directory: Path, *, allow_code: bool = False) -> TaskDir
     for path in sorted(root.rglob("*.yaml")):
         if not path.is_file() or _IGNORED.intersection(path.relative_to(root).parts):
             continue
-        file = TaskFile(path, _merged(root, _inside(root, path, "the task file", path), ()))
+        file = TaskFile(path, _merged(root, _inside(root, path, "the task file", path)))
         kind = "group" if "group" in file.content else "task"
         if kind not in file.content:
             continue  # others include it
         name = file.content[kind]
         if not isinstance(name, str) or (kind == "group" and not isinstance(file.content.get("task"), list)):
-            raise ConfigError(
-                "a task file needs `task: <name>`, and a group `group: <name>` with a list of tasks",
-                where=str(path),
-                hint="a label of one task is its `tag`",
-            )
+            raise ConfigError("a file needs `task: <name>`, or `group: <name>` with a list of tasks", where=str(path))
         if name in tasks or name in groups:
             raise ConfigError(f"another file has {kind} {name} already", where=str(path))
-        if file.code and not allow_code:
+        if (code := _code(file.content)) and not allow_code:
             raise ConfigError(
-                f"a task file runs Python of its own (`{_CODE_TAG} {file.code}`)",
+                f"a task file runs Python of its own (`{_CODE_TAG} {code}`)",
                 where=str(path),
                 hint="set evaluation.allow_task_code: true if you trust all of its directory",
             )
         (groups if kind == "group" else tasks)[name] = file
-        for tag in _names(file.content.get("tag"), "tag", path) if kind == "task" else ():
+        for tag in _names(file.content.get("tag")) if kind == "task" else ():
             tags.setdefault(tag, []).append(name)
     return TaskDirectory(root, tasks, groups, {tag: tuple(own) for tag, own in tags.items()})
 
 
-def _merged(root: Path, path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+def _merged(root: Path, path: Path) -> dict[str, Any]:
     """A file's content over that of the files it includes, as lm-eval merges them."""
-    if path in above:
-        raise ConfigError("the file includes itself", where=str(path))
     content = parse_yaml(read_plain_file(path, _BOUNDS.bytes + 1), where=str(path), bounds=_BOUNDS).value
     if not isinstance(content, dict):
         raise ConfigError("a task file needs `task: <name>`", where=str(path))
     merged: dict[str, Any] = {}
-    for name in _names(content.pop("include", None), "include", path):
+    for name in _names(content.pop("include", None)):
         other = _inside(root, path.parent / name, f"the included file {name!r}", path)
         if not other.is_file():
             raise ConfigError(f"the included file {name!r} does not exist", where=str(path))
-        merged |= _merged(root, other, (*above, path))
+        merged |= _merged(root, other)
     return merged | {str(key): value for key, value in content.items()}
 
 
-def _names(value: Any, key: str, where: Path) -> list[str]:
-    names = value if isinstance(value, list) else [] if value is None else [value]
-    if strange := [name for name in names if not isinstance(name, str)]:
-        raise ConfigError(f"{key} is {str(strange[0])[:40]!r}, not a name or a list of names", where=str(where))
-    return names
+def _names(value: Any) -> list[str]:
+    return [str(name) for name in (value if isinstance(value, list) else [] if value is None else [value])]
 
 
 def _members(members: Any) -> list[str]:
@@ -186,24 +173,15 @@ def data_files(root: Path, path: Path, content: Mapping[str, Any]) -> dict[str, 
     bases = [base / str(options.get("data_dir") or "") for base in (path.parent, root)]
     found: dict[str, tuple[Path, ...]] = {}
     for split, names in (stated if isinstance(stated, dict) else {"train": stated}).items():
-        own = [_found(root, bases, name, path) for name in _names(names, "dataset_kwargs.data_files", path)]
+        own = [_found(root, bases, name, path) for name in _names(names)]
         found[str(split)] = tuple(dict.fromkeys(file for files in own for file in files))
     return found
 
 
 def _found(root: Path, bases: Sequence[Path], name: str, where: Path) -> list[Path]:
-    if "://" in name:
-        raise ConfigError(f"the data file {name!r} is not in the task directory", where=str(where))
     for base in bases:
         files = sorted(base.glob(name)) if _GLOB.intersection(name) and name[0] not in "./" else [base / name]
-        try:
-            here = [_inside(root, file, f"the data file {name!r}", where) for file in files if file.exists()]
-            problem = next((problem for file in here if (problem := problem_of_plain_file(file, DATA_FILE_BYTES))), "")
-        except OSError as error:
-            raise unless_io(error, ConfigError(f"unreadable task data: {error}", where=str(where))) from error
-        if problem:
-            raise ConfigError(f"unreadable task data: the file {name!r} {problem}", where=str(where))
-        if here:
+        if here := [_inside(root, file, f"the data file {name!r}", where) for file in files if file.exists()]:
             return here
     raise ConfigError(f"unreadable task data: the file {name!r} does not exist", where=str(where))
 
@@ -221,29 +199,14 @@ def _count(kind: str, field: str | None, files: Sequence[Path]) -> int | None:
     total = 0
     for file in files if kind != "parquet" else ():
         try:
-            with file.open(encoding="utf-8-sig", newline="") as stream:
-                if kind == "csv":
-                    total += sum(1 for row in csv.reader(stream) if row) - 1
-                elif kind == "json" and (field is not None or stream.read(64).lstrip()[:1] == "["):
-                    stream.seek(0)
-                    content = json.load(stream)
-                    total += len(content if field is None else content[field])
-                else:
-                    stream.seek(0)
-                    total += sum(1 for line in stream if line.strip())
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, csv.Error) as error:
+            text = file.read_text(encoding="utf-8-sig")
+            if kind == "csv":
+                total += sum(1 for row in csv.reader(io.StringIO(text, newline="")) if row) - 1
+            elif kind == "json" and (field is not None or text.lstrip()[:1] == "["):
+                content = json.loads(text)
+                total += len(content if field is None else content[field])
+            else:
+                total += sum(1 for line in text.split("\n") if line.strip())
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise unless_io(error, ConfigError(f"unreadable task data: {error}", where=str(file))) from error
     return None if kind == "parquet" else total
-
-
-def refuse_generated_code(tasks: Sequence[str]) -> None:
-    """Refuse tasks whose scoring runs code that the model writes.
-
-    Raises:
-        ConfigError: There are such tasks.
-    """
-    if tasks:
-        raise ConfigError(
-            f"{', '.join(tasks)} runs code that the model writes, on the machine that evaluates",
-            hint="set evaluation.allow_generated_code: true if that machine may, or leave the task out",
-        )

@@ -19,14 +19,6 @@ FIELD: Mapping[str, str] = {"coqa": "f1", "drop": "f1", "truthfulqa_gen": "bleu_
 FILTERS: Mapping[str, str] = {"gsm8k": "flexible-extract", "gsm8k_cot": "flexible-extract"}
 """GSM8K by the last number of the answer: the strict reading wants `#### 18`, which chat models often leave out."""
 
-_NO_SHARES = frozenset({
-    "matthews_corrcoef", "f1", "bleu", "chrf", "ter", "median", "bypass", "brier_score", "perplexity",
-    "weighted_perplexity", "bits_per_byte",
-})  # fmt: skip
-"""lm-eval's aggregations of what only a whole set has, or what is no share of one item."""
-_OWN_AGGREGATION = {"mcc": "matthews_corrcoef"}
-"""lm-eval's aggregation of a metric whose task names none, where it is not called as the metric is."""
-
 
 class TaskMetric(Frozen):
     """How a task is asked, and what the score of its items is.
@@ -69,44 +61,24 @@ def judged_by(
         for name in names
         if higher_is_better.get(name, True) and all(share_of(one.get(name)) is not None for one in values)
     ]
-    if not usable or (options.metric is not None and options.metric not in usable):
-        raise _refused(task, options.metric, names, usable)
+    wanted = options.metric
+    if not usable or (wanted is not None and wanted not in usable):
+        told = wanted or ", ".join(names) or "no metric"
+        unknown = wanted is not None and wanted not in names
+        problem = "is none of its metrics" if unknown else "is no share from 0 to 1 of a single item"
+        raise ConfigError(
+            f"task {task}: {told} {problem}",
+            hint=f"set evaluation.task_options.{task}.metric to one of: {', '.join(usable)}"
+            if usable
+            else "leave the task out, or give it a metric of single documents (acc, exact_match) in a task file of "
+            "your own: a gate pairs baseline and candidate item by item, and more must be better",
+        )
     better = "acc_norm" if usable[0] == "acc" and "acc_norm" in usable else usable[0]
     usual = FIELD.get(task, better)
-    return options.metric or (usual if usual in usable else better), kept
+    return wanted or (usual if usual in usable else better), kept
 
 
 def share_of(value: Any) -> float | None:
     """An item's value of a metric as a share from 0 to 1; None where it is none."""
     number = float(value) if isinstance(value, SupportsFloat) else -1.0
     return number if 0.0 <= number <= 1.0 else None
-
-
-def refuse_by_file(task: str, metrics: Sequence[tuple[str, str | None]], wanted: str | None) -> None:
-    """Refuse what a task's file alone shows to be no score of single items.
-
-    Args:
-        task: Its name.
-        metrics: The metrics of its file, each with lm-eval's name of its aggregation; None for the metric's own.
-        wanted: What the release config names.
-
-    Raises:
-        ConfigError: The task has no such metric, or none that single items have as a share.
-    """
-    usable = [name for name, own in metrics if (own or _OWN_AGGREGATION.get(name, name)) not in _NO_SHARES]
-    if (metrics and not usable) or (wanted is not None and wanted not in usable):
-        raise _refused(task, wanted, [name for name, _ in metrics], usable)
-
-
-def _refused(task: str, wanted: str | None, names: Sequence[str], usable: Sequence[str]) -> ConfigError:
-    if wanted is not None and wanted not in names:
-        problem = f"task {task} has no metric {wanted!r}"
-    else:
-        problem = f"task {task}: {wanted or ', '.join(names) or 'no metric'} is no share from 0 to 1 of a single item"
-    hint = (
-        f"set evaluation.task_options.{task}.metric to one of: {', '.join(usable)}"
-        if usable
-        else "leave the task out, or give it a metric of single documents (acc, exact_match) in a task file of your "
-        "own: a gate pairs baseline and candidate item by item, and more must be better"
-    )
-    return ConfigError(problem, hint=hint)

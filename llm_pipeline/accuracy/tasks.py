@@ -11,9 +11,9 @@ place of the name of its data set: the `eval_data` stage has fetched that, or it
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -22,14 +22,12 @@ from llm_pipeline.accuracy.data_sets import (
     DATA_KEYS,
     AskedDataSet,
     DataCall,
-    HeldDataSet,
     call_of_task,
-    count_documents,
     held_data_sets,
     trees_of,
 )
 from llm_pipeline.accuracy.evaluation import DataRead
-from llm_pipeline.accuracy.task_files import read_task_directory, refuse_generated_code
+from llm_pipeline.accuracy.task_files import read_task_directory
 from llm_pipeline.base.errors import ConfigError, PipelineError, unless_io
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.release import CheckpointEvaluation, TaskOptions
@@ -98,32 +96,16 @@ class SelectedTask:
     configuration: Mapping[str, Any]
     call: DataCall | None = None
 
-    @cached_property
-    def splits(self) -> tuple[str, ...]:
-        """The splits that lm-eval reads: the one that is asked, and the one that examples are taken from.
-
-        It reads the latter for every task, whether or not it shows examples, and no other split that a task names.
-        """
-        own = self.configuration
-        options = own.get("fewshot_config") or {}
-        examples = options.get("split") or own.get("fewshot_split")
-        if not examples and "samples" not in options:
-            examples = own.get("training_split") or own.get("validation_split")
-        asked = own.get("test_split") or own.get("validation_split")
-        # a slice, `train[:10]`, is handed to the library, which knows the split by its name
-        return tuple(dict.fromkeys(str(split).partition("[")[0] for split in (asked, examples) if split))
-
 
 @dataclass(frozen=True)
 class SelectedTasks:
     """Tasks that are known by name, and what stands behind the names; their data are not read yet."""
 
     manager: TaskManager
-    evaluation: CheckpointEvaluation
     tasks: Mapping[str, SelectedTask]
     groups: Mapping[str, tuple[str, ...]]
     tags: Mapping[str, tuple[str, ...]]
-    options: Mapping[str, TaskOptions] = field(default_factory=dict)
+    options: Mapping[str, TaskOptions]
 
     def load(self, data: Path | None) -> LoadedTasks:
         """Load them, as in `load_tasks`."""
@@ -135,26 +117,27 @@ class SelectedTasks:
         documents: dict[DataCall, dict[str, int]] = {}
         with TemporaryDirectory(prefix="tasks-") as scratch:
             trees = trees_of(data, held, Path(scratch, "trees")) if data else {}
-            cache = Path(scratch, "cache")
             for name, task in self.tasks.items():
                 call = task.call
                 try:
-                    loaded[name] = self._loaded(task, _data_here(call, trees, cache) if call else {})
+                    loaded[name] = self._loaded(task, _data_here(call, trees, Path(scratch, "cache")) if call else {})
                 except Exception as error:
-                    if call and not isinstance(error, PipelineError):  # is it the data? lm-eval does not say
-                        _refuse_missing_splits(task, count_documents(call, trees, cache))
-                    own = "" if call else " (its data come from Python of its own, and there is no network)"
+                    own = f" with {call}" if call else " (its data come from its own Python, without a network)"
                     where = f"task {name} in {self.manager.task_index[name].yaml_path}"
                     raise task_failure(error, f"lm-eval cannot load it{own}", where) from error
                 if call:
                     documents[call] = {str(split): len(rows) for split, rows in loaded[name].dataset.items()}
-                    _refuse_missing_splits(task, documents[call])
-        reads = tuple(
-            _read(one, [splits for call, splits in documents.items() if call.data_set == one.asked])
-            for one in held
-            if any(call.data_set == one.asked for call in documents)
-        )
-        return LoadedTasks(loaded, self.groups, self.tags, self.options, reads)
+        reads = []
+        for one in held:
+            counts = Counter[str]()
+            for splits in (splits for call, splits in documents.items() if call.data_set == one.asked):
+                counts.update(splits)
+            name, files = str(one.asked), len(one.files)
+            if counts:
+                reads.append(
+                    DataRead(name=name, repository=one.repository, commit=one.commit, files=files, documents=counts)
+                )
+        return LoadedTasks(loaded, self.groups, self.tags, self.options, tuple(reads))
 
     def _loaded(self, task: SelectedTask, data_here: Mapping[str, Any]) -> Task:
         """Load one task, and set what the release config states in its configuration, as lm-eval does."""
@@ -178,7 +161,7 @@ def select_tasks(directory: Path | None, evaluation: CheckpointEvaluation, names
     """Find out which tasks stand behind some names, and which data they ask for.
 
     Raises:
-        ConfigError: A name is unknown, a file is wrong, tasks are asked twice, or run code that they may not.
+        ConfigError: A name is unknown, a file is wrong, tasks are asked twice, or run Python that they may not.
     """
     from lm_eval.tasks import TaskManager
 
@@ -188,19 +171,17 @@ def select_tasks(directory: Path | None, evaluation: CheckpointEvaluation, names
     manager = TaskManager(include_path=root, include_defaults=root is None)
     paths, missing = _leaves(manager, names)
     if missing and root is not None:
-        known = ", ".join(manager.all_tasks)
         manager = TaskManager(include_path=root)
         paths, missing = _leaves(manager, names)
     if missing:
-        if root is None:
-            raise ConfigError(f"lm-eval has no task {', '.join(missing)}", hint="`lm-eval ls tasks` names all of them")
         raise ConfigError(
-            f"no task {', '.join(missing)}, neither here nor in lm-eval",
-            where=str(directory),
-            hint=f"the directory has: {known}"[:_LONGEST],
+            f"no task {', '.join(missing)}, neither in the task directory nor in lm-eval",
+            where=str(directory or ""),
+            hint="`lm-eval ls tasks` names all of lm-eval's",
         )
     groups, tags, tasks = _by_name(manager, names, paths)
-    _permit_generated_code(evaluation, tasks)
+    if evaluation.allow_generated_code:
+        os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # what the metric itself asks for
     for name, task in tasks.items():
         file = manager.task_index[name].yaml_path
         own = root if file and root and file.is_relative_to(root) else None
@@ -208,7 +189,7 @@ def select_tasks(directory: Path | None, evaluation: CheckpointEvaluation, names
         if call is None:
             log.warning("its data come from Python of its own, and are not fetched here", task=name)
         tasks[name] = replace(task, call=call)
-    return SelectedTasks(manager, evaluation, tasks, groups, tags, _options(evaluation, names, paths))
+    return SelectedTasks(manager, tasks, groups, tags, _options(evaluation, names, paths))
 
 
 def _leaves(manager: TaskManager, names: Sequence[str]) -> tuple[list[SelectedTask], list[str]]:
@@ -220,8 +201,6 @@ def _leaves(manager: TaskManager, names: Sequence[str]) -> tuple[list[SelectedTa
 
     def below(name: str, path: tuple[str, ...], stated: Mapping[str, Any]) -> Iterator[SelectedTask]:
         entry, path = index.get(name), (*path, name)
-        if path.count(name) > 1:
-            raise ConfigError(f"group {name} is among its own members")
         if entry is None:
             missing[name] = None
         elif entry.kind.name == "TAG":
@@ -234,11 +213,9 @@ def _leaves(manager: TaskManager, names: Sequence[str]) -> tuple[list[SelectedTa
 
     def members(group: Mapping[str, Any], path: tuple[str, ...], stated: Mapping[str, Any]) -> Iterator[SelectedTask]:
         shared = {**{key: value for key, value in group.items() if key not in of_groups}, **stated}
-        tasks = group.get("task")
-        for member in tasks if isinstance(tasks, list) else [tasks]:
+        listed: Any = group.get("task")
+        for member in listed if isinstance(listed, list) else [listed]:
             own = {"task": member} if isinstance(member, str) else member
-            if not isinstance(own, dict) or not {"task", "group"} & own.keys():
-                raise ConfigError(f"a member of group {path[-1]} is neither a name nor a task: {member!r}"[:_LONGEST])
             if "group" in own and own["group"] not in index:
                 yield from members(own, (*path, str(own["group"])), shared)
             else:
@@ -294,33 +271,6 @@ def _options(
     return {name: TaskOptions(**options) for name, options in stated.items()}
 
 
-def _read(held: HeldDataSet, documents: Sequence[Mapping[str, int]]) -> DataRead:
-    counts: dict[str, int] = {}
-    for split, number in (item for splits in documents for item in splits.items()):
-        counts[split] = counts.get(split, 0) + number
-    said = ", ".join(f"{split} {count}" for split, count in counts.items())
-    log.info("data read", data=str(held.asked), commit=held.commit, files=len(held.files), documents=said)
-    return DataRead(
-        name=str(held.asked), repository=held.repository, commit=held.commit, files=len(held.files), documents=counts
-    )
-
-
-def _permit_generated_code(evaluation: CheckpointEvaluation, tasks: Mapping[str, SelectedTask]) -> None:
-    if evaluation.allow_generated_code:
-        os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # what the metric itself asks for
-        return
-    os.environ.pop("HF_ALLOW_CODE_EVAL", None)
-    refuse_generated_code([name for name, task in tasks.items() if task.configuration.get("unsafe_code")])
-
-
-def _refuse_missing_splits(task: SelectedTask, documents: Mapping[str, int]) -> None:
-    if missing := [split for split in task.splits if not documents.get(split)]:
-        raise ConfigError(
-            f"task {task.name} reads split {missing[0]!r} of {task.call}, which is empty or not there",
-            hint=f"the data have: {', '.join(f'{name} ({size})' for name, size in documents.items())}",
-        )
-
-
 def _data_here(call: DataCall, trees: Mapping[AskedDataSet, Path], cache: Path) -> dict[str, Any]:
     """A task's keys for data on this machine; they are kept in memory, as the cache will be gone."""
     options = call.arguments(trees)
@@ -333,14 +283,8 @@ def task_failure(error: Exception, what: str, where: str) -> PipelineError:
     """An error of a task's own code, or of the libraries below it, as one that says what to do."""
     if isinstance(error, PipelineError):
         return error
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        return ConfigError(
-            f"{what}: the Python package of module {error.name} is missing",
-            where=where,
-            hint="install it into the environment that models are evaluated in, or leave the task out",
-        )
-    text = str(error)
-    if "HF_ALLOW_CODE_EVAL" in text:
+    text = str(error.__cause__ or error)  # `datasets` says why only there
+    if "HF_ALLOW_CODE_EVAL" in text or "marked as unsafe" in text:
         hint = "it runs code that the model writes: set evaluation.allow_generated_code: true, or leave it out"
     elif isinstance(error, ImportError):
         hint = "install what it names into the environment that models are evaluated in, or leave the task out"

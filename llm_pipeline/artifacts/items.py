@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import Frozen
@@ -34,7 +35,7 @@ class ScoredItem(Frozen):
     task: str
     item_id: int
     fingerprint: str
-    score: float | None
+    score: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | None
     generative: bool
     cluster: str = ""
     prompt: str = ""

@@ -13,8 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from llm_pipeline.accuracy.task_files import TaskDirectory, read_task_directory, refuse_generated_code
-from llm_pipeline.accuracy.task_metrics import refuse_by_file
+from llm_pipeline.accuracy.task_files import TaskDirectory, read_task_directory
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.runtime_versions import release_numbers
@@ -160,15 +159,12 @@ def check_tasks(evaluation: Evaluation, configs_root: Path) -> tuple[str, ...]:
         known = {*tasks, *defined.groups, *defined.tags}
         if not others and (strange := sorted(evaluation.task_options.keys() - known)):
             raise ConfigError(f"evaluation.task_options names {', '.join(strange)}, which is not one of the tasks")
-        for name in sorted(tasks):
-            file, options = defined.tasks[name], evaluation.task_options.get(name)
-            listed = file.content.get("metric_list")
-            # With Python of its own a task may give other values than its metrics' names say.
-            if isinstance(listed, list) and not file.code:
-                refuse_by_file(name, list(_metrics(listed)), options.metric if options else None)
         generated |= {name for name in tasks if defined.tasks[name].content.get("unsafe_code")}
-    if not evaluation.allow_generated_code:
-        refuse_generated_code(sorted(generated))
+    if generated and not evaluation.allow_generated_code:
+        raise ConfigError(
+            f"{', '.join(sorted(generated))} runs code that the model writes, on the machine that evaluates",
+            hint="set evaluation.allow_generated_code: true if that machine may, or leave the task out",
+        )
     return tuple(
         f"{name} needs the Python modules {', '.join(modules)} where models are evaluated: `llm-pipeline doctor` with "
         "this release config looks for them"
@@ -190,10 +186,3 @@ def _task_directory(evaluation: Evaluation, configs_root: Path) -> TaskDirectory
     if evaluation.task_directory is None:
         return None
     return read_task_directory(configs_root / evaluation.task_directory, allow_code=evaluation.allow_task_code)
-
-
-def _metrics(listed: list[Any]) -> Iterator[tuple[str, str | None]]:
-    for entry in listed:
-        if isinstance(entry, dict) and isinstance(entry.get("metric"), str):
-            aggregation = entry.get("aggregation")
-            yield entry["metric"], aggregation if isinstance(aggregation, str) else None

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-from llm_pipeline.accuracy.gate import Bounds, PairedAccuracy
+from llm_pipeline.accuracy.evaluation import Bounds, PairedAccuracy
 from llm_pipeline.reporting.figure import VERDICT_ROLE, Plot, colour, draw_plot
 from llm_pipeline.reporting.model import AccuracyStudy, Trial
 from llm_pipeline.reporting.quantities import points

@@ -7,7 +7,7 @@ what could not be read is named in the report's gaps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,13 +17,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from llm_pipeline.accuracy.evaluation import EvaluationSummary, read_summary
-from llm_pipeline.accuracy.gate import compare_as_judged
-from llm_pipeline.artifacts.items import ScoredItem, read_items
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
 from llm_pipeline.canary.timeline import read_summary as read_step_summary
 from llm_pipeline.canary.timeline import read_timeline
-from llm_pipeline.config.policy import AccuracyPolicy, LoadTestPolicy
+from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, deciding_windows, read_outcome
 from llm_pipeline.loadtest.records import Records, join, read_records
 from llm_pipeline.planning.ladder import climbing_order
@@ -189,7 +187,7 @@ class _Collector:
         variants = VariantReader(self._store, record, results, self._try).variants(pointers)
         failures = read_failures(self._store, record.release_id, results, self._gaps)
         before = self._summary("baseline", "")
-        accuracy = self._accuracy(before.groups if before else {})
+        accuracy = self._accuracy()
         reader = TrialReader(results, self._summary, self._passed_over, self._planned("targets", TargetPlan))
         ladder = [record.release.recipe(name) for name in climbing_order(record.release, record.facts)]
         return ReportData(
@@ -256,16 +254,10 @@ class _Collector:
             None if ref is None else self._try(f"{kind} of {stage} {subject}".rstrip(), lambda: self._store.fetch(ref))
         )
 
-    def _items(self, stage: str, subject: str) -> list[ScoredItem] | None:
-        return self._of_evaluation("items", stage, subject, read_items)
-
     def _summary(self, stage: str, subject: str) -> EvaluationSummary | None:
-        return self._of_evaluation("summary", stage, subject, read_summary)
-
-    def _of_evaluation(self, what: str, stage: str, subject: str, read: Callable[[Path], PartT]) -> PartT | None:
         directory = self._directory(stage, subject, "evaluation")
-        name = f"{what} of {stage} {subject}".rstrip()
-        return None if directory is None else self._try(name, lambda: read(directory))
+        name = f"summary of {stage} {subject}".rstrip()
+        return None if directory is None else self._try(name, lambda: read_summary(directory))
 
     def _passed_over(self, recipe: str) -> str | None:
         return self._try(f"the ladder of {recipe}", lambda: self._flow.passed_over(recipe))
@@ -300,45 +292,23 @@ class _Collector:
             if result.judgement is not None
         )
 
-    def _accuracy(self, groups: Mapping[str, Sequence[str]]) -> tuple[AccuracyStudy, ...]:
-        baseline = self._items("baseline", "")
-        if baseline is None:
-            return ()
+    def _accuracy(self) -> tuple[AccuracyStudy, ...]:
         policy = self._record.release.policy
+        gates = {"accuracy": ("", policy.accuracy), "served_accuracy": ("served on ", policy.served_accuracy)}
         studies = []
         for result in self._by_flow():
-            if result.stage == "accuracy":
-                studies.append(self._study(result, result.subject, baseline, policy.accuracy, groups))
-            elif result.stage == "served_accuracy":
-                name = f"served on {result.subject}"
-                studies.append(self._study(result, name, baseline, policy.served_accuracy, groups))
-        return tuple(study for study in studies if study is not None)
-
-    def _study(
-        self,
-        result: StageResult,
-        name: str,
-        baseline: list[ScoredItem],
-        policy: AccuracyPolicy,
-        groups: Mapping[str, Sequence[str]],
-    ) -> AccuracyStudy | None:
-        items = self._items(result.stage, result.subject)
-        if items is None:
-            return None
-        tasks = {item.task for item in items} if result.stage == "served_accuracy" else None
-        comparison = self._try(
-            f"accuracy of {name}",
-            lambda: compare_as_judged(baseline, items, policy, result.judgement, tasks=tasks, groups=groups),
-        )
-        if comparison is None:
-            return None
-        return AccuracyStudy(
-            name=name,
-            verdict=result.judgement.verdict if result.judgement else None,
-            margin=policy.margin,
-            task_margin=policy.task_margin,
-            comparison=comparison,
-        )
+            prefix, own = gates.get(result.stage, ("", None))
+            summary = self._summary(result.stage, result.subject) if own else None
+            if own and summary and summary.comparison:
+                study = AccuracyStudy(
+                    name=f"{prefix}{result.subject}",
+                    verdict=result.judgement.verdict if result.judgement else None,
+                    margin=own.margin,
+                    task_margin=own.task_margin,
+                    comparison=summary.comparison,
+                )
+                studies.append(study)
+        return tuple(studies)
 
     def _loads(self, targets: list[str]) -> tuple[LoadStudy, ...]:
         return tuple(study for target in targets if (study := self._load(target)) is not None)

@@ -24,9 +24,9 @@ from llm_pipeline.store.pointers import Pointers
 
 
 def decides(result: StageResult, results: Results) -> bool:
-    """Whether a gate bears on the release: the gate of a recipe that no target chose does not, once one was."""
-    chosen = chosen_recipes(results).values()
-    return not (result.stage == "accuracy" and chosen and result.subject not in chosen)
+    """Whether a gate bears on the release: the gate of a recipe that no target chose does not, once `choose` judged."""
+    chose = any(stage == "choose" for stage, _ in results)
+    return result.stage != "accuracy" or not chose or result.subject in chosen_recipes(results).values()
 
 
 def recipe_in_words(record: ReleaseRecord, results: Results) -> str:

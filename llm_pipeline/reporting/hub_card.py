@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from llm_pipeline.accuracy.gate import PairedAccuracy
+from llm_pipeline.accuracy.evaluation import PairedAccuracy
 from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.untrusted_text import markdown, one_line

@@ -7,8 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from llm_pipeline.accuracy.evaluation import DataRead
-from llm_pipeline.accuracy.gate import Comparison, PairedAccuracy
+from llm_pipeline.accuracy.evaluation import Comparison, DataRead, PairedAccuracy
 from llm_pipeline.base.errors import ErrorDocument
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict

@@ -179,7 +179,7 @@ class TrialReader:
             name = recipe.name
             variant, study = sizes.get(name), studies.get(name)
             gate, quantized = self._results.get(("accuracy", name)), self._results.get(("quantize", name))
-            summary = self._summary("accuracy", name) or EvaluationSummary(tasks={}, seconds={}, versions={})
+            summary = self._summary("accuracy", name) or EvaluationSummary(tasks={})
             bits = quantized.metrics.get("effective_bits") if quantized else None
             trial = Trial(
                 name=name,

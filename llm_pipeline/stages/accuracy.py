@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from llm_pipeline.release_progress import ReleaseProgress
 
 log = get_logger(__name__)
+
+_KEPT_SECONDS = 30 * 86_400.0
 
 
 class AccuracyConfig(ConfigModel):
@@ -38,18 +43,14 @@ def run(context: StageContext[AccuracyConfig]) -> StageOutput:
     """Ask the candidate until it can be judged."""
     # here: numpy loads slowly, and a result that is reused does not need it
     from llm_pipeline.accuracy.evaluate import evaluate_candidate
-    from llm_pipeline.accuracy.evaluation import read_summary
-    from llm_pipeline.accuracy.gate import compare_as_judged
-    from llm_pipeline.accuracy.table import format_comparison, format_evaluation
-    from llm_pipeline.artifacts.items import read_items
+    from llm_pipeline.accuracy.table import format_evaluation
 
     config = context.config
     policy = config.policy
-    evaluated, judgement = evaluate_candidate(context.inputs, config.evaluation, policy, config.dtype, context.workdir)
-    baseline, groups = read_items(context.inputs["baseline"]), read_summary(context.inputs["baseline"]).groups
-    comparison = compare_as_judged(baseline, evaluated.items, policy, judgement, groups=groups)
-    log.info(Lines(f"scores:{format_evaluation(evaluated.summary)}"))
-    log.info(Lines(f"compared with the baseline:{format_comparison(comparison, policy)}"))
+    evaluated, judgement = evaluate_candidate(
+        context.inputs, config.evaluation, policy, config.dtype, context.workdir, answers=kept_answers(context)
+    )
+    log.info(Lines(f"scores:{format_evaluation(evaluated.summary, policy)}"))
     say = log.info if judgement.verdict is Verdict.GO else log.warning
     say(f"accuracy verdict: {judgement.verdict}: {judgement.summary}")
     return StageOutput(
@@ -58,6 +59,22 @@ def run(context: StageContext[AccuracyConfig]) -> StageOutput:
         judgement=judgement,
         tool_seconds=evaluated.tool_seconds,
     )
+
+
+def kept_answers(context: StageContext[AccuracyConfig]) -> Path:
+    """File of the candidate's answers, which outlives the work directory: another margin asks nothing again.
+
+    What nobody wrote to for a month goes.
+    """
+    from llm_pipeline.release.execute import tool_versions
+
+    folder = Path(context.request.work_root) / "answers"
+    for path in folder.glob("*.jsonl"):
+        if time.time() - path.stat().st_mtime > _KEPT_SECONDS:
+            path.unlink(missing_ok=True)
+    inputs = {name: ref.digest for name, ref in context.request.inputs.items()}
+    asked = context.config.model_dump(mode="json", exclude={"policy"})
+    return folder / f"{sha256_json([inputs, asked, STAGE.version, tool_versions(STAGE, context.config)])}.jsonl"
 
 
 def request(flow: ReleaseProgress, subject: str) -> tuple[AccuracyConfig, Mapping[str, ArtifactRef]]:
@@ -77,7 +94,7 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[AccuracyConfig, Mappin
 
 STAGE = Stage(
     name="accuracy",
-    version=8,
+    version=9,
     config=AccuracyConfig,
     request=request,
     run=run,

@@ -49,7 +49,6 @@ def run(context: StageContext[BaselineGateConfig]) -> StageOutput:
     started = time.monotonic()
     # here: scipy loads slowly, which is the judgement's time, and a result that is reused does not need it
     from llm_pipeline.accuracy.baseline_gate import judge_baseline
-    from llm_pipeline.accuracy.table import format_baseline
 
     directory, production = context.inputs["baseline"], context.inputs.get("production")
     summary = read_summary(directory)
@@ -63,7 +62,8 @@ def run(context: StageContext[BaselineGateConfig]) -> StageOutput:
         maximum_cut_share=config.maximum_cut_share,
     )
     say = log.info if judgement.verdict is Verdict.GO else log.warning
-    log.info(Lines(f"the baseline:{format_baseline(judgement)}"))
+    facts = [f"{fact.name}: {fact.verdict}: {fact.detail}" for fact in judgement.evidence]
+    log.info(Lines("\n".join(["the baseline:", *facts])))
     say(f"baseline verdict: {judgement.verdict}: {judgement.summary}")
     return StageOutput(judgement=judgement, tool_seconds=time.monotonic() - started)
 

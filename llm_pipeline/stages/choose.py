@@ -28,14 +28,18 @@ class ChooseConfig(ConfigModel):
 
 
 def run(context: StageContext[ChooseConfig]) -> StageOutput:
-    """Choose; the metric `recipe` is the chosen name, or None."""
-    choice = choose_recipe(context.config.attempts)
+    """Choose; the metric `recipe` is the chosen name, or None.
+
+    Raises:
+        Terminal: Every recipe failed before it could be judged.
+    """
     for attempt in context.config.attempts:
         verdict = attempt.verdict.value if attempt.verdict else "failed"
         tell = log.info if attempt.verdict else log.warning
         tell("recipe tried", recipe=attempt.recipe, verdict=verdict, bytes=attempt.bytes, why=attempt.summary)
-    log.info(choice.judgement.summary, verdict=choice.judgement.verdict.value)
-    return StageOutput(metrics={"recipe": choice.recipe}, judgement=choice.judgement)
+    recipe, judgement = choose_recipe(context.config.attempts)
+    log.info(judgement.summary, verdict=judgement.verdict.value)
+    return StageOutput(metrics={"recipe": recipe}, judgement=judgement)
 
 
 def request(flow: ReleaseProgress, subject: str) -> tuple[ChooseConfig, Mapping[str, ArtifactRef]]:
@@ -61,5 +65,5 @@ def _attempt(flow: ReleaseProgress, recipe: str) -> RecipeAttempt | None:
 
 
 STAGE = Stage(
-    name="choose", version=5, config=ChooseConfig, request=request, run=run, environment="control", publishes=False
+    name="choose", version=6, config=ChooseConfig, request=request, run=run, environment="control", publishes=False
 )

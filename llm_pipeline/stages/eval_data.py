@@ -26,7 +26,6 @@ from llm_pipeline.accuracy.data_sets import (
     data_paths,
     files_read,
     place_of,
-    refuse_script,
 )
 from llm_pipeline.accuracy.tasks import select_tasks
 from llm_pipeline.artifacts.pinned import DEFAULT_REVISION, PinnedDataSet
@@ -83,7 +82,6 @@ def run(context: StageContext[EvalDataConfig]) -> StageOutput:
 
     Raises:
         ConfigError: A task cannot be loaded, or a data set has no such configuration or split.
-        Unsupported: A data set is made by Python of its repository.
         SourceRefused: No such data set or revision, or no access to it.
         SourceUnavailable: The source cannot be reached.
         IntegrityError: A file's bytes are wrong twice.
@@ -113,8 +111,6 @@ def run(context: StageContext[EvalDataConfig]) -> StageOutput:
         source = open_data_sets(config.source, config.hub)
         files = DataSetFiles(source, Path(context.request.work_root) / "datasets")
         pinned = {asked: _pin(source, asked, config, context.workdir) for asked in calls}
-        for asked, own in calls.items():
-            refuse_script(pinned[asked], own)
         held = [_fetched(asked, own, pinned[asked], files, destination) for asked, own in calls.items()]
     else:
         log.info("the tasks bring their own data: nothing is fetched")

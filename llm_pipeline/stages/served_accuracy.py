@@ -50,25 +50,16 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     """
     # here: a result that is reused needs no numpy, which loads slowly
     from llm_pipeline.accuracy.evaluate import evaluate_served
-    from llm_pipeline.accuracy.evaluation import read_summary
-    from llm_pipeline.accuracy.gate import compare_as_judged
-    from llm_pipeline.accuracy.table import format_comparison, format_evaluation
-    from llm_pipeline.artifacts.items import read_items
+    from llm_pipeline.accuracy.table import format_evaluation
     from llm_pipeline.serving.endpoint_access import require_served
 
-    config, baseline = context.config, context.inputs["baseline"]
+    config = context.config
     require_served(config.endpoint, config.repository_digest)
     evaluated, judgement = evaluate_served(
         context.inputs, config.evaluation, config.policy, config.endpoint, context.workdir
     )
     require_served(config.endpoint, config.repository_digest)
-    summary = evaluated.summary
-    comparison = compare_as_judged(
-        read_items(baseline), evaluated.items, config.policy, judgement,
-        tasks=sorted(summary.tasks), groups=read_summary(baseline).groups,
-    )  # fmt: skip
-    log.info(Lines(f"scores:{format_evaluation(summary)}"))
-    log.info(Lines(f"the server's answers, compared with the baseline:{format_comparison(comparison, config.policy)}"))
+    log.info(Lines(f"the server's scores:{format_evaluation(evaluated.summary, config.policy)}"))
     say = log.info if judgement.verdict is Verdict.GO else log.warning
     say(f"served accuracy verdict: {judgement.verdict}: {judgement.summary}")
     return StageOutput(
@@ -92,7 +83,7 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[ServedAccuracyConfig, 
 
 STAGE = Stage(
     name="served_accuracy",
-    version=8,
+    version=9,
     config=ServedAccuracyConfig,
     request=request,
     run=run,

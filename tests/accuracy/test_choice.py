@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from llm_pipeline.accuracy.choice import RecipeAttempt, choose_recipe, recipes_in_words
+from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.verdict import Verdict
 
 
@@ -15,7 +16,7 @@ def attempt(recipe: str, verdict: Verdict, size: int, *, quantized: bool = True)
 
 
 def test_the_first_rung_that_passed_is_chosen_and_the_others_are_named() -> None:
-    choice = choose_recipe(
+    recipe, judgement = choose_recipe(
         [
             RecipeAttempt(recipe="int3", summary="quantize failed: infeasible"),
             attempt("int4", Verdict.NO_GO, 300),
@@ -24,19 +25,21 @@ def test_the_first_rung_that_passed_is_chosen_and_the_others_are_named() -> None
             attempt("nvfp4", Verdict.INCONCLUSIVE, 400),
         ]
     )
-    assert choice.recipe == "int8"
-    assert choice.judgement.verdict is Verdict.GO
-    assert choice.judgement.summary == (
+    assert (recipe, judgement.verdict) == ("int8", Verdict.GO)
+    assert judgement.summary == (
         "int8, 0.0 MB, is the cheapest that passed its accuracy gate "
         "(others: int3 failed, int4 NO_GO, fp8 GO, nvfp4 INCONCLUSIVE)."
     )
 
 
-def test_a_recipe_that_failed_before_its_gate_never_passes() -> None:
-    choice = choose_recipe([RecipeAttempt(recipe="int3", summary="quantize failed: infeasible")])
-    (fact,) = choice.judgement.evidence
-    assert (choice.recipe, choice.judgement.verdict) == (None, Verdict.NO_GO)
-    assert (fact.verdict, fact.measured, fact.detail) == (Verdict.INCONCLUSIVE, None, "quantize failed: infeasible")
+def test_recipes_that_all_failed_by_errors_are_an_error_and_no_verdict() -> None:
+    failed = [RecipeAttempt(recipe=name, summary=f"quantize failed: {name} is infeasible") for name in ("int3", "int4")]
+    with pytest.raises(Terminal, match="no recipe could be judged: int3: quantize failed: int3 is infeasible; int4: "):
+        choose_recipe(failed)
+    _, judgement = choose_recipe([failed[0], attempt("fp8", Verdict.NO_GO, 800)])
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    fact = judgement.evidence[0]
+    assert (fact.verdict, fact.measured, fact.detail) == (Verdict.INCONCLUSIVE, None, failed[0].summary)
 
 
 @pytest.mark.parametrize(
@@ -51,20 +54,27 @@ def test_what_targets_chose_is_short_when_they_agree(chosen: dict[str, str], wor
     assert recipes_in_words(chosen) == words
 
 
-@pytest.mark.parametrize("verdict", [Verdict.NO_GO, Verdict.INCONCLUSIVE, Verdict.ANOMALOUS])
-def test_when_none_passed_nothing_is_chosen_and_every_attempt_is_shown(verdict: Verdict) -> None:
-    choice = choose_recipe([attempt("fp8", verdict, 800), attempt("int4", Verdict.NO_GO, 300)])
-    assert choice.recipe is None
-    assert choice.judgement.verdict is Verdict.NO_GO
-    assert {fact.name: fact.verdict for fact in choice.judgement.evidence} == {
-        "checkpoint size, fp8": verdict,
-        "checkpoint size, int4": Verdict.NO_GO,
-    }
+@pytest.mark.parametrize(
+    ("first", "second", "together"),
+    [
+        (Verdict.INCONCLUSIVE, Verdict.INCONCLUSIVE, Verdict.INCONCLUSIVE),
+        (Verdict.INCONCLUSIVE, Verdict.NO_GO, Verdict.INCONCLUSIVE),
+        (Verdict.NO_GO, Verdict.NO_GO, Verdict.NO_GO),
+        (Verdict.NO_GO, Verdict.ANOMALOUS, Verdict.ANOMALOUS),
+    ],
+)
+def test_when_none_passed_nothing_is_chosen_and_what_is_undecided_is_no_refusal(first, second, together) -> None:
+    recipe, judgement = choose_recipe([attempt("fp8", first, 800), attempt("int4", second, 300)])
+    assert (recipe, judgement.verdict) == (None, together)
+    assert judgement.summary == f"No recipe passed its accuracy gate: fp8 {first}, int4 {second}."
+    assert [(fact.name, fact.verdict) for fact in judgement.evidence] == [
+        ("checkpoint size, fp8", first), ("checkpoint size, int4", second),
+    ]  # fmt: skip
 
 
 def test_without_attempts_nothing_is_chosen() -> None:
-    choice = choose_recipe([])
-    assert (choice.recipe, choice.judgement.verdict) == (None, Verdict.NO_GO)
+    recipe, judgement = choose_recipe([])
+    assert (recipe, judgement.verdict) == (None, Verdict.INCONCLUSIVE)
 
 
 def test_a_checkpoint_without_bytes_is_not_an_attempt() -> None:
@@ -73,23 +83,22 @@ def test_a_checkpoint_without_bytes_is_not_an_attempt() -> None:
 
 
 def test_an_error_is_no_lost_rung_the_unquantized_model_does_not_stand_in_for_what_failed():
-    choice = choose_recipe(
+    recipe, judgement = choose_recipe(
         [
             RecipeAttempt(recipe="int4", summary="quantize failed: 24 layers are quantized unasked"),
             attempt("fp8", Verdict.NO_GO, 800),
             attempt("none", Verdict.GO, 1600, quantized=False),
         ]
     )
-    assert choice.recipe is None
-    assert choice.judgement.verdict is Verdict.INCONCLUSIVE
-    assert choice.judgement.summary == (
-        "Only the unquantized none passed, and int4 could not be judged: quantize failed: 24 layers are quantized "
-        "unasked. An error is no loss of accuracy: fix it, or remove int4 from the release's recipes."
+    assert (recipe, judgement.verdict) == (None, Verdict.INCONCLUSIVE)
+    assert judgement.summary == (
+        "Only the unquantized none passed, which stands in for no recipe that failed: int4 could not be judged: "
+        "quantize failed: 24 layers are quantized unasked."
     )
-    assert len(choice.judgement.evidence) == 3
+    assert len(judgement.evidence) == 3
 
 
 def test_the_unquantized_model_is_chosen_where_every_quantized_one_was_judged():
-    choice = choose_recipe([attempt("fp8", Verdict.NO_GO, 800), attempt("none", Verdict.GO, 1600, quantized=False)])
-    assert choice.recipe == "none"
-    assert choice.judgement.verdict is Verdict.GO
+    attempts = [attempt("fp8", Verdict.NO_GO, 800), attempt("none", Verdict.GO, 1600, quantized=False)]
+    recipe, judgement = choose_recipe(attempts)
+    assert (recipe, judgement.verdict) == ("none", Verdict.GO)

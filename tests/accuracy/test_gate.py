@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from scipy import stats
 
+from llm_pipeline.accuracy.evaluation import Comparison, EvaluationSummary
 from llm_pipeline.accuracy.gate import (
     LOOKS,
-    Comparison,
     LossSample,
-    compare_as_judged,
     document_clusters,
     early,
     items_needed,
@@ -27,7 +27,7 @@ from llm_pipeline.accuracy.gate import (
     level_of,
     portions,
 )
-from llm_pipeline.accuracy.table import format_comparison
+from llm_pipeline.accuracy.table import format_evaluation
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.verdict import Judgement, Verdict
@@ -66,17 +66,17 @@ def in_clusters(sides: Sides, size: int) -> Sides:
 
 
 def judged(sides: Sides, policy: AccuracyPolicy = POLICY, **how: Any) -> Judgement:
-    judgement = judge_look(*sides, 1, 1, policy, **how)
-    assert judgement is not None
-    return judgement
+    found = judge_look(*sides, 1, 1, policy, **how)
+    assert found is not None
+    return found[0]
 
 
 def by_look(sides: Sides, policy: AccuracyPolicy = POLICY) -> tuple[int, Judgement]:
     """Ask fifth by fifth; the look that decided, and what it said."""
     for look in range(1, LOOKS + 1):
         asked = sides[1][: len(sides[1]) * look // LOOKS]
-        if judgement := judge_look(sides[0], asked, look, LOOKS, policy):
-            return look, judgement
+        if found := judge_look(sides[0], asked, look, LOOKS, policy):
+            return look, found[0]
     raise AssertionError
 
 
@@ -115,14 +115,12 @@ def test_a_bound_that_equals_its_limit_decides_nothing() -> None:
             assert judged(sides, policy).verdict is verdict
 
 
-SCORES = st.lists(
-    st.tuples(st.sampled_from(["a", "b"]), st.sampled_from([None, float("nan"), 0.0, 0.5, 1.0])), max_size=60
-)
+SCORES = st.lists(st.tuples(st.sampled_from(["a", "b"]), st.sampled_from([None, 0.0, 0.5, 1.0])), max_size=60)
 
 
 @settings(max_examples=60, deadline=None)
 @given(SCORES, SCORES)
-def test_what_is_missing_or_not_a_number_never_passes(before, after) -> None:
+def test_what_is_missing_never_passes(before, after) -> None:
     """Thirty items are enough for the policy, and no loss of 50 points hides in them: only gaps keep this from GO."""
     policy = AccuracyPolicy(margin=0.5, task_margin=0.5, minimum_items=30)
     baseline, candidate = (
@@ -133,26 +131,18 @@ def test_what_is_missing_or_not_a_number_never_passes(before, after) -> None:
         for side in (before, after)
     )
     places = [{(one.task, one.item_id) for one in side} for side in (baseline, candidate)]
-    gaps = [one for one in (*baseline, *candidate) if one.score is None or one.score != one.score]
+    gaps = [one for one in (*baseline, *candidate) if one.score is None]
     if gaps or not candidate or places[0] != places[1]:
         assert judged((baseline, candidate), policy).verdict is not Verdict.GO
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (
-            lambda after: [one.model_copy(update={"fingerprint": "v2"}) for one in after],
-            "600 of 600 items of task gsm8k",
-        ),
-        (lambda after: [*after, after[0]], "occurs twice"),
-        (lambda after: [after[0].model_copy(update={"score": 85.0}), *after[1:]], "outside 0 to 1"),
-    ],
-)
-def test_what_is_no_comparison_is_refused(change, told: str) -> None:
+def test_what_is_no_comparison_is_refused() -> None:
     before, after = pair(0, 0, 600)
-    with pytest.raises(IntegrityError, match=told):
-        judged((before, change(after)))
+    with pytest.raises(IntegrityError, match="600 of 600 items of task gsm8k ask different questions"):
+        judged((before, [one.model_copy(update={"fingerprint": "v2"}) for one in after]))
+    for score in (85.0, -0.1, float("nan")):
+        with pytest.raises(ValidationError):
+            items([score])
 
 
 def test_every_task_must_pass_and_one_that_was_not_measured_does_not() -> None:
@@ -182,7 +172,6 @@ def test_a_group_of_small_tasks_is_judged_as_one_task() -> None:
     assert judged(subjects).verdict is Verdict.INCONCLUSIVE
     together = judged(subjects, groups={"mmlu": names})
     assert by_name(together) == {"all tasks": Verdict.GO, "mmlu": Verdict.GO}
-    assert "Largest losses of its 57 tasks" in together.evidence[1].detail
 
 
 def test_graded_scores_are_compared_by_their_mean() -> None:
@@ -345,7 +334,13 @@ def test_simulated_looks_pass_a_loss_of_the_margin_as_rarely_as_stated() -> None
         (0.01, 0.01, 3, Verdict.GO, "Stopped at look 3 of 5, 2,580 of 4,300 items."),
         (0.2, 0.02, 1, Verdict.NO_GO, "Stopped at look 1 of 5"),
         (0.01, 0.19, 1, Verdict.ANOMALOUS, ""),
-        (0.04, 0.02, 2, Verdict.INCONCLUSIVE, "GO had become improbable, which shows no loss beyond the margin."),
+        (
+            0.04,
+            0.02,
+            2,
+            Verdict.INCONCLUSIVE,
+            "GO had become improbable (all tasks), which shows no loss beyond the margin.",
+        ),
         (0.0275, 0.0225, 5, Verdict.INCONCLUSIVE, ""),
     ],
 )
@@ -376,19 +371,33 @@ def test_what_is_shown_is_what_was_asked_between_the_bounds_that_decided() -> No
     before, after = pair(20, 20, 4300)
     look, judgement = by_look((before, after))
     asked = after[: 860 * look]
-    shown, alone = (compare_as_judged(before, asked, POLICY, one) for one in (judgement, None))
-    decisive = judgement.evidence[0]
+    found = judge_look(before, asked, look, LOOKS, POLICY)
+    assert found is not None
+    shown, decisive = found[1], judgement.evidence[0]
     assert look < LOOKS
     assert (shown.pooled.pairs, shown.pooled.unpaired) == (len(asked), 0)
     assert shown.pooled.loss
-    assert alone.pooled.loss
     assert (shown.pooled.loss.lower, shown.pooled.loss.upper) == (decisive.lower, decisive.upper)
-    assert shown.pooled.loss.upper > alone.pooled.loss.upper
     assert Comparison.model_validate_json(shown.model_dump_json()) == shown
-    table = format_comparison(shown, POLICY)
+    summary = EvaluationSummary(tasks={}, comparison=shown)
+    table = format_evaluation(summary, POLICY).split("compared with the baseline")[1]
     rows = [line for line in table.splitlines() if line.startswith(("gsm8k", "all tasks"))]
     assert len(rows) == 2
     assert len({len(row) for row in rows}) == 1
+
+
+def test_a_verdict_names_the_task_that_it_is_of_with_its_figures_and_how_many_items_would_decide() -> None:
+    """499 items of four tasks: what they lost together is far below the margin, and one task alone is not decided."""
+    sides = joined(pair(5, 9, 419, "definitions"), pair(11, 3, 80, "sums"))
+    policy = POLICY.model_copy(update={"margin": 0.04, "task_margin": 0.15, "minimum_items": 400})
+    assert judged(sides, policy).summary == (
+        "Neither shown to be good enough nor shown to be too bad. accuracy loss, sums: +10.00 points (bounds +2.54 and "
+        "+18.21, margin +15.00) on 80 items, 11 lost, 3 gained. About 486 more items would decide (90 % power)."
+    )
+    assert judged(pair(6, 5, 3000)).summary == (
+        "Not worse than the baseline by more than the margin. accuracy loss, all tasks: +0.03 points (bounds -0.17 and "
+        "+0.24, margin +1.00) on 3,000 items, 6 lost, 5 gained."
+    )
 
 
 @settings(max_examples=60, deadline=None)

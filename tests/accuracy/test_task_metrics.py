@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llm_pipeline.accuracy.task_metrics import judged_by, refuse_by_file, share_of
+from llm_pipeline.accuracy.task_metrics import judged_by, share_of
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.release import TaskOptions
 
@@ -46,7 +46,7 @@ def test_what_is_no_share_of_an_item_is_refused_and_never_guessed(values, better
 
 
 def test_a_metric_that_a_task_lacks_is_named_with_those_that_it_has():
-    with pytest.raises(ConfigError, match="task arc has no metric 'bleu'") as refused:
+    with pytest.raises(ConfigError, match="task arc: bleu is none of its metrics") as refused:
         chosen("arc", sample(acc=1.0, acc_norm=0.0), metric="bleu")
     assert refused.value.hint.endswith("one of: acc, acc_norm")
     with pytest.raises(ConfigError, match="no filter 'loose'"):
@@ -57,13 +57,3 @@ def test_a_share_is_a_number_from_0_to_1():
     assert [share_of(value) for value in (True, 0, 0.25, 1.5, -0.1, "1", (1.0,), None, float("nan"))] == [
         1.0, 0.0, 0.25, None, None, None, None, None, None,
     ]  # fmt: skip
-
-
-def test_a_file_shows_that_a_task_has_no_share_an_item():
-    refuse_by_file("mrpc", [("acc", None), ("f1", None)], None)
-    with pytest.raises(ConfigError, match="f1 is no share") as refused:
-        refuse_by_file("mrpc", [("acc", None), ("f1", None)], "f1")
-    assert refused.value.hint.endswith("one of: acc")
-    for metrics in ([("mcc", None)], [("word_perplexity", "weighted_perplexity")], [("chrf", "chrf")]):
-        with pytest.raises(ConfigError, match="is no share"):
-            refuse_by_file("task", metrics, None)

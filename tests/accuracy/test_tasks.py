@@ -105,7 +105,7 @@ def test_parquet_is_read_and_what_is_none_is_named(tmp_path):
     datasets.Dataset.from_list(ROWS).to_parquet(directory / "rows.parquet")
     assert texts(load(directory, "say").tasks["say"]) == [row["q"] for row in ROWS]
     (directory / "rows.parquet").write_text("no parquet")
-    with pytest.raises(ConfigError, match=r"rows\.parquet.*the data cannot be read"):
+    with pytest.raises(ConfigError, match=r"lm-eval cannot load it with the parquet data beside its file: .*Parquet"):
         load(directory, "say")
 
 
@@ -159,10 +159,8 @@ def test_tasks_of_lm_eval_itself_are_found_by_name_tag_and_group(tmp_path):
     evaluation = Evaluation(tasks=("gsm8k", "mmlu", "ai2_arc", "arithmetic_1dc"), served_tasks=("gsm8k",))
     selected = select_tasks(None, evaluation, evaluation.tasks)
     assert (len(selected.groups["mmlu"]), selected.tags) == (57, {"ai2_arc": ("arc_challenge", "arc_easy")})
-    found = {str(task.call): task.splits for task in selected.tasks.values() if "mmlu" not in task.name}
-    assert found == {
-        "openai/gsm8k (main)": ("test", "train"), "allenai/ai2_arc (ARC-Easy)": ("test", "train"),
-        "allenai/ai2_arc (ARC-Challenge)": ("test", "train"), "EleutherAI/arithmetic": ("validation",),
+    assert {str(task.call) for task in selected.tasks.values() if "mmlu" not in task.name} == {
+        "openai/gsm8k (main)", "allenai/ai2_arc (ARC-Easy)", "allenai/ai2_arc (ARC-Challenge)", "EleutherAI/arithmetic",
     }  # fmt: skip
 
 
@@ -176,9 +174,9 @@ def test_a_card_says_which_files_are_read_and_the_first_configuration_may_be_abs
     hub = SAY | {"dataset_path": "demo/lines", "dataset_name": "hard", "dataset_kwargs": None}
     directory = write(tmp_path / "tasks", hub, hub | {"task": "easy", "dataset_name": "easy"})
     assert len(texts(load(directory, "say", data=data).tasks["say"])) == 4
-    with pytest.raises(ConfigError, match=r"the data cannot be read: .*|reads split 'test' of demo/lines .easy."):
+    with pytest.raises(ConfigError, match=r"task easy in .*: lm-eval cannot load it with demo/lines .easy."):
         load(directory, "easy", data=data)
-    with pytest.raises(ConfigError, match=r"the data of demo/lines .hard. were not fetched"):
+    with pytest.raises(ConfigError, match=r"lm-eval cannot load it with demo/lines .hard."):
         load(directory, "say")
 
 
@@ -186,15 +184,18 @@ def test_a_card_says_which_files_are_read_and_the_first_configuration_may_be_abs
     ("changes", "files", "message"),
     [
         ({"doc_to_text": "!function steps.text"}, {}, r"runs Python of its own .`!function steps\.text`"),
-        ({"unsafe_code": True}, {}, "say runs code that the model writes"),
-        ({"test_split": "final"}, {}, "task say reads split 'final' of the json data beside its file, which is empty"),
+        ({"test_split": "final"}, {}, "cannot load it with the json data beside its file: KeyError: 'final'"),
         ({"dataset_path": "./data"}, {}, "dataset_path './data'"),
-        ({"dataset_path": "demo/lines", "dataset_kwargs": {}}, {}, "the data of demo/lines were not fetched"),
+        ({"dataset_path": "demo/lines", "dataset_kwargs": {}}, {}, "lm-eval cannot load it with demo/lines"),
         ({"dataset_kwargs": {"data_files": {"test": "none.jsonl"}}}, {}, "'none.jsonl' does not exist"),
         ({"dataset_kwargs": {"data_files": {"test": "/etc/passwd"}}}, {}, "outside the task directory"),
-        ({}, {"rows.jsonl": '{"q": \n'}, "the data cannot be read"),
+        ({}, {"rows.jsonl": '{"q": \n'}, "lm-eval cannot load it with the json data beside its file"),
         ({"num_fewshot": 0}, {}, "say takes no examples"),
-        ({"doc_to_text": "{{q"}, {}, r"task say in .*0\.yaml: lm-eval cannot load it: TemplateSyntaxError"),
+        (
+            {"doc_to_text": "{{q"},
+            {},
+            r"task say in .*0\.yaml: lm-eval cannot load it with .*: TemplateSyntaxError",
+        ),
         ({"dataset_kwargs": ["rows.jsonl"]}, {}, "needs dataset_kwargs.data_files"),
         ({"metric_list": [{"metric": "exact_match"}], "process_results": "!function steps.all"}, {}, "allow_task_code"),
     ],
@@ -211,16 +212,15 @@ def test_python_beside_a_task_runs_once_it_is_allowed_and_a_missing_package_is_n
     write(tmp_path, text, **{"steps.py": "def text(document):\n    return document['q'].upper()\n"})
     assert texts(load(tmp_path, "say", allow_task_code=True).tasks["say"])[0] == "IS WATER 0 WET?"
     write(tmp_path, text.replace("steps.", "more."), **{"more.py": "import a_package_of_nobody\n"})
-    with pytest.raises(ConfigError, match="package of module a_package_of_nobody is missing"):
+    with pytest.raises(ConfigError, match="No module named 'a_package_of_nobody'"):
         load(tmp_path, "say", allow_task_code=True)
 
 
 @pytest.mark.thorough
 def test_a_name_that_neither_the_directory_nor_lm_eval_has_is_refused(tmp_path):
     group = {"group": "both", "task": ["say", "gsm8k", "gsm9k"]}
-    with pytest.raises(ConfigError, match="no task gsm9k, neither here nor in lm-eval") as refused:
+    with pytest.raises(ConfigError, match="no task gsm9k, neither in the task directory nor in lm-eval"):
         load(write(tmp_path, SAY, group), "both")
-    assert "the directory has: both, say" in refused.value.hint
 
 
 def test_options_of_a_task_that_is_not_asked_are_refused(tmp_path):

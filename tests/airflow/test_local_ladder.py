@@ -36,7 +36,7 @@ def run(project, caplog):
                 with pytest.raises(PipelineError):
                     LocalRun(project.config, approve=lambda _: True).run()
             else:
-                assert LocalRun(project.config, approve=lambda _: True).run() is Verdict.NO_GO
+                assert LocalRun(project.config, approve=lambda _: True).run() is Verdict.INCONCLUSIVE
         return caplog.text
 
     return once
@@ -75,8 +75,8 @@ def test_a_recipe_that_fails_is_followed_by_the_next_and_one_that_passes_ends_th
     error = {"quantize/small": {"error": "terminal"}}
     said = run(**error, **{"accuracy/large": {"verdict": "INCONCLUSIVE"}})
     assert "quantize small failed, the next recipe is tried: ConfigError: the test asked for a terminal error" in said
-    assert "choose cpu-a: NO_GO: No recipe passed its accuracy gate: small failed, large INCONCLUSIVE." in said
-    assert flow().result("choose", "cpu-a").judgement.verdict is Verdict.NO_GO
+    assert "choose cpu-a: INCONCLUSIVE: No recipe passed its accuracy gate: small failed, large INCONCLUSIVE." in said
+    assert flow().result("choose", "cpu-a").judgement.verdict is Verdict.INCONCLUSIVE
 
     said = run(**ENDS_THERE)
     assert "large is skipped: a cheaper recipe passed (small)" in said

@@ -32,21 +32,6 @@ def local(tmp_path):
     return write
 
 
-def test_a_task_without_a_score_of_single_items_is_refused_from_its_file(local):
-    with pytest.raises(ConfigError, match="task pick: mcc is no share from 0 to 1 of a single item") as refused:
-        check_tasks(*local(PICK))
-    assert "leave the task out" in refused.value.hint
-    both = PICK | {"metric_list": [{"metric": "mcc"}, {"metric": "acc", "aggregation": "mean"}]}
-    assert check_tasks(*local(both)) == ()
-    with pytest.raises(ConfigError, match="mcc is no share from 0 to 1 of a single item") as refused:
-        check_tasks(*local(both, task_options={"pick": TaskOptions(metric="mcc")}))
-    assert "to one of: acc" in refused.value.hint
-    with pytest.raises(ConfigError, match="no metric 'acc_norm'"):
-        check_tasks(*local(both, task_options={"pick": TaskOptions(metric="acc_norm")}))
-    with pytest.raises(ConfigError, match="chrf is no share"):
-        check_tasks(*local(PICK | {"metric_list": [{"metric": "chrf"}]}))
-
-
 def test_options_of_a_task_that_is_not_asked_are_refused(local):
     plain = {key: value for key, value in PICK.items() if key != "metric_list"}
     with pytest.raises(ConfigError, match="task_options names pik"):

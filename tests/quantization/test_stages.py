@@ -8,6 +8,7 @@ pytest.importorskip("modelopt")
 
 from llm_pipeline.accuracy.evaluation import read_summary
 from llm_pipeline.artifacts.items import read_items
+from llm_pipeline.base.progress import Progress
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
@@ -70,8 +71,8 @@ def quantize(release, recipe, name):
     return release("quantize", QuantizeConfig(recipe=recipe(name), dtype="float16"), name, use=used)
 
 
-def judge(release, quantized, baseline, name):
-    config = AccuracyConfig(evaluation=EVALUATION, policy=POLICY, dtype="float16")
+def judge(release, quantized, baseline, name, policy=POLICY):
+    config = AccuracyConfig(evaluation=EVALUATION, policy=policy, dtype="float16")
     refs = {"checkpoint": quantized.artifacts["checkpoint"], "baseline": baseline.artifacts["evaluation"]}
     return release("accuracy", config, name, use=("tasks",), **refs)
 
@@ -109,6 +110,17 @@ def test_a_quantized_checkpoint_is_smaller_counted_and_judged_against_its_baseli
 def test_the_judge_sees_no_difference_where_there_is_none(release, recipe, baseline):
     result = judge(release, quantize(release, recipe, "none"), baseline, "none")
     assert result.judgement.evidence[0].measured == 0.0
+
+
+def test_another_margin_asks_no_item_again(release, recipe, baseline, monkeypatch):
+    quantized, counted = quantize(release, recipe, "none"), []
+    judge(release, quantized, baseline, "none")
+    monkeypatch.setattr(Progress, "advance", lambda self, steps=1: counted.append((self._what, steps)))
+    wider = POLICY.model_copy(update={"margin": 0.05})
+    again = judge(release, quantized, baseline, "none", wider)
+    assert not again.reused
+    assert again.metrics["items"] >= 100
+    assert [steps for what, steps in counted if what == "evaluating"] == []
 
 
 def test_a_gpu_only_recipe_fails_the_stage_at_once(release, recipe):

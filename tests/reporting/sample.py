@@ -141,7 +141,7 @@ class SampleRelease:
 
     def publish_items(self, items: Sequence[ScoredItem], **summary: object) -> ArtifactRef:
         directory = self._scratch / f"items-{self._random.random()}"
-        write_evaluation(directory, items, summarise(items, {}, {}).model_copy(update=summary))
+        write_evaluation(directory, items, summarise(items).model_copy(update=summary))
         return self.store.publish("evaluation", directory)
 
     def scored(self, loss: float, tasks: Sequence[str] = tuple(TASKS)) -> list[ScoredItem]:
@@ -187,16 +187,18 @@ class SampleRelease:
             checkpoint = self.publish("checkpoint", weights)
             self.add("quantize", recipe, 14.0, artifacts={"checkpoint": checkpoint}, metrics={"effective_bits": 4.5})
             items = self.scored(loss if recipe != "fp8" else 0.0008)
-            judgement = judge_look(self.baseline, items, 4, 5, policy) or judge_look(self.baseline, items, 5, 5, policy)
-            evaluation = self.publish_items(items, look=4, looks=5, planned=len(items) * 5 // 4)
+            judged = judge_look(self.baseline, items, 4, 5, policy) or judge_look(self.baseline, items, 5, 5, policy)
+            assert judged is not None
+            judgement, comparison = judged
+            evaluation = self.publish_items(items, look=4, looks=5, planned=len(items) * 5 // 4, comparison=comparison)
             self.add("accuracy", recipe, 28.0, artifacts={"evaluation": evaluation}, judgement=judgement)
             attempts.append(
                 RecipeAttempt(recipe=recipe, verdict=judgement.verdict, bytes=int(size), summary=judgement.summary)
             )
         if not choose:
             return
-        choice = choose_recipe(attempts)
-        self.add("choose", "cpu", seconds=0.2, metrics={"recipe": choice.recipe}, judgement=choice.judgement)
+        recipe, judgement = choose_recipe(attempts)
+        self.add("choose", "cpu", seconds=0.2, metrics={"recipe": recipe}, judgement=judgement)
 
     def build(self) -> None:
         engine = self.publish("engine", {"model.bin": b"e" * 90_000})
@@ -209,10 +211,10 @@ class SampleRelease:
             load_test=LoadTestPolicy(service_level=ServiceLevel(first_token_milliseconds=1, end_to_end_milliseconds=1)),
         ).served_accuracy
         served = self.scored(0.0005, ("arithmetic",))
-        judgement = judge_look(self.baseline, served, 1, 1, policy, tasks=("arithmetic",))
-        self.add(
-            "served_accuracy", "cpu", 17.0, artifacts={"evaluation": self.publish_items(served)}, judgement=judgement
-        )
+        judged = judge_look(self.baseline, served, 1, 1, policy, tasks=("arithmetic",))
+        assert judged is not None
+        evaluation = self.publish_items(served, comparison=judged[1])
+        self.add("served_accuracy", "cpu", 17.0, artifacts={"evaluation": evaluation}, judgement=judged[0])
 
     def load_test(self) -> None:
         directory = self._scratch / "load_test"

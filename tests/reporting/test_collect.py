@@ -162,16 +162,6 @@ def test_a_result_that_cannot_be_read_is_a_gap(sample, tmp_path: Path) -> None:
     assert any("build.cpu.json" in gap for gap in collect(release.store, sample.RELEASE).gaps)
 
 
-def test_evaluations_of_other_questions_are_a_gap_not_a_plot(sample, tmp_path: Path) -> None:
-    release = sample.SampleRelease(tmp_path)
-    release.measure_baseline()
-    other = [item.model_copy(update={"fingerprint": "another"}) for item in release.scored(0.0)]
-    release.add("accuracy", "fp8", artifacts={"evaluation": release.publish_items(other)})
-    data = collect(release.store, sample.RELEASE)
-    assert data.accuracy == ()
-    assert any("different questions" in gap for gap in data.gaps)
-
-
 def test_a_release_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no release"):
         collect(LocalStore(f"file://{tmp_path}"), "nothing-00000000-00000000")

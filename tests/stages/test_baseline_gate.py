@@ -33,7 +33,7 @@ def evaluation(store: ArtifactStore, tmp_path: Path, right: int) -> ArtifactRef:
         ) for n in range(1000)
     ]  # fmt: skip
     directory = tmp_path / f"evaluation {right}"
-    write_evaluation(directory, items, summarise(items, {}, {}))
+    write_evaluation(directory, items, summarise(items))
     return store.publish("evaluation", directory)
 
 

@@ -33,7 +33,7 @@ def test_no_passing_recipe_stops_the_release(tmp_path: Path) -> None:
     result = run(tmp_path, ("int4", "INCONCLUSIVE", 300))
     assert result.metrics == {"recipe": None}
     assert result.judgement is not None
-    assert result.judgement.verdict is Verdict.NO_GO
+    assert result.judgement.verdict is Verdict.INCONCLUSIVE
 
 
 def test_the_unquantized_model_is_not_released_in_place_of_a_recipe_that_failed(tmp_path: Path) -> None:
