@@ -58,16 +58,35 @@ class Tensor:
 
 
 INPUTS = (
-    Tensor("text_input", "TYPE_STRING"),
-    Tensor("max_tokens", "TYPE_INT32", optional=True),
+    Tensor("text_input", "TYPE_STRING", optional=True),
+    Tensor("max_tokens", "TYPE_INT64", optional=True),
     Tensor("stream", "TYPE_BOOL", optional=True),
     Tensor("temperature", "TYPE_FP32", optional=True),
     Tensor("ignore_eos", "TYPE_BOOL", optional=True),
     Tensor("stop", "TYPE_STRING", dimensions=(-1,), optional=True),
+    Tensor("add_special_tokens", "TYPE_BOOL", optional=True),
 )
+"""Of every engine. A number of 64 bits does not wrap before it is checked."""
+
+FEATURES = (
+    Tensor("input_ids", "TYPE_INT32", dimensions=(-1,), optional=True),
+    Tensor("top_p", "TYPE_FP32", optional=True),
+    Tensor("top_k", "TYPE_INT32", optional=True),
+    Tensor("min_p", "TYPE_FP32", optional=True),
+    Tensor("seed", "TYPE_INT64", optional=True),
+    Tensor("presence_penalty", "TYPE_FP32", optional=True),
+    Tensor("frequency_penalty", "TYPE_FP32", optional=True),
+    Tensor("repetition_penalty", "TYPE_FP32", optional=True),
+    Tensor("logprobs", "TYPE_INT32", optional=True),
+    Tensor("echo", "TYPE_BOOL", optional=True),
+    Tensor("json_schema", "TYPE_STRING", optional=True),
+)
+"""Inputs that an engine may lack; the served model refuses those that its adapter does not name."""
+
 OUTPUTS = (
     Tensor("text_output", "TYPE_STRING"),
     Tensor("output_tokens", "TYPE_INT32"),
     Tensor("finish_reason", "TYPE_STRING"),
     Tensor("input_tokens", "TYPE_INT32"),
+    Tensor("logprobs", "TYPE_STRING"),
 )

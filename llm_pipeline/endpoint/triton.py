@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from llm_pipeline.artifacts.repository_layout import INPUTS, MODEL_NAME
+from llm_pipeline.artifacts.repository_layout import FEATURES, INPUTS, MODEL_NAME
 from llm_pipeline.endpoint.protocol import ApiError
 
-_TYPES = {tensor.name: tensor.data_type.removeprefix("TYPE_").replace("STRING", "BYTES") for tensor in INPUTS}
+_TYPES = {
+    tensor.name: tensor.data_type.removeprefix("TYPE_").replace("STRING", "BYTES") for tensor in (*INPUTS, *FEATURES)
+}
 _WITH_CODES = {"triton_grpc_error": "true"}
 """Errors in a stream then have a code."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from llm_pipeline.artifacts.repository_layout import (
     ENGINE_DIRECTORY,
     FACT_PREFIX,
     FACTS_FILE,
+    FEATURES,
     INPUTS,
     MODEL_FILE,
     MODEL_NAME,
@@ -149,7 +150,7 @@ def write_served_model(
     repository: Path,
     *,
     parameters: Mapping[str, str] | None = None,
-    features: Iterable[str] = (),
+    features: Collection[str] = (),
 ) -> Path:
     """Write the model `llm`, the engine's description and the endpoint's; returns its version directory.
 
@@ -158,7 +159,7 @@ def write_served_model(
         code: Its `model.py`: the file, or the name of one of `serving/models`.
         repository: The model repository.
         parameters: Parameters of the model beside limits and facts.
-        features: Optional inputs of `llm` that it takes; see `EndpointDescription`.
+        features: What it takes of `FEATURES`, by name; the server refuses the others.
     """
     from google.protobuf import text_format
 
@@ -180,12 +181,12 @@ def write_served_model(
         maximum_sequences=engine.limits.maximum_sequences,
     )
     (version / ENDPOINT_FILE).write_text(endpoint.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    text = text_format.MessageToString(served_config(engine, parameters or {}))
+    text = text_format.MessageToString(served_config(engine, features, parameters or {}))
     (repository / MODEL_NAME / CONFIG_FILE).write_text(text, encoding="utf-8")
     return version
 
 
-def served_config(engine: PackagedEngine, parameters: Mapping[str, str]) -> ModelConfig:
+def served_config(engine: PackagedEngine, features: Collection[str], parameters: Mapping[str, str]) -> ModelConfig:
     """The configuration of the model `llm` as Triton's own message."""
     from tritonclient.grpc import model_config_pb2 as messages
 
@@ -193,11 +194,12 @@ def served_config(engine: PackagedEngine, parameters: Mapping[str, str]) -> Mode
         kind = messages.DataType.Value(tensor.data_type)
         return {"name": tensor.name, "data_type": kind, "dims": tensor.dimensions}
 
+    inputs = [*INPUTS, *(tensor for tensor in FEATURES if tensor.name in features)]
     config = messages.ModelConfig(
         name=MODEL_NAME,
         backend="python",
         max_batch_size=0,
-        input=[messages.ModelInput(**tensor_fields(tensor), optional=tensor.optional) for tensor in INPUTS],
+        input=[messages.ModelInput(**tensor_fields(tensor), optional=tensor.optional) for tensor in inputs],
         output=[messages.ModelOutput(**tensor_fields(tensor)) for tensor in OUTPUTS],
         instance_group=[messages.ModelInstanceGroup(kind=messages.ModelInstanceGroup.KIND_CPU, count=1)],
     )

@@ -124,7 +124,7 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[PackageConfig, Mapping
 
 STAGE = Stage(
     name="package",
-    version=9,
+    version=10,
     config=PackageConfig,
     request=request,
     run=run,

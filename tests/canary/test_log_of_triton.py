@@ -47,9 +47,9 @@ def logged(site: Site, act: Callable[[], object]) -> ObservedRequest:
 
 async def stream(port: int, prompt: bytes) -> list[str]:
     """What a stream's messages say is wrong, each; its own status is 0."""
-    text, tokens = triton.InferInput("text_input", [1], "BYTES"), triton.InferInput("max_tokens", [1], "INT32")
+    text, tokens = triton.InferInput("text_input", [1], "BYTES"), triton.InferInput("max_tokens", [1], "INT64")
     text.set_data_from_numpy(np.array([prompt], dtype=object))
-    tokens.set_data_from_numpy(np.array([4], dtype=np.int32))
+    tokens.set_data_from_numpy(np.array([4], dtype=np.int64))
     found = []
 
     async def requests():

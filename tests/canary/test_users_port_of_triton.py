@@ -128,9 +128,9 @@ async def streamed(port: int) -> list[str]:
     import numpy as np
     import tritonclient.grpc.aio as asynchronous
 
-    text, tokens = triton.InferInput("text_input", [1], "BYTES"), triton.InferInput("max_tokens", [1], "INT32")
+    text, tokens = triton.InferInput("text_input", [1], "BYTES"), triton.InferInput("max_tokens", [1], "INT64")
     text.set_data_from_numpy(np.array([b"a b c"], dtype=object))
-    tokens.set_data_from_numpy(np.array([4], dtype=np.int32))
+    tokens.set_data_from_numpy(np.array([4], dtype=np.int64))
     found = []
 
     async def requests():

@@ -107,7 +107,7 @@ def body(prompt: str) -> dict[str, object]:
 def inputs(prompt: str, *, stream: bool) -> list[triton.InferInput]:
     values = [
         ("text_input", np.array([prompt.encode()], dtype=object), "BYTES"),
-        ("max_tokens", np.array([TOKENS], dtype=np.int32), "INT32"),
+        ("max_tokens", np.array([TOKENS], dtype=np.int64), "INT64"),
         ("stream", np.array([stream]), "BOOL"),
         ("ignore_eos", np.array([True]), "BOOL"),
     ]

@@ -44,7 +44,7 @@ ENSEMBLE = {
     "max_batch_size": 0,
     "input": [
         tensor("text_input"),
-        tensor("max_tokens", "TYPE_INT32"),
+        tensor("max_tokens", "TYPE_INT64"),
         tensor("stream", "TYPE_BOOL"),
         tensor("ignore_eos", "TYPE_BOOL"),
     ],
@@ -139,8 +139,8 @@ def leave_over_grpc(served: FaultyServer) -> None:
     first = threading.Event()
     client = grpcclient.InferenceServerClient(f"127.0.0.1:{served.server.ports.grpc}")
     client.start_stream(lambda **_: first.set())
-    text, tokens = np.array([LONG["text_input"].encode()], np.object_), np.array([LONG["max_tokens"]], np.int32)
-    arrays = {"text_input": ("BYTES", text), "max_tokens": ("INT32", tokens)}
+    text, tokens = np.array([LONG["text_input"].encode()], np.object_), np.array([LONG["max_tokens"]], np.int64)
+    arrays = {"text_input": ("BYTES", text), "max_tokens": ("INT64", tokens)}
     arrays |= {name: ("BOOL", np.array([True])) for name in ("stream", "ignore_eos")}
     inputs = []
     for name, (kind, array) in arrays.items():

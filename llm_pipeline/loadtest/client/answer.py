@@ -213,7 +213,7 @@ def _is_json(body: bytes) -> bool:
 
 
 _SHED_STATUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-_SHED_TEXTS = ("exceeds maximum queue size", "request timeout expired", "queue full", "server is stopping")
+_SHED_TEXTS = ("exceeds maximum queue size", "request timeout expired", "queue is full", "server is stopping")
 """What UNAVAILABLE says under HTTP 200 and 400: Triton's scheduler_utils.cc, dynamic_batch_scheduler.cc, our models."""
 
 

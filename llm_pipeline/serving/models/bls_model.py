@@ -113,7 +113,7 @@ class TritonPythonModel:
         given = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         if unserved := sorted(given.keys() & set(UNSERVED)):
             raise base.invalid(f"this model takes text only, not {', '.join(unserved)}")
-        stream = bool(base.scalar(request, "stream", default=False))
+        stream = bool(given.get("stream", np.zeros(1)).any())
         if stream and not self._decoupled:
             raise base.invalid("this model does not stream")
         inputs = self._engine_inputs(given)

@@ -68,10 +68,7 @@ class TritonPythonModel(served_model.ServedModel):
     # Triton's thread
 
     def _accept(self, request: Any, sender: Any) -> Live:
-        self._drill.fail_if_due()
-        asked = base.Inputs.read(request, self._limits)
-        prompt = self._codec.encode(asked.prompt, special=self._add_special)
-        asked = asked.with_room(len(prompt), self._limits)
+        asked, prompt = self.read(request, self._codec.encode, self._codec.size())
         return Live(self.reply_to(asked, sender, len(prompt)), asked, prompt, seed=self._drill.seen)
 
     # The request's thread

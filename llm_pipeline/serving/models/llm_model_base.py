@@ -5,7 +5,11 @@ process and therefore stands alone: standard library, numpy and triton_python_ba
 
 Responses of a streaming request carry pieces of `text_output` with the number of tokens behind each in `output_tokens`;
 the first one has the prompt's `input_tokens`, so that a client that leaves early has them, and the last one a
-`finish_reason`. A request without `stream` gets one response.
+`finish_reason`. A request without `stream` gets one response. With `echo` the text begins with the prompt's.
+
+With `logprobs` each piece has those of its tokens, a JSON list of `{"token": text, "bytes": [...], "logprob": number,
+"top": [[text, number], ...]}`: natural logarithms of the model's own probabilities, whatever chose the token. With
+`echo` those of the prompt come first, and the first of them is null.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,22 +30,39 @@ import triton_python_backend_utils as pb_utils
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 DRILL_VARIABLE = "LLM_PIPELINE_DRILL"
 DEFAULT_OUTPUT_TOKENS = 16
-ALL_THERE_IS_ROOM_FOR = -1
-"""As `max_tokens`: whoever asks does not know how many tokens the prompt has."""
-
-MAXIMUM_TEMPERATURE = 2.0
 MAXIMUM_STOP_WORDS = 8
-OTHER_SAMPLING = frozenset({
-    "beam_width", "best_of", "bad_words", "frequency_penalty", "grammar", "guided_json", "guided_regex", "json_schema",
-    "length_penalty", "logit_bias", "logprobs", "max_completion_tokens", "max_new_tokens", "min_length", "min_p",
-    "min_tokens", "n", "no_repeat_ngram_size", "num_beams", "presence_penalty", "random_seed", "repetition_penalty",
-    "response_format", "runtime_top_k", "runtime_top_p", "seed", "stop_words", "top_k", "top_p", "typical_p",
+MAXIMUM_LOGPROBS = 20
+MAXIMUM_SCHEMA_BYTES = 65536
+ALL_THERE_IS_ROOM_FOR = -1
+"""As `max_tokens`: as many as the prompt leaves room for."""
+
+SAMPLING: dict[str, tuple[float, float]] = {
+    "temperature": (0, 2), "top_p": (1e-6, 1), "top_k": (0, 2**31 - 1), "min_p": (0, 0.999),
+    "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2), "repetition_penalty": (0.1, 10),
+    "seed": (-(2**63), 2**63 - 1),
+}  # fmt: skip
+"""How tokens may be chosen, each from its least to its largest value; a `top_k` of 0 takes all tokens."""
+
+NOT_INPUTS = frozenset({
+    "beam_width", "best_of", "bad_words", "echo", "grammar", "guided_json", "guided_regex", "input_ids", "json_schema",
+    "length_penalty", "logit_bias", "logprobs", "max_completion_tokens", "max_new_tokens", "min_length", "min_tokens",
+    "n", "no_repeat_ngram_size", "num_beams", "random_seed", "response_format", "runtime_top_k", "runtime_top_p",
+    "stop_words", "top_logprobs", "typical_p", *SAMPLING,
 })  # fmt: skip
-"""Sampling options of other servers. They would change the answer, so they are refused and not ignored."""
+"""Triton takes fields that are no inputs for parameters. These would change the answer, so they are refused."""
 
 CANCELLATION_POLL_SECONDS = 0.02
 SHUTDOWN_SECONDS = 5.0
 INCOMPLETE = "\ufffd"
+LEAST_LOGPROB = -9999.0
+"""As OpenAI's servers write that a token cannot be: JSON has no infinity."""
+
+PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
+BYTE_CHARACTERS = dict(
+    zip(map(chr, (*PRINTED, *range(256, 324))), (*PRINTED, *sorted({*range(256)} - {*PRINTED})), strict=True)
+)
+"""The bytes that characters stand for in the vocabularies of byte-level tokenizers (GPT-2's table)."""
+
 FEW_TOKENS = 16
 """Of one piece: more come at once only with whole answers."""
 
@@ -116,47 +138,97 @@ class Drill:
 
 @dataclass(frozen=True)
 class Inputs:
-    """A request's inputs, within the limits that can be checked without a tokenizer."""
+    """A request's inputs, within the limits that can be checked without a tokenizer.
+
+    Attributes:
+        prompt: The text; empty where the request has its tokens.
+        input_ids: The tokens; empty where the request has a text.
+        add_special_tokens: Whether the tokenizer adds the model's own to a text; None where the request does not say.
+        stop_words: The answer ends before the first of them.
+        maximum_tokens: Of the answer; `ALL_THERE_IS_ROOM_FOR` until the prompt's length is known.
+        sampling: What the request says of `SAMPLING`, and nothing else; greedy without a temperature.
+        ignore_eos: End tokens end nothing.
+        stream: The answer is sent in pieces.
+        echo: The answer begins with the prompt.
+        logprobs: How many of the likeliest tokens are told with each token; None for none, and not its own either.
+        json_schema: What the text must be; empty for any text.
+    """
 
     prompt: str
+    input_ids: tuple[int, ...]
+    add_special_tokens: bool | None
     stop_words: tuple[str, ...]
     maximum_tokens: int
-    temperature: float
+    sampling: dict[str, Any]
     ignore_eos: bool
     stream: bool
+    echo: bool
+    logprobs: int | None
+    json_schema: str
 
     @staticmethod
     def read(request: Any, limits: Limits) -> Inputs:
         """Read a request; raises `RefusedError` for inputs outside of the limits."""
-        refuse_other_sampling(request)
-        prompt = utf8(scalar(request, "text_input", b""), "text_input")
-        if not prompt.strip():
+        refuse_parameters(request)
+        given = {tensor.name(): tensor.as_numpy().reshape(-1).tolist() for tensor in request.inputs()}
+        one = {name: values[0] for name, values in given.items() if values}
+        prompt, tokens = utf8(one.get("text_input", b""), "text_input"), tuple(given.get("input_ids", ()))
+        if not (prompt.strip() or tokens):
             raise invalid("text_input is empty")
-        stop_words = tuple(utf8(word, "stop") for word in tensor_values(request, "stop"))
+        if prompt and tokens:
+            raise invalid("text_input and input_ids: give one of them")
+        stop_words = tuple(utf8(word, "stop") for word in given.get("stop", ()))
         if len(stop_words) > MAXIMUM_STOP_WORDS or not all(stop_words):
             raise invalid(f"stop takes at most {MAXIMUM_STOP_WORDS} words, none of them empty")
-        maximum, most = int(scalar(request, "max_tokens", DEFAULT_OUTPUT_TOKENS)), limits.maximum_tokens_per_request
-        if maximum != ALL_THERE_IS_ROOM_FOR and not 1 <= maximum < most:
-            raise invalid(f"max_tokens {maximum} is not in 1..{most - 1}")
-        temperature = float(scalar(request, "temperature", 0.0))
-        if not 0.0 <= temperature <= MAXIMUM_TEMPERATURE:  # NaN compares false
-            raise invalid(f"temperature {temperature} is not in 0..{MAXIMUM_TEMPERATURE}")
+        echo, maximum = one.get("echo", False), one.get("max_tokens", DEFAULT_OUTPUT_TOKENS)
+        least, most = 0 if echo else 1, limits.maximum_tokens_per_request
+        if not (least <= maximum < most or maximum == ALL_THERE_IS_ROOM_FOR):
+            raise invalid(f"max_tokens {maximum} is not in {least}..{most - 1}")
+        for name, (smallest, largest) in SAMPLING.items():
+            if name in one and not smallest <= one[name] <= largest:  # NaN compares false
+                raise invalid(f"{name} {one[name]:g} is not in {smallest:g}..{largest:g}")
+        logprobs = one.get("logprobs")
+        if logprobs is not None and not 0 <= logprobs <= MAXIMUM_LOGPROBS:
+            raise invalid(f"logprobs {logprobs} is not in 0..{MAXIMUM_LOGPROBS}")
         return Inputs(
             prompt,
+            tokens,
+            one.get("add_special_tokens"),
             stop_words,
             maximum,
-            temperature,
-            ignore_eos=bool(scalar(request, "ignore_eos", default=False)),
-            stream=bool(scalar(request, "stream", default=False)),
+            {name: one[name] for name in SAMPLING if name in one},
+            ignore_eos=one.get("ignore_eos", False),
+            stream=one.get("stream", False),
+            echo=echo,
+            logprobs=logprobs,
+            json_schema=schema(one["json_schema"]) if "json_schema" in one else "",
         )
 
+    @property
+    def temperature(self) -> float:
+        """0 for the likeliest token always."""
+        return float(self.sampling.get("temperature", 0.0))
+
     def with_room(self, prompt_tokens: int, limits: Limits) -> Inputs:
-        """The inputs with a number of `maximum_tokens`; refuses a prompt that leaves no room for the answer."""
-        most, asked = limits.maximum_tokens_per_request, self.maximum_tokens
+        """These inputs with the answer's length; refuses a prompt that leaves no room for it."""
+        most = limits.maximum_tokens_per_request
+        asked = self.maximum_tokens
         maximum = max(1, most - prompt_tokens) if asked == ALL_THERE_IS_ROOM_FOR else asked
         if prompt_tokens + maximum > most:
             raise invalid(f"prompt of {prompt_tokens} tokens and max_tokens {maximum} exceed {most}")
         return replace(self, maximum_tokens=maximum)
+
+
+def schema(data: bytes) -> str:
+    """A JSON schema as text; `{}` stands for any object, as OpenAI's `json_object` does."""
+    text = utf8(data, "json_schema")
+    try:
+        document = json.loads(text) if len(text) <= MAXIMUM_SCHEMA_BYTES else None
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise invalid(f"json_schema is not a JSON object of at most {MAXIMUM_SCHEMA_BYTES} bytes")
+    return text if document else '{"type": "object", "additionalProperties": true}'
 
 
 @dataclass
@@ -229,22 +301,11 @@ def parameters(args: dict[str, str]) -> dict[str, str]:
     return {name: value["string_value"] for name, value in configured.items()}
 
 
-def tensor_values(request: Any, name: str) -> list[Any]:
-    """An input's elements; empty when it was not sent."""
-    tensor = pb_utils.get_input_tensor_by_name(request, name)
-    return [] if tensor is None else list(tensor.as_numpy().reshape(-1))
-
-
-def scalar(request: Any, name: str, default: Any) -> Any:
-    """An input's single element, or the default."""
-    return next(iter(tensor_values(request, name)), default)
-
-
-def refuse_other_sampling(request: Any) -> None:
-    """Refuse ways to choose tokens that this model does not offer; Triton takes unknown fields for parameters."""
-    asked = sorted(OTHER_SAMPLING.intersection(json.loads(request.parameters() or "{}")))
+def refuse_parameters(request: Any) -> None:
+    """Refuse what would choose other tokens, and is no input of this model."""
+    asked = sorted(NOT_INPUTS.intersection(json.loads(request.parameters() or "{}")))
     if asked:
-        raise invalid(f"{', '.join(asked)}: not supported; use temperature, max_tokens and stop")
+        raise invalid(f"{', '.join(asked)}: not supported by this model, or not as a parameter")
 
 
 def utf8(data: bytes, name: str) -> str:
@@ -255,7 +316,33 @@ def utf8(data: bytes, name: str) -> str:
         raise invalid(f"{name} is not UTF-8: {error}") from error
 
 
-def answer(text: str, tokens: int, finish_reason: str, *, input_tokens: int = 0) -> Any:
+def token_bytes(token: str, *, byte_level: bool) -> bytes:
+    """The bytes of a token as its vocabulary spells it; those of a character may be spread over several tokens."""
+    if byte_level and all(character in BYTE_CHARACTERS for character in token):  # added tokens are not spelt so
+        return bytes(BYTE_CHARACTERS[character] for character in token)
+    if len(token) == len("<0x00>") and token.startswith("<0x") and token.endswith(">"):
+        return bytes.fromhex(token[3:5])
+    return token.replace("\u2581", " ").encode(errors="surrogateescape")
+
+
+def likelihood(token: bytes, logprob: float | None, top: Sequence[tuple[bytes, float]] = ()) -> dict[str, Any]:
+    """One token in the output `logprobs`; `top` are the likeliest at its place, in this order."""
+    return {
+        "token": token.decode(errors="replace"),
+        "bytes": list(token),
+        "logprob": None if logprob is None else max(logprob, LEAST_LOGPROB),
+        "top": [[other.decode(errors="replace"), max(number, LEAST_LOGPROB)] for other, number in top],
+    }
+
+
+def answer(
+    text: str,
+    tokens: int,
+    finish_reason: str,
+    *,
+    input_tokens: int = 0,
+    logprobs: Sequence[dict[str, Any]] | None = None,
+) -> Any:
     """One response of the served model; without `input_tokens` where that is 0."""
     thread = threading.get_ident()
     tensors = [
@@ -265,6 +352,8 @@ def answer(text: str, tokens: int, finish_reason: str, *, input_tokens: int = 0)
     ]
     if input_tokens:
         tensors.append(_output("input_tokens", input_tokens))
+    if logprobs is not None:
+        tensors.append(_output("logprobs", json.dumps(logprobs, separators=(",", ":"))))
     return pb_utils.InferenceResponse(tensors)
 
 
@@ -308,12 +397,23 @@ def send(sender: Any, response: Any, *, last: bool = True) -> None:
 
 @dataclass
 class Reply:
-    """The answer to one request while it is generated and sent; `input_tokens` are those not yet reported."""
+    """The answer to one request while it is generated and sent.
+
+    Attributes:
+        sender: Triton's, of the responses.
+        stream: Pieces are sent as they come.
+        text: What was generated.
+        input_tokens: Those not yet reported.
+        echoed: The prompt's text, where it begins the answer and was not sent yet.
+        logprobs: Of tokens not yet sent; None where they were not asked for.
+    """
 
     sender: Any
     stream: bool
     text: Text
     input_tokens: int
+    echoed: str = ""
+    logprobs: list[dict[str, Any]] | None = None
     unsent_tokens: int = 0
     checked_at: float = 0.0
 
@@ -331,6 +431,11 @@ class Reply:
         self.unsent_tokens += tokens
         return "stop" if self.text.stopped else finish_reason
 
+    def tell(self, logprobs: Iterable[dict[str, Any]]) -> None:
+        """Take the likelihoods of tokens, where they were asked for."""
+        if self.logprobs is not None:
+            self.logprobs += logprobs
+
     def flush(self, finish_reason: str) -> None:
         """Send what may be sent: pieces of a stream as they come, everything else at the end."""
         last = bool(finish_reason)
@@ -347,6 +452,13 @@ class Reply:
         send(self.sender, error_answer(refusal))
 
     def _send(self, piece: str, finish_reason: str) -> None:
-        response = answer(piece, self.unsent_tokens, finish_reason, input_tokens=self.input_tokens)
+        response = answer(
+            self.echoed + piece,
+            self.unsent_tokens,
+            finish_reason,
+            input_tokens=self.input_tokens,
+            logprobs=self.logprobs,
+        )
         send(self.sender, response, last=bool(finish_reason))
         self.unsent_tokens = self.input_tokens = 0
+        self.echoed, self.logprobs = "", None if self.logprobs is None else []

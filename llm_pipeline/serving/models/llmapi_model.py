@@ -89,14 +89,17 @@ class TritonPythonModel(served_model.ServedModel):
         description = json.loads((version / "engine" / "engine.json").read_text(encoding="utf-8"))
         self._end_tokens: list[int] = description["rules"]["end_tokens"]
         arguments = yaml.safe_load((version / "model.yaml").read_text(encoding="utf-8"))
-        self._llm = LLM(**{**arguments, "model": str(version / arguments["model"])})
+        checkpoint = version / arguments["model"]
+        config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+        self._vocabulary = int(config.get("vocab_size") or config.get("text_config", {}).get("vocab_size", 0))
+        self._llm = LLM(**{**arguments, "model": str(checkpoint)})
 
     def _accept(self, request: Any, sender: Any) -> Live:
-        self._drill.fail_if_due()
-        asked = base.Inputs.read(request, self._limits)
-        prompt = list(self._llm.tokenizer.encode(asked.prompt, add_special_tokens=self._add_special))
-        asked = asked.with_room(len(prompt), self._limits)
+        asked, prompt = self.read(request, self._encode, self._vocabulary)
         return Live(self.reply_to(asked, sender, len(prompt)), asked, prompt, seed=self._drill.seen)
+
+    def _encode(self, text: str, *, special: bool) -> list[int]:
+        return list(self._llm.tokenizer.encode(text, add_special_tokens=special))
 
     # The event loop's thread
 

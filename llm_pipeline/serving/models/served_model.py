@@ -149,7 +149,7 @@ class Places:
             if self._closed:
                 raise base.unavailable("the server is stopping")
             if self._taken >= self._most:
-                raise base.unavailable(f"queue full: {self._taken} requests are waiting or running")
+                raise base.unavailable(f"queue is full: {self._taken} requests are waiting or running")
             self._taken += 1
         self._metrics.accepted(input_tokens)
 
@@ -201,7 +201,7 @@ class ServedModel:
         """
         parameters = base.parameters(args)
         self._limits = base.Limits.from_parameters(parameters)
-        self._add_special = parameters.get("add_special_tokens") == "true"
+        self._add_special = parameters.get("add_special_tokens", "true") == "true"
         self._drill = base.Drill.from_environment()
         self._metrics = Metrics()
         self._places = Places(self._limits, self._metrics)
@@ -246,6 +246,28 @@ class ServedModel:
         except OSError as error:  # a server that serves matters more
             pb_utils.Logger.log_warn(f"llm: the server does not end with this process: {error}")
 
-    def reply_to(self, asked: base.Inputs, sender: Any, input_tokens: int) -> base.Reply:
-        """The reply to an accepted request, still empty."""
-        return base.Reply(sender, asked.stream, base.Text(asked.stop_words), input_tokens)
+    def read(self, request: Any, encode: Callable[..., list[int]], vocabulary: int) -> tuple[base.Inputs, list[int]]:
+        """A request's inputs, and the tokens of its prompt.
+
+        Args:
+            request: As Triton gives it.
+            encode: From a text to tokens, with the model's own where `special`.
+            vocabulary: How many tokens there are.
+
+        Raises:
+            RefusedError: It asks for what cannot be.
+        """
+        self._drill.fail_if_due()
+        asked = base.Inputs.read(request, self._limits)
+        special = self._add_special if asked.add_special_tokens is None else asked.add_special_tokens
+        prompt = list(asked.input_ids) or encode(asked.prompt, special=special)
+        if not prompt:
+            raise base.invalid("text_input has no tokens")
+        if asked.input_ids and not (min(prompt) >= 0 and max(prompt) < vocabulary):
+            raise base.invalid(f"input_ids: tokens are in 0..{vocabulary - 1}")
+        return asked.with_room(len(prompt), self._limits), prompt
+
+    def reply_to(self, asked: base.Inputs, sender: Any, input_tokens: int, *, echoed: str = "") -> base.Reply:
+        """The reply to an accepted request, still empty but for the prompt that is echoed."""
+        logprobs: list[dict[str, Any]] | None = None if asked.logprobs is None else []
+        return base.Reply(sender, asked.stream, base.Text(asked.stop_words), input_tokens, echoed, logprobs)

@@ -154,10 +154,7 @@ class TritonPythonModel(served_model.ServedModel):
         self._decode = decoder_of(self._tokenizer)
 
     def _accept(self, request: Any, sender: Any) -> Live:
-        self._drill.fail_if_due()
-        asked = base.Inputs.read(request, self._limits)
-        prompt = self._tokenizer.encode(asked.prompt, add_special_tokens=self._add_special)
-        asked = asked.with_room(len(prompt), self._limits)
+        asked, prompt = self.read(request, self._encode, len(self._tokenizer))
         if self._broken:
             raise base.unavailable("the engine failed and could not be started again")
         if not self._batcher.fits(len(prompt) + asked.maximum_tokens):
@@ -170,6 +167,9 @@ class TritonPythonModel(served_model.ServedModel):
             prompt,
             not_before=time.monotonic() + self._drill.delay_seconds,
         )
+
+    def _encode(self, text: str, *, special: bool) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=special))
 
     # The answering thread
 

@@ -81,7 +81,7 @@ def test_the_tokens_of_the_prompt_are_counted_once_however_often_they_are_told()
         ([WHOLE[0], event("", tokens=0, reason="cancelled")], Fault.CANCELLED, "after 1 tokens: cancelled"),
         ([WHOLE[0], event("", tokens=0, reason="broken")], Fault.ERROR_IN_ANSWER, "broken"),
         ([WHOLE[0], b'data: {"error": "CUDA out of memory"}\n\n'], Fault.ERROR_IN_ANSWER, "CUDA out of memory"),
-        ([b'data: {"error": "queue full: 64 requests are waiting"}\n\n'], Fault.SHED, "queue full"),
+        ([b'data: {"error": "queue is full: 64 requests are waiting"}\n\n'], Fault.SHED, "queue is full"),
         ([b'data: {"error": "[request id: 1] Exceeds maximum queue size"}\n\n'], Fault.SHED, "queue size"),
         ([b'data: {"error": ""}\n\n'], Fault.ERROR_IN_ANSWER, "without a message"),
         ([b"data: [DONE]\n\n"], Fault.MALFORMED, "[DONE]"),
@@ -100,7 +100,7 @@ def test_every_rule_has_its_kind_of_fault(bodies: list[bytes], fault: Fault, sai
     [
         ([b"upstream connect error: no healthy upstream"], Fault.MALFORMED, "no healthy upstream"),
         ([b"<html>\n<body>Bad ", b"Gateway</body>\n</html>\n"], Fault.MALFORMED, "Bad Gateway"),
-        ([b'{"error": "queue full: 64 requests are waiting"}'], Fault.SHED, "64 requests"),
+        ([b'{"error": "queue is full: 64 requests are waiting"}'], Fault.SHED, "64 requests"),
         ([b'{"error": "CUDA out of memory"}\n'], Fault.ERROR_IN_ANSWER, "CUDA out of memory"),
         ([WHOLE[0], b"worker 3 has died\n"], Fault.CUT, "after 1 tokens; the server said: worker 3 has died"),
         ([b": ping\n\nevent: token\nid: 7\nretry: 10\n\n"], Fault.CUT, "final chunk is missing after 0 tokens"),

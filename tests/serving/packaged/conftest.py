@@ -126,6 +126,6 @@ def bytes_checkpoint(byte_tokenizer, tmp_path_factory) -> Path:
     """A checkpoint of no weights to speak of, for doubles of engines."""
     directory = tmp_path_factory.mktemp("bytes") / "checkpoint"
     shutil.copytree(byte_tokenizer, directory)
-    (directory / "config.json").write_text('{"eos_token_id": 1}')
+    (directory / "config.json").write_text('{"eos_token_id": 1, "vocab_size": 258}')
     (directory / "model.safetensors").write_bytes(b"weights")
     return directory

@@ -271,7 +271,7 @@ def test_a_client_that_leaves_ends_its_request(client, triton, url):
         ({"n": 0}, "n"),
         ({"nonsense": 1}, "nonsense"),
         ({"logit_bias": {"1": 1}}, "logit_bias"),
-        ({"top_p": 0.5, "temperature": 1}, "top_p"),
+        ({"top_p": 1.5, "temperature": 1}, "top_p"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages[0]"),

@@ -173,7 +173,7 @@ def test_streams_of_clients_that_want_only_the_text_end_no_server(server):
     inputs = []
     for name, kind, value in [
         ("text_input", "BYTES", np.array([b"a long story"], object)),
-        ("max_tokens", "INT32", np.array([100], np.int32)),
+        ("max_tokens", "INT64", np.array([100], np.int64)),
         ("stream", "BOOL", np.array([True])),
     ]:
         inputs.append(grpc.InferInput(name, value.shape, kind))

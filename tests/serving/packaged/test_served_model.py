@@ -7,6 +7,7 @@ import json
 import re
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from served import ask, eventually, metric, ports_from, post, settled
@@ -111,6 +112,113 @@ def test_temperature_samples(server):
     assert len({answer.text for answer in answers}) > 1
 
 
+def answered(server, verb="generate", **change):
+    """The answer's fields; of a stream put together from its pieces."""
+    asked = {"text_input": PROMPT, "max_tokens": 16, "ignore_eos": True, "stream": verb != "generate", **change}
+    status, text = post(server, asked, verb=verb)
+    assert status == 200, text
+    lines = [line.removeprefix("data:") for line in text.splitlines() if line.strip()]
+    pieces = [json.loads(line) for line in lines]
+    return {
+        "text": "".join(piece["text_output"] for piece in pieces),
+        "tokens": sum(piece["output_tokens"] for piece in pieces),
+        "reason": pieces[-1]["finish_reason"],
+        "logprobs": [entry for piece in pieces for entry in json.loads(piece.get("logprobs", "[]"))],
+        "pieces": len(pieces),
+    }
+
+
+@pytest.fixture(scope="module")
+def tokens_of(tiny_engine):
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(tiny_engine / "tokenizer.json"))
+    return lambda text: tokenizer.encode(text).ids
+
+
+def test_a_seed_gives_the_same_answer_in_any_company(server):
+    asked = {"temperature": 1.2, "seed": -7}
+    alone = answered(server, **asked)["text"]
+    with ThreadPoolExecutor(4) as threads:
+        changes = [asked, {**asked, "seed": 8}, {"temperature": 1.5}, {"echo": True, "logprobs": 1}]
+        together = list(threads.map(lambda change: answered(server, **change)["text"], changes))
+    assert together[0] == alone
+    assert together[1] != alone
+
+
+@pytest.mark.parametrize("change", [{"top_k": 1}, {"top_p": 0.01}, {"min_p": 0.99}])
+def test_what_leaves_only_the_likeliest_token_is_greedy(change, server):
+    greedy = answered(server)["text"]
+    assert answered(server, temperature=1.5, seed=1)["text"] != greedy
+    assert answered(server, temperature=1.5, seed=1, **change)["text"] == greedy
+
+
+def test_penalties_change_a_repeating_answer(server):
+    asked = {"temperature": 1.0, "seed": 3, "max_tokens": 60, "top_k": 20}
+    plain = answered(server, **asked)["text"]
+    for penalty in ({"presence_penalty": 2}, {"frequency_penalty": 2}, {"repetition_penalty": 1.8}):
+        assert answered(server, **asked, **penalty)["text"] != plain
+
+
+@pytest.mark.parametrize("verb", ["generate", "generate_stream"])
+@pytest.mark.parametrize("most", [0, 3])
+def test_logprobs_are_those_of_the_answers_tokens(verb, most, server):
+    answer = answered(server, verb, logprobs=most)
+    assert len(answer["logprobs"]) == answer["tokens"] == 16
+    assert b"".join(bytes(one["bytes"]) for one in answer["logprobs"]).decode(errors="replace") == answer["text"]
+    assert (answer["pieces"] > 1) == (verb == "generate_stream" and most == 0)
+    assert all(len(one["top"]) == most and one["logprob"] < 0 for one in answer["logprobs"])
+    if most:
+        assert all(one["top"][0] == [one["token"], one["logprob"]] for one in answer["logprobs"]), "greedy"
+        chosen = answered(server, logprobs=0)["logprobs"]
+        assert [one["logprob"] for one in chosen] == pytest.approx(
+            [one["logprob"] for one in answer["logprobs"]], abs=1e-4
+        )
+
+
+def test_an_echo_tells_how_likely_the_prompt_is_in_any_company(server):
+    answer = answered(server)
+    asked = {"text_input": PROMPT + answer["text"], "max_tokens": 0, "echo": True, "logprobs": 1}
+    whole = {"text_input": PROMPT, "echo": True, "logprobs": 1}
+    with ThreadPoolExecutor(4) as threads:
+        changes = [whole, {"max_tokens": 60, "temperature": 1.0}, whole, {"max_tokens": 60}]
+        first, _, second, _ = threads.map(lambda change: answered(server, **change), changes)
+    assert first == second
+    assert first["text"] == PROMPT + answer["text"]
+    prompt, rest = first["logprobs"][:-16], first["logprobs"][-16:]
+    assert prompt[0]["logprob"] is None
+    assert all(one["logprob"] <= one["top"][0][1] for one in prompt[1:])
+    assert [one["logprob"] for one in rest] == [one["top"][0][1] for one in rest]
+    only = answered(server, **asked | {"text_input": PROMPT})
+    assert (only["text"], only["tokens"], only["reason"]) == (PROMPT, 0, "length")
+    assert only["logprobs"] == prompt
+    assert answered(server, echo=True, max_tokens=2)["text"].startswith(PROMPT)
+
+
+def test_a_prompt_may_be_tokens(server, tokens_of):
+    text = answered(server, logprobs=0, echo=True, max_tokens=0)["logprobs"]
+    assert "".join(one["token"] for one in text) == "<s>" + PROMPT
+    ids = tokens_of(PROMPT)
+    assert answered(server, text_input="", input_ids=ids)["text"] == answered(server)["text"]
+    assert answered(server, text_input="", input_ids=ids, echo=True)["text"].startswith(PROMPT)
+    bare = answered(server, text_input="", input_ids=ids[1:])["text"]
+    assert answered(server, add_special_tokens=False)["text"] == bare
+
+
+def test_an_answer_may_take_all_the_room_that_is_left(server, tokens_of):
+    answer = answered(server, max_tokens=-1)
+    assert (answer["tokens"], answer["reason"]) == (CONTEXT - len(tokens_of(PROMPT)), "length")
+
+
+def test_an_answer_follows_a_schema(server):
+    schema = {"type": "object", "properties": {"moons": {"type": "integer"}}, "required": ["moons"]}
+    schema |= {"additionalProperties": False}
+    asked = {"json_schema": json.dumps(schema), "ignore_eos": False, "max_tokens": 100}
+    assert isinstance(json.loads(answered(server, **asked)["text"])["moons"], int)
+    likely = answered(server, **asked, logprobs=2)
+    assert [one["logprob"] for one in likely["logprobs"]] != [one["top"][0][1] for one in likely["logprobs"]]
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -122,8 +230,23 @@ def test_temperature_samples(server):
         ({"max_tokens": CONTEXT - 1}, "exceed 128"),
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": 2.5}, "temperature"),
-        ({"top_p": 0.5}, "top_p: not supported"),
-        ({"parameters": {"top_k": 4, "seed": 1}}, "seed, top_k: not supported"),
+        ({"max_tokens": 2**32 + 5}, "max_tokens 4294967301 is not in 1..127"),
+        ({"max_tokens": -2}, "max_tokens -2"),
+        ({"top_p": 0}, "top_p 0 is not in 1e-06..1"),
+        ({"top_p": 1.5}, "top_p 1.5"),
+        ({"min_p": 1e39}, "min_p inf"),
+        ({"top_k": -1}, "top_k -1"),
+        ({"presence_penalty": -2.5}, "presence_penalty -2.5"),
+        ({"frequency_penalty": 3}, "frequency_penalty 3"),
+        ({"repetition_penalty": 0}, "repetition_penalty 0"),
+        ({"logprobs": 21}, "logprobs 21 is not in 0..20"),
+        ({"input_ids": [5]}, "text_input and input_ids"),
+        ({"text_input": "", "input_ids": [5, 384]}, "input_ids: tokens are in 0..383"),
+        ({"text_input": "", "input_ids": [-1]}, "input_ids: tokens are in 0..383"),
+        ({"json_schema": "[" * 10_000}, "json_schema is not a JSON object"),
+        ({"json_schema": '{"type": "nonsense"}'}, 'json_schema: Unsupported type "nonsense"'),
+        ({"best_of": 2}, "best_of: not supported"),
+        ({"parameters": {"runtime_top_k": 4, "n": 1}}, "n, runtime_top_k: not supported"),
         ({"stop": [""]}, "none of them empty"),
         ({"stop": ["x"] * 9}, "at most 8"),
     ],
@@ -145,6 +268,7 @@ def test_a_senseless_request_is_the_callers_mistake(change, reason, server):
         {"text_input": 3},
         {"text_input": ["a", "b"]},
         {"text_input": "a", "max_tokens": "x"},
+        {"text_input": "a", "seed": 2**63},
     ],
 )
 def test_a_malformed_request_is_refused_and_the_server_lives_on(body, server):
@@ -208,7 +332,7 @@ def test_metrics_count_what_was_generated(server):
 
 def test_more_requests_than_the_queue_holds_are_refused_as_unavailable(drilled):
     answers = ask(drilled, *[asking(f"{PROMPT} {n}", allow_empty=True) for n in range(24)], verb="stream")
-    refused = [answer for answer in answers if "queue full" in answer.error]
+    refused = [answer for answer in answers if "queue is full" in answer.error]
     assert refused
     assert metric(drilled, 'llm_requests_total{outcome="rejected"') >= len(refused)
     assert eventually(lambda: metric(drilled, "llm_active_requests") == 0)
