@@ -186,6 +186,9 @@ def _of_completion(tokens: Sequence[Json], offset: int) -> Json:
     return {
         "tokens": [token["token"] for token in tokens],
         "token_logprobs": [token["logprob"] for token in tokens],
-        "top_logprobs": [None if token["logprob"] is None else dict(token["top"]) for token in tokens],
+        "top_logprobs": [
+            None if token["logprob"] is None else {token["token"]: token["logprob"], **dict(token["top"])}
+            for token in tokens
+        ],
         "text_offset": offsets,
     }

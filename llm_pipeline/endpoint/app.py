@@ -104,7 +104,7 @@ class _Endpoint:
         prompt = self._template.render(
             messages, asked.tools if asked.offers_tools else None, asked.chat_template_kwargs
         )
-        return await self._answer(request, asked, [{"text_input": prompt}])
+        return await self._answer(request, asked, [{"text_input": prompt, "add_special_tokens": False}])
 
     async def completions(self, request: Request) -> Response:
         asked = read(CompletionRequest, await self._body(request))

@@ -21,6 +21,7 @@ from served import eventually, metric, ports_from
 
 pytest.importorskip("tritonclient")
 openai = pytest.importorskip("openai")
+import tokenizers
 
 from llm_pipeline.artifacts.endpoint_description import EndpointDescription
 from llm_pipeline.artifacts.engine_description import EngineDescription
@@ -105,6 +106,13 @@ def url(version, triton, log):
         yield url
 
 
+@pytest.fixture(scope="module")
+def encoded(tiny_engine):
+    """Tokens of a text, as the checkpoint's own tokenizer has them."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(tiny_engine / "tokenizer.json"))
+    return lambda text, *, special: tokenizer.encode(text, add_special_tokens=special).ids
+
+
 @pytest.fixture
 def client(url):
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
@@ -151,13 +159,14 @@ def test_the_models_are_listed_under_the_name_of_the_release(client, url):
     assert get(f"{url}/health") == (200, {"status": "ready"})
 
 
-def test_a_chat_is_the_completion_of_its_rendered_template(client):
+def test_a_chat_is_the_completion_of_its_rendered_template(client, encoded):
     answer = chat(client, extra_body={"ignore_eos": True})
-    rendered = complete(client, "[user]the cat sees[/][assistant]", extra_body={"ignore_eos": True})
+    tokens = encoded("[user]the cat sees[/][assistant]", special=False)
+    rendered = complete(client, tokens, extra_body={"ignore_eos": True})
     assert answer.choices[0].message.content == rendered.choices[0].text
     assert answer.choices[0].message.role == "assistant"
     assert answer.choices[0].finish_reason == "length"
-    assert answer.usage.prompt_tokens == rendered.usage.prompt_tokens > 10
+    assert answer.usage.prompt_tokens == rendered.usage.prompt_tokens == len(tokens)
     assert answer.usage.completion_tokens == 16
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 16
     assert answer.system_fingerprint == "e" * 12
@@ -225,6 +234,61 @@ def test_drawn_answers_differ(client):
     assert len({choice.message.content for choice in answers}) > 1
 
 
+def test_a_seed_draws_the_same_answers_again_and_each_of_n_another(client):
+    drawn = {"temperature": 1.5, "seed": 7, "top_p": 0.9, "extra_body": {"ignore_eos": True, "top_k": 50}}
+    answers = [choice.message.content for choice in chat(client, n=3, **drawn).choices]
+    assert [choice.message.content for choice in chat(client, n=3, **drawn).choices] == answers
+    assert chat(client, **{**drawn, "seed": 8}).choices[0].message.content == answers[1]
+    assert len(set(answers)) == 3
+
+
+def test_logprobs_of_a_chat_are_those_of_its_tokens(client):
+    told = {"logprobs": True, "top_logprobs": 3, "extra_body": {"ignore_eos": True}}
+    (choice,) = chat(client, **told).choices
+    tokens = choice.logprobs.content
+    assert len(tokens) == 16
+    assert b"".join(bytes(token.bytes) for token in tokens).decode(errors="replace") == choice.message.content
+    for token in tokens:
+        assert len(token.top_logprobs) == 3
+        assert token.top_logprobs[0].logprob == token.logprob <= 0  # greedy
+        assert token.top_logprobs[1].logprob >= token.top_logprobs[2].logprob
+    chunks = [chunk for chunk in chat(client, stream=True, **told) if chunk.choices[0].logprobs]
+    streamed = [token for chunk in chunks for token in chunk.choices[0].logprobs.content]
+    assert [token.logprob for token in streamed] == pytest.approx([token.logprob for token in tokens], abs=1e-4)
+
+
+def test_an_echoed_prompt_has_its_logprobs(client, encoded):
+    tokens = encoded("the cat sees", special=True)
+    echo = complete(client, tokens, echo=True, max_tokens=1, logprobs=1, extra_body={"ignore_eos": True}).choices[0]
+    assert echo.text.startswith("the cat sees")
+    assert len(echo.logprobs.tokens) == len(echo.logprobs.token_logprobs) == len(tokens) + 1
+    assert echo.logprobs.token_logprobs[0] is None
+    assert echo.logprobs.top_logprobs[0] is None
+    assert all(logprob <= 0 for logprob in echo.logprobs.token_logprobs[1:])
+    assert max(echo.logprobs.top_logprobs[-1].values()) == echo.logprobs.token_logprobs[-1]  # greedy
+    none = complete(client, tokens, echo=True, max_tokens=0, logprobs=1)
+    assert none.choices[0].logprobs.token_logprobs == echo.logprobs.token_logprobs[:-1]
+    assert none.usage.completion_tokens == 0
+    with pytest.raises(openai.BadRequestError):
+        complete(client, max_tokens=0)
+
+
+def test_an_answer_follows_its_json_schema(client):
+    schema = {
+        "type": "object", "properties": {"colour": {"enum": ["red", "blue"]}, "n": {"type": "boolean"}},
+        "required": ["colour", "n"], "additionalProperties": False,
+    }  # fmt: skip
+    asked = {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema, "strict": True}}
+    said = json.loads(chat(client, response_format=asked, max_tokens=80).choices[0].message.content)
+    assert said["colour"] in {"red", "blue"}
+    assert isinstance(said["n"], bool)
+    text = streamed(chat(client, response_format={"type": "json_object"}, max_tokens=20, stream=True))
+    assert text.lstrip().startswith("{")
+    asked["json_schema"]["schema"] = {"type": "nonsense"}
+    with pytest.raises(openai.BadRequestError, match="json_schema"):
+        chat(client, response_format=asked)
+
+
 def test_sixty_four_at_once_are_all_answered_as_alone(client, url):
     async def together():
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as many:
@@ -271,7 +335,8 @@ def test_a_client_that_leaves_ends_its_request(client, triton, url):
         ({"n": 0}, "n"),
         ({"nonsense": 1}, "nonsense"),
         ({"logit_bias": {"1": 1}}, "logit_bias"),
-        ({"top_p": 1.5, "temperature": 1}, "top_p"),
+        ({"top_p": 0, "temperature": 1}, "top_p"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages[0]"),
@@ -350,6 +415,7 @@ def test_without_a_server_requests_are_answered_503_and_the_process_drains(versi
 
 def test_packaging_says_what_the_endpoint_needs(version):
     about = EndpointDescription.model_validate_json((version / "endpoint.json").read_bytes())
+    assert "json_schema" in about.features
     assert about.model_dump(exclude={"features"}) == {
         "model": MODEL, "release": "e" * 12, "chat": CHAT.model_dump(), "chat_template_arguments": {},
         "sampling": {"temperature": 0.0}, "maximum_tokens_per_request": CONTEXT, "maximum_sequences": 8,
