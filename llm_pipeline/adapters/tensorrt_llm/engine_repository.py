@@ -30,6 +30,9 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.serving.launch_plan import nodes_of
 from llm_pipeline.serving.model_repository import PackagedEngine, copy_code, special_tokens, write_served_model
 
+FEATURES = ("input_ids", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty")
+"""Inputs that the model `llm` takes beside those of all engines."""
+
 _TEMPLATES = Path(__file__).parent / "templates"
 _ENGINE = f"{ENGINE_MODEL}/{MODEL_VERSION}/{ENGINE_DIRECTORY}"
 _TOKENIZER = f"{MODEL_NAME}/{MODEL_VERSION}/{TOKENIZER_DIRECTORY}"
@@ -68,7 +71,7 @@ def write_engine_set(engine: PackagedEngine, repository: Path) -> dict[str, Arti
     config = load_record(_EngineConfig, engine.directory / "config.json", "not an engine of TensorRT-LLM")
     if not (engine.directory / TOKENIZER_DIRECTORY).is_dir():
         raise IntegrityError("the engine has no tokenizer", where=str(engine.directory / TOKENIZER_DIRECTORY))
-    write_served_model(engine, "engine_model", repository, parameters=special_tokens(engine.target))
+    write_served_model(engine, "engine_model", repository, features=FEATURES, parameters=special_tokens(engine.target))
     shutil.copytree(engine.directory / TOKENIZER_DIRECTORY, repository / _TOKENIZER)
     values = template_values(engine.target, config.pretrained_config.logits_dtype)
     for template in _TEMPLATES.glob("*.pbtxt"):

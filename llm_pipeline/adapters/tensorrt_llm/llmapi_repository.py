@@ -11,7 +11,12 @@ from llm_pipeline.artifacts.repository_layout import CHECKPOINT_DIRECTORY, LLM_F
 from llm_pipeline.base.errors import ConfigError, IntegrityError, unless_io
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.yaml_document import parse_yaml
+from llm_pipeline.catalog.runtime_versions import release_numbers
 from llm_pipeline.serving.model_repository import PackagedEngine, special_tokens, write_served_model
+
+FEATURES = ("input_ids", "top_p", "top_k", "seed")
+SAMPLER_FEATURES = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+"""Inputs that the model `llm` takes beside those of all engines. The default sampler ignores the second before 1.3."""
 
 LLM_ARGUMENTS_FILE = "llm_args.yaml"
 """In the engine: the arguments of `LLM` as they were checked by the build."""
@@ -26,8 +31,16 @@ def write_llm_api(engine: PackagedEngine, repository: Path) -> dict[str, Artifac
     checkpoint = engine.description.checkpoint
     if checkpoint is None:
         raise IntegrityError("the engine names no checkpoint", where=str(engine.directory))
-    version = write_served_model(engine, "llmapi_model", repository, parameters=special_tokens(engine.target))
     document = {**read_arguments(engine.directory), "model": CHECKPOINT_DIRECTORY}
+    features: tuple[str, ...] = FEATURES
+    if document.get("sampler_type") == "TRTLLMSampler" or release_numbers(engine.target.runtime_version or "") >= (
+        1,
+        3,
+    ):
+        features += SAMPLER_FEATURES
+    version = write_served_model(
+        engine, "llmapi_model", repository, features=features, parameters=special_tokens(engine.target)
+    )
     (version / LLM_FILE).write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
     return {f"{MODEL_NAME}/{MODEL_VERSION}/{CHECKPOINT_DIRECTORY}": checkpoint}
 

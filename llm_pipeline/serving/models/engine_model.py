@@ -68,7 +68,7 @@ class TritonPythonModel(served_model.ServedModel):
     # Triton's thread
 
     def _accept(self, request: Any, sender: Any) -> Live:
-        asked, prompt = self.read(request, self._codec.encode, self._codec.size())
+        asked, prompt = self.read(request, self._codec.encode, self._codec.decode, self._codec.size())
         return Live(self.reply_to(asked, sender, len(prompt)), asked, prompt, seed=self._drill.seen)
 
     # The request's thread
@@ -135,10 +135,16 @@ class TritonPythonModel(served_model.ServedModel):
             inputs["end_id"] = np.array([[self._ends[0]]], np.int32)
             if others := [[token] for token in self._ends[1:]]:
                 inputs["stop_words_list"] = engine_tokenizer.word_list(others)[None]
+        chosen = asked.sampling
+        for name in chosen.keys() & {"presence_penalty", "frequency_penalty", "repetition_penalty"}:
+            inputs[name] = np.array([[chosen[name]]], np.float32)
         if asked.temperature > 0:
             inputs["temperature"] = np.array([[asked.temperature]], np.float32)
-            inputs["runtime_top_p"] = np.array([[1.0]], np.float32)  # a temperature alone leaves decoding greedy
-            inputs["seed"] = np.array([[live.seed]], np.uint64)
+            # a temperature alone leaves decoding greedy
+            inputs["runtime_top_p"] = np.array([[chosen.get("top_p", 1.0)]], np.float32)
+            if "top_k" in chosen:
+                inputs["runtime_top_k"] = np.array([[chosen["top_k"]]], np.int32)
+            inputs["seed"] = np.array([[chosen.get("seed", live.seed) % 2**64]], np.uint64)
         return inputs
 
 

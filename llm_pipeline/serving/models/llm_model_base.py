@@ -316,6 +316,11 @@ def utf8(data: bytes, name: str) -> str:
         raise invalid(f"{name} is not UTF-8: {error}") from error
 
 
+def is_byte_level(tokenizer: Any) -> bool:
+    """Whether a tokenizer of the library `tokenizers` spells bytes by `BYTE_CHARACTERS`."""
+    return "ByteLevel" in repr(getattr(tokenizer, "decoder", None))
+
+
 def token_bytes(token: str, *, byte_level: bool) -> bytes:
     """The bytes of a token as its vocabulary spells it; those of a character may be spread over several tokens."""
     if byte_level and all(character in BYTE_CHARACTERS for character in token):  # added tokens are not spelt so

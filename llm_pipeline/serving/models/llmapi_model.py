@@ -95,7 +95,7 @@ class TritonPythonModel(served_model.ServedModel):
         self._llm = LLM(**{**arguments, "model": str(checkpoint)})
 
     def _accept(self, request: Any, sender: Any) -> Live:
-        asked, prompt = self.read(request, self._encode, self._vocabulary)
+        asked, prompt = self.read(request, self._encode, self._llm.tokenizer.decode, self._vocabulary)
         return Live(self.reply_to(asked, sender, len(prompt)), asked, prompt, seed=self._drill.seen)
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
@@ -139,8 +139,11 @@ class TritonPythonModel(served_model.ServedModel):
 
     def _sampling(self, live: Live) -> Any:
         asked = live.asked
-        # older versions take a temperature alone for greedy decoding
-        sampled = {"temperature": asked.temperature, "top_p": 1.0, "seed": live.seed} if asked.temperature > 0 else {}
+        if asked.temperature > 0:  # older versions take a temperature alone for greedy decoding
+            sampled = {"top_p": 1.0, "seed": live.seed, **asked.sampling}
+            sampled["seed"] %= 2**64
+        else:  # all versions sample where any other of these is named
+            sampled = {name: value for name, value in asked.sampling.items() if name.endswith("_penalty")}
         return self._sampling_params(
             max_tokens=asked.maximum_tokens,
             ignore_eos=asked.ignore_eos,

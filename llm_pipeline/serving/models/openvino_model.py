@@ -213,13 +213,12 @@ class TritonPythonModel(served_model.ServedModel):
     def _accept(self, request: Any, sender: Any) -> Live:
         if self._pipeline is None and not self._stopping:
             raise base.unavailable("the engine failed and could not be loaded again")
-        asked, prompt = self.read(request, self._encode, self._vocabulary)
+        asked, prompt = self.read(request, self._encode, self._tokenizer.decode, self._vocabulary)
         is_scored = asked.logprobs is not None and (asked.echo or asked.logprobs > 0)
         if is_scored and self._scorer is None:
             self._scorer = Scorer(self._engine, self._properties)
-        echoed = (asked.prompt or self._tokenizer.decode(prompt)) if asked.echo else ""
         return Live(
-            self.reply_to(replace(asked, stream=asked.stream and not is_scored), sender, len(prompt), echoed=echoed),
+            self.reply_to(replace(asked, stream=asked.stream and not is_scored), sender, len(prompt)),
             asked,
             prompt,
             self._generation(asked),

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -246,12 +246,15 @@ class ServedModel:
         except OSError as error:  # a server that serves matters more
             pb_utils.Logger.log_warn(f"llm: the server does not end with this process: {error}")
 
-    def read(self, request: Any, encode: Callable[..., list[int]], vocabulary: int) -> tuple[base.Inputs, list[int]]:
-        """A request's inputs, and the tokens of its prompt.
+    def read(
+        self, request: Any, encode: Callable[..., list[int]], decode: Callable[[list[int]], str], vocabulary: int
+    ) -> tuple[base.Inputs, list[int]]:
+        """A request's inputs, with the prompt's text where it is echoed, and the tokens of its prompt.
 
         Args:
             request: As Triton gives it.
             encode: From a text to tokens, with the model's own where `special`.
+            decode: From tokens to a text.
             vocabulary: How many tokens there are.
 
         Raises:
@@ -265,9 +268,12 @@ class ServedModel:
             raise base.invalid("text_input has no tokens")
         if asked.input_ids and not (min(prompt) >= 0 and max(prompt) < vocabulary):
             raise base.invalid(f"input_ids: tokens are in 0..{vocabulary - 1}")
+        if asked.echo and not asked.prompt:
+            asked = replace(asked, prompt=decode(prompt))
         return asked.with_room(len(prompt), self._limits), prompt
 
-    def reply_to(self, asked: base.Inputs, sender: Any, input_tokens: int, *, echoed: str = "") -> base.Reply:
+    def reply_to(self, asked: base.Inputs, sender: Any, input_tokens: int) -> base.Reply:
         """The reply to an accepted request, still empty but for the prompt that is echoed."""
+        echoed = asked.prompt if asked.echo else ""
         logprobs: list[dict[str, Any]] | None = None if asked.logprobs is None else []
         return base.Reply(sender, asked.stream, base.Text(asked.stop_words), input_tokens, echoed, logprobs)

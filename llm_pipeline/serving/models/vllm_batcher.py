@@ -27,7 +27,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -95,12 +95,17 @@ class Output:
         tokens: New ones.
         finish_reason: `stop` or `length` with the last one, empty before.
         error: Why it failed; empty when it did not.
+        is_refused: vLLM did not take it.
+        scores: Where logprobs were asked for, of each new token, before them of the prompt's: itself, its logprob, and
+            the likeliest tokens at its place with theirs.
     """
 
     name: str
     tokens: list[int]
     finish_reason: str = ""
     error: str = ""
+    is_refused: bool = False
+    scores: list[tuple[int, float | None, list[tuple[int, float]]]] = field(default_factory=list)
 
 
 class Batcher:
@@ -204,21 +209,18 @@ class Batcher:
         name: str,
         prompt: list[int],
         maximum_tokens: int,
-        *,
-        ignore_eos: bool = False,
-        temperature: float = 0.0,
+        **options: Any,
     ) -> None:
-        """Start a request; vLLM queues it if the batch is full."""
+        """Start a request; vLLM queues it if the batch is full.
+
+        Args:
+            name: Of its outputs.
+            prompt: Tokens.
+            maximum_tokens: Of the answer.
+            options: What `vllm_process.sampling` reads beside these.
+        """
         self._live.add(name)
-        self._send(
-            {
-                "submit": name,
-                "prompt": prompt,
-                "maximum_tokens": maximum_tokens,
-                "ignore_eos": ignore_eos,
-                "temperature": temperature,
-            }
-        )
+        self._send({"submit": name, "prompt": prompt, "maximum_tokens": maximum_tokens, **options})
 
     def cancel(self, name: str) -> None:
         """End a request; no more output of it is returned."""
@@ -236,10 +238,10 @@ class Batcher:
         for output in self._received(timeout_seconds):
             if output.name not in self._live:
                 continue
-            earlier = collected.get(output.name)
-            collected[output.name] = (
-                dataclasses.replace(output, tokens=earlier.tokens + output.tokens) if earlier else output
-            )
+            if earlier := collected.get(output.name):
+                tokens, scores = earlier.tokens + output.tokens, earlier.scores + output.scores
+                output = dataclasses.replace(output, tokens=tokens, scores=scores)  # noqa: PLW2901 - all of them
+            collected[output.name] = output
             if output.finish_reason or output.error:
                 self._live.discard(output.name)
         return list(collected.values())
@@ -313,7 +315,7 @@ class Batcher:
             ),
             "VLLM_CONFIG_ROOT": NO_CONFIGURATION,
             "VLLM_XLA_CACHE_PATH": NO_CONFIGURATION,
-            # FlashInfer's sampler is for top-k and top-p, which are never asked for, and compiles when it starts.
+            # FlashInfer's sampler compiles when it starts; vLLM's own takes top-k and top-p, too.
             "VLLM_USE_FLASHINFER_SAMPLER": "0",
             "TORCHINDUCTOR_CACHE_DIR": str(workspace / "torchinductor"),
             "TRITON_CACHE_DIR": str(workspace / "triton"),

@@ -54,6 +54,7 @@ class Live:
     unread_tokens: int = 0
     finish_reason: str = ""
     error: str = ""
+    is_refused: bool = False
     has_sent: bool = False
     has_ended: bool = False
     is_due: bool = False
@@ -67,7 +68,7 @@ class Live:
         """Add generated tokens, whose text is decoded later."""
         self.window.tokens += output.tokens
         self.unread_tokens += len(output.tokens)
-        self.finish_reason, self.error = output.finish_reason, output.error
+        self.finish_reason, self.error, self.is_refused = output.finish_reason, output.error, output.is_refused
 
     def advance(self, before: str, after: str) -> str:
         """Take the decoded windows; returns why the answer is complete, empty while it is not."""
@@ -141,7 +142,10 @@ class TritonPythonModel(served_model.ServedModel):
             live.prompt,
             live.asked.maximum_tokens,
             ignore_eos=live.asked.ignore_eos,
-            temperature=live.asked.temperature,
+            sampling=live.asked.sampling,
+            logprobs=live.asked.logprobs,
+            echo=live.asked.echo,
+            json_schema=live.asked.json_schema,
         )
 
     def _load(self, version: Path) -> None:
@@ -152,9 +156,10 @@ class TritonPythonModel(served_model.ServedModel):
         self._batcher = vllm_batcher.Batcher(version / "checkpoint", settings)
         self._tokenizer = self._batcher.tokenizer
         self._decode = decoder_of(self._tokenizer)
+        self._byte_level = base.is_byte_level(getattr(self._tokenizer, "backend_tokenizer", None))
 
     def _accept(self, request: Any, sender: Any) -> Live:
-        asked, prompt = self.read(request, self._encode, len(self._tokenizer))
+        asked, prompt = self.read(request, self._encode, self._decode, len(self._tokenizer))
         if self._broken:
             raise base.unavailable("the engine failed and could not be started again")
         if not self._batcher.fits(len(prompt) + asked.maximum_tokens):
@@ -170,6 +175,9 @@ class TritonPythonModel(served_model.ServedModel):
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=special))
+
+    def _token_bytes(self, token: int) -> bytes:
+        return base.token_bytes(self._tokenizer.convert_ids_to_tokens(token), byte_level=self._byte_level)
 
     # The answering thread
 
@@ -216,6 +224,11 @@ class TritonPythonModel(served_model.ServedModel):
         """Take what was generated; what is to be sent waits in a queue, first tokens before all others."""
         live = self._running[output.name]
         live.take(output)
+        spelt = self._token_bytes
+        live.reply.tell(
+            base.likelihood(spelt(token), logprob, [(spelt(one), number) for one, number in top])
+            for token, logprob, top in output.scores
+        )
         if not live.is_due and (live.finish_reason or live.error or live.shown_early):
             live.is_due = True
             (self._later if live.has_sent else self._first).append(live)
@@ -228,7 +241,10 @@ class TritonPythonModel(served_model.ServedModel):
             live = waiting.popleft()
             live.is_due = False
             if live.error:
-                self._refuse(live, base.failure(f"the engine failed: {live.error}"))
+                refused = (
+                    base.invalid(live.error) if live.is_refused else base.failure(f"the engine failed: {live.error}")
+                )
+                self._refuse(live, refused)
                 continue
             before, after = map(self._decode, live.window.windows())
             reason = live.advance(before, after)

@@ -24,6 +24,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,36 +80,43 @@ class Engine:
             task.cancel()
 
     async def _generate(self, name: str, line: dict[str, Any]) -> None:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        ignore_eos = line["ignore_eos"]
-        parameters = SamplingParams(
-            temperature=line["temperature"],
-            max_tokens=line["maximum_tokens"],
-            ignore_eos=ignore_eos,
-            stop_token_ids=[] if ignore_eos else self.end_tokens,
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-        )
+        prompt, likeliest, is_first = line["prompt"], line.get("logprobs"), True
         try:
-            async for output in self.llm.generate({"prompt_token_ids": line["prompt"]}, parameters, name):
+            parameters = sampling(line, self.end_tokens)
+            async for output in self.llm.generate({"prompt_token_ids": prompt}, parameters, name):
                 (made,) = output.outputs
                 reason = (made.finish_reason or "") if output.finished else ""
                 error = f"vLLM ended it: {reason}" if reason not in ("", *COMPLETE) else ""
-                self._add_output(name, list(made.token_ids), "" if error else reason, error)
+                tokens = list(made.token_ids) if line["maximum_tokens"] else []
+                scores = []
+                if likeliest is not None:
+                    if is_first and line.get("echo"):
+                        scores = _scores(prompt, output.prompt_logprobs, likeliest)
+                    scores += _scores(tokens, made.logprobs, likeliest)
+                is_first = False
+                self._add_output(name, tokens, "" if error else reason, error, scores=scores)
         except EngineDeadError:
             self.writer.close()  # ends the process: its parent starts it again
         except Exception as error:  # noqa: BLE001 - whatever vLLM throws is one request's failure
-            self._add_output(name, [], error=f"{error!r}")
+            self._add_output(name, [], error=f"{error!r}", is_refused=isinstance(error, ValueError) and is_first)
         finally:
             self.tasks.pop(name, None)
 
-    def _add_output(self, name: str, tokens: list[int], finish_reason: str = "", error: str = "") -> None:
+    def _add_output(
+        self,
+        name: str,
+        tokens: list[int],
+        finish_reason: str = "",
+        error: str = "",
+        *,
+        is_refused: bool = False,
+        scores: Sequence[Any] = (),
+    ) -> None:
         if not self.outbox:
             asyncio.get_running_loop().call_soon(self._flush)
-        self.outbox.append([name, tokens, finish_reason, error])
+        self.outbox.append([name, tokens, finish_reason, error, is_refused, scores])
 
     def _flush(self) -> None:
         """Send what all requests got of a step in one line."""
@@ -116,6 +124,44 @@ class Engine:
         state = self.state
         line = {"outputs": outputs, "state": [state.cache_usage, state.waiting, state.preemptions]}
         self.writer.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+
+
+def sampling(line: dict[str, Any], end_tokens: list[int]) -> Any:
+    """What vLLM is asked for, greedily where the line has no temperature; raises ValueError for what cannot be."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+    ignore_eos, schema, chosen = line.get("ignore_eos", False), line.get("json_schema"), line.get("sampling", {})
+    if "seed" in chosen:
+        chosen["seed"] %= 2**63  # to vLLM -1 is no seed
+    asked = {"structured_outputs": StructuredOutputsParams(json=schema)} if schema else {}
+    if line.get("logprobs") is not None:
+        asked |= {"logprobs": line["logprobs"], "prompt_logprobs": line["logprobs"] if line.get("echo") else None}
+    return SamplingParams(
+        **{"temperature": 0.0, **chosen},
+        **asked,
+        max_tokens=max(1, line["maximum_tokens"]),  # it always generates one
+        ignore_eos=ignore_eos,
+        stop_token_ids=[] if ignore_eos else end_tokens,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def _scores(tokens: list[int], tables: Any, most: int) -> list[tuple[int, float | None, list[tuple[int, float]]]]:
+    """Tokens with their logprobs, and the likeliest at their places with theirs, from vLLM's tables by token."""
+    return [
+        (
+            token,
+            table[token].logprob if table else None,
+            [(one, told.logprob) for one, told in sorted((table or {}).items(), key=_rank) if told.rank <= most],
+        )
+        for token, table in zip(tokens, tables, strict=False)
+    ]
+
+
+def _rank(item: tuple[int, Any]) -> int:
+    return int(item[1].rank)
 
 
 def _state_logger(state: State) -> type:

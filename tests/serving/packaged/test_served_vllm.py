@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 DOUBLE = Path(__file__).parents[2] / "doubles/vllm_package"
 PROMPT = "count on from #"
-DEADLY = "\x0b"
+DEADLY, SENSELESS = "\x0b", "\x0c"
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +108,32 @@ def test_an_answer_ends_with_the_end_token_or_before_a_stop_word(server):
 def test_requests_may_be_sampled(server):
     status, answer = post(server, {"text_input": PROMPT, "max_tokens": 4, "temperature": 0.7})
     assert (status, json.loads(answer)["output_tokens"]) == (200, 4)
+
+
+def test_what_vllm_is_asked_for_is_what_the_request_says(server):
+    asked = {"text_input": PROMPT, "max_tokens": 3, "ignore_eos": True}
+    status, answer = post(server, {**asked, "logprobs": 2, "echo": True})
+    assert status == 200, answer
+    told = json.loads(answer)
+    assert (told["text_output"], told["output_tokens"]) == (PROMPT + "\x04\x05\x06", 3)
+    entries = json.loads(told["logprobs"])
+    assert "".join(entry["token"] for entry in entries) == told["text_output"]
+    assert [entries[0]["logprob"], entries[1]["logprob"]] == [None, -0.5]
+    assert entries[-1]["top"] == [["\x06", -0.5], ["\x07", -1.0]]
+    status, answer = post(server, {**asked, "logprobs": 0, "echo": True, "max_tokens": 0})
+    told = json.loads(answer)
+    assert (told["text_output"], told["output_tokens"], told["finish_reason"]) == (PROMPT, 0, "length")
+    sampled = {"temperature": 0.5, "top_p": 0.9, "top_k": 9, "min_p": 0.1, "seed": -1, "presence_penalty": 1}
+    for change in (sampled, {"frequency_penalty": 1}, {"repetition_penalty": 1.1}, {"json_schema": "{}"}):
+        status, answer = post(server, asked | change)
+        assert status == 200, answer
+
+
+def test_what_vllm_refuses_is_the_callers_mistake(server):
+    before = metric(server, 'llm_requests_total{outcome="invalid"')
+    status, answer = post(server, {"text_input": PROMPT + SENSELESS, "max_tokens": 3})
+    assert (status, "senseless" in answer, "the engine failed" in answer) == (400, True, False)
+    assert metric(server, 'llm_requests_total{outcome="invalid"') == before + 1
 
 
 def test_the_engines_own_figures_are_shown(server):

@@ -21,3 +21,13 @@ class SamplingParams:
     output_kind: Any
     detokenize: bool
     stop_token_ids: list[int] = field(default_factory=list)
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    structured_outputs: Any = None

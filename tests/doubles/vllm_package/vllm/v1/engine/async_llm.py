@@ -26,6 +26,11 @@ def _compile(arguments: dict[str, Any]) -> None:
         (directory / "vllm_compile_cache.py").write_text(f"{{1: {str(directory)!r}}}")
 
 
+def _table(token: int, most: int) -> dict[int, Any]:
+    """Logprobs by token: its own, and those of the next `most`, of which it is the likeliest."""
+    return {token + rank: SimpleNamespace(logprob=-0.5 * (rank + 1), rank=rank + 1) for rank in range(max(most, 1))}
+
+
 def _process(name: str) -> subprocess.Popen[bytes]:
     """One of the engine's own, by the name that vLLM gives it."""
     return subprocess.Popen([name, "-c", "import time; time.sleep(600)"], executable=sys.executable)
@@ -57,6 +62,9 @@ class AsyncLLM:
             raise EngineDeadError
         if tokens[-1] == SENSELESS:
             raise ValueError("senseless")
+        prompt_logprobs = None
+        if params.prompt_logprobs is not None:
+            prompt_logprobs = [None, *(_table(token, params.prompt_logprobs) for token in tokens[1:])]
         for number in range(params.max_tokens):
             await asyncio.sleep(0.001)
             token = (tokens[-1] + number + 1) % 32
@@ -64,8 +72,9 @@ class AsyncLLM:
             if tokens[-1] == ABORTED:
                 reason = "abort"
             self._tell(number)
-            made = SimpleNamespace(token_ids=[token], finish_reason=reason)
-            yield SimpleNamespace(outputs=[made], finished=reason is not None)
+            logprobs = None if params.logprobs is None else [_table(token, params.logprobs)]
+            made = SimpleNamespace(token_ids=[token], finish_reason=reason, logprobs=logprobs)
+            yield SimpleNamespace(outputs=[made], finished=reason is not None, prompt_logprobs=prompt_logprobs)
             if reason:
                 return
 
