@@ -136,11 +136,6 @@ def _nearest(name: str) -> str:
     return f"the nearest are {', '.join(close)}" if close else f"there are {', '.join(usable[:3])} and others"
 
 
-INT4_BLOCK = 128
-"""Input columns that share a scale of INT4, in modelopt's own configurations."""
-
-BLOCKWISE: frozenset[WeightFormat] = frozenset({"int4_blockwise", "int4_awq", "w4a8_awq"})
-
 MIXED = "MIXED_PRECISION"
 """Each layer has a format of its own."""
 

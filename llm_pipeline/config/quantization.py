@@ -72,6 +72,11 @@ WEIGHT_BITS: Mapping[WeightFormat, int | None] = {
 }
 """Bits of a stored weight, without its scales; None where the format alone does not say."""
 
+BLOCKWISE: frozenset[WeightFormat] = frozenset({"int4_blockwise", "int4_awq", "w4a8_awq"})
+"""INT4, where groups of columns share a scale."""
+
+_MODELOPTS_GROUP: Literal[128] = 128
+
 NEEDS_CUDA: frozenset[WeightFormat] = frozenset({"nvfp4", "nvfp4_awq", "mxfp4"})
 """Formats whose quantization runs on an NVIDIA GPU only (modelopt's dynamic block quantizers are CUDA code)."""
 
@@ -181,6 +186,8 @@ class QuantizationRecipe(ConfigModel):
             (`file:///absolute/path`) or an S3 prefix (`s3://bucket/prefix`). It is fetched, judged against the
             release's baseline and served as it is; `plan` says which engines read it.
         revision: Branch, tag or commit of `source`; each release pins it to a commit.
+        group_size: Columns that share a scale, for INT4 formats; it has to divide the width of each layer, which 128
+            often does not in small models.
         kv_cache: The format of the KV cache that the exported checkpoint asks for; with `weights: modelopt`, `none`
             leaves what that recipe says.
         exclude: Module name patterns kept at the baseline's precision; with `weights: modelopt` none by default, as
@@ -198,6 +205,7 @@ class QuantizationRecipe(ConfigModel):
     weights: WeightFormat = "ready"
     source: CheckpointSource | None = None
     revision: Revision = "main"
+    group_size: Literal[32, 64, 128] = _MODELOPTS_GROUP
     kv_cache: KvCacheFormat = "none"
     exclude: Words = ("*lm_head*",)
     modelopt_recipe: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_./-]+$", max_length=256)
@@ -239,6 +247,8 @@ class QuantizationRecipe(ConfigModel):
     def _sections_fit(self) -> QuantizationRecipe:
         if (self.weights == "auto") != (self.search is not None):
             raise ValueError("weights: auto and a search section belong together")
+        if self.group_size != _MODELOPTS_GROUP and self.weights not in BLOCKWISE:
+            raise ValueError(f"group_size is for {', '.join(sorted(BLOCKWISE))}")
         if (self.weights == "modelopt") != (self.modelopt_recipe is not None):
             raise ValueError("weights: modelopt and modelopt_recipe belong together")
         if (self.weights == "ready") != (self.source is not None):

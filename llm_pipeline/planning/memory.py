@@ -26,7 +26,7 @@ from typing import NamedTuple
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.modelopt_recipes import known_modelopt_recipe
 from llm_pipeline.catalog.output_head import keeps_head
-from llm_pipeline.config.quantization import WEIGHT_BITS, KvCacheFormat, QuantizationRecipe, WeightFormat
+from llm_pipeline.config.quantization import BLOCKWISE, WEIGHT_BITS, KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import TOKENS_PER_BLOCK, EngineLimits, KvCacheOptions, Parallelism
 from llm_pipeline.model_facts.facts import CacheGroup, ModelFacts
 
@@ -44,25 +44,23 @@ class _Scales(NamedTuple):
 
 
 _SCALES: Mapping[WeightFormat, _Scales] = {
-    "int4_blockwise": _Scales(group=128, scale_bytes=4),
-    "int4_awq": _Scales(group=128, scale_bytes=4),
-    "w4a8_awq": _Scales(group=128, scale_bytes=4),
     "nvfp4": _Scales(group=16, scale_bytes=1),
     "nvfp4_awq": _Scales(group=16, scale_bytes=1),
     "mxfp4": _Scales(group=32, scale_bytes=1),
 }
-"""modelopt's defaults, as its exports hold them: the scales of INT4 in 32 bit, whatever the model's precision. Those
-of whole tensors, channels and 128 x 128 blocks are too few to count."""
+"""modelopt's defaults, as its exports hold them; those of INT4, whose groups differ, are in 32 bit whatever the model's
+precision. Those of whole tensors, channels and 128 x 128 blocks are too few to count."""
 
 _SEARCHED_BITS: Mapping[WeightFormat, float] = {"nvfp4": 4.5, "nvfp4_awq": 4.5}
 """Bits that a search of modelopt counts with, where they are not those of the stored weight."""
 
 
 class Share(NamedTuple):
-    """A fraction of the weights that a recipe may quantize, and the format that they get."""
+    """A fraction of the weights that a recipe may quantize, the format that they get, and its groups' size in INT4."""
 
     weights: WeightFormat
     fraction: float
+    group: int = 128
 
 
 def format_bits(weights: WeightFormat) -> float:
@@ -83,7 +81,7 @@ def bits_per_weight(recipe: QuantizationRecipe) -> float:
 
 def stored_bytes(parameters: int, shares: Sequence[Share]) -> int:
     """Bytes of weights that are stored in some mixture of formats, their scales included."""
-    return sum(_format_bytes(ceil(parameters * share.fraction), share.weights) for share in shares)
+    return sum(_format_bytes(ceil(parameters * share.fraction), share) for share in shares)
 
 
 def mixture(facts: ModelFacts, recipe: QuantizationRecipe) -> tuple[Share, ...]:
@@ -98,7 +96,7 @@ def mixture(facts: ModelFacts, recipe: QuantizationRecipe) -> tuple[Share, ...]:
         known = known_modelopt_recipe(recipe.modelopt_recipe)
         return (Share(known.formats[0] if known.whole_model and len(known.formats) == 1 else "none", 1.0),)
     if recipe.search is None:
-        return (Share(recipe.weights, 1.0),)
+        return (Share(recipe.weights, 1.0, recipe.group_size),)
     bits = _bits_left(facts, recipe)
     by_bits: dict[float, WeightFormat] = {_UNQUANTIZED_BITS: "none"}
     for name in reversed(recipe.search.formats):
@@ -185,10 +183,10 @@ def _searched_parameters(facts: ModelFacts, recipe: QuantizationRecipe) -> tuple
     return layers[0] + head[0], layers[1] + head[1]
 
 
-def _format_bytes(parameters: int, weights: WeightFormat) -> int:
-    scales = _SCALES.get(weights)
+def _format_bytes(parameters: int, share: Share) -> int:
+    scales = _Scales(share.group, 4) if share.weights in BLOCKWISE else _SCALES.get(share.weights)
     extra = ceil(parameters / scales.group) * scales.scale_bytes if scales else 0
-    return int(parameters * format_bits(weights)) // 8 + extra
+    return int(parameters * format_bits(share.weights)) // 8 + extra
 
 
 _KV_BYTES: dict[KvCacheFormat, float] = {"fp8": 1.0, "int8": 1.0, "nvfp4": 0.5 + 1 / 16}

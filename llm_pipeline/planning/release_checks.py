@@ -11,11 +11,11 @@ from math import ceil
 
 from llm_pipeline.artifacts.model_rules import DEFAULT_TEMPLATE
 from llm_pipeline.base.errors import ConfigError, Unsupported
-from llm_pipeline.catalog.modelopt_recipes import BLOCKWISE, INT4_BLOCK, formats_of, known_modelopt_recipe
+from llm_pipeline.catalog.modelopt_recipes import formats_of, known_modelopt_recipe
 from llm_pipeline.catalog.tables import modelopt_algorithms
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.config.quantization import NAMED_SET, Calibration, QuantizationRecipe
+from llm_pipeline.config.quantization import BLOCKWISE, NAMED_SET, Calibration, QuantizationRecipe
 from llm_pipeline.config.server_place import OpenAiSlot
 from llm_pipeline.config.workload import longest
 from llm_pipeline.engines.builder import engine_adapter
@@ -52,13 +52,17 @@ def _check_blocks(recipe: QuantizationRecipe, facts: ModelFacts) -> None:
     if not formats & BLOCKWISE:
         return
     layers = {name: group.columns for name, group in facts.linears() if not is_excluded(name, recipe.exclude)}
-    if partial := {name: columns for name, columns in layers.items() if columns % INT4_BLOCK}:
+    group = recipe.group_size
+    if partial := {name: columns for name, columns in layers.items() if columns % group}:
         name = min(partial)
+        own = recipe.weights in BLOCKWISE  # a search and modelopt's own recipes have modelopt's groups
+        fitting = [size for size in (64, 32) if own and not any(columns % size for columns in layers.values())]
+        smaller = f"group_size: {fitting[0]}, or " if fitting else ""
         raise Unsupported(
-            f"{len(partial)} of {len(layers)} layers are no multiple of {INT4_BLOCK} columns wide, as INT4 needs: "
+            f"{len(partial)} of {len(layers)} layers are no multiple of {group} columns wide, as INT4 needs: "
             f"{name} has {partial[name]}",
             where=f"recipe {recipe.name}",
-            hint="exclude these layers, or take another format, e.g. fp8 or int8_weight_only",
+            hint=f"{smaller}exclude these layers, or take another format, e.g. fp8 or int8_weight_only",
         )
 
 

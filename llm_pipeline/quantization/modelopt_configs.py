@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.catalog.modelopt_recipes import formats_of, known_modelopt_recipe
-from llm_pipeline.config.quantization import NEEDS_CUDA, KvCacheFormat, QuantizationRecipe, WeightFormat
+from llm_pipeline.config.quantization import BLOCKWISE, NEEDS_CUDA, KvCacheFormat, QuantizationRecipe, WeightFormat
 
 _MODELOPT_NAMES: Mapping[WeightFormat, str] = {
     "fp8": "FP8_DEFAULT_CFG",
@@ -53,6 +53,8 @@ def modelopt_config(recipe: QuantizationRecipe) -> dict[str, Any]:
         ConfigError: It names a recipe of modelopt's that is unknown or cannot be used.
     """
     config = _of_modelopt(recipe.modelopt_recipe) if recipe.modelopt_recipe else _of_format(recipe.weights)
+    if recipe.weights in BLOCKWISE:
+        _regroup(config["quant_cfg"], recipe.group_size)
     return _complete(config, recipe)
 
 
@@ -98,6 +100,14 @@ def _of_format(weights: WeightFormat) -> dict[str, Any]:
         raise ValueError(f"there is no one modelopt configuration for weights: {weights}")
     config: dict[str, Any] = copy.deepcopy(getattr(mtq, _MODELOPT_NAMES[weights]))
     return config
+
+
+def _regroup(entries: Sequence[dict[str, Any]], columns: int) -> None:
+    for entry in entries:
+        given = entry.get("cfg", ())
+        for quantizer in [given] if isinstance(given, dict) else given:
+            if "block_sizes" in quantizer:
+                quantizer["block_sizes"][-1] = columns
 
 
 def _of_modelopt(name: str) -> dict[str, Any]:

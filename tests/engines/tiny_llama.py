@@ -25,6 +25,7 @@ RECIPES = {
     "int4_awq": "INT4_AWQ_CFG",
     "int4_blockwise": "INT4_BLOCKWISE_WEIGHT_ONLY_CFG",
     "w4a8_awq": "W4A8_AWQ_BETA_CFG",
+    "int4_awq in groups of 32": "INT4_AWQ_CFG",
 }
 REFUSED = {"nvfp4": "NVFP4_DEFAULT_CFG"}
 MIXED = {
@@ -76,6 +77,9 @@ def export_quantized(checkpoint: Path, recipe: str, directory: Path) -> Path:
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export import export_hf_checkpoint
 
+    from llm_pipeline.config.quantization import QuantizationRecipe
+    from llm_pipeline.quantization.modelopt_configs import modelopt_config
+
     tokenizer = PreTrainedTokenizerFast.from_pretrained(checkpoint)
     model = LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float16).eval()
     texts = [tokenizer(text, return_tensors="pt").input_ids for text in prompts(8)]
@@ -86,6 +90,11 @@ def export_quantized(checkpoint: Path, recipe: str, directory: Path) -> Path:
                 calibrated(input_ids=ids)
 
     settings = mixed_config() if recipe == "mixed" else copy.deepcopy(getattr(mtq, (RECIPES | REFUSED)[recipe]))
+    if "groups of 32" in recipe:
+        given = {"sources": ["calibration/demo.jsonl"], "samples": 8, "maximum_tokens": 16}
+        settings = modelopt_config(
+            QuantizationRecipe(name="g32", weights="int4_awq", group_size=32, exclude=[], calibration=given)
+        )
     if "kv" in recipe:
         settings["quant_cfg"] += mtq.FP8_KV_CFG["quant_cfg"]
     model = mtq.quantize(model, settings, calibrate)

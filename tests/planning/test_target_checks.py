@@ -9,7 +9,7 @@ from judging import TRITON_1_2_1, WITHOUT_PAGED_CONTEXT, gpu_target, judge, reci
 from published import config_of, known_facts
 
 from llm_pipeline.adapters.tensorrt_llm.plan import compiled_weights, target_problem
-from llm_pipeline.base.errors import Unsupported
+from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.catalog.tables import gpus
 from llm_pipeline.config.target import Target
 from llm_pipeline.model_facts.facts import ModelFacts
@@ -190,3 +190,9 @@ def test_layers_that_blocks_of_int4_do_not_divide_are_refused_before_the_downloa
     excluding = released(configs, INT4 + 'exclude: ["*lm_head*", "*.down_proj"]\n')
     check_recipes(excluding, facts_with(intermediate_size=14400))
     check_recipes(released(configs, "weights: int8_weight_only\n"), facts_with(intermediate_size=14400))
+    with pytest.raises(Unsupported) as caught:
+        check_recipes(loaded, facts_with(intermediate_size=14400))
+    assert caught.value.hint.startswith("group_size: 64, or exclude these layers")
+    check_recipes(released(configs, INT4 + "group_size: 64\n"), facts_with(intermediate_size=14400))
+    with pytest.raises(ConfigError, match="group_size is for int4_awq"):
+        released(configs, "weights: int8_weight_only\ngroup_size: 64\n")
