@@ -144,11 +144,17 @@ def test_an_installed_runner_builds_an_installed_engine_into_an_installed_store(
     store = open_store(where.store)
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "evaluation").mkdir()
+    item = ScoredItem(
+        task="t", item_id=0, fingerprint="0", score=1.0, generative=True, prompt="1+1=", completion=" 2"
+    )  # fmt: skip
+    write_items(tmp_path / "evaluation", [item])
+    inputs = {kind: store.publish(kind, tmp_path / kind) for kind in ("checkpoint", "evaluation")}
     target = {"name": "cpu", "accelerator": "cpu", "accelerator_count": 0, "engine": "acme_copy",
               "engine_options": {"repeats": 3}}  # fmt: skip
     request = StageRequest(
         release_id="r1", stage="build", subject="cpu", config={"target": target}, store=where.store,
-        inputs={"checkpoint": store.publish("checkpoint", tmp_path / "checkpoint")}, work_root=where.work_root,
+        inputs=inputs, work_root=where.work_root,
     )  # fmt: skip
 
     runner = Runners(where)
@@ -161,22 +167,17 @@ def test_an_installed_runner_builds_an_installed_engine_into_an_installed_store(
     assert "building" in "\n".join(runner.read_log(job, 0)[0])
     assert (tmp_path / "shelf" / "artifacts" / "engine" / built.artifacts["engine"].digest).is_dir()
 
-    packaged = package(request, target, built.artifacts["engine"], tmp_path)
+    packaged = package(request, target, built.artifacts["engine"])
     repository = store.fetch(packaged.artifacts["repository"])
     assert (repository / "llm" / "1" / "engine" / "config.json").is_file()
     assert json.loads((repository / "release.json").read_text())["runtime_version"] == "1.0"
 
 
-def package(built: StageRequest, target: dict[str, Any], engine: ArtifactRef, tmp_path: Path) -> StageResult:
+def package(built: StageRequest, target: dict[str, Any], engine: ArtifactRef) -> StageResult:
     pytest.importorskip("tritonclient")
-    item = ScoredItem(
-        task="t", item_id=0, fingerprint="0", score=1.0, generative=True, prompt="1+1=", completion=" 2"
-    )  # fmt: skip
-    (tmp_path / "evaluation").mkdir()
-    write_items(tmp_path / "evaluation", [item])
-    evaluation = open_store(built.store).publish("evaluation", tmp_path / "evaluation")
     config = {"target": target, "maximum_tokens": 6, "model": "organisation/name"}
-    changes = {"stage": "package", "config": config, "inputs": {"engine": engine, "evaluation": evaluation}}
+    inputs = {"engine": engine, "evaluation": built.inputs["evaluation"]}
+    changes = {"stage": "package", "config": config, "inputs": inputs}
     result = execute(StageRequest.model_validate({**built.model_dump(), **changes}))
     assert isinstance(result, StageResult), result
     return result
