@@ -107,8 +107,8 @@ def main() -> int:
     """Start the servers, measure them in turn, print the table and the goals; returns the exit code."""
     options = _options()
     PLACE.mkdir(parents=True, exist_ok=True)
-    checkpoint = options.checkpoint or _demo_model()
-    engines = _engines(checkpoint)
+    checkpoint = options.checkpoint or demo_model()
+    engines = engines_of(checkpoint)
     with tempfile.TemporaryDirectory(prefix="plain-serving-") as scratch, ExitStack() as stack:
         arms = [_arm(stack, PLAIN, _plain(checkpoint, 1, scratch))]
         arms.append(
@@ -134,7 +134,8 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _demo_model() -> Path:
+def demo_model() -> Path:
+    """The demo's model where it is trained already, else one of our own."""
     if (DEMO_MODEL / "config.json").is_file():
         return DEMO_MODEL
     if not (own := PLACE / "model").is_dir():
@@ -142,7 +143,7 @@ def _demo_model() -> Path:
     return own
 
 
-def _engines(checkpoint: Path) -> Path:
+def engines_of(checkpoint: Path) -> Path:
     """The engines of a checkpoint, built once."""
     directory = PLACE / "engines" / checkpoint.resolve().as_posix().strip("/").replace("/", "-")
     directory.mkdir(parents=True, exist_ok=True)
@@ -188,7 +189,7 @@ def _run(*arguments: str) -> None:
 @contextmanager
 def _plain(checkpoint: Path, batch: int, scratch: str) -> Iterator[Endpoint]:
     """The FastAPI server, for as long as the block runs."""
-    (port,) = _free_ports(1)
+    (port,) = free_ports(1)
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{_packages()}"}
     program = ["benchmarks/plain_serving_app.py", str(checkpoint), "--port", str(port), "--batch", str(batch)]
     with (Path(scratch) / f"plain-{batch}.log").open("wb") as log:
@@ -209,7 +210,7 @@ def _triton(engine: Path, weight_format: str, scratch: Path) -> Iterator[Endpoin
     repository, state = scratch / f"repository-{weight_format}", scratch / f"state-{weight_format}"
     ref = ArtifactRef(kind="engine", digest="0" * 64)
     write_repository(engine, (), {}, target(weight_format), repository, engine_ref=ref)
-    ports = ServerPorts(**dict(zip(("http", "grpc", "metrics"), _free_ports(3), strict=True)))
+    ports = ServerPorts(**dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True)))
     try:
         server = start_server(repository, ports, triton_home=TRITON_HOME, python=MODEL_PYTHON, state=state)
         yield Endpoint(url=server.http_url)
@@ -217,7 +218,8 @@ def _triton(engine: Path, weight_format: str, scratch: Path) -> Iterator[Endpoin
         stop_server(state)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody listens on."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:

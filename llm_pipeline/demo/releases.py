@@ -292,7 +292,7 @@ class Demo:
         answer = services.generate(self._deployment, _QUESTION)
         self._console.line(f"Production answers {_QUESTION!r} with {answer!r}")
         self._console.line(
-            f"Endpoint    http://127.0.0.1:{services.router_port(self._deployment)}/v2/models/llm/generate"
+            f"OpenAI API  http://127.0.0.1:{services.router_port(self._deployment)}/v1  (model {MODEL_ID})"
         )
         self._console.line(f"Airflow UI  {access.url}  (user {access.username}, password {access.password})")
         if flow is not None:

@@ -142,7 +142,7 @@ def test_the_engine_says_how_it_must_be_run_and_where_it_was_built(built, target
     assert description.runtime_properties.items() >= PARITY_PROPERTIES.items()
     assert description.device_properties["FULL_DEVICE_NAME"] == facts.device != ""
     assert facts.context_length == tiny_llama.CONTEXT
-    assert set(facts.seconds) == {"dequantize", "trace", "weights", "measure"}
+    assert set(facts.seconds) == {"dequantize", "trace", "weights", "load", "golden", "measure"}
 
 
 def test_a_layer_that_the_model_does_not_have_is_refused_not_dropped(exported, target, tmp_path):

@@ -221,8 +221,9 @@ def _answers(batcher: Batcher, golden: Sequence[GoldenPrompt], target: Target) -
     tokenizer, special = batcher.tokenizer, target.serving.add_special_tokens
     prompts = [tokenizer.encode(one.prompt, add_special_tokens=special) for one in golden]
     answers = _generate(batcher, prompts, [one.maximum_tokens for one in golden], ignore_eos=False)
-    texts: list[str] = tokenizer.batch_decode(answers, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return texts
+    return [
+        tokenizer.decode(answer, skip_special_tokens=True, clean_up_tokenization_spaces=False) for answer in answers
+    ]
 
 
 def _rate(batcher: Batcher, sequences: int) -> float:
