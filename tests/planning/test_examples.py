@@ -186,7 +186,8 @@ def test_the_llm_args_and_the_pods_of_every_example_are_what_its_target_says(tmp
         assert model["tensor_parallel_size"] == target.accelerator_count
         assert model["max_batch_size"] == target.limits.maximum_sequences
         workload = yaml.safe_load((tmp_path / target.name / "kubernetes/deployment.yaml").read_text())
-        (server,) = workload["spec"]["template"]["spec"]["containers"]
+        server, openai = workload["spec"]["template"]["spec"]["containers"]
+        assert (server["name"], openai["name"]) == ("server", "openai")
         assert server["resources"]["limits"]["nvidia.com/gpu"] == str(target.accelerator_count)
 
 
