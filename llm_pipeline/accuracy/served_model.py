@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from jinja2.exceptions import TemplateError
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
-from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 
 from llm_pipeline.base.errors import Transient, Unsupported
@@ -37,9 +37,20 @@ class ServedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
     ) -> None:
         super().__init__()
         self._endpoint, self._begin = endpoint, begin
-        self.tokenizer, self.chat_template_args = tokenizer, dict(chat_template_arguments)
+        self.tokenizer, self._arguments = tokenizer, dict(chat_template_arguments)
 
-    apply_chat_template = HFLM.apply_chat_template
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """As lm-eval's class for Transformers, which needs more packages: without a system turn that is refused."""
+        options = {
+            "tokenize": False, "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": not add_generation_prompt, **self._arguments,
+        }  # fmt: skip
+        try:
+            return str(self.tokenizer.apply_chat_template(chat_history, **options))
+        except TemplateError:
+            rest = [turn for turn in chat_history if turn["role"] != "system"]
+            return str(self.tokenizer.apply_chat_template(rest, **options))
+
     request_options: ClassVar[dict[str, Any]] = {}
 
     def generate_until(self, requests: list[Instance]) -> None:
