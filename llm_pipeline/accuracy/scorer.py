@@ -18,13 +18,13 @@ import os
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from copy import copy
 from datetime import UTC, datetime
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_EVALUATE_OFFLINE", "1")
@@ -89,9 +89,11 @@ class AskedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
         self._file = None
         if answers is not None:
             answers.parent.mkdir(parents=True, exist_ok=True)
-            for line in answers.read_bytes().splitlines() if answers.exists() else ():
-                with suppress(ValueError):  # a line that was torn is asked again
-                    self._answers.update([json.loads(line)])
+            for line in answers.read_bytes().split(b"\n") if answers.exists() else ():
+                checksum, _, kept = line.partition(b" ")
+                if checksum == b"%08x" % crc32(kept):  # a line that was torn or damaged is asked again
+                    key, answer = json.loads(kept)
+                    self._answers[key] = answer
             self._file = answers.open("ab", buffering=0)
             self._file.write(b"\n")  # what follows a torn line is a line of its own
         model.set_cache_hook(self)
@@ -159,7 +161,8 @@ class AskedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
         key = self._key(request)
         self._answers[key] = answer
         if self._file is not None:
-            self._file.write(json.dumps([key, answer]).encode() + b"\n")
+            kept = json.dumps([key, answer]).encode()
+            self._file.write(b"%08x %s\n" % (crc32(kept), kept))
         self._progress.advance()
 
     def _key(self, request: tuple[Any, ...]) -> str:
