@@ -9,11 +9,21 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 LITTLE = 1e-4
 SPECIAL = ("<s>", "</s>", "<pad>", "<unk>")
-
+COMMON = {
+    "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "tie_word_embeddings": False, "dtype": torch.bfloat16,
+}  # fmt: skip
+"""Of every config here; token ids are places in `SPECIAL`."""
 
 LLAMA_3_8B = {
     "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -29,43 +39,39 @@ SMOKE = {
 
 def write_checkpoint(directory: Path, shape: dict[str, int], seed: int = 0) -> int:
     """Write config, bfloat16 weights in shards and a tokenizer; returns the number of parameters."""
-    torch.manual_seed(seed)
     config = LlamaConfig(
         **shape,
+        **COMMON,
         max_position_embeddings=8192,
         rms_norm_eps=1e-5,
         rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
-        bos_token_id=SPECIAL.index("<s>"),
-        eos_token_id=SPECIAL.index("</s>"),
-        pad_token_id=SPECIAL.index("<pad>"),
-        tie_word_embeddings=False,
-        dtype=torch.bfloat16,
     )
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-            model = LlamaForCausalLM(config)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    _repeat_the_last_word(model)
-    model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=1, pad_token_id=2)
-    model.save_pretrained(directory, max_shard_size="4GB")
-    word_tokenizer(shape["vocab_size"]).save_pretrained(directory)
-    return sum(parameter.numel() for parameter in model.parameters())
+    return write_random(LlamaForCausalLM, config, directory, seed)
 
 
-def _repeat_the_last_word(model: LlamaForCausalLM) -> None:
-    """Make the likeliest next token the last one, by a wide margin.
+def write_random(kind: type[PreTrainedModel], config: PreTrainedConfig, directory: Path, seed: int) -> int:
+    """Write a model of random weights whose likeliest next token is the last one, by a wide margin.
 
     The next token of random weights is a near tie that each kernel and each rounding breaks otherwise, so nothing that
     compares answers could pass. Here the layers add little to the last token's embedding, which is also its row of the
     head.
     """
+    torch.manual_seed(seed)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+            model = kind(config)
+    finally:
+        torch.set_default_dtype(torch.float32)
     with torch.no_grad():
         model.lm_head.weight.copy_(model.model.embed_tokens.weight)
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.mul_(LITTLE)
-            layer.mlp.down_proj.weight.mul_(LITTLE)
+        for name, weight in model.named_parameters():
+            if "o_proj" in name or "down_proj" in name:
+                weight.mul_(LITTLE)
+    model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=1, pad_token_id=2)
+    model.save_pretrained(directory, max_shard_size="4GB")
+    word_tokenizer(config.vocab_size).save_pretrained(directory)
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def word_tokenizer(vocabulary_size: int) -> PreTrainedTokenizerFast:

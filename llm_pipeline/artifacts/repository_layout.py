@@ -83,6 +83,8 @@ FEATURES = (
 )
 """Inputs that an engine may lack; the served model refuses those that its adapter does not name."""
 
+ALL_FEATURES = tuple(tensor.name for tensor in FEATURES)
+
 OUTPUTS = (
     Tensor("text_output", "TYPE_STRING"),
     Tensor("output_tokens", "TYPE_INT32"),

@@ -23,7 +23,12 @@ KEEP_ALIVE_SECONDS = 75
 
 @entry_point
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM; 1 if nothing could be served."""
+    """Serve until SIGTERM.
+
+    Raises:
+        IntegrityError: There is no `endpoint.json`, or it is not one.
+        TemplateError: The chat template is not written in Jinja.
+    """
     parser = ArgumentParser(prog="python -m llm_pipeline.endpoint", description="OpenAI's API for Triton.")
     parser.add_argument("--model", type=Path, required=True, help="version directory of the model llm")
     parser.add_argument("--triton", required=True, help="host and port of Triton's gRPC")
@@ -31,8 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--workers", type=int, default=1, help="processes")
     options = parser.parse_args(arguments)
+    settings = Settings(options.model, options.triton)
+    application(settings)  # here, too: a worker that cannot have one would be started again for ever
     config = uvicorn.Config(
-        partial(application, Settings(options.model, options.triton)),
+        partial(application, settings),
         factory=True,
         host=options.host,
         port=options.port,
@@ -48,12 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         timeout_worker_healthcheck=WORKER_SECONDS,
     )
     write_json_lines()
-    if options.workers > 1:
-        Multiprocess(config, sockets=[config.bind_socket()]).run()
-        return 0
-    server = uvicorn.Server(config)
-    server.run()
-    return 0 if server.started else 1
+    Multiprocess(config, sockets=[config.bind_socket()]).run()  # also of one worker: it is started again if it dies
+    return 0
 
 
 if __name__ == "__main__":

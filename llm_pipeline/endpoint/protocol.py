@@ -6,6 +6,7 @@ Fields that would change the answer and are not known here are refused by their 
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Annotated, Any, Literal, TypeVar
@@ -204,14 +205,14 @@ class Asked(_Part):
     stream_options: StreamOptions = StreamOptions()
 
     @property
+    @abstractmethod
     def most_tokens(self) -> int:
         """Of one answer."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def likeliest(self) -> int | None:
         """How many of the likeliest tokens are told with their logprobs; None for no logprobs."""
-        raise NotImplementedError
 
     def inputs(self, defaults: Mapping[str, float], features: Iterable[str]) -> dict[str, Any]:
         """The inputs of `llm` that say how to generate.

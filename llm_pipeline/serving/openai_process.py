@@ -40,6 +40,7 @@ def start_openai(state: Path, ports: ServerPorts, repository: Path) -> None:
     model = Path(MODEL_NAME) / str(MODEL_VERSION)
     if ports.openai is None or not (repository / model / ENDPOINT_FILE).is_file():
         return
+    stop_openai(state)  # one that was killed leaves its workers, which hold the port
     workers = max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) // _CORES_PER_WORKER))
     command = [
         *(sys.executable, "-P", "-m", "llm_pipeline.endpoint"),

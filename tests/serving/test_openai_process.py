@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 
+import psutil
 import pytest
 
 from llm_pipeline.artifacts.endpoint_description import EndpointDescription
@@ -35,7 +36,7 @@ def pid_of(slot) -> int:
 
 
 def models(slot) -> list[str]:
-    answer = call(f"http://127.0.0.1:{slot.ports.openai}/v1/models", seconds=5)
+    answer = call(f"http://127.0.0.1:{slot.ports.openai}/v1/models", seconds=20)
     return [card["id"] for card in json.loads(answer.text)["data"]]
 
 
@@ -59,11 +60,21 @@ def test_one_that_has_ended_is_reported_and_started_again_without_the_server(slo
     assert is_running(slot.state)
 
 
+def test_a_worker_that_is_killed_is_started_again_and_who_asks_meanwhile_waits(slot):
+    server = slot.start()
+    children = psutil.Process(pid_of(slot)).children()
+    (worker,) = (child for child in children if "spawn_main" in " ".join(child.cmdline()))
+    worker.kill()
+    assert models(slot) == ["demo/tiny"]
+    assert server.ready
+    assert not worker.is_running()
+
+
 def test_its_server_is_ready_with_it_only(slot):
     server = slot.start()
-    os.kill(pid_of(slot), signal.SIGSTOP)
+    os.killpg(pid_of(slot), signal.SIGSTOP)
     assert not server.ready
-    os.kill(pid_of(slot), signal.SIGCONT)
+    os.killpg(pid_of(slot), signal.SIGCONT)
 
 
 def test_what_keeps_it_from_starting_is_the_servers_failure(slot):

@@ -6,7 +6,12 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_pipeline.artifacts.repository_layout import ENGINE_DIRECTORY, OPENVINO_FILES, TOKENIZER_FILE
+from llm_pipeline.artifacts.repository_layout import (
+    ALL_FEATURES,
+    ENGINE_DIRECTORY,
+    OPENVINO_FILES,
+    TOKENIZER_FILE,
+)
 from llm_pipeline.base.adapters import OnCall
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import EngineModel
@@ -15,12 +20,6 @@ from llm_pipeline.engines.builder import EngineAdapter
 if TYPE_CHECKING:
     from llm_pipeline.serving.model_repository import PackagedEngine
 
-FEATURES = (
-    "input_ids", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "logprobs", "echo", "json_schema",
-)  # fmt: skip
-"""Inputs that its served model takes beside those of all engines."""
-
 _BUILDER = OnCall("llm_pipeline.adapters.openvino.builder:OpenVinoCpuBuilder")
 
 
@@ -28,7 +27,7 @@ def _write_repository(engine: PackagedEngine, repository: Path) -> dict[str, Art
     """Write the model with the runtime's files only: a store keeps its own beside them. Nothing is linked."""
     from llm_pipeline.serving.model_repository import write_served_model
 
-    version = write_served_model(engine, "openvino_model", repository, features=FEATURES)
+    version = write_served_model(engine, "openvino_model", repository, features=ALL_FEATURES)
     fast_tokenizer = [TOKENIZER_FILE] if (engine.directory / TOKENIZER_FILE).is_file() else []
     for name in (*OPENVINO_FILES, *fast_tokenizer):
         shutil.copyfile(engine.directory / name, version / ENGINE_DIRECTORY / name)

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from llm_pipeline.artifacts.repository_layout import (
+    ALL_FEATURES,
     CHECKPOINT_DIRECTORY,
     COMPILED_DIRECTORY,
     ENGINE_DIRECTORY,
@@ -18,12 +19,6 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import EngineModel
 from llm_pipeline.engines.builder import EngineAdapter
 from llm_pipeline.serving.model_repository import PackagedEngine, copy_code, special_tokens, write_served_model
-
-FEATURES = (
-    "input_ids", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "logprobs", "echo", "json_schema",
-)  # fmt: skip
-"""Inputs that its served model takes beside those of all engines."""
 
 _START_SECONDS = 55.0
 """Most of it is compilation: on an H200 with vLLM 0.20, 0.1B in 46 and 67 s, 8B in 47 and 69 s."""
@@ -40,7 +35,7 @@ def _write_repository(engine: PackagedEngine, repository: Path) -> dict[str, Art
     if checkpoint is None:
         raise IntegrityError("the engine names no checkpoint", where=str(engine.directory))
     version = write_served_model(
-        engine, "vllm_model", repository, features=FEATURES, parameters=special_tokens(engine.target)
+        engine, "vllm_model", repository, features=ALL_FEATURES, parameters=special_tokens(engine.target)
     )
     for name in ("vllm_batcher", "vllm_process"):
         copy_code(name, version / f"{name}.py")
