@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = ArgumentParser(prog="python -m llm_pipeline.endpoint", description="OpenAI's API for Triton.")
     parser.add_argument("--model", type=Path, required=True, help="version directory of the model llm")
-    parser.add_argument("--triton", required=True, help="host and port of Triton's gRPC")
+    parser.add_argument("--triton", required=True, help="host and port of Triton's HTTP endpoint")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--workers", type=int, default=1, help="processes")

@@ -41,7 +41,7 @@ class Settings:
 
     Attributes:
         model: Version directory of the model `llm`, with `endpoint.json`.
-        triton: Host and port of Triton's gRPC.
+        triton: Host and port of Triton's HTTP endpoint.
     """
 
     model: Path

@@ -1,24 +1,25 @@
-"""The model `llm` behind Triton's gRPC, as answers that grow piece by piece."""
+"""The model `llm` behind Triton's `generate_stream`, as answers that grow piece by piece.
+
+Not by gRPC: Triton 2.51 dies of a freed request when clients leave streams there (one of some 200 that were left).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
-import numpy as np
+import aiohttp
 
 from llm_pipeline.artifacts.repository_layout import FEATURES, INPUTS, MODEL_NAME
 from llm_pipeline.endpoint.protocol import ApiError
 
-_TYPES = {
-    tensor.name: tensor.data_type.removeprefix("TYPE_").replace("STRING", "BYTES") for tensor in (*INPUTS, *FEATURES)
-}
-_WITH_CODES = {"triton_grpc_error": "true"}
-"""Errors in a stream then have a code."""
+_READY_SECONDS = aiohttp.ClientTimeout(total=2)
+_NAMES = tuple(tensor.name for tensor in (*INPUTS, *FEATURES))
 
 RETRY_AFTER_SECONDS = 1
 
@@ -46,27 +47,26 @@ class Triton:
     """A server's model `llm`; made and used in one event loop.
 
     Args:
-        address: Host and port of its gRPC.
+        address: Host and port of its HTTP endpoint.
     """
 
     def __init__(self, address: str) -> None:
-        from tritonclient.grpc import InferInput, aio
-        from tritonclient.utils import triton_to_np_dtype
-
-        self._client = aio.InferenceServerClient(address)
-        self._input, self._dtype = InferInput, triton_to_np_dtype
+        self._model = f"http://{address}/v2/models/{MODEL_NAME}"
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),  # a kept one may end with a request on its way
+            timeout=aiohttp.ClientTimeout(total=None),
+        )
 
     async def close(self) -> None:
-        """Close the connection."""
-        await self._client.close()
+        """Close the connections."""
+        await self._session.close()
 
     async def is_ready(self) -> bool:
         """Whether the model answers."""
-        from tritonclient.utils import InferenceServerException
-
         try:
-            return bool(await self._client.is_model_ready(MODEL_NAME, client_timeout=2))
-        except InferenceServerException:
+            async with self._session.get(f"{self._model}/ready", timeout=_READY_SECONDS) as answer:
+                return answer.status == HTTPStatus.OK
+        except (aiohttp.ClientError, TimeoutError):
             return False
 
     async def generate(self, inputs: Mapping[str, Any]) -> AsyncGenerator[Piece]:
@@ -75,70 +75,67 @@ class Triton:
         Raises:
             ApiError: The server refused it, or failed.
         """
-        from grpc import RpcError
-
-        async def only_request() -> AsyncIterator[dict[str, Any]]:
-            yield {"model_name": MODEL_NAME, "inputs": [self._tensor(*one) for one in inputs.items()]}
-
-        stream = self._client.stream_infer(only_request(), headers=_WITH_CODES)
+        try:
+            answer = await self._session.post(f"{self._model}/generate_stream", json=dict(inputs))
+        except aiohttp.ClientError as error:
+            raise _not_ready() from error
         ended = False
         try:
-            async for result, error in stream:
-                if error is not None:
-                    raise ApiError(str(error), status=500)
-                piece = _piece(result)
-                if piece is None:
-                    continue
+            async for said in _events(answer):
+                if "error" in said:
+                    raise _told(answer.status, str(said["error"]))
+                piece = _piece(said)
                 if piece.finish_reason == "cancelled":
                     raise ApiError("the server ended this request", status=503, retry_after=RETRY_AFTER_SECONDS)
                 ended = bool(piece.finish_reason)
                 yield piece
-        except RpcError as error:
-            raise _told(error.code().name, error.details() or "") from error
+        except (aiohttp.ClientError, ValueError, LookupError) as error:
+            raise ApiError(f"the answer broke off: {type(error).__name__}", status=500) from error
         finally:
-            stream.cancel()
+            answer.close()
         if not ended:
             raise ApiError("the answer has no end", status=500)
 
-    def _tensor(self, name: str, value: Any) -> Any:
-        kind = _TYPES[name]
-        values = value if isinstance(value, list) else [value]
-        if kind == "BYTES":
-            array = np.array([one.encode() for one in values], dtype=object)
-        else:
-            array = np.array(values, self._dtype(kind))
-        tensor = self._input(name, array.shape, kind)
-        tensor.set_data_from_numpy(array)
-        return tensor
+
+async def _events(answer: aiohttp.ClientResponse) -> AsyncGenerator[dict[str, Any]]:
+    """The objects of a stream; a refusal is one alone, as an event or not."""
+    rest = b""
+    async for part in answer.content.iter_any():
+        *events, rest = (rest + part).split(b"\n\n")
+        for event in events:
+            yield json.loads(event.removeprefix(b"data:"))
+    if rest.strip():
+        yield json.loads(rest)
 
 
-def _piece(result: Any) -> Piece | None:
-    """None for a response without outputs, which only marks the end."""
-    text = result.as_numpy("text_output")
-    if text is None:
-        return None
-    said, told = result.as_numpy("logprobs"), result.as_numpy("input_tokens")
+def _piece(said: Mapping[str, Any]) -> Piece:
     return Piece(
-        text[0].decode(),
-        int(result.as_numpy("output_tokens")[0]),
-        0 if told is None else int(told[0]),
-        result.as_numpy("finish_reason")[0].decode(),
-        [] if said is None or not said[0] else json.loads(said[0]),
+        said["text_output"],
+        said["output_tokens"],
+        said.get("input_tokens", 0),
+        said["finish_reason"],
+        json.loads(said.get("logprobs") or "[]"),
     )
 
 
-def _told(code: str, message: str) -> ApiError:
-    """An error of Triton in OpenAI's form."""
-    if code == "INVALID_ARGUMENT":
+def _not_ready() -> ApiError:
+    return ApiError("the model is not ready", status=503, retry_after=RETRY_AFTER_SECONDS)
+
+
+def _told(status: int, text: str) -> ApiError:
+    """An error of Triton in OpenAI's form: `llm` says what kind it is, where every status is 400."""
+    kind, _, message = text.partition(": ")
+    if kind == "invalid":
         if "exceed" in message:
             return ApiError(message, code="context_length_exceeded")
-        field_name = next((name for name in _TYPES if message.startswith(name)), None)
-        return ApiError(message, param=field_name)
-    if code == "UNAVAILABLE" and message.startswith("queue"):
-        return ApiError(message, status=429, code="queue_full", retry_after=RETRY_AFTER_SECONDS)
-    if code in {"UNAVAILABLE", "NOT_FOUND", "CANCELLED"}:
-        return ApiError("the model is not ready", status=503, retry_after=RETRY_AFTER_SECONDS)
-    return ApiError(message or code, status=500)
+        return ApiError(message, param=next((name for name in _NAMES if message.startswith(name)), None))
+    if kind == "rejected":
+        if message.startswith("queue"):
+            return ApiError(message, status=429, code="queue_full", retry_after=RETRY_AFTER_SECONDS)
+        return ApiError(message, status=503, retry_after=RETRY_AFTER_SECONDS)
+    if status in {HTTPStatus.NOT_FOUND, HTTPStatus.SERVICE_UNAVAILABLE}:
+        return _not_ready()
+    return ApiError(message if kind == "failed" else text, status=500)
 
 
 async def generate_all(

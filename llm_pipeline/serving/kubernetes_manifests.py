@@ -295,7 +295,7 @@ def _openai(plan: LaunchPlan, options: ServingManifestOptions, volumes: Sequence
         return []
     command = (
         *("python3", "-m", "llm_pipeline.endpoint", "--host", "0.0.0.0", "--port", str(plan.ports.openai)),  # noqa: S104 - the pod's own
-        *("--triton", f"127.0.0.1:{plan.ports.grpc}", "--model", f"{REPOSITORY}/{MODEL_NAME}/{MODEL_VERSION}"),
+        *("--triton", f"127.0.0.1:{plan.ports.http}", "--model", f"{REPOSITORY}/{MODEL_NAME}/{MODEL_VERSION}"),
     )
     ready = {"httpGet": {"path": "/health", "port": OPENAI}, "periodSeconds": 5, "timeoutSeconds": 5}
     live = {"tcpSocket": {"port": OPENAI}, "initialDelaySeconds": 30, "periodSeconds": 15}

@@ -44,7 +44,7 @@ def start_openai(state: Path, ports: ServerPorts, repository: Path) -> None:
     workers = max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) // _CORES_PER_WORKER))
     command = [
         *(sys.executable, "-P", "-m", "llm_pipeline.endpoint"),
-        *("--port", str(ports.openai), "--triton", f"{LOOPBACK}:{ports.grpc}"),
+        *("--port", str(ports.openai), "--triton", f"{LOOPBACK}:{ports.http}"),
         *("--model", str(state / "repository" / model), "--workers", str(workers)),
     ]
     environment = {name: os.environ[name] for name in _INHERITED if name in os.environ} | {"HOME": str(state)}

@@ -386,8 +386,9 @@ def keep(*objects: Any) -> None:
 
 
 def error_answer(refusal: RefusedError) -> Any:
-    """A response that carries an error."""
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(refusal), refusal.code))
+    """A response that carries an error, whose text says its kind: over HTTP Triton answers 400 to each."""
+    text = f"{refusal.outcome}: {refusal}"
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(text, refusal.code))
 
 
 def send(sender: Any, response: Any, *, last: bool = True) -> None:

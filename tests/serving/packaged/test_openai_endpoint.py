@@ -103,7 +103,7 @@ def log(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def url(version, triton, log):
-    with serving(version, f"127.0.0.1:{triton.ports.grpc}", log=log) as (url, _):
+    with serving(version, f"127.0.0.1:{triton.ports.http}", log=log) as (url, _):
         yield url
 
 

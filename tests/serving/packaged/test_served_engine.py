@@ -124,10 +124,10 @@ def test_an_answer_ends_at_its_limit_or_before_its_stop_word(server):
 def test_what_fails_in_the_engine_is_an_error_and_never_a_text(server):
     failed = metric(server, 'llm_requests_total{outcome="failed"')
     status, answer = post(server, {"text_input": "fail now", "max_tokens": 4})
-    assert (status, json.loads(answer)) == (400, {"error": "tensorrt_llm: no more memory"})  # Triton says 400 to all
+    assert (status, json.loads(answer)) == (400, {"error": "failed: tensorrt_llm: no more memory"})
     assert metric(server, 'llm_requests_total{outcome="failed"') == failed + 1
     status, answer = post(server, {"text_input": " ", "max_tokens": 4})
-    assert (status, json.loads(answer)["error"]) == (400, "text_input is empty")
+    assert (status, json.loads(answer)["error"]) == (400, "invalid: text_input is empty")
 
 
 def test_requests_run_side_by_side(server):

@@ -73,11 +73,11 @@ class TritonPythonModel:
 
     def refuse(self, words, tokens):
         if not words:
-            return "text_input is empty"
+            return "invalid: text_input is empty"
         if "gullible" in FAULTS:
             return ""
         if not 1 <= tokens <= LONGEST or len(words) + tokens > LONGEST:
-            return f"the prompt and max_tokens {tokens} exceed {LONGEST} tokens"
+            return f"invalid: the prompt and max_tokens {tokens} exceed {LONGEST} tokens"
         return ""
 
     def generate(self, sender, words, tokens, stream, stops):
