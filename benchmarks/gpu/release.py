@@ -1,4 +1,4 @@
-"""One whole release on one GPU: a model made here goes from a hub to live traffic, in bfloat16 and then in FP8.
+"""One whole release on one GPU: a model made here goes from a hub to live traffic, in bfloat16 and then quantized.
 
     python -m benchmarks.gpu.release --work /tmp/release --triton-home .envs/triton
 
@@ -7,11 +7,11 @@ accuracy gates show only that no format and no kernel damages the way from one t
 
 Every part is the one that production runs: the local hub and its download, modelopt, lm-eval, vLLM behind Triton, the
 load test, Envoy with users behind it while the canary runs. Steps can be asked for one by one (`--step`); what an
-earlier one left in `--work` is used. `killed` releases what is not in production, bfloat16 after the FP8 release, with
-the candidate's server killed under the canary's traffic: that is rolled back, and no whole answer may be lost.
-`--mixture` releases a mixture of experts in FP8, scored by vLLM, and nothing else. Prints
-what became of each stage and one line a goal; exit code 1 when one is missed. `release.json` has the date, the machine
-and the versions.
+earlier one left in `--work` is used. The second release is in FP8, by modelopt, or by `--second` a checkpoint such as
+others publish. `killed` releases what is not in production, bfloat16 after the second release, with the candidate's
+server killed under the canary's traffic: that is rolled back, and no whole answer may be lost. `--mixture` releases a
+mixture of experts in FP8, scored by vLLM, and nothing else. Prints what became of each stage and one line a goal; exit
+code 1 when one is missed. `release.json` has the date, the machine and the versions.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from benchmarks.goals import at_most, goal
 from benchmarks.gpu.release_files import (
     DEMO,
     FIRST,
+    FP8,
     HUB_PORT,
     LARGE,
     MIXTURE,
@@ -44,7 +45,6 @@ from benchmarks.gpu.release_files import (
     OTHER_TARGET,
     REPOSITORY,
     ROUTER_PORT,
-    SECOND,
     TARGET,
     Host,
     Load,
@@ -71,6 +71,7 @@ def main() -> int:
         options.tensor_parallel,
         options.triton_home.resolve(),
         *(Path(os.path.abspath(path)) for path in (options.control, options.model, options.engine)),  # noqa: PTH100 - a link to an interpreter is an environment
+        options.second,
     )
     load = Load(4.0, 20.0, 6.0) if options.smoke else Load(20.0, 8.0, 5.0)
     subject = MIXTURE if options.mixture else DEMO if options.smoke else LARGE
@@ -105,6 +106,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--targets", type=int, choices=(1, 2), default=1, help="two share GPUs if there are too few")
     parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs of each engine")
     parser.add_argument("--mixture", action="store_true", help="a mixture of experts in FP8")
+    parser.add_argument("--second", choices=(FP8, "gptq", "awq"), default=FP8, help="recipe of the second release")
     parser.add_argument("--smoke", action="store_true", help="on a CPU, to try the benchmark: its figures say nothing")
     options = parser.parse_args()
     options.step = options.step or (("train", "first", "stop") if options.mixture else STEPS)
@@ -135,7 +137,7 @@ def _train(options: argparse.Namespace) -> None:
 def _hub(options: argparse.Namespace) -> Iterator[None]:
     if not _is_published(options):
         _publish(options)
-        if not options.smoke:
+        if not options.smoke and options.second == FP8:
             shutil.rmtree(options.work / "model")  # the hub has it, and it is large
     command = [options.control, "-m", "llm_pipeline.demo.hub"]
     command += ["--root", options.work / "hub", "--port", str(HUB_PORT)]
@@ -155,21 +157,27 @@ def _publish(options: argparse.Namespace) -> None:
 
 
 def _first(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
-    released = _released(options, configs, SECOND if options.mixture else FIRST)
+    released = _released(options, configs, options.second if options.mixture else FIRST)
     yield released
     document = _write_result(options, {})
     if options.mixture and released and not options.smoke:
-        yield from _beside_the_plan(document, options.tensor_parallel)
+        yield from _beside_the_plan(options, document)
 
 
 def _second(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
-    """The FP8 release, with users at production's door from before it starts until it has settled."""
+    """The quantized release, with users at production's door from before it starts until it has settled."""
     if options.smoke:  # the same recipe once more: another revision makes it another release
         (options.work / "model" / "SECOND.md").write_text("The second revision.\n", encoding="utf-8")
         _publish(options)
+    ready = options.work / options.second
+    if options.second != FP8 and not (ready / "config.json").is_file():
+        maker = REPOSITORY / "tests" / "corpus" / "ready_checkpoints.py"
+        subprocess.run(
+            [options.model, maker, options.second, options.work / "model", ready], env=_environment(), check=True
+        )
     started = time.monotonic()
     with _users(options, configs) as record:
-        released = _released(options, configs, SECOND)
+        released = _released(options, configs, options.second)
     yield released
     minutes = (time.monotonic() - started + _reused_seconds(options)) / 60.0
     users = json.loads(record.read_text(encoding="utf-8"))
@@ -178,12 +186,12 @@ def _second(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
     yield at_most("release_hub_to_settled", minutes, _WHOLE_MINUTES, "min")
     document = _write_result(options, {"users": users, "minutes": minutes})
     if released and not options.smoke:
-        yield from _beside_the_plan(document, options.tensor_parallel)
+        yield from _beside_the_plan(options, document)
 
 
 def _killed(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
     """A release of what is not in production, whose candidate dies as soon as users' requests reach it."""
-    candidate = FIRST if _production(options.work)["release_id"].startswith(f"{SECOND}-") else SECOND
+    candidate = options.second if _production(options.work)["release_id"].startswith(f"{FIRST}-") else FIRST
     with _users(options, configs) as record, ThreadPoolExecutor(1) as beside:
         killed = beside.submit(_kill_candidate, options.work)
         code, _ = _run(options, configs, candidate)
@@ -285,15 +293,15 @@ def _run(options: argparse.Namespace, configs: Path, name: str) -> tuple[int, fl
     return subprocess.run(command, env=_environment(), check=False).returncode, time.monotonic() - started
 
 
-def _beside_the_plan(document: dict[str, Any], ranks: int) -> Iterator[bool]:
+def _beside_the_plan(options: argparse.Namespace, document: dict[str, Any]) -> Iterator[bool]:
     """What the first plan said of memory and speed beside what was measured, each with its error."""
-    releases = (stages for name, stages in document["releases"].items() if name.startswith(f"{SECOND}-"))
+    releases = (stages for name, stages in document["releases"].items() if name.startswith(f"{options.second}-"))
     measured = max(releases, key=lambda stages: stages["resolve"]["started_at"])  # it may have been tried before
-    plan, build = document["plans"][SECOND], measured[f"build {TARGET}"]["metrics"]
+    plan, build = document["plans"][options.second], measured[f"build {TARGET}"]["metrics"]
     memory, speed = plan["memory"], plan["speed"]
     tokens = build["kv_cache_blocks"] * build["block_tokens"]
     cache = _compared("KV cache, tokens", memory["kv_available"] / memory["kv_per_token"], tokens)
-    weights = _compared("weights, bytes", ranks * memory["weights"], build["checkpoint_bytes"])
+    weights = _compared("weights, bytes", options.tensor_parallel * memory["weights"], build["checkpoint_bytes"])
     if speed:
         _compared("tokens/s of one request", speed["tokens_alone"], build["single_stream_tokens_per_second"])
     yield at_most("release_memory_error", max(cache, weights), _MEMORY_ERROR, "")

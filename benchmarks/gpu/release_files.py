@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL_ID = "bench/llama"
 HUB_PORT, ROUTER_PORT = 18380, 18300
 TARGET, OTHER_TARGET = "gpu", "gpu1"
-FIRST, SECOND = "bf16", "fp8"
+FIRST, FP8 = "bf16", "fp8"
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +73,7 @@ class Host:
         control: Interpreter of the command line and the router.
         model: Interpreter with modelopt and lm-eval.
         engine: Interpreter with vLLM and numpy 1.26.
+        second: The second release's recipe: FP8, or a method of others in `ready_checkpoints`.
     """
 
     accelerator: str
@@ -84,6 +85,7 @@ class Host:
     control: Path
     model: Path
     engine: Path
+    second: str = FP8
 
     @property
     def is_cpu(self) -> bool:
@@ -111,8 +113,10 @@ def write_files(work: Path, host: Host, load: Load, subject: Subject) -> Path:
     _write(configs / "policies" / "gates.yaml", _policy(load, subject))
     _write(configs / "quantization" / "none.yaml", {"weights": "none"})
     _write(configs / "quantization" / "fp8.yaml", _calibrated("fp8", subject))
-    second = "none" if host.is_cpu else "fp8"  # vLLM reads no FP8 on a CPU
-    for name, recipe in ((FIRST, "none"), (SECOND, second)):
+    if host.second != FP8:
+        _write(configs / "quantization" / f"{host.second}.yaml", {"source": (work / host.second).as_uri()})
+    second = "none" if host.is_cpu else host.second  # vLLM reads none of them on every CPU
+    for name, recipe in ((FIRST, "none"), (host.second, second)):
         _write(configs / "releases" / f"{name}.yaml", _release(recipe, host, load, subject))
     return configs
 
@@ -189,7 +193,7 @@ def _gpus(host: Host, number: int) -> list[int]:
 def _place(first_port: int, gpus: Mapping[str, Any]) -> dict[str, Any]:
     def ports(offset: int) -> dict[str, Any]:
         http = first_port + offset
-        return {"http": http, "grpc": http + 1, "metrics": http + 2, **gpus}
+        return {"http": http, "grpc": http + 1, "metrics": http + 2, "openai": http + 3, **gpus}
 
     return {
         "environment": "engine",
