@@ -239,7 +239,7 @@ class LocalRun:
             return Ending.GOOD
         log.info("%s", question.open if approved is None else question.declined)
         self._refusals.append(Verdict.INCONCLUSIVE if approved is None else Verdict.NO_GO)
-        return Ending.DECLINED
+        return Ending.FAILED
 
     def _ask_about_step(self, flow: ReleaseProgress, instance: Instance, percent: float) -> Ending:
         """Ask before a step that the policy wants a person for, unless there is nothing to compare it with."""

@@ -43,6 +43,7 @@ from benchmarks.gpu.release_files import (
     MIXTURE,
     MODEL_ID,
     OTHER_TARGET,
+    READY,
     REPOSITORY,
     ROUTER_PORT,
     TARGET,
@@ -74,7 +75,8 @@ def main() -> int:
         options.second,
     )
     load = Load(4.0, 20.0, 6.0) if options.smoke else Load(20.0, 8.0, 5.0)
-    subject = MIXTURE if options.mixture else DEMO if options.smoke else LARGE
+    large = LARGE if options.second == FP8 else READY
+    subject = MIXTURE if options.mixture else DEMO if options.smoke else large
     configs = write_files(options.work, host, load, subject)
     met = []
     if "train" in options.step:

@@ -51,11 +51,11 @@ LARGE = Subject(
     calibration=(512, 512),
     first_token_milliseconds=1000,
 )
-MIXTURE = replace(
-    LARGE,
-    scorer={"scorer": "vllm", "scorer_arguments": {"enforce_eager": True, "gpu_memory_utilization": 0.7}},
-    searched=False,
+READY = replace(
+    LARGE, scorer={"scorer": "vllm", "scorer_arguments": {"enforce_eager": True, "gpu_memory_utilization": 0.7}}
 )
+"""With a checkpoint in GPTQ or AWQ, which vLLM alone reads; production is beside the scorer."""
+MIXTURE = replace(READY, searched=False)
 """A mixture of experts; modelopt's export of it is read by vLLM alone."""
 
 

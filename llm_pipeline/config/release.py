@@ -292,7 +292,7 @@ class Approval(ConfigModel):
 
     Attributes:
         required: False lets the release go on by itself.
-        timeout_hours: An unanswered request counts as a rejection after this time.
+        timeout_hours: An unanswered request counts as a denial after this time.
     """
 
     required: bool = True

@@ -18,6 +18,7 @@ from llm_pipeline.canary.pause_request import StandingPause
 from llm_pipeline.inspection.release_artifacts import SHOWN_DIGITS, DamagedRow, results_in_order, standing_pauses
 from llm_pipeline.inspection.table import readable_time, titled_columns
 from llm_pipeline.release.contract import StageResult
+from llm_pipeline.release.decision import Decision, read_decisions, refusal
 from llm_pipeline.release.execute import read_stage_record, stage_record_name
 from llm_pipeline.release.flow import clears_up
 from llm_pipeline.release.record import read_release_record
@@ -35,7 +36,8 @@ class ReleaseRow(Frozen):
     """A release.
 
     Attributes:
-        verdict: GO once it was settled, else that of the gate that stopped it; empty while it is open.
+        verdict: GO once it was settled, else that of the gate that stopped it, `denied` or `timed out` where the
+            answer to a question did; empty while it is open.
         reached: The stage, with its subject, that ran last.
         serves: The pointers that name it.
         pauses: Its canaries that are paused.
@@ -131,14 +133,15 @@ def release_rows(store: ArtifactStore) -> list[ReleaseRow | DamagedRow]:
         try:
             flow = ReleaseProgress(store, read_release_record(store, name))
             now = {"serves": tuple(serves.get(name, ())), "pauses": tuple(pauses.get(name, ()))}
-            rows.append(release_row(flow, results_in_order(flow)).model_copy(update=now))
+            rows.append(release_row(flow, results_in_order(flow), read_decisions(store, name)).model_copy(update=now))
         except PipelineError as error:
             damaged.append(DamagedRow(document=f"releases/{name}", problem=str(error)))
     return [*sorted(rows, key=lambda row: row.resolved_at, reverse=True), *damaged]
 
 
-def release_row(flow: ReleaseProgress, results: Sequence[StageResult]) -> ReleaseRow:
+def release_row(flow: ReleaseProgress, results: Sequence[StageResult], decisions: Sequence[Decision]) -> ReleaseRow:
     """A release as its own results, in the order they ran, say: without what serves and what is paused."""
+    refused = refusal(decisions, flow.resolved_at)
     working = [result for result in results if not clears_up(result.stage)]
     return ReleaseRow(
         release_id=flow.record.release_id,
@@ -146,7 +149,7 @@ def release_row(flow: ReleaseProgress, results: Sequence[StageResult]) -> Releas
         model=flow.record.model.id,
         commit=flow.record.model.commit,
         resolved_at=flow.resolved_at,
-        verdict=_last_word(results),
+        verdict=_last_word(results) or (refused.answer if refused else ""),
         reached=f"{working[-1].stage} {working[-1].subject}".strip() if working else "",
         serves=(),
     )

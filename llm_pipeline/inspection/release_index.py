@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import PurePosixPath
 
 from pydantic import Field, ValidationError
 
@@ -25,6 +24,7 @@ from llm_pipeline.inspection.listing import ReleaseRow, release_row
 from llm_pipeline.inspection.release_artifacts import DamagedRow, results_in_order
 from llm_pipeline.release.changes import changed_releases, changing, remove_marks
 from llm_pipeline.release.contract import StageResult
+from llm_pipeline.release.decision import read_decisions
 from llm_pipeline.release.flow import clears_up
 from llm_pipeline.release.measured_cost import MeasuredCost, release_cost
 from llm_pipeline.release.record import read_release_record, release_record_name, report_name
@@ -134,9 +134,9 @@ def read_indexed(store: ArtifactStore, release_id: str) -> Found:
         if store.read_document(release_record_name(release_id)) is None:
             return None
         flow = ReleaseProgress(store, read_release_record(store, release_id))
-        results = results_in_order(flow)
+        results, decisions = results_in_order(flow), read_decisions(store, release_id)
         return IndexedRelease(
-            row=release_row(flow, results),
+            row=release_row(flow, results, decisions),
             recipes={one.subject: str(one.metrics["recipe"]) for one in results if one.metrics.get("recipe")},
             verdicts={
                 f"{one.stage} {one.subject}".strip(): one.judgement.verdict.value for one in results if one.judgement
@@ -144,7 +144,7 @@ def read_indexed(store: ArtifactStore, release_id: str) -> Found:
             figures=_figures(store, release_id, results),
             cost=release_cost(flow.record, results),
             currency=flow.record.deployment.currency,
-            decided=_decided(store, release_id),
+            decided=tuple(f"{one.step}: {one.in_words}" for one in decisions if one.answer != "waiting"),
         )
     except (IntegrityError, ConfigError) as error:
         return DamagedRow(document=f"releases/{release_id}", problem=str(error))
@@ -161,16 +161,6 @@ def _figures(store: ArtifactStore, release_id: str, results: Sequence[StageResul
         return tuple(Figure.model_validate(one) for one in report["highlights"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return ()
-
-
-def _decided(store: ArtifactStore, release_id: str) -> tuple[str, ...]:
-    found = []
-    for name in store.list_documents(f"releases/{release_id}/decisions"):
-        document = store.read_document(name)
-        value: Mapping[str, object] = document.value if document else {}
-        if value.get("by"):
-            found.append(f"{PurePosixPath(name).stem}: {value.get('answer')} by {value['by']}")
-    return tuple(found)
 
 
 def _read(store: ArtifactStore) -> tuple[_Index | None, str | None]:

@@ -15,6 +15,7 @@ from llm_pipeline.canary.events import CanaryEvent, EventKind
 from llm_pipeline.config.notifications import NotificationKind, Severity
 from llm_pipeline.notifications.event import Event, Origin
 from llm_pipeline.release.contract import StageResult
+from llm_pipeline.release.decision import answer_in_words
 from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.step import Effect
 
@@ -71,7 +72,8 @@ def answered(origin: Origin, question: str, *, key: str, subject: str = "", answ
     return Event(
         id=f"answered/{key}", at=datetime.now(UTC), kind="approval", severity="info",
         deployment=origin.deployment, release_id=origin.release_id, subject=subject, link=origin.link,
-        title=_text(f"{answer.capitalize()}: {question}"), why=_text(f"{answer} by {by}"), details={"By": by},
+        title=_text(f"{answer.capitalize()}: {question}"), why=_text(answer_in_words(answer, by)),
+        details={"By": by} if by else {},
     )  # fmt: skip
 
 

@@ -12,9 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Literal
-
-from pydantic import Field
 
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError, Terminal
@@ -22,6 +19,7 @@ from llm_pipeline.base.records import Frozen
 from llm_pipeline.operations.acting import despite_others
 from llm_pipeline.questions import Question, question_of
 from llm_pipeline.release.changes import changing
+from llm_pipeline.release.decision import Answer, Decision, answer_in_words, decision_name
 from llm_pipeline.release.flow import APPROVAL, release_flow
 from llm_pipeline.release.record import trusted_record
 from llm_pipeline.release.step import Effect, Kind, Scope
@@ -29,36 +27,9 @@ from llm_pipeline.release_progress import ReleaseProgress, passed
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.documents import understood
 
-Answer = Literal["waiting", "approved", "denied"]
-
 
 class NotApproved(Terminal):
     """Nobody approved what is about to go into production."""
-
-
-class Decision(Frozen):
-    """A question about a step, and its answer. Times are seconds since 1970.
-
-    Attributes:
-        run: The run of the release that it belongs to: when that was resolved.
-        targets: What it is about.
-        question: The question, on one line.
-        evidence: SHA-256 of the question as the person saw it, with the verdicts of the gates.
-        amounts: What was to be spent; see `Question`.
-        asked_at: None when it was answered before it was asked.
-        by: Who answered.
-    """
-
-    run: str
-    step: str
-    targets: tuple[str, ...]
-    question: str
-    evidence: str
-    amounts: dict[str, float] = Field(default_factory=dict)
-    asked_at: float | None = None
-    answer: Answer = "waiting"
-    answered_at: float | None = None
-    by: str = ""
 
 
 class Decided(Frozen):
@@ -73,11 +44,6 @@ class Decided(Frozen):
     counted: bool
     message: str
     decision: Decision
-
-
-def decision_name(release_id: str, step: str) -> str:
-    """Name of the document of a decision."""
-    return f"releases/{release_id}/decisions/{step}.json"
 
 
 def put(flow: ReleaseProgress, step: str, targets: Sequence[str], question: Question) -> Decision:
@@ -108,6 +74,13 @@ def put(flow: ReleaseProgress, step: str, targets: Sequence[str], question: Ques
 def decide(flow: ReleaseProgress, step: str, targets: Sequence[str], *, approved: bool, by: str) -> Decided:
     """Answer a question, also before it is put. Asked twice, the first answer stands.
 
+    Args:
+        flow: The release.
+        step: The step of the flow that asks.
+        targets: What is asked about.
+        approved: The answer.
+        by: Who answered; empty when the time to answer ran out.
+
     Raises:
         ConfigError: There is nothing to decide.
     """
@@ -117,9 +90,9 @@ def decide(flow: ReleaseProgress, step: str, targets: Sequence[str], *, approved
         known, revision = _read(flow, step)
         same = known is not None and _same(known, asked)
         if known is not None and same and known.answer != "waiting":
-            words = f"too late, nothing was changed: it was {known.answer} by {known.by}"
+            words = f"too late, nothing was changed: it was {answer_in_words(known.answer, known.by)}"
             return Decided(counted=False, message=words, decision=known)
-        answer: Answer = "approved" if approved else "denied"
+        answer: Answer = "approved" if approved else "denied" if by else "timed out"
         update = {"answer": answer, "answered_at": time.time(), "by": by}
         decision = (known if known is not None and same else asked).model_copy(update=update)
         _write(flow, decision, revision)
@@ -168,8 +141,8 @@ def require_approved(flow: ReleaseProgress, target: str) -> None:
     if known is None or known.run != _run(flow) or target not in known.targets:
         raise NotApproved(f"nobody approved {target} in this run of the release", where=where, hint=hint)
     if known.answer != "approved":
-        who = f" by {known.by}" if known.by else ""
-        raise NotApproved(f"{target} is not approved: the question is {known.answer}{who}", where=where, hint=hint)
+        told = answer_in_words(known.answer, known.by)
+        raise NotApproved(f"{target} is not approved: the question is {told}", where=where, hint=hint)
     if not _same(known, _question(flow, APPROVAL, known.targets)):
         why = f"the gates say something else than what {known.by} approved"
         raise NotApproved(

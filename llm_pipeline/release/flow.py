@@ -265,7 +265,7 @@ FLOW: tuple[Step, ...] = (
     Step(
         name=APPROVAL,
         title="Production approval",
-        words="The decision before production. No answer in time is a rejection.",
+        words="The decision before production. No answer in time is a denial.",
         kind=Kind.QUESTION,
         after=("load_test",),
         start=Start.ANY_GOOD,  # one target that passed is enough to ask
@@ -276,7 +276,7 @@ FLOW: tuple[Step, ...] = (
         name="approve_step",
         title="Step approval",
         words=(
-            "The decision before a step, with what the one before it measured. No answer in time is a rejection: "
+            "The decision before a step, with what the one before it measured. No answer in time is a denial: "
             "the promotion fails, and the rollback follows."
         ),
         scope=Scope.CANARY_STEP,

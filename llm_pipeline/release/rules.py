@@ -20,7 +20,6 @@ from llm_pipeline.release.tasks import Instance, Task
 
 Key = tuple[str, str]
 
-_WELL = (Ending.GOOD, Ending.DECLINED)
 _BAD = (Ending.FAILED, Ending.NOT_REACHED)
 
 
@@ -71,7 +70,7 @@ class Endings:
 
     def fails(self, task_ids: Collection[str]) -> bool:
         """Whether one of some tasks is known not to have ended well."""
-        return any(key[0] in task_ids and ending not in _WELL for key, ending in self._ended.items())
+        return any(key[0] in task_ids and ending is not Ending.GOOD for key, ending in self._ended.items())
 
     def well(self, task_ids: Iterable[str], item: str) -> bool:
         """Whether tasks of other lanes ended well for an item."""
@@ -90,8 +89,6 @@ def unstarted(instance: Instance, endings: Endings) -> Ending | None:
         return None
     if not task.step.decides:
         return _clearing_up(instance, endings)
-    if Ending.DECLINED in before:
-        return Ending.SKIPPED
     if (ending := _by_rule(task.start, before) or _by_needs(instance, endings)) is not None:
         return ending
     return Ending.SKIPPED if endings.fails(task.useless_without) else _by_turn(instance, endings)
@@ -111,8 +108,8 @@ def _by_rule(start: Start, before: list[Ending]) -> Ending | None:
 
 def _by_needs(instance: Instance, endings: Endings) -> Ending | None:
     for need in instance.task.needs:
-        missing = {ending for ending in endings.of(instance, need.tasks) if ending not in _WELL}
-        if missing:  # nothing failed where all is skipped, because somebody declined, say
+        missing = {ending for ending in endings.of(instance, need.tasks) if ending is not Ending.GOOD}
+        if missing:  # nothing failed where all is skipped
             return Ending.SKIPPED if missing == {Ending.SKIPPED} else need.otherwise
     return None
 

@@ -47,8 +47,6 @@ class Ending(StrEnum):
     FAILED = "failed"
     SKIPPED = "skipped"
     NOT_REACHED = "not reached"
-    DECLINED = "declined"
-    """A person said no: what comes directly after is skipped."""
 
 
 class Effect(StrEnum):

@@ -28,6 +28,7 @@ from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.stage_cost import PlannedStage, TotalCost
 from llm_pipeline.planning.target_plan import TargetPlan
 from llm_pipeline.release.contract import StageResult
+from llm_pipeline.release.decision import read_decisions, refusal
 from llm_pipeline.release.record import ReleaseRecord, read_release_record
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.reporting.failures import flow_order, read_failures
@@ -187,6 +188,8 @@ class _Collector:
         variants = VariantReader(self._store, record, results, self._try).variants(pointers)
         failures = read_failures(self._store, record.release_id, results, self._gaps)
         before = self._summary("baseline", "")
+        decisions = self._try("decisions", lambda: read_decisions(self._store, record.release_id))
+        refused = refusal(decisions or (), self._flow.resolved_at)
         accuracy = self._accuracy()
         reader = TrialReader(results, self._summary, self._passed_over, self._planned("targets", TargetPlan))
         ladder = [record.release.recipe(name) for name in climbing_order(record.release, record.facts)]
@@ -197,7 +200,7 @@ class _Collector:
             recipe=recipe_in_words(record, results),
             description=record.release.description,
             collected_at=datetime.now(UTC),
-            headline=release_headline(record, results, pointers, failures, canaries),
+            headline=release_headline(record, results, pointers, failures, canaries, refused=refused),
             facts=(*released_facts(record, results, pointers), *self._budget()),
             highlights=highlights(variants, accuracy, loads, canaries),
             failures=failures,

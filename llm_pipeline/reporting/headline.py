@@ -8,6 +8,7 @@ from datetime import datetime
 from llm_pipeline.accuracy.choice import recipes_in_words
 from llm_pipeline.base.verdict import Verdict, worst
 from llm_pipeline.release.contract import StageResult
+from llm_pipeline.release.decision import Decision
 from llm_pipeline.release.flow import clears_up
 from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.reporting.failures import failures_in_words
@@ -44,15 +45,20 @@ def release_headline(
     pointers: Mapping[str, Pointers],
     failures: Sequence[FailedStage] = (),
     canaries: Sequence[CanaryStudy] = (),
+    *,
+    refused: Decision | None = None,
 ) -> Headline:
-    """State, verdict and the sentences that explain them."""
+    """State, verdict and the sentences that explain them; `refused` is what a person refused in this run."""
     gates = [result for result in results.values() if result.judgement is not None and decides(result, results)]
     gates.sort(key=lambda result: result.timings.started_at)
     verdict = worst(gate.judgement.verdict for gate in gates if gate.judgement) if gates else None
     if not any(gate.stage == "choose" for gate in gates) and any(gate.stage == "accuracy" for gate in gates):
         verdict = _without_recipes(gates)
     state = _state(record.release_id, results, pointers, verdict, failures)
-    if state == "rolled back":
+    if state == "on its way" and refused is not None:
+        told = refused.in_words
+        state, sentence = "not approved", f"{told[:1].upper()}{told[1:]}. The question: {refused.question}"
+    elif state == "rolled back":
         sentence = rollback_in_words(results, pointers, canaries)
     else:
         sentence = _sentence(state, record, results, pointers, gates)

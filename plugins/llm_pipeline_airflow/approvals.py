@@ -29,6 +29,7 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.store import Store
 from llm_pipeline.notifications.happened import answered, asked
 from llm_pipeline.questions import planned_text, question_of, replaces_nothing
+from llm_pipeline.release.decision import Decision, decision_name
 from llm_pipeline.release.evidence_text import facts_table
 from llm_pipeline.release.tasks import canary_subject
 from llm_pipeline.release_progress import ReleaseProgress
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 
     from llm_pipeline.canary.approvals import StepApproval
     from llm_pipeline.notifications.event import Event, Origin
-    from llm_pipeline.operations.decisions import Decision
     from llm_pipeline_airflow.notifications import Happened
 
 log = get_logger(__name__)
@@ -149,7 +149,7 @@ class DecisionTrigger(BaseTrigger):
 
 
 class DecisionOperator(ApprovalOperator):
-    """Asks a human and waits without a worker; no answer in time is a rejection, which skips what follows.
+    """Asks a human and waits without a worker; no answer in time is a denial, which fails the task and so the run.
 
     The answer may come from Airflow's form, from the command line or from a terminal.
 
@@ -276,7 +276,7 @@ class QuestionOperator(DecisionOperator):
 
     def execute(self, context: Context) -> Any:
         """Ask, if there is something to decide that nobody has decided yet."""
-        from llm_pipeline.operations.decisions import decision_name, put
+        from llm_pipeline.operations.decisions import put
 
         self._told = True
         if not (self.gates and passed_targets(context, self.gates)):
@@ -291,7 +291,7 @@ class QuestionOperator(DecisionOperator):
             return None
         decision = put(flow, self.step, targets, question)
         if decision.answer != "waiting":
-            log.info("%s by %s before it was asked", decision.answer, decision.by)
+            log.info("it was answered before it was asked")
             return self._act_on(context, decision, {"responded_at": datetime.now(UTC), "responded_by_user": None})
         self.subject, self.body = question.title, question.body
         name = decision_name(flow.record.release_id, self.step)
@@ -299,12 +299,11 @@ class QuestionOperator(DecisionOperator):
         return self.ask(context, awaited_answer(flow.deployment, name, same))
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
-        """Write the answer down, and act on the one that counts; no answer in time is a rejection."""
+        """Write the answer down, and act on the one that counts."""
         if "error" in event:
             return super().execute_complete(context, event)
         self.check_claim(context)
         decision = self._decision(context, event)
-        log.info("%s by %s", decision.answer, decision.by)
         return self._act_on(context, decision, event)
 
     def _decision(self, context: Context, event: dict[str, Any]) -> Decision:
@@ -315,13 +314,15 @@ class QuestionOperator(DecisionOperator):
         if known is not None and known.answer != "waiting":
             return known
         approved = event["chosen_options"] == [self.APPROVE]
-        by = "nobody, in time" if event.get("timedout") else who_answered(event)
+        by = "" if event.get("timedout") else who_answered(event)
         return decide(flow, self.step, self._targets(context), approved=approved, by=by).decision
 
     def _act_on(self, context: Context, decision: Decision, event: dict[str, Any]) -> Any:
         self.subject, self._answer = decision.question, (decision.answer, decision.by)
-        chosen = [self.APPROVE if decision.answer == "approved" else self.REJECT]
-        return super().execute_complete(context, {"params_input": None, **event, "chosen_options": chosen})
+        if decision.refused:
+            raise AirflowFailException(f"{decision.in_words}: {decision.question}")
+        log.info("%s", decision.in_words)
+        return super().execute_complete(context, {"params_input": None, **event, "chosen_options": [self.APPROVE]})
 
     def _targets(self, context: Context) -> Sequence[str]:
         return passed_targets(context, self.gates) if self.gates else self.flow().targets

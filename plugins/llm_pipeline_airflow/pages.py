@@ -53,7 +53,7 @@ _MOST_LISTED = 200
 _NOT_LOOKED = "the watch has not looked yet: it starts once the DAG is unpaused and a triggerer runs"
 _OPEN = "open"
 _SERVES = "serves"
-_STATES = ("", *(verdict.value for verdict in Verdict), _OPEN, _SERVES)
+_STATES = ("", *(verdict.value for verdict in Verdict), "denied", "timed out", _OPEN, _SERVES)
 _FIGURES = {"size": ("Size",), "speed": ("Engine alone", "Requests under load"), "accuracy": ("Accuracy lost",)}
 
 
@@ -126,7 +126,7 @@ class ReleaseFilter:
 
     Attributes:
         text: Part of a release's id or of its model's.
-        state: A verdict, `open`, `serves`; empty for all.
+        state: A verdict, the answer that ended it, `open`, `serves`; empty for all.
     """
 
     text: str = ""

@@ -24,7 +24,7 @@ class Case:
         """How an instance ends that was started."""
         step = instance.task.step
         if step.kind is Kind.QUESTION:
-            return Ending.DECLINED if step.name in self.declined else Ending.GOOD
+            return Ending.FAILED if step.name in self.declined else Ending.GOOD
         plan = self.stages.get(f"{step.name}/{instance.subject}".rstrip("/"), {})
         fails = plan.get("verdict", "GO") != "GO" or plan.get("error") == "terminal"
         return Ending.FAILED if fails else Ending.GOOD

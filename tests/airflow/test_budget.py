@@ -162,7 +162,7 @@ def test_a_cost_is_refused_as_budget_where_a_gpu_has_no_price(project):
 
 
 @pytest.mark.slow
-def test_the_dag_asks_and_a_refusal_ends_it_well(project, airflow_database, monkeypatch, caplog):
+def test_the_dag_asks_and_a_refusal_fails_it(project, airflow_database, monkeypatch, caplog):
     monkeypatch.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(project.config.parent))
     monkeypatch.setattr("llm_pipeline_airflow.dag_options._FIRST_DELAY", timedelta(0))
     asked = []
@@ -181,9 +181,8 @@ def test_the_dag_asks_and_a_refusal_ends_it_well(project, airflow_database, monk
     monkeypatch.setattr(DecisionOperator, "ask", ask)
     dag = release_dag(project.config)
     ended = dag.test()
-    assert str(ended.state) == "success"
+    assert str(ended.state) == "failed"
     assert asked == [("plan", "Spend more than the budget on demo/tiny?")]
     states = {ti.task_id: str(ti.state) for ti in ended.get_task_instances()}
-    assert (states["plan"], states["download"]) == ("success", "skipped")
-    assert "failed" not in states.values()
+    assert (states["plan"], states["download"]) == ("failed", "upstream_failed")
     assert "stages (" in caplog.text  # the plan's table

@@ -61,7 +61,7 @@ def may_end(instance: Instance, endings: Endings, tasks: tuple[Task, ...]) -> bo
     keys = before(instance, tasks)
     ended = [endings.by_key[key] for key in keys if key in endings.by_key]
     decides, all_good = instance.task.step.decides, instance.task.start is Start.ALL_GOOD
-    stopped = Ending.DECLINED in ended or (all_good and any(one is not Ending.GOOD for one in ended))
+    stopped = all_good and any(one is not Ending.GOOD for one in ended)
     return len(ended) == len(keys) or (decides and stopped)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from airflow.sdk.exceptions import TaskDeferred
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 from llm_pipeline_airflow import approvals
 from llm_pipeline_airflow.approvals import DecisionOperator, DecisionTrigger, QuestionOperator
 from llm_pipeline_airflow.dag_factory import release_dag
@@ -22,10 +23,11 @@ from llm_pipeline.canary.patience import Patience
 from llm_pipeline.cli import main
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.notifications.stream import read
-from llm_pipeline.operations.decisions import Decision, NotApproved, decide, decision_name, put
+from llm_pipeline.operations.decisions import NotApproved, decide, put
 from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote
 from llm_pipeline.questions import production_question
 from llm_pipeline.release.contract import StageContext
+from llm_pipeline.release.decision import Decision, decision_name
 from llm_pipeline.release.execute import results_name
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release_progress import ReleaseProgress
@@ -190,13 +192,17 @@ def answered(task, option: str, *, timed_out: bool = False):
     [
         ("Approve", False, ("approved", "anna")),
         ("Reject", False, ("denied", "anna")),
-        ("Reject", True, ("denied", "nobody, in time")),
+        ("Reject", True, ("timed out", "")),
     ],
 )
 def test_an_answer_in_airflow_is_the_same_document(task, flow, option, timed_out, stands) -> None:
     assert task.execute(CONTEXT) == ASKED
     assert standing(flow).answer == "waiting"
-    assert answered(task, option, timed_out=timed_out) == [option]
+    if option == "Approve":
+        assert answered(task, option) == [option]
+    else:
+        with pytest.raises(AirflowFailException, match=r"(denied by anna|not answered in time), 20.* UTC: Promote "):
+            answered(task, option, timed_out=timed_out)
     assert (standing(flow).answer, standing(flow).by) == stands
 
 
@@ -206,7 +212,8 @@ def test_what_was_answered_on_the_command_line_counts_for_airflows_form_too(task
     assert answered(task, "Reject", timed_out=True) == ["Approve"]
     forget(flow)
     assert decide(flow, "approve", BOTH, approved=False, by="bob").counted
-    assert task.execute(CONTEXT) == ["Reject"], "answered before it was asked"
+    with pytest.raises(AirflowFailException, match="denied by bob"):  # answered before it was asked
+        task.execute(CONTEXT)
 
 
 TI_ID = "01900000-0000-7000-8000-000000000000"
@@ -259,8 +266,9 @@ def test_a_question_that_waits_is_told_with_its_page_and_how_to_answer_and_so_is
     assert "UTC, or it is a rejection" in question.next_action
     assert question.link == f"{AIRFLOW}/dags/tiny/runs/r/tasks/approve/required_actions?map_index=-1"
     assert decide(flow, "approve", BOTH, approved=False, by="bob").counted
-    task.execute_complete(CONTEXT, fired(trigger))
-    ReleaseNotifier("done")({"task": task, "ti": TI})
+    with pytest.raises(AirflowFailException):
+        task.execute_complete(CONTEXT, fired(trigger))
+    ReleaseNotifier("failed")({"task": task, "ti": TI})
     assert [event.why for event in read(flow.store, after=question.number)] == ["denied by bob"]
 
 
@@ -270,7 +278,8 @@ def test_an_answer_on_the_command_line_ends_a_form_that_already_waits(task, trig
     assert decide(flow, "approve", BOTH, approved=approved, by="bob").counted
     event = fired(trigger)
     assert closed_forms == [(TI_ID, [option])]
-    assert task.execute_complete(CONTEXT, event) == [option]
+    with nullcontext() if approved else pytest.raises(AirflowFailException, match="denied by bob"):
+        assert task.execute_complete(CONTEXT, event) == [option]
     assert standing(flow).by == "bob"
 
 
@@ -303,5 +312,6 @@ def test_without_an_answer_in_time_the_form_is_rejected(task, flow, trigger, clo
     trigger.until = datetime.now(UTC).isoformat()
     event = fired(trigger)
     assert (event["timedout"], closed_forms) == (True, [(TI_ID, ["Reject"])])
-    assert task.execute_complete(CONTEXT, event) == ["Reject"]
-    assert (standing(flow).answer, standing(flow).by) == ("denied", "nobody, in time")
+    with pytest.raises(AirflowFailException, match="not answered in time"):
+        task.execute_complete(CONTEXT, event)
+    assert (standing(flow).answer, standing(flow).by) == ("timed out", "")

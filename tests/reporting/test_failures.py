@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from llm_pipeline.base.errors import StageCrashed, Unsupported
+from llm_pipeline.inspection.listing import release_rows
+from llm_pipeline.release.decision import Decision, decision_name, refusal
+from llm_pipeline.release.record import read_release_record
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.html import draw_plots, render_report
 
@@ -95,3 +99,27 @@ def test_a_long_message_is_shortened_in_the_headline_and_whole_in_the_page(sampl
     html = render_report(data)
     assert html.count("line of a traceback &lt;b&gt;\n") == 40
     assert "<b>" not in html
+
+
+@pytest.mark.parametrize(
+    ("answer", "by", "told"),
+    [
+        ("denied", "anna", "Denied by anna, 2026-11-27 14:03 UTC."),
+        ("timed out", "", "Not answered in time, 2026-11-27"),
+    ],
+)
+def test_a_release_that_nobody_approved_says_who_when_and_what_was_asked(sample, release, answer, by, told) -> None:
+    record = read_release_record(release.store, sample.RELEASE)
+    at = datetime(2026, 11, 27, 14, 3, tzinfo=UTC).timestamp()
+    asked = Decision(
+        run=record.created_at.isoformat(), step="approve", targets=("cpu",), question="Promote it on cpu?",
+        evidence="0" * 64, answer=answer, answered_at=at, by=by,
+    )  # fmt: skip
+    release.store.write_document(decision_name(sample.RELEASE, "approve"), asked.model_dump(mode="json"), None)
+    headline = collect(release.store, sample.RELEASE).headline
+    assert headline.state == "not approved"
+    assert headline.sentence.startswith(told)
+    assert headline.sentence.endswith("The question: Promote it on cpu?")
+    (row,) = release_rows(release.store)
+    assert row.verdict == answer
+    assert refusal([asked], record.created_at + timedelta(seconds=1)) is None  # another run asks anew

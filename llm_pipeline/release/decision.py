@@ -1,0 +1,77 @@
+"""What a person was asked about a release, and answered: documents of the release."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Literal
+
+from pydantic import Field
+
+from llm_pipeline.base.records import Frozen
+from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.documents import understood
+
+Answer = Literal["waiting", "approved", "denied", "timed out"]
+
+
+class Decision(Frozen):
+    """A question about a step, and its answer. Times are seconds since 1970.
+
+    Attributes:
+        run: The run of the release that it belongs to: when that was resolved.
+        targets: What it is about.
+        question: The question, on one line.
+        evidence: SHA-256 of the question as the person saw it, with the verdicts of the gates.
+        amounts: What was to be spent; see `Question`.
+        asked_at: None when it was answered before it was asked.
+        by: Who answered; empty when the time to answer ran out.
+    """
+
+    run: str
+    step: str
+    targets: tuple[str, ...]
+    question: str
+    evidence: str
+    amounts: dict[str, float] = Field(default_factory=dict)
+    asked_at: float | None = None
+    answer: Answer = "waiting"
+    answered_at: float | None = None
+    by: str = ""
+
+    @property
+    def refused(self) -> bool:
+        """Whether it ended the release."""
+        return self.answer in ("denied", "timed out")
+
+    @property
+    def in_words(self) -> str:
+        """E.g. `denied by anna, 2026-11-27 14:03 UTC`."""
+        at = f", {datetime.fromtimestamp(self.answered_at, UTC):%Y-%m-%d %H:%M UTC}" if self.answered_at else ""
+        return answer_in_words(self.answer, self.by) + at
+
+
+def answer_in_words(answer: str, by: str) -> str:
+    """`denied by anna`, `not answered in time`."""
+    return f"{answer} by {by}" if by else {"timed out": "not answered in time"}.get(answer, answer)
+
+
+def decision_name(release_id: str, step: str) -> str:
+    """Name of the document of a decision."""
+    return f"releases/{release_id}/decisions/{step}.json"
+
+
+def read_decisions(store: ArtifactStore, release_id: str) -> list[Decision]:
+    """The questions of a release that were put or answered, each as it stands.
+
+    Raises:
+        IntegrityError: One is damaged.
+    """
+    names = store.list_documents(f"releases/{release_id}/decisions")
+    found = ((name, store.read_document(name)) for name in names)
+    return [understood(Decision, document.value, name) for name, document in found if document is not None]
+
+
+def refusal(decisions: Iterable[Decision], run: datetime) -> Decision | None:
+    """What a person refused, or nobody answered in time, in a run of a release; None while nothing is refused."""
+    return next((one for one in decisions if one.refused and one.run == run.isoformat()), None)
