@@ -13,6 +13,7 @@ counted, and thoughts are stripped after that. It keeps the answers, so that a k
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import random
@@ -534,7 +535,8 @@ def checkpoint_model(scorer: str, checkpoint: Path, tokenizer: Any, evaluation: 
         checkpoint: A Hugging Face checkpoint.
         tokenizer: Its tokenizer.
         evaluation: Length, batch size, and what the class and the chat template are given.
-        dtype: Precision of everything that is not quantized.
+        dtype: Precision of everything that is not quantized. A CPU without AVX-512 computes in float32 with
+            weights of bfloat16, as its engine does.
 
     Raises:
         IntegrityError: The checkpoint is damaged.
@@ -553,8 +555,11 @@ def checkpoint_model(scorer: str, checkpoint: Path, tokenizer: Any, evaluation: 
 
         from llm_pipeline.quantization.readback import load_model
 
+        logging.getLogger(HFLM.__module__).setLevel(logging.ERROR)  # it warns of every model that is not a name
         device = "cuda" if torch.cuda.is_available() else "cpu"
         loaded = load_model(checkpoint, getattr(torch, dtype), device)
+        if (device, dtype, torch.backends.cpu.get_cpu_capability()) == ("cpu", "bfloat16", "AVX2"):
+            loaded = loaded.float()  # the same weights; without AVX-512, bfloat16's arithmetic takes five times as long
         size = evaluation.batch_size
         if size == "auto":
             memory: float = _LOGITS_BYTES

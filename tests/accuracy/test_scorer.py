@@ -165,6 +165,14 @@ def test_sampled_answers_are_drawn_repeatedly_and_golden_ones_are_greedy(checkpo
     assert {number: text for number, text in kept.items() if text} == {n: plain[n] for n in range(4) if plain[n]}
 
 
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX2", reason="this CPU computes in bfloat16")
+def test_weights_of_bfloat16_are_multiplied_in_float32_where_the_cpu_would_imitate_it(checkpoint):
+    model = checkpoint_model("hf", checkpoint, load_tokenizer(checkpoint), evaluation("say"), "bfloat16").model
+    weights = list(model.parameters())
+    assert {weight.dtype for weight in weights} == {torch.float32}
+    assert all(torch.equal(weight, weight.bfloat16().float()) for weight in weights)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_model_that_overflows_in_float16_is_not_told_as_damage(checkpoint, tasks, tmp_path, dtype):
     wide = tmp_path / "wide"
