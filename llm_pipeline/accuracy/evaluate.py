@@ -109,7 +109,12 @@ def _checkpoint_scorer(
 
 
 def evaluate_baseline(
-    inputs: Mapping[str, Path], evaluation: CheckpointEvaluation, dtype: str, workdir: Path
+    inputs: Mapping[str, Path],
+    evaluation: CheckpointEvaluation,
+    dtype: str,
+    workdir: Path,
+    *,
+    answers: Path | None = None,
 ) -> Evaluated:
     """Score every item on the checkpoint.
 
@@ -117,7 +122,8 @@ def evaluate_baseline(
         inputs: `checkpoint`, `tasks` unless they are lm-eval's own, and `eval_data`, what they read.
         evaluation: What is asked.
         dtype: Precision of everything that is not quantized.
-        workdir: What an earlier, killed attempt asked is taken up from here.
+        workdir: For what is made.
+        answers: File of the answers that are known, of this checkpoint and evaluation alone; in `workdir` by default.
 
     Raises:
         ConfigError: A task is unknown, its data are unreadable, an item is too long or cannot be scored, or the model
@@ -125,7 +131,7 @@ def evaluate_baseline(
         IntegrityError: The checkpoint is damaged, or its numbers are not finite.
     """
     started = time.monotonic()
-    scorer, tokenizer, harness = _checkpoint_scorer(inputs, evaluation, dtype, workdir / _ANSWERS)
+    scorer, tokenizer, harness = _checkpoint_scorer(inputs, evaluation, dtype, answers or workdir / _ANSWERS)
     from llm_pipeline.accuracy.scorer import NotFinite
 
     begun = time.monotonic()

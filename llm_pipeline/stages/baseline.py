@@ -9,7 +9,7 @@ from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.release import CheckpointEvaluation, Evaluation
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
-from llm_pipeline.stages.request_parts import scored_data
+from llm_pipeline.stages.request_parts import kept_answers, scored_data
 
 if TYPE_CHECKING:
     from llm_pipeline.release_progress import ReleaseProgress
@@ -41,7 +41,8 @@ def run(context: StageContext[BaselineConfig]) -> StageOutput:
     from llm_pipeline.accuracy.table import format_evaluation
 
     config = context.config
-    evaluated = evaluate_baseline(context.inputs, config, config.dtype, context.workdir)
+    answers = kept_answers(context, STAGE, config)
+    evaluated = evaluate_baseline(context.inputs, config, config.dtype, context.workdir, answers=answers)
     log.info(Lines(f"scores:{format_evaluation(evaluated.summary)}"))
     return StageOutput(
         artifacts={"evaluation": Produced("evaluation", evaluated.directory)},

@@ -1,11 +1,16 @@
-"""What several stages are given of a release: its tasks' data, and the servers of a target's place."""
+"""What several stages are given: tasks' data, the answers that are known, and the servers of a target's place."""
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.config.release import CheckpointEvaluation
+from llm_pipeline.release.contract import Stage, StageContext
 from llm_pipeline.release.datasets import TASKS_DATASET
 
 if TYPE_CHECKING:
@@ -15,6 +20,25 @@ if TYPE_CHECKING:
 
 GOLDEN_MAXIMUM_TOKENS = 32
 """Output limit of the golden answers."""
+
+_KEPT_SECONDS = 30 * 86_400.0
+
+
+def kept_answers(context: StageContext[Any], stage: Stage[Any], evaluation: CheckpointEvaluation) -> Path:
+    """File of a checkpoint's answers, which outlives the work directory: another margin, or recipe none, asks nothing.
+
+    What nobody wrote to for a month goes.
+    """
+    from llm_pipeline.release.execute import tool_versions
+
+    folder = Path(context.request.work_root) / "answers"
+    for path in folder.glob("*.jsonl"):
+        if time.time() - path.stat().st_mtime > _KEPT_SECONDS:
+            path.unlink(missing_ok=True)
+    inputs = {name: ref.digest for name, ref in context.request.inputs.items() if name != "baseline"}
+    asked = evaluation.model_dump(mode="json", include=set(CheckpointEvaluation.model_fields))
+    key = [inputs, asked, context.config.dtype, tool_versions(stage, context.config)]
+    return folder / f"{sha256_json(key)}.jsonl"
 
 
 def scored_data(flow: ReleaseProgress) -> dict[str, ArtifactRef]:
