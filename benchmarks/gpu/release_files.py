@@ -245,7 +245,6 @@ def _policy(load: Load, subject: Subject) -> dict[str, Any]:
             },
             "attainment": 0.95,
             "maximum_error_fraction": 0.0,
-            "minimum_requests": 100,
             "maximum_client_lag_milliseconds": 100,
             **({} if subject.searched else {"search": None}),
         },

@@ -129,7 +129,7 @@ class Regression(ConfigModel):
 
     maximum_ratio: RatioAboveOne = 1.2
     window_seconds: PositiveSeconds = 20.0
-    rounds: Annotated[Small, Field(ge=3)] = 8
+    rounds: Annotated[Small, Field(ge=4)] = 8
 
 
 class LoadTestPolicy(ConfigModel):
@@ -138,25 +138,27 @@ class LoadTestPolicy(ConfigModel):
     Attributes:
         service_level: The limits a request must meet to count as good.
         attainment: Share of requests that must be good.
-        confidence: Confidence of the exact binomial statements about `attainment` and `maximum_error_fraction`.
+        confidence: Confidence of each bound of the load gate.
         maximum_error_fraction: Share of failed requests; NO_GO when it is shown to be above, GO when it is shown not to
-            be, which takes 3 / share requests at 95 % if none fails. With 0 none may fail, and nothing more is shown.
-        minimum_requests: Fewer finished requests are INCONCLUSIVE.
-        maximum_client_lag_milliseconds: p99 delay of our own sends beyond which the run is void.
-        seeds: Windows of seeds of their own that a decision is made of: requests of one queue are alike, and only
-            several windows tell how much, and by how much windows differ. The fewer they are, the more is charged for
-            a difference that is seen, and with two or three it decides little; a single one tells nothing of others.
+            be, which takes about 4 / share requests at 98 % if none fails. With 0 none may fail, and nothing more is
+            shown.
+        maximum_client_lag_milliseconds: p99 delay of our own sends beyond which a window is void.
+        windows: Windows that the verdict is made of, one after another, each with a seed of its own. Together they are
+            twice as long as the workload's duration, so more windows are shorter ones. Fewer than four that count are
+            never a GO.
+        window_growth: How many times as long windows become at most where requests wait for one another: a window is
+            at least twenty times as long as the longest wait that was seen. 1 for tests that must end in time.
         search: How the highest rate is looked for; None for no search: the target rate alone is confirmed.
         regression: The comparison with production; None for none.
     """
 
     service_level: ServiceLevel
     attainment: Annotated[float, Field(ge=0.01, le=0.999_999)] = 0.95
-    confidence: Confidence = 0.95
+    confidence: Confidence = 0.98
     maximum_error_fraction: Fraction = 0.0
-    minimum_requests: Items = 100
     maximum_client_lag_milliseconds: PositiveMilliseconds = 50.0
-    seeds: int = Field(default=5, ge=1, le=20)
+    windows: Annotated[Small, Field(ge=4, le=100)] = 12
+    window_growth: Annotated[float, Field(ge=1.0, le=100.0)] = 3.0
     search: RateSearch | None = RateSearch()
     regression: Regression | None = None
 

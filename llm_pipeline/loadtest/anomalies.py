@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy
-from llm_pipeline.loadtest.outcome import ServerUse
+from llm_pipeline.loadtest.measure import MeasuredWindow
 from llm_pipeline.loadtest.physics import TOLERANCE, FloorTimes, PhysicalLimits, seconds_from_send
 from llm_pipeline.loadtest.records import Fault, Records
-from llm_pipeline.loadtest.sample_size import shown_above
+from llm_pipeline.statistics.intervals import more_than
 
 FASTER_THAN_ALONE = 1.0 / 3.0
 """Share of the time alone below which an answer was not computed. A shared host may be twice as fast at times."""
@@ -40,7 +40,7 @@ def other_lengths(windows: Sequence[Records], policy: LoadTestPolicy) -> list[Ev
     """Evidence that more than the tolerated share of answers were shorter or longer than requested; empty otherwise."""
     short, long = (sum(int(np.sum(window["fault"] == fault)) for window in windows) for fault in _OTHER_LENGTH)
     requests = sum(len(window) for window in windows)
-    if not shown_above(short + long, requests, policy):
+    if not more_than(policy.maximum_error_fraction, short + long, requests, policy.confidence):
         return []
     lengths = f"{short} answers had fewer tokens than asked for and {long} more"
     detail = f"{lengths}: the figures are not of the workload's answers."
@@ -104,13 +104,14 @@ def against_floor(windows: Sequence[Records], floor: FloorTimes | None) -> list[
     ]
 
 
-def against_server(windows: Sequence[Records], servers: Sequence[ServerUse]) -> list[Evidence]:
+def against_server(sent: Sequence[MeasuredWindow]) -> list[Evidence]:
     """Evidence of tokens in answers that the server never counted as generated; empty without counters.
 
     More counted tokens are no contradiction: a server also counts those of failed and cancelled requests.
     """
     found: list[Evidence] = []
-    for records, server in zip(windows, servers, strict=False):
+    for measured in sent:
+        records, server = measured.records, measured.server
         if server.output_tokens is None or server.samples < _FEWEST_SAMPLES or not len(records):
             continue
         came = int(records["output_tokens"].sum())

@@ -5,6 +5,7 @@ A column or a table without data is left out.
 
 from __future__ import annotations
 
+import statistics
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
 from llm_pipeline.loadtest.outcome import (
     Latency,
     LoadTestOutcome,
-    Quantile,
     WindowSummary,
     deciding_windows,
     quantile_of,
@@ -150,8 +150,8 @@ def _latencies(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> Table | None
     requests = sum(window.requests for window in windows)
     what = "Confirmation" if windows[-1].phase == "confirmation" else "The workload's rate"
     several = f" in {len(windows)} windows" if len(windows) > 1 else ""
-    title = f"{what}: latencies in ms of {requests:,} requests{several}, with two-sided 95 % bounds"
-    note = "Figures are of the middle window; bounds are the lowest and highest of all windows." if several else ""
+    title = f"{what}: latencies in ms of {requests:,} requests{several}"
+    note = "Figures are of the middle window, and of the lowest and the highest." if several else ""
     return _table(title, ("latency", "p50", "p90", "p95", "p99", "max", "limit"), rows, filter(None, (note,)))
 
 
@@ -160,9 +160,13 @@ def _latency_row(words: str, latencies: Sequence[Latency | None], level: Service
     if not found or max(latency.maximum_milliseconds for latency in found) <= 0.0:
         return None
     allowed = getattr(level, limit) if limit else None
-    quantiles = (quantile_of(found, quantile) for quantile in (0.5, 0.9, 0.95, 0.99))
+    quantiles = []
+    for quantile in (0.5, 0.9, 0.95, 0.99):
+        values = sorted(value for latency in found if (value := _quantile(latency, quantile)) is not None)
+        ends = f" [{milliseconds(values[0])}..{milliseconds(values[-1])}]" if len(values) > 1 else ""
+        quantiles.append(f"{milliseconds(statistics.median(values))}{ends}")
     maximum = milliseconds(max(latency.maximum_milliseconds for latency in found))
-    return (words, *map(_bounded, quantiles), maximum, "" if allowed is None else f"{allowed:g}")
+    return (words, *quantiles, maximum, "" if allowed is None else f"{allowed:g}")
 
 
 def _faults(windows: Sequence[WindowSummary]) -> Table | None:
@@ -206,25 +210,19 @@ def _comparison(outcome: LoadTestOutcome) -> Table | None:
     found = outcome.regression
     if found is None:
         return None
-    head = ("measure", "candidate", "production", "ratio", "95 % interval", "pairs of windows")
+    head = ("measure", "candidate", "production", "ratio", "bounds", "pairs of windows")
     rows = [
         (
             ratio.measure,
             f"{number(ratio.candidate)} {ratio.unit}".strip(),
             f"{number(ratio.production)} {ratio.unit}".strip(),
             f"{ratio.ratio:.3f}",
-            _interval(ratio.lower, ratio.upper),
+            f"{ratio.lower:.3f} to {ratio.upper:.3f}",
             str(ratio.rounds),
         )
         for ratio in found.ratios
     ]
     return _table(f"Against production, {quote(found.production)}", head, rows)
-
-
-def _interval(lower: float | None, upper: float | None) -> str:
-    if lower is None and upper is None:
-        return ""
-    return " to ".join("-" if bound is None else f"{bound:.3f}" for bound in (lower, upper))
 
 
 def _quantile(latency: Latency | None, quantile: float) -> float | None:
@@ -235,12 +233,6 @@ def _quantile(latency: Latency | None, quantile: float) -> float | None:
 def _pair(latency: Latency | None) -> str:
     both = [milliseconds(_quantile(latency, quantile)) for quantile in (0.5, 0.99)]
     return " / ".join(both) if all(both) else ""
-
-
-def _bounded(quantile: Quantile | None) -> str:
-    if quantile is None:
-        return ""
-    return f"{milliseconds(quantile.milliseconds)} [{milliseconds(quantile.lower)}..{milliseconds(quantile.upper)}]"
 
 
 ValueT = TypeVar("ValueT")

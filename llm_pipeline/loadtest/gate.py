@@ -1,22 +1,26 @@
 """The load gate: do windows of traffic show, with confidence, that the server holds its service level at this rate?
 
-    judgement = judge_windows([first, second, third], policy)
+    judgement = judge_windows(windows, policy)
 
-A failed request misses every limit; one whose user left as planned is not judged. The shares of good and of failed
-requests get exact binomial one-sided bounds, as in MLPerf Inference's early stopping: GO if even the worse bound is
-allowed, NO_GO if even the better one is not. Requests in one queue are correlated, so they are down-weighted, and a GO
-must also hold for spells of waiting, as the judged windows and one that is not judged show them together; windows that
-differ are judged as slow as a further one may be (`design_effect.py`); the error is split over all looks at extended
-data. The summary names the stalls that were too rare to be seen (`sample_size.py`).
+A window's share is that of its requests that met the limits; a failed request misses every limit, and one whose user
+left as planned is not judged. Requests that wait in one queue are alike, windows much longer than such a wait are not:
+so the windows' shares are the sample (batch means: A. M. Law and J. S. Carson, A Sequential Procedure for Determining
+the Length of a Steady-State Simulation, Operations Research 27, 1979). For k windows of N requests in all, whose shares
+have the mean m and the standard deviation s, the bounds at the objective a are
 
-Impossible results are ANOMALOUS and a client that fell behind is INCONCLUSIVE, whatever the other figures say.
+    m -+ max(t s / sqrt(k), z sqrt(a (1 - a) / N))
+
+with Student's quantile t of k - 1 degrees of freedom and the normal one z: not even independent requests would tell
+more than the second term allows, however alike a few windows look. The lower bound at the objective or above is GO, the
+upper one below it NO_GO. `benchmarks/load_gate.py` shows how often that errs.
+
+A window in which the client fell behind is void and not counted. Impossible results are ANOMALOUS, whatever else.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from operator import itemgetter
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,44 +28,33 @@ from numpy.typing import NDArray
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
 from llm_pipeline.loadtest import anomalies
-from llm_pipeline.loadtest.design_effect import (
-    Severity,
-    autocorrelation_time,
-    design_effect,
-    effect_of_misses,
-    slowdown,
-    upper_share,
-    waiting_effect,
-    without_late,
-)
-from llm_pipeline.loadtest.measure import client_lag_seconds, rate_share
-from llm_pipeline.loadtest.outcome import ServerUse
+from llm_pipeline.loadtest.measure import MeasuredWindow, client_lag_seconds, rate_share
 from llm_pipeline.loadtest.physics import FloorTimes, PhysicalLimits
 from llm_pipeline.loadtest.records import Fault, Records
-from llm_pipeline.loadtest.sample_size import (
-    confidence_of_a_look,
-    needed_requests,
-    not_excluded,
-    share_bounds,
-    shown_above,
-    worth_of,
-)
+from llm_pipeline.statistics.intervals import bounds_of_mean, critical_value, more_than
 
 SERVICE_LEVEL_MET = "service level met"
+FEWEST_WINDOWS = 4
+"""Fewer never show that a server is good enough."""
+
 MINIMUM_RATE_SHARE = 0.98
 """A client that sent less than this share of the offered rate has not offered it."""
 
-_TOLD_FACTOR = 1.005
+_MOST_WINDOWS = 1000
+_SHORT_WINDOW = 100
 _ORDER = (Verdict.ANOMALOUS, Verdict.NO_GO, Verdict.INCONCLUSIVE, Verdict.GO)
 _ADVICE = (
-    "The load generator could not keep up, so the run says nothing about the server. Its host was too busy: run "
+    "The load generator could not keep up, so these windows say nothing about the server. Its host was too busy: run "
     "less beside it, give the test a host or cores of its own, or a lower rate; maximum_client_lag_milliseconds may "
     "rise as far as such a delay does not matter for the service level."
 )
 
+Severity = NDArray[np.float64]
+"""Each request's latency divided by its limit: above 1 is missed, infinite failed, NaN not measurable."""
+
 
 def severities(records: Records, level: ServiceLevel) -> dict[str, Severity]:
-    """The severity of each request for each limit, by the limit's name: latency by limit, infinite for a failure.
+    """The severity of each request for each limit, by the limit's name.
 
     The time per output token is measured on answers of two tokens or more; elsewhere it is NaN.
     """
@@ -82,85 +75,87 @@ def severities(records: Records, level: ServiceLevel) -> dict[str, Severity]:
     return found
 
 
-def worst_severity(limits: dict[str, Severity]) -> Severity:
+def worst_severity(records: Records, level: ServiceLevel) -> Severity:
     """Each request's worst severity; infinite if none could be measured."""
-    stacked = np.stack(list(limits.values()))
+    stacked = np.stack(list(severities(records, level).values()))
     worst: Severity = np.where(np.isnan(stacked), -np.inf, stacked).max(axis=0)
     return np.where(np.isneginf(worst), np.inf, worst)
-
-
-def good(records: Records, level: ServiceLevel) -> NDArray[np.bool_]:
-    """Which requests were answered, and within all limits of the service level."""
-    return np.asarray(worst_severity(severities(records, level)) <= 1.0)
 
 
 def judge_windows(
     windows: Sequence[Records],
     policy: LoadTestPolicy,
     *,
-    before: Sequence[Records] = (),
-    same_rate: bool = True,
-    look: int = 1,
-    looks: int = 1,
+    sent: Sequence[MeasuredWindow] = (),
     floor: FloorTimes | None = None,
     physics: PhysicalLimits | None = None,
-    servers: Sequence[ServerUse] = (),
 ) -> Judgement:
     """Judge windows of one rate, each with a seed of its own, together.
 
     Args:
-        windows: All windows so far.
+        windows: What is judged; void ones are left out here.
         policy: When the server is fast enough.
-        before: Windows that came before and are not judged: they only show how requests wait for one another.
-        same_rate: Whether those were of the same rate as the judged ones: then they also show how windows differ.
-        look: Which look at growing data this is, from 1.
-        looks: How many there are at most; they share the error that the policy allows.
+        sent: All that was sent for it, with the token counters of the server, which are held against the answers.
         floor: What the server took alone.
         physics: What its hardware allows at best.
-        servers: What the server's metrics said of each window; their token counters are held against the answers.
 
     Returns:
-        ANOMALOUS for impossible results, NO_GO for too many errors or a missed service level, INCONCLUSIVE for too few
-        requests, a load generator that could not keep up, or too wide bounds; GO otherwise.
+        ANOMALOUS for impossible results, NO_GO for too many failures or a missed service level, INCONCLUSIVE for too
+        few windows that count, or bounds on both sides of a limit; GO otherwise.
     """
     judged = [window.judged for window in windows]
-    impossible = [
+    void = [void_reason(window, policy) for window in windows]
+    counted = [window for window, reason in zip(judged, void, strict=True) if not reason]
+    late = next(filter(None, void), "")
+    few = f"{len(windows) - len(counted)} of {len(windows)} windows are void. {late}" if late else "There are too few."
+    enough = Evidence(
+        name="windows that count",
+        verdict=Verdict.GO if len(counted) >= FEWEST_WINDOWS else Verdict.INCONCLUSIVE,
+        measured=float(len(counted)),
+        limit=float(FEWEST_WINDOWS),
+        unit="windows",
+        samples=len(windows),
+        detail=few if late or len(counted) < FEWEST_WINDOWS else "",
+    )
+    level, asked = policy.service_level, [severities(window, policy.service_level) for window in counted]
+    attained = [
+        judge_share(name, [limits[name][~np.isnan(limits[name])] <= 1.0 for limits in asked], policy.attainment, policy)
+        for name in (asked[0] if asked else ())
+    ]
+    if level.together:
+        joint = judge_share(SERVICE_LEVEL_MET, [good(window, level) for window in counted], policy.attainment, policy)
+        if joint.verdict is Verdict.GO:  # a request that meets all limits meets each of them
+            attained = [f.model_copy(update={"verdict": Verdict.GO}) if f.samples else f for f in attained]
+        attained = [joint, *attained]
+    facts = [
         *anomalies.impossible(windows),
         *anomalies.other_lengths(judged, policy),
-        *anomalies.against_server(windows, servers),
+        *anomalies.against_server(sent),
         *anomalies.against_physics(judged, physics),
         *anomalies.against_floor(judged, floor),
+        enough,
+        _failures(counted, policy),
+        *attained,
     ]
-    asked, answered = (sum(map(len, judged)), sum(int(np.sum(window.answered)) for window in judged))
-    few = asked < policy.minimum_requests
-    enough = Evidence(
-        name="finished requests",
-        verdict=Verdict.INCONCLUSIVE if few else Verdict.GO,
-        measured=float(asked),
-        limit=float(policy.minimum_requests),
-        unit="requests",
-        samples=asked,
-        detail="Too few to judge a share: raise the workload's duration or rate."
-        if few
-        else f"{answered} of them were answered.",
-    )
-    client = _client_facts(windows, policy)
-    void = any(fact.verdict is not Verdict.GO for fact in client)
-    confidence = confidence_of_a_look(policy.confidence, looks)
-    aside = [window.judged for window in before]
-    attained = _attainments(judged, aside, policy, confidence, usable=not void and not few, same_rate=same_rate)
-    facts = [*impossible, *client, enough, _errors(judged, policy, confidence, void=void), *attained]
     # the reason of the verdict first; that of a GO is the service level, and not that nothing spoke against it
     facts.sort(key=lambda fact: (_ORDER.index(fact.verdict), fact.verdict is Verdict.GO and fact not in attained))
+    claim = f"at least {100 * policy.attainment:g} % of requests within "
+    claim += f"{'' if level.together else 'each of: '}{level.in_words}"
     judgement = judge("", facts)
-    share = f"at least {100 * policy.attainment:g} % of requests within "
-    share += f"{'' if policy.service_level.together else 'each of: '}{policy.service_level.in_words}"
     if judgement.verdict is Verdict.GO:
-        summary = f"Shown at {100 * policy.confidence:g} % confidence: {share}. {not_excluded(judged, policy)}"
+        each = sum(map(len, counted)) / len(counted)
+        summary = f"Shown at {100 * policy.confidence:g} % confidence: {claim}; {len(counted)} windows of {each:.0f} "
+        summary += "requests."
+        if each < _SHORT_WINDOW:
+            summary += " Such short windows do not exclude what lasts longer than one of them."
     else:
-        at = f" at look {look} of {looks}" if looks > 1 else ""
-        summary = f"Not shown{at}: {share}. {judgement.evidence[0].name}: {judgement.evidence[0].detail}"
+        summary = f"Not shown: {claim}. {judgement.evidence[0].name}: {judgement.evidence[0].detail}"
     return judgement.model_copy(update={"summary": summary})
+
+
+def good(records: Records, level: ServiceLevel) -> NDArray[np.bool_]:
+    """Which requests were answered, and within all limits of the service level."""
+    return np.asarray(worst_severity(records, level) <= 1.0)
 
 
 def probe_verdict(records: Records, policy: LoadTestPolicy) -> Verdict:
@@ -169,181 +164,95 @@ def probe_verdict(records: Records, policy: LoadTestPolicy) -> Verdict:
     A point estimate of a small share is mostly chance, so failures fail a probe only if significantly too many.
     """
     judged = records.judged
-    if not len(judged) or void_reason(records, policy):
+    if void_reason(records, policy) or not len(judged):
         return Verdict.INCONCLUSIVE
-    if shown_above(int(np.sum(~judged.answered)), len(judged), policy):
+    if more_than(policy.maximum_error_fraction, int(np.sum(~judged.answered)), len(judged), policy.confidence):
         return Verdict.NO_GO
-    limits = severities(judged, policy.service_level)
-    asked = [worst_severity(limits)] if policy.service_level.together else list(limits.values())
+    limits = list(severities(judged, policy.service_level).values())
+    asked = [worst_severity(judged, policy.service_level)] if policy.service_level.together else limits
     shares = [float(np.mean(limit[~np.isnan(limit)] <= 1.0)) for limit in asked if not np.all(np.isnan(limit))]
     return Verdict.GO if shares and min(shares) >= policy.attainment else Verdict.NO_GO
 
 
 def void_reason(records: Records, policy: LoadTestPolicy) -> str:
-    """Why a window of an open loop is void; empty when it is not."""
-    facts = _client_facts([records], policy)
-    return next((f"{fact.name}: {fact.detail}" for fact in facts if fact.verdict is not Verdict.GO), "")
+    """Why a window of an open loop says nothing about the server; empty when it does."""
+    if not len(records):
+        return "No request arrived."
+    lag, limit = 1e3 * client_lag_seconds(records), policy.maximum_client_lag_milliseconds
+    if not lag <= limit:
+        return f"The client's own delay had a p99 of {lag:.3g} ms, and {limit:g} ms are allowed. {_ADVICE}"
+    span, share = float(np.ptp(records["arrives_at"])), rate_share(records)
+    if span:  # without what the allowed delay alone takes from the rate in a short window
+        share *= 1.0 + limit / 1e3 / span
+    return f"The client sent {100 * share:.3g} % of the offered rate. {_ADVICE}" if share < MINIMUM_RATE_SHARE else ""
 
 
-def _attainments(
-    windows: Sequence[Records],
-    before: Sequence[Records],
-    policy: LoadTestPolicy,
-    confidence: float,
-    *,
-    usable: bool,
-    same_rate: bool,
-) -> list[Evidence]:
-    """Evidence of attainment: all limits together, or each limit by itself."""
-    level = policy.service_level
-    limits, aside = ([severities(window, level) for window in some] for some in (windows, before))
-
-    def attained(name: str, of: Callable[[dict[str, Severity]], Severity]) -> Evidence:
-        seen, known = list(map(of, limits)), list(map(of, aside))
-        return _attainment(name, seen, known, policy, confidence, usable=usable, same_rate=same_rate)
-
-    facts = [attained(name, itemgetter(name)) for name in (limits[0] if limits else ())]
-    if not level.together or not limits:
-        return facts
-    joint = attained(SERVICE_LEVEL_MET, worst_severity)
-    if joint.verdict is Verdict.GO:  # a request that meets all limits meets each of them
-        facts = [f.model_copy(update={"verdict": Verdict.GO}) if f.samples else f for f in facts]
-    return [joint, *facts]
-
-
-def _attainment(
-    name: str,
-    windows: Sequence[Severity],
-    before: Sequence[Severity],
-    policy: LoadTestPolicy,
-    confidence: float,
-    *,
-    usable: bool,
-    same_rate: bool,
-) -> Evidence:
-    asked, aside = ([window[~np.isnan(window)] for window in some] for some in (windows, before))
-    total, hits = sum(map(len, asked)), _hits(asked)
-    if total == 0:
+def judge_share(name: str, windows: Sequence[NDArray[np.bool_]], objective: float, policy: LoadTestPolicy) -> Evidence:
+    """Whether windows show so large a share of good requests, by whether each of their requests was good."""
+    measurable = [window for window in windows if len(window)]
+    if not measurable:
         return Evidence(
             name=name,
             verdict=Verdict.INCONCLUSIVE,
-            limit=policy.attainment,
+            limit=objective,
             unit="fraction",
             detail="No request could be measured.",
         )
-    alike: list[Severity] = []  # as long as the judged windows; a single one differs from none
-    if same_rate and len(asked) > 1:
-        length = total / len(asked)
-        alike = [piece for window in aside for piece in np.array_split(window, max(1, round(len(window) / length)))]
-    factor = slowdown([*alike, *asked], confidence)
-    slower, faster = ([by * window for window in asked] for by in (factor, 1.0 / factor))
-    waiting = waiting_effect([*aside, *asked], policy.attainment)
-    late = upper_share(total - _hits(slower), total, confidence, waiting) if waiting > 1.0 else 0.0
-    seen = share_bounds(_hits(slower), total, confidence, effect_of_misses(slower)).lower
-    lower = min(seen, 1.0 - late)
-    upper = share_bounds(_hits(faster), total, confidence, design_effect(faster, policy.attainment)).upper
-    worth = worth_of(total, confidence, design_effect(slower, policy.attainment))
-    verdict = Verdict.INCONCLUSIVE
-    if usable and lower >= policy.attainment:
+    shares, requests = [float(window.mean()) for window in measurable], sum(map(len, measurable))
+    count, normal = len(shares), critical_value(policy.confidence)
+    least = normal * math.sqrt(objective * (1.0 - objective) / requests)
+    mean, lower, upper = bounds_of_mean(shares, policy.confidence, least)
+    detail = f"{requests - sum(int(window.sum()) for window in measurable)} of {requests} requests missed it"
+    if count >= FEWEST_WINDOWS and lower >= objective:
         verdict = Verdict.GO
-    elif usable and upper < policy.attainment:
+    elif upper < objective:
         verdict = Verdict.NO_GO
-    detail = f"{total - hits} of {total} requests missed it"
-    if worth < total:
-        detail += f"; they are correlated and count as {worth:.0f} independent ones"
-    if factor > _TOLD_FACTOR:
-        detail += f"; the windows differ, and further ones may be {factor:.2f} times as slow"
-    detail += f"; bounds at {100 * confidence:.4g} % each"
-    needed = needed_requests(policy.attainment, confidence, misses=int((total - hits) / total * worth))
-    inconclusive = verdict is Verdict.INCONCLUSIVE
-    detail += f", {needed} independent requests are needed." if inconclusive and worth < needed else "."
-    least = without_late(1.0 - policy.attainment, confidence, waiting)
-    if inconclusive and waiting > 1.0 and total < least:
-        spell = (1.0 + waiting) / 2.0
-        detail += f" Requests wait in spells of up to {spell:.0f}: even with none late, {math.ceil(least)} are needed."
+    else:
+        verdict, spread = Verdict.INCONCLUSIVE, float(np.std(shares, ddof=1)) if count > 1 else math.inf
+        for needed in range(max(count + 1, FEWEST_WINDOWS), _MOST_WINDOWS):
+            student = critical_value(policy.confidence, needed - 1) * spread / math.sqrt(needed)
+            if abs(mean - objective) >= max(student, least * math.sqrt(count / needed)):
+                detail += f"; at what was seen, {needed - count} more windows like these {count} would decide"
+                break
+        else:
+            detail += "; at what was seen, no number of such windows would decide soon"
     return Evidence(
         name=name,
         verdict=verdict,
-        measured=hits / total,
-        lower=lower,
-        upper=upper,
-        limit=policy.attainment,
+        measured=mean,
+        lower=max(0.0, lower),
+        upper=min(1.0, upper),
+        limit=objective,
         unit="fraction",
-        samples=total,
-        detail=detail,
+        samples=requests,
+        detail=f"{detail}.",
     )
 
 
-def _hits(windows: Sequence[Severity]) -> int:
-    return sum(int(np.sum(window <= 1.0)) for window in windows)
-
-
-def _errors(windows: Sequence[Records], policy: LoadTestPolicy, confidence: float, *, void: bool) -> Evidence:
-    name, limit = "failed requests", policy.maximum_error_fraction
-    total = sum(len(window) for window in windows)
-    failed = sum(int(np.sum(~window.answered)) for window in windows)
-    if total == 0:
-        return Evidence(name=name, verdict=Verdict.INCONCLUSIVE, limit=limit, unit="fraction")
-    effect = min(float(total), autocorrelation_time([~window.answered for window in windows]))
-    bounds = share_bounds(failed, total, confidence, effect)
-    none_allowed = limit == 0.0  # a tolerance of 0 cannot be shown, only observed
-    within = not failed if none_allowed else bounds.upper <= limit
-    verdict = Verdict.GO if within else Verdict.INCONCLUSIVE
-    if bounds.lower > limit and not void:
-        verdict = Verdict.NO_GO
-    detail = "None failed."
-    if failed:  # by kind, most frequent first, with the first message of the most frequent kind
-        kinds = np.bincount(np.concatenate([window["fault"] for window in windows]), minlength=len(Fault))
-        counts = {fault: int(kinds[fault]) for fault in Fault if fault not in (Fault.NONE, Fault.LEFT) and kinds[fault]}
-        frequent = sorted(counts, key=lambda fault: -counts[fault])
-        detail = ", ".join(f"{counts[fault]} {fault.words}" for fault in frequent)
-        first = next((w.details[fault] for fault in frequent for w in windows if w.details.get(fault)), "")
-        detail += f"; the first: {first}" if first else "."
-    if verdict is Verdict.INCONCLUSIVE and limit:
-        needed = needed_requests(1.0 - limit, confidence, misses=failed)
-        detail += f" {needed} independent requests with no more failures are needed to show {100 * limit:g} %."
+def _failures(windows: Sequence[Records], policy: LoadTestPolicy) -> Evidence:
+    limit = policy.maximum_error_fraction
+    answered = judge_share("failed requests", [window.answered for window in windows], 1.0 - limit, policy)
+    if answered.measured is None or answered.lower is None or answered.upper is None:
+        return answered.model_copy(update={"limit": limit})
+    kinds = np.bincount(np.concatenate([window["fault"] for window in windows]), minlength=len(Fault))
+    kinds[[Fault.NONE, Fault.LEFT]] = 0
+    frequent = [Fault(place) for place in np.argsort(-kinds, kind="stable").tolist() if kinds[place]]
+    detail = ", ".join(f"{kinds[fault]} {fault.words}" for fault in frequent) or "None failed"
+    said = next((window.details[fault] for fault in frequent for window in windows if window.details.get(fault)), "")
+    detail += f"; the first: {said}" if said else "."
+    verdict = answered.verdict
+    if limit == 0.0:  # cannot be shown, only observed
+        verdict = Verdict.NO_GO if frequent else Verdict.GO
+    elif verdict is Verdict.INCONCLUSIVE:
+        detail += f" {answered.detail}"
     return Evidence(
-        name=name,
+        name="failed requests",
         verdict=verdict,
-        measured=failed / total,
-        lower=bounds.lower,
-        upper=bounds.upper,
+        measured=1.0 - answered.measured,
+        lower=1.0 - answered.upper,
+        upper=1.0 - answered.lower,
         limit=limit,
         unit="fraction",
-        samples=total,
+        samples=answered.samples,
         detail=detail,
     )
-
-
-def _client_facts(windows: Sequence[Records], policy: LoadTestPolicy) -> list[Evidence]:
-    """Whether the client kept up; of several windows the worst is reported."""
-    requests, limit = sum(map(len, windows)), policy.maximum_client_lag_milliseconds
-    lags = [1e3 * client_lag_seconds(window) for window in windows]
-    lag = max((math.inf if math.isnan(one) else one for one in lags), default=math.inf)
-    shares = []
-    for window in windows:  # without what the allowed delay alone takes from the rate in a short window
-        span = float(np.ptp(window["arrives_at"])) if len(window) else 0.0
-        shares.append(min(1.0, rate_share(window) * (1.0 + limit / 1e3 / span)) if span else rate_share(window))
-    share = min(shares, default=0.0)
-
-    def fact(name: str, measured: float, bound: float, unit: str, *, kept_up: bool) -> Evidence:
-        return Evidence(
-            name=name,
-            verdict=Verdict.GO if kept_up and requests else Verdict.INCONCLUSIVE,
-            measured=measured if requests and math.isfinite(measured) else None,
-            limit=bound,
-            unit=unit,
-            samples=requests,
-            detail="" if kept_up else _ADVICE,
-        )
-
-    return [
-        fact("client's own delay, p99", lag, limit, "ms", kept_up=lag <= limit),
-        fact(
-            "sent rate, share of the offered one",
-            share,
-            MINIMUM_RATE_SHARE,
-            "fraction",
-            kept_up=share >= MINIMUM_RATE_SHARE,
-        ),
-    ]

@@ -21,17 +21,10 @@ Phase = Literal["floor", "ceiling", "target", "search", "confirmation"]
 
 
 class Quantile(Frozen):
-    """A quantile of a latency, in milliseconds, between the order statistics that bound it (two-sided 95 %).
-
-    Attributes:
-        lower: None when too few requests lie below for a bound.
-        upper: None when too few requests lie beyond for a bound.
-    """
+    """A quantile of a latency, in milliseconds."""
 
     quantile: float
     milliseconds: float
-    lower: float | None
-    upper: float | None
 
 
 class Histogram(Frozen):
@@ -103,6 +96,7 @@ class WindowSummary(Frozen):
         answered_per_second: Answered requests a second, until the last answer.
         good_per_second: Requests a second that met the service level (goodput).
         good_fraction: Share of requests that met it.
+        longest_wait_seconds: The longest time in which requests in a row were slower than the middle one.
         input_tokens_per_second: As counted by the server.
         output_tokens_per_second: Tokens of answered requests a second.
         client_lag_p99_milliseconds: How late the client itself was.
@@ -125,6 +119,7 @@ class WindowSummary(Frozen):
     answered_per_second: float
     good_per_second: float
     good_fraction: float
+    longest_wait_seconds: float
     input_tokens_per_second: float
     output_tokens_per_second: float
     client_lag_p99_milliseconds: float
@@ -150,12 +145,12 @@ class RatePoint(Frozen):
 
 
 class Ratio(Frozen):
-    """A measure of the candidate divided by production's, over pairs of windows; bounds are two-sided 95 %."""
+    """A measure of the candidate divided by production's, over pairs of windows, with one-sided bounds."""
 
     measure: str
     ratio: float
-    lower: float | None
-    upper: float | None
+    lower: float
+    upper: float
     candidate: float
     production: float
     unit: str
@@ -167,7 +162,7 @@ class RegressionOutcome(Frozen):
 
     Attributes:
         production: What it was compared with, as artifact name; empty when nothing is in production yet.
-        ratios: First token, time per output token, end to end, and throughput.
+        ratios: First token, time per output token, and end to end.
     """
 
     production: str
@@ -240,17 +235,6 @@ def _try_of(window: WindowSummary) -> str:
 
 
 def quantile_of(latencies: Iterable[Latency | None], quantile: float) -> Quantile | None:
-    """A quantile over several windows: the middle one's, between the lowest and the highest bound of all.
-
-    Requests of one window are correlated, so windows differ by more than the bounds within one show.
-    """
-    found = [q for latency in latencies if latency for q in latency.quantiles if q.quantile == quantile]
-    if not found:
-        return None
-    lower, upper = [q.lower for q in found], [q.upper for q in found]
-    return Quantile(
-        quantile=quantile,
-        milliseconds=statistics.median(q.milliseconds for q in found),
-        lower=min((bound for bound in lower if bound is not None), default=None) if None not in lower else None,
-        upper=max((bound for bound in upper if bound is not None), default=None) if None not in upper else None,
-    )
+    """A quantile over several windows: the middle one's."""
+    found = [q.milliseconds for latency in latencies if latency for q in latency.quantiles if q.quantile == quantile]
+    return Quantile(quantile=quantile, milliseconds=statistics.median(found)) if found else None

@@ -175,6 +175,12 @@ class Records:
         """The requests of a mask; the histogram of silences cannot be divided and is left out."""
         return Records({name: column[mask] for name, column in self.columns.items()}, details=self.details)
 
+    def between(self, start: float, end: float) -> Records:
+        """The requests that arrived from one moment to another, as a window of their own."""
+        part = self.where((self["arrives_at"] >= start) & (self["arrives_at"] < end))
+        part.columns["arrives_at"] = part["arrives_at"] - start
+        return part
+
     @property
     def judged(self) -> Records:
         """Without the requests whose user left as planned."""

@@ -7,18 +7,19 @@
     ceiling         as many users as the engine holds: how much it can do
     target          the workload's rate
     search          the highest rate that meets the service level, by short probes
-    confirmation    a share of that rate, never below the target; longer, on fresh seeds, extended while undecided
+    confirmation    a share of that rate, never below the target: the windows that the gate judges
 
-The verdict comes from the confirmation, unless the comparison with production vetoes it. If the target window alone
-shows a missed service level or impossible results, that is the verdict; otherwise it only shows how requests wait for
-one another, and how windows differ. Short probes are unreliable: they find the rate to confirm, never a verdict.
+The verdict comes from the confirmation, unless the comparison with production vetoes it. If parts of the target's
+window already show a missed service level or impossible results, that is the verdict; otherwise it only shows for how
+long requests wait for one another, and windows become so long that a wait is a small part of one. Short probes are
+unreliable: they find the rate to confirm, never a verdict.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
@@ -27,13 +28,13 @@ import numpy as np
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Judgement, Verdict
-from llm_pipeline.config.policy import RateSearch
-from llm_pipeline.loadtest.duration import CONFIRMATION_MULTIPLE, EXTENSIONS, WARM_UP_REQUESTS, alone_seconds
-from llm_pipeline.loadtest.gate import judge_windows, probe_verdict
-from llm_pipeline.loadtest.outcome import LoadTestOutcome, RatePoint, ServerUse
+from llm_pipeline.config.policy import LoadTestPolicy, RateSearch
+from llm_pipeline.loadtest.duration import WARM_UP_REQUESTS, alone_seconds, window_seconds
+from llm_pipeline.loadtest.gate import judge_windows, probe_verdict, void_reason
+from llm_pipeline.loadtest.measure import MeasuredWindow
+from llm_pipeline.loadtest.outcome import LoadTestOutcome, RatePoint
 from llm_pipeline.loadtest.physics import FloorTimes, PhysicalLimits
 from llm_pipeline.loadtest.records import Records
-from llm_pipeline.loadtest.sample_size import MOST_RATES, looks_at_most
 from llm_pipeline.loadtest.windows import Windows
 
 _log = get_logger(__name__)
@@ -46,6 +47,15 @@ _BEYOND_CEILING = 1.2
 
 _CONFIRMED_SHARE = 0.9
 """Of the highest rate that the search found, what is confirmed."""
+
+_MOST_RATES = 3
+"""Rates that a confirmation tries: from the one that the search found down to the workload's."""
+
+_WAITS_A_WINDOW = 20.0
+"""How many times as long as the longest wait a window is: `benchmarks/load_gate.py` shows what it is worth."""
+
+_MOST_RUNS = 2
+"""If most windows of a confirmation are void, it is sent once more."""
 
 
 def run_session(windows: Windows, *, users: int, physics: PhysicalLimits | None = None) -> LoadTestOutcome:
@@ -64,18 +74,18 @@ def run_session(windows: Windows, *, users: int, physics: PhysicalLimits | None 
     floor = windows.closed("floor", 1, seconds, most=_ALONE_REQUESTS, keep=True)
     windows.closed("ceiling", users, seconds, most=users * _REQUESTS_A_USER, keep=True)
     limits = Limits(FloorTimes.of(floor), physics)
-    rate = windows.workload.rate_per_second
-    target = windows.open("target", "target", rate, windows.workload.duration_seconds, keep=True)
-    before = () if windows.summaries[-1].void else (target,)
-    judgement = judge_windows(
-        [target], windows.policy, floor=limits.floor, physics=physics, servers=[windows.summaries[-1].server]
-    )
+    workload, policy = windows.workload, windows.policy
+    target = windows.open("target", "target", workload.rate_per_second, workload.duration_seconds, keep=True)
+    sent = MeasuredWindow(target, workload.duration_seconds, windows.summaries[-1].server)
+    place = np.arange(len(target)) * policy.windows // max(1, len(target))
+    parts = [target.where(place == number) for number in range(policy.windows)]
+    judgement = judge_windows(parts, policy, sent=[sent], floor=limits.floor, physics=physics)
     if judgement.verdict is Verdict.ANOMALOUS:
         return _outcome(windows, warm, LoadDecision(judgement), ())
     rates = search(windows, target)
     if judgement.verdict is Verdict.NO_GO:
         return _outcome(windows, warm, LoadDecision(judgement), rates)
-    return _outcome(windows, warm, confirm(windows, highest_passed(rates), limits, before), rates)
+    return _outcome(windows, warm, confirm(windows, rates, limits), rates)
 
 
 def warm_up(windows: Windows, users: int) -> tuple[int, float]:
@@ -156,59 +166,47 @@ class Limits:
     physics: PhysicalLimits | None = None
 
 
-def confirm(windows: Windows, highest: float | None, limits: Limits, before: Sequence[Records] = ()) -> LoadDecision:
+def confirm(windows: Windows, rates: tuple[RatePoint, ...], limits: Limits) -> LoadDecision:
     """Confirm a share of the highest rate, or less, but never less than the target.
 
-    A rate that is not confirmed is lowered towards the target, which is tried last. Every try and every extension is a
-    look at data that may say GO by chance, so all of them share the error that the policy allows.
+    A rate that is not confirmed is lowered towards the target, which is tried last.
 
     Args:
         windows: What measures.
-        highest: The highest rate that passed its probe; None when none did, or none was looked for.
+        rates: The search's probes, by rising rate; none when none was looked for.
         limits: Limits that no answer can beat.
-        before: Windows of the target rate that show how requests wait for one another.
     """
-    rates = rates_to_confirm(windows.workload.rate_per_second, highest)
-    for place, rate in enumerate(rates):
-        judgement = _hold(windows, place, rate, limits, before)
-        if judgement.verdict in (Verdict.GO, Verdict.ANOMALOUS) or place == len(rates) - 1:
+    workload, policy = windows.workload, windows.policy
+    shown = {point.window for point in rates if _passed(point)}
+    waits = [w.longest_wait_seconds for w in windows.summaries if w.phase == "target" or w.name in shown]
+    seconds = windows_grown(window_seconds(workload, policy), max(waits, default=0.0), policy)
+    for place, rate in enumerate(rates_to_confirm(workload.rate_per_second, highest_passed(rates)), start=1):
+        held, sent = list[Records](), list[MeasuredWindow]()
+        for _ in range(_MOST_RUNS):
+            # `outcome.deciding_windows` reads the rate from the name
+            records, run = windows.in_turn(f"confirmation-{place}", rate, seconds, first=len(held) + 1)
+            held += records
+            sent.append(run)
+            void = sum(bool(void_reason(window, policy)) for window in records)
+            if 2 * void <= len(records):
+                break
+            _log.warning("the load generator fell behind in most windows", void=void, windows=len(records))
+        judgement = judge_windows(held, policy, sent=sent, floor=limits.floor, physics=limits.physics)
+        if judgement.verdict in (Verdict.GO, Verdict.ANOMALOUS):
             break
-        _log.info("not confirmed, a lower rate is tried", per_second=round(rate, 3), verdict=str(judgement.verdict))
+        _log.info("not confirmed", per_second=round(rate, 3), verdict=str(judgement.verdict))
     return LoadDecision(judgement, rate if judgement.verdict is Verdict.GO else None)
+
+
+def windows_grown(length: float, longest_wait: float, policy: LoadTestPolicy) -> float:
+    """Windows of a length, or longer ones where requests wait long for one another."""
+    return min(policy.window_growth * length, max(length, _WAITS_A_WINDOW * longest_wait))
 
 
 def rates_to_confirm(target: float, highest: float | None) -> tuple[float, ...]:
     """Rates from the share of the highest one down to the target, equal factors apart; the target is the last."""
     first = _CONFIRMED_SHARE * (highest or 0.0)
-    return tuple(np.geomspace(first, target, MOST_RATES).tolist()) if first > target else (target,)
-
-
-def _hold(windows: Windows, place: int, rate: float, limits: Limits, before: Sequence[Records]) -> Judgement:
-    policy, held, servers = windows.policy, list[Records](), list[ServerUse]()
-    looks, numbers = looks_at_most(policy), count(1)
-    seconds = windows.workload.duration_seconds * CONFIRMATION_MULTIPLE / policy.seeds
-    for look in range(1, EXTENSIONS + 1):
-        for _ in range(policy.seeds):
-            name = f"confirmation-{place + 1}-{next(numbers)}"  # `outcome.deciding_windows` reads the rate from it
-            records = windows.open(name, "confirmation", rate, seconds, keep=True)
-            if not windows.summaries[-1].void:  # void twice: the other windows may suffice
-                held.append(records)
-                servers.append(windows.summaries[-1].server)
-        judgement = judge_windows(
-            held or [records],
-            policy,
-            before=before,
-            same_rate=rate == windows.workload.rate_per_second,
-            look=look,
-            looks=looks,
-            floor=limits.floor,
-            physics=limits.physics,
-            servers=servers,
-        )
-        if judgement.verdict is not Verdict.INCONCLUSIVE:
-            break
-        _log.info("undecided", per_second=round(rate, 3), windows=len(held), because=judgement.summary)
-    return judgement
+    return tuple(np.geomspace(first, target, _MOST_RATES).tolist()) if first > target else (target,)
 
 
 _STEP = 2.0

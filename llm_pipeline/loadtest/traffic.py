@@ -58,6 +58,12 @@ class Traffic:
         digest = sha256_json([_named(requests), concurrency, duration_seconds])
         return cls(tuple(requests), duration_seconds, digest, concurrency=concurrency)
 
+    def between(self, start: float, end: float) -> Traffic:
+        """The part of an open loop that arrives from one moment to another, as a window of its own."""
+        assert self.arrivals is not None  # noqa: S101 - only an open loop has a schedule
+        first, last = np.searchsorted(self.arrivals, (start, end)).tolist()
+        return Traffic.open_loop(self.requests[first:last], self.arrivals[first:last] - start, end - start)
+
     @property
     def offered_per_second(self) -> float | None:
         """Requests a second that the schedule asks for; None in a closed loop."""

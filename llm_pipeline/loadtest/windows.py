@@ -1,12 +1,13 @@
 """Measures windows one after another, each with fresh traffic, and keeps their summaries.
 
-A summary has quantiles with bounds, rates, faults by kind and a time series. Everything is computed over the columns of
+A summary has quantiles, rates, faults by kind and a time series. Everything is computed over the columns of
 `Records`: a million requests take about a second.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ from numpy.typing import NDArray
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.config.workload import Workload
-from llm_pipeline.loadtest.design_effect import autocorrelation_time
-from llm_pipeline.loadtest.gate import good, void_reason
+from llm_pipeline.loadtest.gate import good, void_reason, worst_severity
 from llm_pipeline.loadtest.measure import LoadClient, MeasuredWindow, client_lag_seconds, rate_share
 from llm_pipeline.loadtest.outcome import Histogram, Latency, Phase, Quantile, SecondOfTraffic, WindowSummary
 from llm_pipeline.loadtest.records import GAP_EDGES, Fault, Records, write_records
@@ -71,12 +71,49 @@ class Windows:
             records = self._open(f"{name}-again", phase, rate, seconds, keep=keep)
         return records
 
+    def in_turn(
+        self, name: str, rate: float, seconds: float, *, first: int = 1
+    ) -> tuple[list[Records], MeasuredWindow]:
+        """The policy's windows one after another without a pause, after one that only fills the queue.
+
+        Windows that each begin at an empty queue flatter the server: `benchmarks/load_gate.py` shows by how much.
+
+        Args:
+            name: What the windows' names begin with.
+            rate: Requests a second.
+            seconds: Length of each.
+            first: Number of the first one.
+
+        Returns:
+            The records of each, and all that was sent.
+        """
+        seeds = [self._next_seed() for _ in range(self.policy.windows + 1)]
+        traffic = self._source.windows(rate, seconds, seeds)
+        sent = self._client.send(traffic)
+        held = []
+        for place, seed in enumerate(seeds[1:], start=1):
+            span = place * seconds, (place + 1) * seconds
+            records = sent.records.between(*span)
+            if not len(records.judged):
+                continue
+            measured = MeasuredWindow(records, seconds)
+            if place == self.policy.windows:  # what cannot be divided is told once
+                whole = replace(records, gap_counts=sent.records.gap_counts)
+                measured = replace(sent, records=whole, window_seconds=seconds)
+            part = traffic.between(*span)
+            held.append(self._keep(f"{name}-{first + place - 1}", "confirmation", seed, part, measured, keep=True))
+        return held, sent
+
     def _open(self, name: str, phase: Phase, rate: float, seconds: float, *, keep: bool) -> Records:
         seed = self._next_seed()
         return self._measure(name, phase, seed, self._source.open_loop(rate, seconds, seed), keep=keep)
 
     def _measure(self, name: str, phase: Phase, seed: int, traffic: Traffic, *, keep: bool) -> Records:
-        measured = self._client.send(traffic)
+        return self._keep(name, phase, seed, traffic, self._client.send(traffic), keep=keep)
+
+    def _keep(
+        self, name: str, phase: Phase, seed: int, traffic: Traffic, measured: MeasuredWindow, *, keep: bool
+    ) -> Records:
         void = void_reason(measured.records, self.policy) if traffic.arrivals is not None else ""
         summary = summarize_window(name, phase, seed, traffic, measured, self.policy, void=void)
         self.summaries.append(summary)
@@ -106,8 +143,6 @@ def _short(value: float | None) -> float | None:
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 _BINS_A_DECADE = 10
 _SHORTEST_MILLISECONDS = 1e-3
-_CONFIDENCE = 0.95
-_WIDER_TAIL = 5.0
 
 Values = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -160,6 +195,7 @@ def summarize_window(  # noqa: PLR0917 - its name, its traffic and its result
         answered_per_second=float(np.sum(answered)) / seconds,
         good_per_second=float(np.sum(is_good)) / seconds,
         good_fraction=float(np.mean(is_good)),
+        longest_wait_seconds=longest_wait(judged["arrives_at"], worst_severity(judged, policy.service_level)),
         input_tokens_per_second=(told or float(measured.server.input_tokens or 0)) / seconds,
         output_tokens_per_second=float(np.sum(judged["output_tokens"][answered])) / seconds,
         client_lag_p99_milliseconds=1e3 * client_lag_seconds(measured.records),
@@ -175,101 +211,50 @@ def summarize_window(  # noqa: PLR0917 - its name, its traffic and its result
     )
 
 
-def latency(seconds: Values) -> Latency | None:
-    """A latency of several requests, in order of arrival; NaN is left out, and None is returned when nothing remains.
+def longest_wait(moments: Values, slowness: Values) -> float:
+    """The longest time in which requests in a row were slower than the middle one: a queue that took long to empty."""
+    slow = np.concatenate([[False], slowness > np.median(slowness), [False]])
+    begins, ends = np.flatnonzero(np.diff(slow)).reshape(-1, 2).T
+    return float(np.max(moments[np.minimum(ends, len(moments) - 1)] - moments[begins], initial=0.0))
 
-    Queueing requests are slow together, so the bounds are those of the effective number of requests.
-    """
-    known = seconds[~np.isnan(seconds)]
-    values = np.sort(known)
+
+def latency(seconds: Values) -> Latency | None:
+    """A latency of several requests; NaN is left out, and None is returned when nothing remains."""
+    values = np.sort(seconds[~np.isnan(seconds)])
     if not values.size:
         return None
+    ranks = [max(1, math.ceil(quantile * values.size)) for quantile in QUANTILES]
     return Latency(
         mean_milliseconds=1e3 * float(np.mean(values)),
         maximum_milliseconds=1e3 * float(values[-1]),
-        quantiles=tuple(_bounded(known, values, quantile) for quantile in QUANTILES),
+        quantiles=tuple(
+            Quantile(quantile=quantile, milliseconds=1e3 * float(values[rank - 1]))
+            for quantile, rank in zip(QUANTILES, ranks, strict=True)
+        ),
         histogram=_histogram(1e3 * values, np.ones_like(values)),
-    )
-
-
-def quantile_with_bounds(ordered: Values, quantile: float, design_effect: float = 1.0) -> Quantile:
-    """An order statistic of rising `ordered` seconds, and the two that bound it; no shape is assumed.
-
-    Source: H. A. David and H. N. Nagaraja, Order Statistics (2003), 7.1: the rank is binomial.
-
-    Args:
-        ordered: Latencies, rising.
-        quantile: A share.
-        design_effect: How many of the requests count as one independent request.
-    """
-    rank, low, high = _ranks(ordered.size, quantile, design_effect)
-    return Quantile(
-        quantile=quantile,
-        milliseconds=1e3 * float(ordered[rank - 1]),
-        lower=1e3 * float(ordered[low - 1]) if low >= 1 else None,
-        upper=1e3 * float(ordered[high - 1]) if high <= ordered.size else None,
     )
 
 
 def silences(records: Records) -> Latency | None:
     """Inter-token latency of all answers from the histogram of their silences; None when there are none.
 
-    A quantile is the middle of its bin, which is 2 % wide; its bounds are the outer edges of theirs.
+    A quantile is the middle of its bin, which is 2 % wide.
     """
     counts = records.gap_counts
     total = int(counts.sum())
     if not total:
         return None
-    cumulative = np.cumsum(counts)
-    low_edges, high_edges = 1e3 * GAP_EDGES[:-1], 1e3 * GAP_EDGES[1:]
-    middles = np.sqrt(low_edges * high_edges)
-    longest = 1e3 * float(np.max(records["longest_gap_seconds"]))
-
-    def bin_of(rank: int) -> int:
-        return int(np.searchsorted(cumulative, rank))
-
-    def quantile(share: float) -> Quantile:
-        rank, low, high = _ranks(total, share)
-        return Quantile(
-            quantile=share,
-            milliseconds=float(middles[bin_of(rank)]),
-            lower=float(low_edges[bin_of(low)]) if low >= 1 else None,
-            upper=float(high_edges[bin_of(high)]) if high <= total else None,
-        )
-
+    middles = 1e3 * np.sqrt(GAP_EDGES[:-1] * GAP_EDGES[1:])
+    bins = np.searchsorted(np.cumsum(counts), np.ceil(np.array(QUANTILES) * total))
     return Latency(
         mean_milliseconds=float(np.average(middles, weights=counts)),
-        maximum_milliseconds=longest or float(high_edges[bin_of(total)]),
-        quantiles=tuple(map(quantile, QUANTILES)),
+        maximum_milliseconds=1e3 * float(np.max(records["longest_gap_seconds"])) or float(middles[counts > 0][-1]),
+        quantiles=tuple(
+            Quantile(quantile=quantile, milliseconds=float(middles[place]))
+            for quantile, place in zip(QUANTILES, bins.tolist(), strict=True)
+        ),
         histogram=_histogram(middles[counts > 0], counts[counts > 0]),
     )
-
-
-def _bounded(arrived: Values, ordered: Values, quantile: float) -> Quantile:
-    """A quantile with its bounds.
-
-    Too few requests lie beyond a high quantile to show their clustering, so a wider tail is used as well.
-    """
-    wider = max(0.5, 1.0 - _WIDER_TAIL * (1.0 - quantile))
-    values = [ordered[max(1, math.ceil(share * ordered.size)) - 1] for share in {quantile, min(quantile, wider)}]
-    effect = max(autocorrelation_time([arrived > value]) for value in values)
-    return quantile_with_bounds(ordered, quantile, effect)
-
-
-def _ranks(count: int, quantile: float, design_effect: float = 1.0) -> tuple[int, int, int]:
-    """Rank of a quantile, and the ranks that bound it: below 1 or above `count` when there is no such bound."""
-    tail = (1.0 - _CONFIDENCE) / 2.0
-    worth = max(1, math.floor(count / design_effect))
-    low, high = _binomial_quantile(tail, worth, quantile), _binomial_quantile(1.0 - tail, worth, quantile) + 1
-    rank = max(1, math.ceil(quantile * count))
-    return rank, low * count // worth, count + 1 if high > worth else -(-high * count // worth)
-
-
-def _binomial_quantile(probability: float, trials: int, share: float) -> int:
-    """The smallest count whose cumulative binomial probability reaches `probability`, for any number of trials."""
-    from scipy import special
-
-    return math.ceil(float(special.bdtrik(probability, trials, share)))
 
 
 def _histogram(milliseconds: Values, weights: NDArray[Any]) -> Histogram:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -95,6 +97,17 @@ class TrafficSource:
         if not len(arrivals):
             raise ConfigError("this rate and duration give no request", hint="raise duration_seconds")
         return Traffic.open_loop(self._requests(len(arrivals), seed), arrivals, duration_seconds)
+
+    def windows(self, rate_per_second: float, window_seconds: float, seeds: Sequence[int]) -> Traffic:
+        """Windows one after another without a pause, each with a seed of its own; one may have no request.
+
+        Raises:
+            ConfigError: The file has too few words for so many different prompts.
+        """
+        drawn = [arrival_times(rate_per_second, window_seconds, self._workload.burstiness, seed) for seed in seeds]
+        requests = [self._requests(len(arrivals), seed) for arrivals, seed in zip(drawn, seeds, strict=True)]
+        arrivals = np.concatenate([place * window_seconds + arrivals for place, arrivals in enumerate(drawn)])
+        return Traffic.open_loop(list(chain(*requests)), arrivals, len(seeds) * window_seconds)
 
     def closed_loop(self, concurrency: int, duration_seconds: float, seed: int, *, maximum_requests: int) -> Traffic:
         """A window of users who send one request after another, at most so many in all.

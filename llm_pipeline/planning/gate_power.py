@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from llm_pipeline.accuracy.gate import TYPICAL_FLIPS, items_needed
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.policy import AccuracyPolicy
-from llm_pipeline.loadtest.sample_size import SampleSize
+from llm_pipeline.loadtest.duration import SampleSize
 from llm_pipeline.planning.task_pool import TaskItems
 
 FLIPS = (0.02, 0.05, 0.08)
@@ -106,13 +106,11 @@ def _too_few(known: Mapping[str, int], policy: AccuracyPolicy) -> Iterator[str]:
 
 
 def load_test_warnings(size: SampleSize) -> tuple[str, ...]:
-    """What may keep the load gate from deciding; what must is refused (`loadtest/sample_size.py`)."""
-    needed, first = size.needed_with_misses, size.first_look
-    if first >= needed:
+    """What may keep the load gate from deciding; what must is refused (`loadtest/duration.py`)."""
+    if size.requests >= size.needed_with_misses:
         return ()
-    rest = f"up to {size.last_look} with its extensions" if size.last_look > first else "and no extension is allowed"
     warning = (
-        f"load_test: its confirmation has {first} requests, {rest}; {size.needed} are needed when none misses, "
-        f"{needed} when half of the tolerated share does, and more where requests wait for one another"
+        f"load_test: its {size.windows} windows have {size.requests} requests; {size.needed} are needed when none "
+        f"misses, {size.needed_with_misses} when half of the tolerated share does, and more where windows differ"
     )
     return (warning,)

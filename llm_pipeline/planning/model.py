@@ -8,7 +8,7 @@ from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import ExpectedScore
-from llm_pipeline.loadtest.sample_size import SampleSize
+from llm_pipeline.loadtest.duration import SampleSize
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.canary_power import CanaryPower
 from llm_pipeline.planning.gate_power import GatePower

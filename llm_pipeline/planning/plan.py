@@ -19,7 +19,7 @@ from llm_pipeline.config.files import how_to_make_an_interpreter
 from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.engines.builder import engine_adapter
-from llm_pipeline.loadtest.sample_size import require_enough, sample_size
+from llm_pipeline.loadtest.duration import require_enough, sample_size
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import stated_facts
 from llm_pipeline.planning import host

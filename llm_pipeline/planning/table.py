@@ -9,7 +9,7 @@ from llm_pipeline.base import text_table
 from llm_pipeline.base.quantities import byte_size, duration
 from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.config.release import ExpectedScore, ResolvedRelease
-from llm_pipeline.loadtest.sample_size import SampleSize
+from llm_pipeline.loadtest.duration import SampleSize
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.canary_power import (
     KIND_SHARE,
@@ -59,14 +59,9 @@ def gate_lines(tasks: Sequence[TaskItems], gates: Sequence[GatePower]) -> list[s
 
 def load_lines(size: SampleSize) -> list[str]:
     """The requests that the load gate needs to say GO, beside those that it has."""
-    has = (
-        f"{size.first_look}, extended up to {size.last_look}"
-        if size.last_look > size.first_look
-        else f"{size.first_look}"
-    )
+    has = f"{size.requests} in {size.windows} windows, more where requests wait long for one another"
     needed = f"{size.needed} when none misses, {size.needed_with_misses} when half of the tolerated share does"
-    rare = f"stalls rarer than one in {duration(size.excluded_period_seconds)} will not be excluded"
-    return [f"load test (requests of the confirmation at the workload's rate): {has}; needed {needed}; {rare}"]
+    return [f"load test (requests at the workload's rate): {has}; needed {needed}"]
 
 
 def gpu_lines(cost: GpuCost) -> list[str]:

@@ -98,9 +98,9 @@ def run(context: StageContext[LoadTestConfig]) -> StageOutput:
         ConfigError: The prompts or the workload are no good, or no window of it could ever decide.
         Transient: Nobody answers at the endpoint.
     """
+    from llm_pipeline.loadtest.duration import require_enough
     from llm_pipeline.loadtest.findings import format_load_test
     from llm_pipeline.loadtest.measure import LoadClient
-    from llm_pipeline.loadtest.sample_size import require_enough
     from llm_pipeline.loadtest.session import run_session
     from llm_pipeline.loadtest.token_counter import open_counter
     from llm_pipeline.loadtest.windows import Windows
@@ -304,7 +304,7 @@ def _production(flow: ReleaseProgress, target: str, candidate: ArtifactRef) -> A
 
 STAGE = Stage(
     name="load_test",
-    version=5,
+    version=6,
     config=LoadTestConfig,
     request=request,
     run=run,

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.loadtest.sample_size import sample_size
 from llm_pipeline.release.loading import load_release
 
 LIMITS = {
@@ -32,11 +31,3 @@ def test_a_release_takes_the_limits_of_mlperf_by_name(configs: Path, edit, name:
 def test_there_are_no_others(configs: Path):
     names = {path.stem.removeprefix("mlperf-") for path in (configs / "policies").glob("mlperf-*.yaml")}
     assert names == set(LIMITS)
-
-
-def test_looks_at_extensions_and_at_several_rates_need_more_requests_than_a_single_one(configs: Path, edit):
-    edit("releases/demo.yaml", "policy: demo", "policy: mlperf-llama-3.1-8b-server")
-    release = load_release(configs / "releases" / "demo.yaml").release
-    size = sample_size(release.workload, release.policy.load_test)
-    one_rate = release.policy.load_test.model_copy(update={"search": None})
-    assert (sample_size(release.workload, one_rate).needed, size.needed) == (568, 677)

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 from load_windows import answered, window
 
-from llm_pipeline.base.verdict import Verdict
+from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
 from llm_pipeline.loadtest.gate import judge_windows
+from llm_pipeline.loadtest.measure import MeasuredWindow
 from llm_pipeline.loadtest.outcome import ServerUse
 from llm_pipeline.loadtest.physics import FloorTimes, PhysicalLimits
 from llm_pipeline.loadtest.records import Answered, Fault, Records
 
 POLICY = LoadTestPolicy(service_level=ServiceLevel(first_token_milliseconds=500, end_to_end_milliseconds=2000))
+TOLERANT = POLICY.model_copy(update={"maximum_error_fraction": 0.01})
 PHYSICS = PhysicalLimits(
     accelerator="1 x H100",
     first_token_seconds=0.01,
@@ -46,10 +48,9 @@ def test_a_single_result_that_cannot_be_is_anomalous(name: str):
 def test_answers_shorter_than_asked_for_are_anomalous_beyond_the_tolerated_share():
     short = {"fault": Fault.SHORT, "output_tokens": 4}
     assert judge_windows([window(300, 1, **short)], POLICY).verdict is Verdict.ANOMALOUS
-    tolerant = POLICY.model_copy(update={"maximum_error_fraction": 0.01})
-    assert judge_windows([window(900, 1, **short)], tolerant).verdict is Verdict.GO
-    assert judge_windows([window(90, 1, **short)], tolerant).verdict is Verdict.INCONCLUSIVE, "one is chance"
-    assert judge_windows([window(300, 9, **short)], tolerant).verdict is Verdict.ANOMALOUS
+    assert judge_windows(4 * [window(900, 1, **short)], TOLERANT).verdict is Verdict.GO
+    assert judge_windows(4 * [window(90, 1, **short)], TOLERANT).verdict is Verdict.INCONCLUSIVE, "one is chance"
+    assert judge_windows([window(300, 12, **short)], TOLERANT).verdict is Verdict.ANOMALOUS
 
 
 def test_answers_longer_than_asked_for_are_anomalous():
@@ -58,7 +59,7 @@ def test_answers_longer_than_asked_for_are_anomalous():
 
 def test_what_the_hardware_allows_passes():
     """Eight tokens in 100 ms, where 10 + 7 x 5 are the least."""
-    judgement = judge_windows([window(300)], POLICY, physics=PHYSICS)
+    judgement = judge_windows(4 * [window(300)], POLICY, physics=PHYSICS)
     assert judgement.verdict is Verdict.GO
     fact = next(fact for fact in judgement.evidence if "least time" in fact.name)
     assert fact.measured == pytest.approx(0.019 / 0.01)  # of its first token, which is nearer to its bound
@@ -83,7 +84,7 @@ def test_more_tokens_a_second_than_the_hardware_computes_are_anomalous():
     crowd = Records.of(answered(k, arrives_at=k / 400) for k in range(400))  # 8 tokens each, in 1.1 s
     assert judge_windows([crowd], POLICY, physics=PHYSICS).verdict is Verdict.ANOMALOUS
     twice = PHYSICS.model_copy(update={"tokens_per_second": 4000.0})
-    assert judge_windows([crowd], POLICY, physics=twice).verdict is Verdict.GO
+    assert judge_windows(4 * [crowd], POLICY, physics=twice).verdict is Verdict.GO
 
 
 def alone(random: np.random.Generator, requests: int = 40, slowed: float = 1.0) -> list[Answered]:
@@ -127,7 +128,7 @@ def test_a_server_that_is_as_fast_under_load_as_alone_passes_on_a_host_that_is_t
     floor = FloorTimes.of(Records.of(alone(random)))
     for slowed in (1.0, 0.5, 5.0):
         given = Records.of(alone(random, 400, slowed))
-        assert judge_windows([given], POLICY, floor=floor).verdict is Verdict.GO, slowed
+        assert judge_windows(4 * [given], POLICY, floor=floor).verdict is Verdict.GO, slowed
 
 
 def test_a_server_that_keeps_answers_is_anomalous():
@@ -145,16 +146,20 @@ def test_a_server_that_keeps_answers_is_anomalous():
 def test_too_few_answers_alone_are_no_floor():
     floor = FloorTimes.of(Records.of(alone(np.random.default_rng(1), 9)))
     assert not floor.known
-    assert judge_windows([window(300)], POLICY, floor=floor).verdict is Verdict.GO
+    assert judge_windows(4 * [window(300)], POLICY, floor=floor).verdict is Verdict.GO
 
 
 def test_tokens_that_the_server_never_generated_are_anomalous():
     given = window(300)  # 2,400 tokens
-    judgement = judge_windows([given], POLICY, servers=[ServerUse(output_tokens=1900, samples=5)])
+
+    def judged(use: ServerUse) -> Judgement:
+        return judge_windows(4 * [given], POLICY, sent=[MeasuredWindow(given, 15.0, use)])
+
+    judgement = judged(ServerUse(output_tokens=1900, samples=5))
     assert judgement.verdict is Verdict.ANOMALOUS
     assert "2400 output tokens, its metrics counted 1900" in judgement.summary
     for agreeing in (ServerUse(output_tokens=2390, samples=5), ServerUse(output_tokens=2600, samples=5), ServerUse()):
-        assert judge_windows([given], POLICY, servers=[agreeing]).verdict is Verdict.GO
+        assert judged(agreeing).verdict is Verdict.GO
 
 
 def test_an_anomaly_is_told_before_a_missed_service_level():

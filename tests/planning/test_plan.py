@@ -369,15 +369,15 @@ def test_a_load_test_that_can_never_show_its_claim_is_refused(configs: Path, edi
     edit("releases/demo.yaml", "policy: demo", "policy: mlperf-llama-3.1-8b-server")
     edit("releases/demo.yaml", "duration_seconds: 6", "duration_seconds: 2")
     error = error_of(demo(configs))
-    assert "can never show 99 % at 99 % confidence: 677 are needed when none misses" in error.message
+    assert "80 requests in 12 windows can never show 99 % at 99 % confidence: 536 are needed" in error.message
     assert "duration_seconds of" in error.hint
 
 
 def test_a_load_test_without_room_for_misses_is_a_warning(configs: Path, edit):
     edit("releases/demo.yaml", "duration_seconds: 6", "duration_seconds: 3")
     plan = plan_release(demo(configs))
-    assert plan.load_test.first_look < plan.load_test.needed_with_misses
-    assert any(line.startswith("load_test: its confirmation has") for line in plan.warnings)
+    assert plan.load_test.requests < plan.load_test.needed_with_misses
+    assert any(line.startswith("load_test: its 12 windows have") for line in plan.warnings)
     assert f"needed {plan.load_test.needed} when none misses" in format_plan(plan)
 
 

@@ -327,7 +327,7 @@ def test_what_was_measured_counts_and_not_the_time_of_a_reuse(releases: Releases
     costs = {f"{step.stage} {step.subject}".rstrip(): step.cost for step in releases.plan().stages}
     assert (costs["build cpu"].basis, costs["build cpu"].measurements) == ("measured", 2)
     assert (costs["download"].basis, costs["download"].measurements) == ("measured", 1)
-    assert (costs["load_test cpu"].basis, costs["load_test cpu"].seconds) == ("model", 47.0)
+    assert (costs["load_test cpu"].basis, costs["load_test cpu"].seconds) == ("model", 48.0)
     assert costs["served_accuracy cpu"].basis is None
 
 

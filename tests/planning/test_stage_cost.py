@@ -30,7 +30,7 @@ def test_a_load_test_holds_the_targets_gpus_for_all_its_windows(real: Path, edit
     edit("targets/h100.yaml", "accelerator_count: 1", "accelerator_count: 2")
     edit("targets/h100.yaml", "tensor: 1", "tensor: 2")
     cost = costs(plan_of(real))["load_test h100"]
-    warm_up, alone, target, search, confirmation, comparison = 100 / 4, 2 * 20, 300, 6 * 75, 600, 2 * 9 * 60
+    warm_up, alone, target, search, confirmation, comparison = 100 / 4, 2 * 20, 300, 6 * 75, 13 * 50, 2 * 9 * 60
     assert cost.seconds == warm_up + alone + target + search + confirmation + comparison
     assert (cost.basis, cost.measurements, cost.accelerator, cost.gpus) == ("model", 0, "H100-SXM5-80GB", 2)
     assert cost.gpu_hours == pytest.approx(2 * cost.seconds / 3600)

@@ -85,7 +85,7 @@ class Release:
             "workload": {"prompts": "p.jsonl", "rate_per_second": 4, "duration_seconds": 10,
                          "output_tokens": [8, 8]},
             "policy": {"service_level": {"first_token_milliseconds": 60000, "end_to_end_milliseconds": 60000},
-                       "minimum_requests": 40, "maximum_client_lag_milliseconds": 500, "attainment": 0.6, "seeds": 4,
+                       "maximum_client_lag_milliseconds": 500, "attainment": 0.6, "windows": 6,
                        "search": {"maximum_multiple": 2, "window_seconds": 5, "minimum_requests": 20}},
             "staging": {"ready_timeout_seconds": 20},
         }  # fmt: skip

@@ -96,7 +96,7 @@ class Release:
             "users": 8,
             "workload": {"prompts": "p.jsonl", "rate_per_second": 50, "duration_seconds": 2},
             "policy": {"service_level": {"first_token_milliseconds": 2000, "end_to_end_milliseconds": 4000},
-                       "minimum_requests": 60, "maximum_client_lag_milliseconds": 500, "attainment": 0.6, "seeds": 4,
+                       "maximum_client_lag_milliseconds": 500, "attainment": 0.6, "windows": 6,
                        **(SEARCH if search else {"search": None})},
             "staging": {"ready_timeout_seconds": 20},
         }  # fmt: skip
