@@ -56,8 +56,7 @@ class Site:
     def _write_policy(self) -> None:
         """Gates that a slow and busy host passes, too: what they decide is the matter of the tests of the gates.
 
-        The load test's confirmation at the workload's rate stays; the tests of the stage search and compare, too. The
-        attainment of the demo takes 80 independent requests, and those of a busy host count as 30; this one takes 8.
+        The load test's confirmation at the workload's rate stays; the tests of the stage search and compare, too.
         """
         path = self.layout.configs / "policies" / "demo.yaml"
         policy = yaml.safe_load(path.read_text())

@@ -26,7 +26,7 @@ TRITON_HOME, PYTHON = ROOT / ".envs" / "triton", ROOT / ".envs" / "model" / "bin
 TOY = ROOT / "tests" / "serving" / "toy_repository"
 SEARCH = {
     "search": {"maximum_multiple": 2, "window_seconds": 1, "minimum_requests": 60},
-    "regression": {"maximum_ratio": 50, "window_seconds": 1, "rounds": 3},
+    "regression": {"maximum_ratio": 50, "window_seconds": 1, "rounds": 4},
 }
 
 
