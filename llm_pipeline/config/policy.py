@@ -143,9 +143,8 @@ class LoadTestPolicy(ConfigModel):
             be, which takes about 4 / share requests at 98 % if none fails. With 0 none may fail, and nothing more is
             shown.
         maximum_client_lag_milliseconds: p99 delay of our own sends beyond which a window is void.
-        windows: Windows that the verdict is made of, one after another, each with a seed of its own. Together they are
-            twice as long as the workload's duration, so more windows are shorter ones. Fewer than four that count are
-            never a GO.
+        windows: Windows that the verdict is made of, one after another, each with a seed of its own and a sixth of the
+            workload's duration. Fewer than four that count are never a GO.
         window_growth: How many times as long windows become at most where requests wait for one another: a window is
             at least twenty times as long as the longest wait that was seen. 1 for tests that must end in time.
         search: How the highest rate is looked for; None for no search: the target rate alone is confirmed.

@@ -14,8 +14,8 @@ ALONE_SECONDS = 20.0
 """Longest closed-loop window (floor and ceiling); half of the workload's window if that is shorter."""
 
 WARM_UP_REQUESTS = 100
-_CONFIRMATION_MULTIPLE = 2.0
-"""Length of all windows of the confirmation, by that of the workload's window."""
+_WINDOWS_A_DURATION = 6
+"""Windows of the confirmation that are as long as the workload's window together."""
 
 _PROBES = 6
 _DISCARDED_ROUNDS = 1
@@ -26,14 +26,14 @@ def alone_seconds(workload: Workload) -> float:
     return min(ALONE_SECONDS, workload.duration_seconds / 2)
 
 
-def window_seconds(workload: Workload, policy: LoadTestPolicy) -> float:
+def window_seconds(workload: Workload) -> float:
     """Length of each window of the confirmation where requests do not wait long for one another."""
-    return workload.duration_seconds * _CONFIRMATION_MULTIPLE / policy.windows
+    return workload.duration_seconds / _WINDOWS_A_DURATION
 
 
 def session_seconds(workload: Workload, policy: LoadTestPolicy) -> float:
     """Seconds of traffic, the usual number of probes included, if no window has to grow."""
-    rate, confirmation = workload.rate_per_second, (policy.windows + 1) * window_seconds(workload, policy)
+    rate, confirmation = workload.rate_per_second, (policy.windows + 1) * window_seconds(workload)
     seconds = WARM_UP_REQUESTS / rate + 2 * alone_seconds(workload) + workload.duration_seconds + confirmation
     if policy.search is not None:
         seconds += _PROBES * max(policy.search.window_seconds, policy.search.minimum_requests / rate)
@@ -61,7 +61,7 @@ class SampleSize(Frozen):
 
 def sample_size(workload: Workload, policy: LoadTestPolicy) -> SampleSize:
     """The requests of a load test, if no window has to grow."""
-    seconds = policy.windows * window_seconds(workload, policy)
+    seconds = policy.windows * window_seconds(workload)
     normal, miss, fault = critical_value(policy.confidence), 1.0 - policy.attainment, policy.maximum_error_fraction
     needed = normal**2 * (1.0 - miss) / miss
     failures = normal**2 * (1.0 - fault) / fault if fault else 0.0
@@ -89,6 +89,6 @@ def require_enough(workload: Workload, policy: LoadTestPolicy) -> None:
             f"{size.requests} requests in {size.windows} windows can never show {claim}: {size.needed} are needed when "
             "none misses",
             where="workload and policy.load_test",
-            hint=f"duration_seconds of {math.ceil(seconds)} or more, a higher rate, a lower attainment or confidence, "
-            "or a larger maximum_error_fraction; four times that leaves room for misses",
+            hint=f"duration_seconds of {math.ceil(seconds)} or more, more windows, a higher rate, a lower attainment "
+            "or confidence, or a larger maximum_error_fraction; four times that leaves room for misses",
         )

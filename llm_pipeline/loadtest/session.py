@@ -179,7 +179,7 @@ def confirm(windows: Windows, rates: tuple[RatePoint, ...], limits: Limits) -> L
     workload, policy = windows.workload, windows.policy
     shown = {point.window for point in rates if _passed(point)}
     waits = [w.longest_wait_seconds for w in windows.summaries if w.phase == "target" or w.name in shown]
-    seconds = windows_grown(window_seconds(workload, policy), max(waits, default=0.0), policy)
+    seconds = windows_grown(window_seconds(workload), max(waits, default=0.0), policy)
     for place, rate in enumerate(rates_to_confirm(workload.rate_per_second, highest_passed(rates)), start=1):
         held, sent = list[Records](), list[MeasuredWindow]()
         for _ in range(_MOST_RUNS):
