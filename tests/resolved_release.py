@@ -1,8 +1,9 @@
-"""The record of a release that was resolved for one target, which needs nobody's approval: for what acts on it."""
+"""Releases that were resolved for one target, and their records: for what acts on them."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.config.deployment import Deployment
@@ -15,24 +16,29 @@ from llm_pipeline.release.record import ReleaseRecord, release_record_name
 from llm_pipeline.store.artifact_store import ArtifactStore
 
 
+def tiny_release(**changes: Any) -> ResolvedRelease:
+    """One target and one recipe; it needs nobody's approval."""
+    level = ServiceLevel(first_token_milliseconds=100.0, end_to_end_milliseconds=500.0)
+    fields: dict[str, Any] = {
+        "name": "tiny",
+        "description": "one target, one recipe",
+        "baseline": Baseline(dtype="bfloat16"),
+        "model": ModelSource(id="demo/tiny"),
+        "recipes": (QuantizationRecipe(name="none", weights="none"),),
+        "targets": (Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu"),),
+        "policy": Policy(name="demo", load_test=LoadTestPolicy(service_level=level)),
+        "evaluation": Evaluation(tasks=("arithmetic",), served_tasks=("arithmetic",)),
+        "workload": Workload(prompts="prompts.jsonl", rate_per_second=20.0, duration_seconds=60.0),
+        "approval": Approval(required=False),
+        "drill": None,
+    }
+    return ResolvedRelease(**fields | changes)
+
+
 def resolve(store: ArtifactStore, release_id: str, *, model: str = "demo/tiny") -> None:
     """Write the record, if there is none."""
     if store.read_document(release_record_name(release_id)) is not None:
         return
-    level = ServiceLevel(first_token_milliseconds=100.0, end_to_end_milliseconds=500.0)
-    release = ResolvedRelease(
-        name="tiny",
-        description="one target, one recipe",
-        baseline=Baseline(dtype="bfloat16"),
-        model=ModelSource(id=model),
-        recipes=(QuantizationRecipe(name="none", weights="none"),),
-        targets=(Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu"),),
-        policy=Policy(name="demo", load_test=LoadTestPolicy(service_level=level)),
-        evaluation=Evaluation(tasks=("arithmetic",), served_tasks=("arithmetic",)),
-        workload=Workload(prompts="prompts.jsonl", rate_per_second=20.0, duration_seconds=60.0),
-        approval=Approval(required=False),
-        drill=None,
-    )
     deployment = Deployment.model_validate(
         {
             "name": "here",
@@ -45,7 +51,7 @@ def resolve(store: ArtifactStore, release_id: str, *, model: str = "demo/tiny") 
     )
     record = ReleaseRecord(
         release_id=release_id,
-        release=release,
+        release=tiny_release(model=ModelSource(id=model)),
         deployment=deployment,
         model=PinnedModel(id=model, commit="0a1b2c3d" * 5, files=(), license="mit"),
         datasets={},

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
+
+from resolved_release import tiny_release
 
 from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.canary.record import CanaryRecord, Phase, canary_record_name
 from llm_pipeline.config.deployment import Deployment, Retention
-from llm_pipeline.config.policy import LoadTestPolicy, Policy, ServiceLevel
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import Approval, Baseline, Evaluation, ModelSource, ResolvedRelease
 from llm_pipeline.config.store import StoreModel
-from llm_pipeline.config.target import Target
-from llm_pipeline.config.workload import Workload
 from llm_pipeline.release.claim import Claimant, ClaimState, LocalProcess, claim_name
 from llm_pipeline.release.contract import StageResult, Timings
 from llm_pipeline.release.execute import KeyContent, concluded, results_name, stage_record_name
@@ -34,6 +35,17 @@ MODEL = "demo/tiny"
 TARGET = "cpu"
 GO = judge("fine", [Evidence(name="loss", verdict=Verdict.GO, measured=0.0, samples=9)])
 NO_GO = judge("too much is lost", [Evidence(name="loss", verdict=Verdict.NO_GO, measured=0.4, samples=9)])
+
+
+class Counting:
+    """A store that counts what is asked of it."""
+
+    def __init__(self, store: Any) -> None:
+        self._store, self.asked = store, Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked[name] += 1
+        return getattr(self._store, name)
 
 
 class History:
@@ -199,18 +211,15 @@ class History:
 
 
 def _release(config: str, margin: float) -> ResolvedRelease:
-    level = ServiceLevel(first_token_milliseconds=150.0, end_to_end_milliseconds=600.0)
-    policy = Policy(name="strict", load_test=LoadTestPolicy(service_level=level))
-    return ResolvedRelease(
+    release = tiny_release(
         name=config,
         description="",
         model=ModelSource(id=MODEL),
         baseline=Baseline(),
         recipes=(QuantizationRecipe(name="fp8", weights="int8_weight_only"),),
-        targets=(Target(name=TARGET, accelerator="cpu", accelerator_count=0, engine="openvino_cpu"),),
-        policy=policy.model_copy(update={"accuracy": policy.accuracy.model_copy(update={"margin": margin})}),
         evaluation=Evaluation(tasks=("reading",), served_tasks=("reading",)),
-        workload=Workload(prompts="prompts.jsonl", rate_per_second=20.0, duration_seconds=60.0),
         approval=Approval(),
-        drill=None,
     )
+    accuracy = release.policy.accuracy.model_copy(update={"margin": margin})
+    policy = release.policy.model_copy(update={"name": "strict", "accuracy": accuracy})
+    return release.model_copy(update={"policy": policy})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from store_history import GO, NO_GO, History
+from store_history import GO, NO_GO, Counting, History
 
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.inspection import release_index
@@ -19,17 +18,6 @@ from llm_pipeline.inspection.release_index import index_release, read_indexed, r
 from llm_pipeline.release.changes import changed_releases, changing
 from llm_pipeline.release.record import release_record_name
 from llm_pipeline.retention import collect_garbage
-
-
-class Counting:
-    """A store that counts what is asked of it."""
-
-    def __init__(self, store: Any) -> None:
-        self._store, self.asked = store, Counter()
-
-    def __getattr__(self, name: str) -> Any:
-        self.asked[name] += 1
-        return getattr(self._store, name)
 
 
 @pytest.fixture

@@ -1,21 +1,22 @@
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from resolved_release import tiny_release
+
 from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.config.deployment import Deployment, ServerPorts
-from llm_pipeline.config.policy import LoadTestPolicy, Policy, ServiceLevel
 from llm_pipeline.config.quantization import QuantizationRecipe
-from llm_pipeline.config.release import Approval, Baseline, Evaluation, ModelSource, ResolvedRelease
-from llm_pipeline.config.target import Target
-from llm_pipeline.config.workload import Workload
 from llm_pipeline.release.contract import StageFailure, StageResult, Timings
 from llm_pipeline.release.execute import KeyContent, StageRecord, failure_name, results_name, stage_record_name
 from llm_pipeline.release.record import ReleaseRecord
@@ -41,21 +42,11 @@ def flow(store: ArtifactStore, resolved_at: datetime, **changes: Any) -> Release
         name: {"http": first, "grpc": first + 1, "metrics": first + 2}
         for name, first in (("staging", 18540), ("blue", 18543), ("green", 18546))
     }
-    level = ServiceLevel(first_token_milliseconds=100.0, end_to_end_milliseconds=500.0)
     record = ReleaseRecord(
         release_id="r1",
-        release=ResolvedRelease(
+        release=tiny_release(
             name="r",
-            description="one target",
-            baseline=Baseline(dtype="bfloat16"),
-            model=ModelSource(id="demo/tiny"),
             recipes=tuple(QuantizationRecipe(name=name, weights=weights) for name, weights in RECIPES.items()),
-            targets=(Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu"),),
-            policy=Policy(name="demo", load_test=LoadTestPolicy(service_level=level)),
-            evaluation=Evaluation(tasks=("arithmetic",), served_tasks=("arithmetic",)),
-            workload=Workload(prompts="prompts.jsonl", rate_per_second=20.0, duration_seconds=60.0),
-            approval=Approval(required=False),
-            drill=None,
         ),
         deployment=Deployment.model_validate(
             {

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from test_deferral import StateStore
 
 from llm_pipeline.release.contract import StageRequest
 from llm_pipeline.release.loading import load_release
@@ -16,16 +17,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "doubles"))
 
 class WorkerDied(BaseException):
     """What no `except` of a task catches."""
-
-
-class StateStore(dict):
-    """Airflow's task state store, as far as the mixin uses it: it outlives a try."""
-
-    def set(self, key, value):
-        self[key] = value
-
-    def delete(self, key):
-        self.pop(key, None)
 
 
 @pytest.fixture

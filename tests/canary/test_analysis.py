@@ -5,32 +5,17 @@ import random
 from dataclasses import replace
 
 import pytest
-from looking import watched
+from looking import LIMITS, POLICY, watched
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.analysis import AnalysisState, begin, begin_step, observe
 from llm_pipeline.canary.arm_counts import window
 from llm_pipeline.canary.evidence import Outcome, StepDecision, decide, guard
 from llm_pipeline.canary.judgements import undecided_and_clean
-from llm_pipeline.canary.metric_events import Limit, MetricLimits
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.slow_limits import Thresholds, fix_thresholds
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.statistics.eprocess import SplitTest
-
-POLICY = CanaryPolicy(minimum_bake_seconds=10, maximum_bake_seconds=60, minimum_requests=20)
-LIMITS = Thresholds(
-    requests=100,
-    metrics=(
-        MetricLimits(name="errors"),
-        MetricLimits(
-            name="slow first token", limits=tuple(Limit(value=by * 50.0, label=f"{by} x") for by in (1, 2, 4, 8))
-        ),
-        MetricLimits(
-            name="slow end to end", limits=tuple(Limit(value=by * 100.0, label=f"{by} x") for by in (1, 2, 4, 8))
-        ),
-    ),
-)
 
 
 def request(arm="blue", *, at=0.0, fault=False, refused=False, total=20.0, first=10.0, **changes) -> ObservedRequest:

@@ -18,7 +18,7 @@ from llm_pipeline.canary.record import CanaryJournal, Phase
 from llm_pipeline.canary.way_back_record import WayBack, write_way_back
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.operations.guard import GuardedSite
+from llm_pipeline.operations.guard import GuardAction, GuardedSite
 from llm_pipeline.operations.promotion import Promotion, promote
 from llm_pipeline.operations.rollback import roll_back_at
 from llm_pipeline.release.contract import StageFailure, StageRequest
@@ -195,19 +195,18 @@ def test_settling_a_hand_over_that_is_killed_anywhere_is_done_by_the_next_one(tm
         assert read_pointers(place.store, OURS, "cpu")[0].previous == pointer("r0", STABLE)
 
 
+def guarded(site: Site) -> list[GuardAction]:
+    """What the guard did for a place that both models are told of."""
+    place = GuardedSite(store=site.store, target="cpu", router=site.router, slots=site.slots, patience=PATIENCE)
+    return place.guard(HostTime.now(), [THEIRS, OURS])
+
+
 def test_the_guard_keeps_alive_what_the_holder_serves_and_no_other_model_s_release_there(site: Site) -> None:
     write_pointers(site.store, THEIRS, "cpu", Pointers(production=pointer("theirs-1", NEW)), None)
     way_back = WayBack(left="theirs-1", to="theirs-0", by="bob", asked_at=datetime.now(UTC), done=False)
     write_way_back(site.store, THEIRS, "cpu", way_back)
     site.running.discard("blue")
-    guarded = GuardedSite(
-        store=site.store,
-        target="cpu",
-        router=site.router,
-        slots=site.slots,
-        patience=PATIENCE,  # type: ignore[arg-type]
-    )
-    actions = guarded.guard(HostTime.now(), [THEIRS, OURS])
+    actions = guarded(site)
     assert [(action.release_id, action.what) for action in actions] == [("r0", "started")]
     assert (site.running, site.serves["blue"], site.weights()) == ({"blue"}, STABLE, {"blue": 10_000})
 
@@ -217,14 +216,7 @@ def test_the_guard_starts_nothing_where_nothing_says_which_model_holds_the_place
     for model, repository in ((THEIRS, NEW), (OURS, STABLE)):
         write_pointers(site.store, model, "cpu", Pointers(production=pointer("r0", repository)), None)
     site.running.discard("blue")
-    guarded = GuardedSite(
-        store=site.store,
-        target="cpu",
-        router=site.router,
-        slots=site.slots,
-        patience=PATIENCE,  # type: ignore[arg-type]
-    )
-    actions = guarded.guard(HostTime.now(), [THEIRS, OURS])
+    actions = guarded(site)
     assert [action.what for action in actions] == ["failed", "failed"]
     assert all("several models say that they are in production" in action.detail for action in actions)
     assert site.running == set()

@@ -60,11 +60,6 @@ def test_too_few_words_for_so_many_short_texts_are_refused():
         Composer(["yes no"], count_tokens).compose_fresh(np.full(50, 1), draws(1, "texts"), set())
 
 
-def test_many_texts_of_one_token_have_a_word_each(composer):
-    assert all(composer.compose(np.ones(5000, dtype=np.int64), draws(3, "texts")))
-    assert composer.compose(np.empty(0, dtype=np.int64), draws(3, "texts")) == []
-
-
 def test_half_of_a_character_in_a_prompt_is_named(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text(json.dumps({"prompt": "a \ud800"}))

@@ -1,7 +1,6 @@
 """One window in figures."""
 
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,15 +90,3 @@ def test_tokens_of_prompts_come_from_the_servers_metrics_when_no_answer_tells():
     result = summarize_window("floor", "floor", 0, traffic, measured, POLICY)
     assert (result.input_tokens_per_second, result.output_tokens_per_second) == (7.0, 1.1)
     assert (result.concurrency, result.offered_per_second) == (1, None)
-
-
-def test_a_million_requests_take_seconds():
-    _, measured = measured_window(1000.0, 1.0, 1)
-    columns = {name: np.tile(column, 1000) for name, column in measured.records.columns.items()}
-    columns["arrives_at"] = np.sort(columns["arrives_at"]) * 1000
-    many = MeasuredWindow(replace(measured.records, columns=columns), 1000.0, ServerUse())
-    traffic = Traffic((), 1000.0, "0" * 64)
-    started = time.process_time()
-    result = summarize_window("target", "target", 1, traffic, many, POLICY)
-    assert time.process_time() - started < 20.0
-    assert result.requests == 1_000_000

@@ -86,14 +86,6 @@ def test_answers_have_the_recorded_lengths_of_their_prompts(directory):
     assert all(r.maximum_tokens == min(30, int(r.prompt.split()[0])) for r in window.requests)
 
 
-def test_lengths_are_those_of_the_distributions():
-    lengths = LognormalLengths(median=40, p95=160, minimum=5, maximum=400)
-    requests = source(prompt_tokens=lengths, output_tokens=lengths).open_loop(200.0, 10.0, 1).requests
-    for drawn in ([words(r.prompt) for r in requests], [r.maximum_tokens for r in requests]):
-        assert np.quantile(drawn, [0.5, 0.95]) == pytest.approx([40, 160], rel=0.12)
-        assert max(drawn) <= 408
-
-
 def test_prefixes_are_shared_at_exactly_their_share_and_in_all_windows():
     drawn = source(prompt_tokens=(20, 60), shared_prefixes=PREFIXES)
     windows = [drawn.open_loop(20.0, 10.0, seed).requests for seed in (1, 2)]
@@ -156,6 +148,14 @@ def test_lengths_are_drawn_cut_or_each_alike_often():
 def test_contradictions_and_bad_files_are_refused_before_anything_is_sent(changes, message):
     with pytest.raises(ConfigError, match=message):
         check_workload(workload(**changes), CONFIGS)
+
+
+def test_windows_follow_one_another_each_by_its_seed_and_one_may_be_empty():
+    run, alone = source().windows(5.0, 10.0, [1, 2]), source().open_loop(5.0, 10.0, 2)
+    assert run.duration_seconds == 20.0
+    assert run.between(10.0, 20.0).requests == alone.requests
+    assert run.between(10.0, 20.0).arrivals == pytest.approx(alone.arrivals)
+    assert len(source(prompt_tokens=(5, 9), shared_prefixes=PREFIXES).windows(1.0, 1e-9, [1, 2]).requests) == 0
 
 
 def test_a_window_without_a_request_is_refused():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import store_history
-from store_history import MODEL, History
+from store_history import MODEL, Counting, History
 
 from llm_pipeline.release.newest import NOTED, newest_of_config, newest_of_model, note_release
 from llm_pipeline.release.record import read_release_record, release_record_name
 from llm_pipeline.stages.resolve import released_before
-
-
-class Counting:
-    """A store that counts what is asked of it."""
-
-    def __init__(self, store: Any) -> None:
-        self._store, self.asked = store, Counter()
-
-    def __getattr__(self, name: str) -> Any:
-        self.asked[name] += 1
-        return getattr(self._store, name)
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from load_sample import CONFIRMED_RATE, POLICY, sample_load_test
 
-from llm_pipeline.loadtest.outcome import LoadTestOutcome, write_outcome
+from llm_pipeline.loadtest.outcome import write_outcome
 from llm_pipeline.reporting.collect import collect, read_load
 from llm_pipeline.reporting.figure import Plot
 from llm_pipeline.reporting.highlights import highlights
 from llm_pipeline.reporting.html import render_report
-from llm_pipeline.reporting.load_plots import draw_load, plot_goodput, plot_latency_by_rate, plot_over_time
+from llm_pipeline.reporting.load_plots import draw_load, plot_latency_by_rate, plot_over_time
 from llm_pipeline.reporting.model import LoadStudy
 
 
@@ -109,17 +109,6 @@ def test_a_report_whose_records_were_not_kept_still_has_its_tables(tmp_path: Pat
     bare = read_load(tmp_path, "cpu", POLICY)
     assert bare.curves == ()
     assert bare.outcome == study.outcome
-
-
-def test_two_rates_close_together_are_named_on_two_levels(study: LoadStudy) -> None:
-    def heights(outcome: LoadTestOutcome) -> set[str]:
-        plot = plot_goodput(study.model_copy(update={"outcome": outcome}))
-        marks = re.findall(r"<text[^>]*? y=\"([-\d.]+)\"[^>]*>(?:workload|confirmed) ", plot.svg)
-        assert len(marks) == 2
-        return set(marks)
-
-    assert len(heights(study.outcome)) == 1
-    assert len(heights(study.outcome.model_copy(update={"confirmed_rate_per_second": 22.0}))) == 2
 
 
 def test_the_figures_on_top_are_the_confirmed_rate_and_the_cost(study: LoadStudy) -> None:

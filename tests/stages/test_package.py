@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("tritonclient")
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from pretended_engine import make_engine
+
 from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden, write_golden
 from llm_pipeline.artifacts.items import ScoredItem, write_items
-from llm_pipeline.artifacts.repository_layout import OPENVINO_FILES
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import execute
@@ -20,23 +25,6 @@ TARGET = {
 }  # fmt: skip
 
 GPU_TARGET = {"name": "h100", "accelerator": "H100-SXM5-80GB", "engine": "tensorrt_llm_llmapi"}
-
-
-def make_engine(directory):
-    from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
-    from llm_pipeline.config.target import Target
-
-    directory.mkdir()
-    for name in OPENVINO_FILES:
-        (directory / name).write_bytes(b"x")
-    facts = EngineFacts(
-        builder="openvino_cpu", bytes=1, weight_format="native", quantization="FP8",
-        kv_cache="f32", context_length=128, device="a CPU", versions={}, seconds={},
-        single_stream_tokens_per_second=1.0, batched_tokens_per_second=1.0, batched_sequences=1,
-    )  # fmt: skip
-    target = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu")
-    EngineDescription(facts=facts, target=target).write(directory)
-    return directory
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 ROOT = Path(__file__).parents[3]
 
@@ -46,23 +46,9 @@ def tiny_engine(model_python, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def pretended_engine(tmp_path) -> Path:
-    """A directory that looks like an engine to everything that does not load it."""
-    from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
-    from llm_pipeline.artifacts.repository_layout import OPENVINO_FILES
-    from llm_pipeline.config.target import Target
+    from pretended_engine import make_engine
 
-    engine = tmp_path / "engine"
-    engine.mkdir()
-    for name in OPENVINO_FILES:
-        (engine / name).write_bytes(b"x")
-    facts = EngineFacts(
-        builder="openvino_cpu", bytes=1, weight_format="native", quantization="FP8",
-        kv_cache="f32", context_length=128, device="a CPU", versions={}, seconds={},
-        single_stream_tokens_per_second=1.0, batched_tokens_per_second=1.0, batched_sequences=1,
-    )  # fmt: skip
-    target = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu")
-    EngineDescription(facts=facts, target=target).write(engine)
-    return engine
+    return make_engine(tmp_path / "engine")
 
 
 def _byte_alphabet() -> list[str]:
