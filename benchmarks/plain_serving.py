@@ -197,7 +197,7 @@ def _plain(checkpoint: Path, batch: int, scratch: str) -> Iterator[Endpoint]:
             [str(MODEL_PYTHON), *program], cwd=REPOSITORY, env=environment, stdout=log, stderr=log
         )
         try:
-            _await(f"http://127.0.0.1:{port}/v2/models/llm/ready", process, Path(log.name))
+            _await(f"http://127.0.0.1:{port}/health", process, Path(log.name))
             yield Endpoint(url=f"http://127.0.0.1:{port}")
         finally:
             process.terminate()
@@ -210,10 +210,10 @@ def _triton(engine: Path, weight_format: str, scratch: Path) -> Iterator[Endpoin
     repository, state = scratch / f"repository-{weight_format}", scratch / f"state-{weight_format}"
     ref = ArtifactRef(kind="engine", digest="0" * 64)
     write_repository(engine, (), {}, target(weight_format), repository, engine_ref=ref)
-    ports = ServerPorts(**dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True)))
+    ports = ServerPorts(**dict(zip(("http", "grpc", "metrics", "openai"), free_ports(4), strict=True)))
     try:
         server = start_server(repository, ports, triton_home=TRITON_HOME, python=MODEL_PYTHON, state=state)
-        yield Endpoint(url=server.http_url)
+        yield server.endpoint
     finally:
         stop_server(state)
 

@@ -30,7 +30,7 @@ class Request:
     """One request and the chunks of its answer."""
 
     def __init__(self, body: dict[str, Any]) -> None:
-        self.prompt, self.asked = str(body["text_input"]), int(body["max_tokens"])
+        self.prompt, self.asked = str(body["prompt"]), int(body["max_tokens"])
         self.chunks: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._tokens, self._shown = list[int](), ""
@@ -44,16 +44,18 @@ class Request:
         text = tokenizer.decode(self._tokens, skip_special_tokens=True)
         piece, self._shown = text[len(self._shown) :], text
         done = len(self._tokens) == self.asked
-        chunk = {"text_output": piece, "output_tokens": 1, "finish_reason": "length" if done else ""}
-        if len(self._tokens) == 1:
-            chunk["input_tokens"] = self.input_tokens
+        chunk = {
+            "model": "plain",
+            "choices": [{"text": piece, "finish_reason": "length" if done else None}],
+            "usage": {"prompt_tokens": self.input_tokens, "completion_tokens": len(self._tokens)},
+        }
         self._loop.call_soon_threadsafe(self.chunks.put_nowait, chunk)
 
     async def pieces(self) -> AsyncIterator[dict[str, Any]]:
         """The chunks as they come."""
         while True:
             yield (chunk := await self.chunks.get())
-            if chunk["finish_reason"]:
+            if chunk["choices"][0]["finish_reason"]:
                 return
 
 
@@ -112,17 +114,18 @@ def make_app(worker: Worker) -> FastAPI:
     """The server."""
     app = FastAPI()
 
-    @app.get("/v2/models/llm/ready")
+    @app.get("/health")
     def ready() -> dict[str, Any]:
         return {}
 
-    @app.post("/v2/models/llm/generate_stream")
+    @app.post("/v1/completions")
     async def stream(body: dict[str, Any]) -> StreamingResponse:
         worker.waiting.put(request := Request(body))
 
         async def lines() -> AsyncIterator[str]:
             async for chunk in request.pieces():
                 yield f"data: {json.dumps(chunk)}\n\n"
+            yield "data: [DONE]\n\n"
 
         return StreamingResponse(lines(), media_type="text/event-stream")
 

@@ -476,7 +476,7 @@ def _place(port: int) -> str:
     slots = []
     for number, name in enumerate(("staging", "blue", "green")):
         first = port + 3 * number
-        slots.append(f"{name}: {{ http: {first}, grpc: {first + 1}, metrics: {first + 2} }}")
+        slots.append(f"{name}: {{ http: {first}, grpc: {first + 1}, metrics: {first + 2}, openai: {first + 3} }}")
     return f"{{ {', '.join(slots)}, router: {{ port: {port + 9}, admin_port: {port + 10} }} }}"
 
 

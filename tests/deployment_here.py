@@ -12,7 +12,9 @@ import yaml
 def place_document(ports: Iterator[int]) -> dict[str, Any]:
     """A place: a staging server, and two slots behind an Envoy."""
     servers = ("staging", "blue", "green")
-    place: dict[str, Any] = {name: {kind: next(ports) for kind in ("http", "grpc", "metrics")} for name in servers}
+    place: dict[str, Any] = {
+        name: {kind: next(ports) for kind in ("http", "grpc", "metrics", "openai")} for name in servers
+    }
     return {**place, "router": {"port": next(ports), "admin_port": next(ports)}}
 
 

@@ -45,7 +45,7 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.fixture
 def deployment_file(tmp_path: Path) -> Path:
-    ports = iter(free_ports(11))
+    ports = iter(free_ports(14))
     path = tmp_path / "here.yaml"
     path.write_text(
         yaml.safe_dump(

@@ -39,8 +39,8 @@ def store(tmp_path: Path) -> ArtifactStore:
 
 def flow(store: ArtifactStore, resolved_at: datetime, **changes: Any) -> ReleaseProgress:
     servers: dict[str, Any] = {
-        name: {"http": first, "grpc": first + 1, "metrics": first + 2}
-        for name, first in (("staging", 18540), ("blue", 18543), ("green", 18546))
+        name: {"http": first, "grpc": first + 1, "metrics": first + 2, "openai": first + 3}
+        for name, first in (("staging", 18540), ("blue", 18544), ("green", 18548))
     }
     record = ReleaseRecord(
         release_id="r1",
@@ -56,7 +56,7 @@ def flow(store: ArtifactStore, resolved_at: datetime, **changes: Any) -> Release
                 "state_root": "/state",
                 "environments": {"model": "/model/python", "vllm": "/vllm/python"},
                 "triton_home": "/triton",
-                "places": {"cpu": {**servers, "router": {"port": 18550, "admin_port": 18551}}},
+                "places": {"cpu": {**servers, "router": {"port": 18560, "admin_port": 18561}}},
             }
         ),
         model=PinnedModel(id="demo/tiny", commit="0a1b2c3d" * 5, files=(), license="mit"),

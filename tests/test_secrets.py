@@ -278,7 +278,9 @@ class Parts:
     def _router(self) -> None:
         port, admin_port, *servers = _free_ports(4)
         place = EnvoyPlace(port=port, admin_port=admin_port)
-        blue, green = (ServerPorts(http=first, grpc=first + 1, metrics=first + 2) for first in servers)
+        blue, green = (
+            ServerPorts(http=first, grpc=first + 1, metrics=first + 2, openai=first + 3) for first in servers
+        )
         state = self.scene.left / "router"
         try:
             start_router(place, {"blue": blue, "green": green}, state, initial=all_to("blue", owner="test", epoch=0))
@@ -367,7 +369,7 @@ def _write_configs(place: Path, store: str, hub: str) -> Path:
     ports = iter(range(18711, 18799))
 
     def server() -> str:
-        return f"{{ http: {next(ports)}, grpc: {next(ports)}, metrics: {next(ports)} }}"
+        return f"{{ http: {next(ports)}, grpc: {next(ports)}, metrics: {next(ports)}, openai: {next(ports)} }}"
 
     router = f"{{ port: {next(ports)}, admin_port: {next(ports)} }}"
     where = f"{{ staging: {server()}, blue: {server()}, green: {server()}, router: {router} }}"

@@ -128,9 +128,11 @@ class TestPointers:
         assert "for cpu" in (pointer_problem(site.store, MODEL, "h100", site.previous) or "")
 
     def test_production_goes_back_to_nothing_forged_and_starts_nothing_forged(self, site: Site) -> None:
-        ports = [{"http": port, "grpc": port + 1, "metrics": port + 2} for port in (18541, 18544, 18547)]
+        ports = [
+            {"http": port, "grpc": port + 1, "metrics": port + 2, "openai": port + 3} for port in (18541, 18545, 18549)
+        ]
         servers = dict(zip(("staging", "blue", "green"), ports, strict=True))
-        place = TargetPlace.model_validate({**servers, "router": {"port": 18550, "admin_port": 18551}})
+        place = TargetPlace.model_validate({**servers, "router": {"port": 18560, "admin_port": 18561}})
         deployment = site.deployment.model_copy(update={"places": {TARGET: place}})
         site.point_previous_to(site.publish("checkpoint", "weights"))
         with pytest.raises(IntegrityError, match="is not served for"):

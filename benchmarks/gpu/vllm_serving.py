@@ -40,7 +40,7 @@ from llm_pipeline.engines.builder import BuildInputs, engine_builder
 from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server
 
-PORTS = ServerPorts(http=18700, grpc=18701, metrics=18702)
+PORTS = ServerPorts(http=18700, grpc=18701, metrics=18702, openai=18703)
 PEER_PORT = 18710
 PROMPT_TOKENS, OUTPUT_TOKENS = 256, 128
 FIRST_TOKEN_SECONDS, TOKEN_SECONDS = 1.0, 0.06

@@ -22,11 +22,12 @@ _MOST_SHARE = 0.5
 
 
 def kinds_of(request: ObservedRequest, long_bytes: int | None) -> tuple[str, ...]:
-    """The kinds of a request, by what is known before its answer."""
+    """The kinds of a request, by what is known before its answer; none of one that is judged by its status only."""
+    if request.by_status_only:
+        return ()
     streamed = STREAMED if request.streaming else WHOLE
     is_long = long_bytes is not None and request.request_bytes > long_bytes
-    route = f"{_ROUTE}{request.route}"
-    return (streamed, *([LONG] if is_long else []), *([route] if request.route else []))
+    return (streamed, *([LONG] if is_long else []), f"{_ROUTE}{request.route}")
 
 
 def rare_kinds(kinds: Iterable[tuple[str, ...]], enough: float) -> tuple[str, ...]:
@@ -204,6 +205,8 @@ def unit_of(
     unit = Unit(on_trial=on_trial, stratum=stratum, group=group_of(client_of(request)), kinds=kinds)
     if request.error:
         return unit.model_copy(update={"error": not request.refused})
+    if request.by_status_only:
+        return unit.model_copy(update={"error": None if request.in_flight or request.cancelled else False})
     values: dict[str, object] = {"error": None}
     if not request.in_flight:
         values["abandoned"] = request.cancelled

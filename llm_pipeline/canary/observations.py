@@ -5,6 +5,7 @@ a second attempt was needed, the arm's own server failed and fail-over hid it: t
 still counts against the arm.
 
 The log has a line when a request ends, and one a second while it is in flight, so a request that hangs is seen, too.
+Of the answers of OpenAI's API it has times and texts; of Triton's own API and of gRPC the status alone.
 """
 
 from __future__ import annotations
@@ -20,17 +21,12 @@ from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.arm_names import FAILOVER_SUFFIX, plain_name
 from llm_pipeline.canary.router import SlotName
 
-_GRPC_STREAM = "/ModelStreamInfer"
-_STREAMING_PATHS = ("/generate_stream", _GRPC_STREAM)
 # invalid argument, not found, already exists, permission denied, failed precondition, out of range, unimplemented,
 # unauthenticated: both versions would answer the same request like that. Any other but OK is the server's fault.
 _REFUSING_GRPC_STATUSES = frozenset({3, 5, 6, 7, 9, 11, 12, 16})
 _FAULT_FLAGS = frozenset({"UF", "UO", "NR", "NC", "UT", "LR", "UR", "UC", "UPE", "UMSDR", "OM", "NFCF", "UH"})
 _CANCELLED_FLAGS = frozenset({"DC", "DR"})
-_OPENAI_ANSWERS = ("/chat/completions", "/completions")
-_ANSWER_PATHS = ("/generate", "/generate_stream", *_OPENAI_ANSWERS)
-_GRPC_ANSWERS = ("/ModelInfer", _GRPC_STREAM)
-_ROUTES = (*_ANSWER_PATHS, *_GRPC_ANSWERS)
+_ROUTES = ("/chat/completions", "/completions")
 _GIVEN_UP = ("", "cancelled", "abort")
 _CALLS_TOOLS = ("tool_calls", "function_call")
 _IN_FLIGHT = "DownstreamPeriodic"
@@ -55,9 +51,9 @@ class ObservedRequest:
         cancelled: The user disconnected before the answer's end.
         in_flight: It had not ended; its times are those until the line was written.
         streaming: The answer was a stream of tokens.
-        route: The end of the path of an inference request; empty for others.
-        first_byte_milliseconds: From the request's last byte, or its first in a gRPC stream, until the answer's first
-            byte; None without an answer.
+        route: The end of the path of a completion; empty for others.
+        by_status_only: It is none, so nothing but its status is judged.
+        first_byte_milliseconds: From the request's last byte until the answer's first byte; None without an answer.
         total_milliseconds: From there until its last byte, or until the user went away, or its age in flight.
         bytes_sent: Size of the answer's body.
         stream_milliseconds: From the answer's first byte to its last; None without an answer.
@@ -91,6 +87,7 @@ class ObservedRequest:
     client: str | None = None
     identity: str = ""
     route: str = ""
+    by_status_only: bool = False
     refused: bool = False
     in_flight: bool = False
     server: SlotName | None = None
@@ -198,7 +195,8 @@ def quantile(values: Sequence[float], level: float) -> float | None:
 
 def arm_point(requests: Sequence[ObservedRequest]) -> ArmPoint:
     """One arm's requests as a point of the timeline; first tokens are those of streamed answers."""
-    answered = [request for request in requests if not request.error and not request.cancelled]
+    judged = [request for request in requests if not request.by_status_only]
+    answered = [request for request in judged if not request.error and not request.cancelled]
     first = [r.first_byte_milliseconds for r in answered if r.streaming and r.first_byte_milliseconds is not None]
     total = [request.total_milliseconds for request in answered]
     each = [time for request in answered if (time := request.per_token_milliseconds) is not None]
@@ -240,10 +238,14 @@ def _request(
     ending = "in flight" if in_flight else _ending(entry)
     server = slot_of_address(entry.get("host"))
     elsewhere = (_count(entry["attempts"]) or 0) > 1 or server != arm
-    asking = 0.0 if path.endswith(_GRPC_STREAM) else _positive(entry.get("asked_ms")) or 0.0
+    route = next((route for route in _ROUTES if path.endswith(route)), "")
+    asking = (
+        (_positive(entry.get("asked_ms")) or 0.0) if route else 0.0
+    )  # a gRPC stream may ask for longer than it lasts
     broken, refused = ending == "failed", ending == "refused"
     fault = broken or (ending == "answered" and elsewhere)
-    read, ends = _known(entry, path) if ending in ("answered", "failed") else (False, False)
+    has_text = entry.get("has_text") if route and ending in ("answered", "failed") else None
+    read = has_text is not None and _count(entry["code"]) == HTTPStatus.OK
     reason = str(entry.get("finish_reason") or "")
     return ObservedRequest(
         started_at=_finite(entry["started_at"]),
@@ -256,7 +258,7 @@ def _request(
         cancelled=ending == "abandoned",
         in_flight=in_flight,
         server=server,
-        streaming=path.endswith(_STREAMING_PATHS) or entry.get("stream") == "1",
+        streaming=entry.get("stream") == "1",
         first_byte_milliseconds=_after(asking, entry.get("first_byte_ms")),
         total_milliseconds=_after(asking, entry.get("total_ms")) or 0.0,
         bytes_sent=_count(entry.get("bytes")) or 0,
@@ -265,11 +267,12 @@ def _request(
         session=_fingerprint(entry.get("session")),
         client=_fingerprint(entry.get("client")),
         identity=str(entry.get("id") or ""),
-        route=next((route for route in _ROUTES if path.endswith(route)), ""),
+        route=route,
+        by_status_only=not route,
         output_tokens=_count(entry.get("output_tokens")) if read else None,
         finish_reason=reason,
-        empty=entry["has_text"] != "1" and reason not in _CALLS_TOOLS if read else None,
-        truncated=reason in _GIVEN_UP if ends else None,
+        empty=has_text != "1" and reason not in _CALLS_TOOLS if read else None,
+        truncated=reason in _GIVEN_UP if read else None,
         repetition=_positive(entry.get("repetition")) if read else None,
         odd_characters=_positive(entry.get("odd_characters")) if read else None,
     )
@@ -287,17 +290,6 @@ def _ending(entry: Mapping[str, Any]) -> Literal["answered", "failed", "refused"
     if code >= HTTPStatus.BAD_REQUEST or status in _REFUSING_GRPC_STATUSES:
         return "refused"
     return "answered" if status in (None, 0) else "failed"
-
-
-def _known(entry: Mapping[str, Any], path: str) -> tuple[bool, bool]:
-    """Whether the router read the answer's text, and whether it read how the answer ended.
-
-    gRPC users choose the outputs, so whether an answer is complete is known only if they asked for its finish reason.
-    """
-    over_grpc = path.endswith(_GRPC_ANSWERS)
-    read = _count(entry["code"]) == HTTPStatus.OK and entry.get("has_text") is not None
-    read &= over_grpc or path.endswith(_ANSWER_PATHS)
-    return read, read and not (over_grpc and entry.get("finish_reason") is None)
 
 
 def _arm(cluster: object) -> tuple[SlotName | None, bool]:

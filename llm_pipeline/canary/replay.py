@@ -20,7 +20,6 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 from llm_pipeline.serving.endpoint_access import request_headers
-from llm_pipeline.serving.protocols import protocol_of
 
 log = get_logger(__name__)
 
@@ -83,7 +82,7 @@ class Replay:
         draws, asked = random.Random(0), set[asyncio.Task[None]]()  # noqa: S311 - an order of prompts
         async with GenerationClient(
             self._endpoint.url,
-            protocol=protocol_of(self._endpoint),
+            model=self._endpoint.openai_model,
             timeout_seconds=_TIMEOUT_SECONDS,
             headers=self._headers,
             tls=self._tls,

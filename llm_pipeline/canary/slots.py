@@ -18,7 +18,6 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.release import Drill
 from llm_pipeline.config.server_place import OpenAiSlot, SlotServer
 from llm_pipeline.serving.endpoint_access import active_requests
-from llm_pipeline.serving.openai_process import openai_is_ready
 from llm_pipeline.serving.ports import loopback_endpoint
 from llm_pipeline.serving.repository_links import fetch_links, refuse_other_host
 from llm_pipeline.serving.slot_fence import FencingToken, admit, newest_token
@@ -208,8 +207,7 @@ class TritonSlots:
         return server is not None and server.digest == repository.digest
 
     def answers(self, slot: SlotName) -> bool:
-        spoken = self.alive(slot) and openai_is_ready(self._state(slot), self._ports[slot])
-        return spoken and asyncio.run(generates(loopback_endpoint(self._ports[slot])))
+        return self.alive(slot) and asyncio.run(generates(loopback_endpoint(self._ports[slot])))
 
     def in_flight(self, slot: SlotName) -> int | None:
         try:

@@ -17,10 +17,9 @@ from typing import Any
 
 from llm_pipeline.artifacts.repository_layout import MODEL_NAME
 from llm_pipeline.canary.arm_names import Protocol
-from llm_pipeline.config.server_place import ServerPorts, SlotServer, speaks_openai
+from llm_pipeline.config.server_place import SlotServer, speaks_openai
 
 _MODEL = f"/v2/models/{MODEL_NAME}"
-_VERSION = r"(/versions/[0-9]+)?"
 _GRPC_SERVICE = "/inference.GRPCInferenceService/"
 
 _ASKING = ("generate", "generate_stream")
@@ -56,8 +55,8 @@ class UsersApi:
 
 
 TRITON_API = UsersApi(
-    reads=rf"/v2(/health/(live|ready))?|{_MODEL}{_VERSION}(/ready)?",
-    asks=rf"{_MODEL}{_VERSION}/({'|'.join(_ASKING)})",
+    reads=rf"/v2(/health/(live|ready))?|{_MODEL}(/ready)?",
+    asks=rf"{_MODEL}/({'|'.join(_ASKING)})",
     health="/v2/health/ready",
     healthy_below=HTTPStatus.MULTIPLE_CHOICES,
     second_opinions=(HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND),
@@ -96,5 +95,4 @@ def apis_of(slots: Mapping[Any, SlotServer]) -> dict[Protocol, UsersApi]:
     """What users of a place's slots may ask for, by the protocol of the servers that are asked; HTTP is the last."""
     if speaks_openai(slots):
         return {"http": OPENAI_API}
-    beside = any(isinstance(server, ServerPorts) and server.openai is not None for server in slots.values())
-    return {"grpc": TRITON_API, **({"openai": OPENAI_BESIDE_TRITON} if beside else {}), "http": TRITON_API}
+    return {"grpc": TRITON_API, "openai": OPENAI_BESIDE_TRITON, "http": TRITON_API}

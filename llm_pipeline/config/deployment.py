@@ -66,10 +66,7 @@ class TargetPlace(ConfigModel):
         blue, green = self.blue, self.green
         if isinstance(blue, OpenAiSlot) != isinstance(green, OpenAiSlot):
             raise ValueError("blue and green must both be ports of this host, or both of kind: openai")
-        if isinstance(blue, ServerPorts) and isinstance(green, ServerPorts):
-            if (blue.openai is None) != (green.openai is None):
-                raise ValueError("blue and green must both have a port `openai`, or neither")
-        elif isinstance(blue, OpenAiSlot) and isinstance(green, OpenAiSlot):
+        if isinstance(blue, OpenAiSlot) and isinstance(green, OpenAiSlot):
             if blue.address == green.address:
                 raise ValueError("blue and green must be two servers")
             if blue.endpoint.openai_model != green.endpoint.openai_model:

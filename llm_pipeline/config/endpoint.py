@@ -12,10 +12,10 @@ from llm_pipeline.config.model import ConfigModel, ConnectionId, HostPath, Plain
 
 
 class Endpoint(ConfigModel):
-    """A server's addresses: a Triton's, or with `openai_model` those of a server with OpenAI's API.
+    """The addresses of a server with OpenAI's API.
 
     Attributes:
-        url: Base URL of its HTTP endpoint, e.g. `http://127.0.0.1:8000`; for OpenAI's API what comes before `/v1`.
+        url: What comes before `/v1`, e.g. `http://127.0.0.1:8000`.
         metrics_url: URL of its Prometheus metrics; None when they cannot be read.
         dcgm_url: URL of the metrics of DCGM's exporter on its host; None without one.
         header_variables: HTTP headers that every request carries, each with the environment variable
@@ -24,8 +24,8 @@ class Endpoint(ConfigModel):
             key is written nowhere.
         api_key_connection: Airflow connection whose password is that key, for what Airflow runs: it is put into the
             variable of the processes that need it, which must not be set for the workers as well.
-        openai_model: Name of the model at a server with OpenAI's API (`vllm serve --served-model-name`), whose
-            completions are asked for at `/v1/completions`; None for a Triton.
+        openai_model: Name of the model at a server of somebody else's (`vllm serve --served-model-name`); None for one
+            of ours, which has one model and says which release it is.
         ca_file: Certificates that its TLS certificate is checked against; None for the system's.
     """
 
@@ -63,7 +63,7 @@ class Endpoint(ConfigModel):
 
     @model_validator(mode="after")
     def _before_the_version(self) -> Endpoint:
-        if self.openai_model is not None and self.url.rstrip("/").endswith("/v1"):
+        if self.url.rstrip("/").endswith("/v1"):
             raise ValueError("url must end before /v1, which is added to it")
         return self
 

@@ -52,7 +52,7 @@ class ServingManifestOptions(ConfigModel):
         tolerations: Taints of GPU nodes.
         memory_gib: Memory request and limit of a pod, which its shared memory counts towards; None for none.
         user: `uid:gid` of the pods. SSH wants the image to know the user's name, for servers over several nodes.
-        ports: Ports of the server; with `openai`, a second container speaks OpenAI's API, from `setup_image`.
+        ports: Ports of the server; behind `openai` a second container speaks OpenAI's API, from `setup_image`.
         startup_minutes: Longest start: fetching, verifying and loading weights.
         drain_seconds: Longest wait for requests in flight when a pod ends.
         endpoint_seconds: Time between the end of new requests to a pod and the signal to end.

@@ -21,7 +21,7 @@ class ServerPorts(ConfigModel):
     """Loopback ports of one Triton server, and its GPUs.
 
     Attributes:
-        openai: Port of OpenAI's API, spoken by a small process beside the server; None for none.
+        openai: Port of OpenAI's API, spoken by a small process beside the server; the pipeline asks by it, too.
         gpus: Indices of the host's GPUs that the server sees; None for all that its worker does. Servers that run at
             the same time, such as staging and the slot in production, need GPUs of their own.
         readable: Files and directories that the server may read beside its repository, its software and the system's
@@ -31,7 +31,7 @@ class ServerPorts(ConfigModel):
     http: Port
     grpc: Port
     metrics: Port
-    openai: Port | None = None
+    openai: Port
     gpus: GpuIndices | None = None
     readable: Annotated[tuple[AbsolutePath, ...], Field(max_length=64)] = ()
 
@@ -42,8 +42,7 @@ class ServerPorts(ConfigModel):
 
     def by_name(self) -> dict[str, int]:
         """The ports by protocol."""
-        ports = {"http": self.http, "grpc": self.grpc, "metrics": self.metrics}
-        return ports if self.openai is None else {**ports, "openai": self.openai}
+        return {"http": self.http, "grpc": self.grpc, "metrics": self.metrics, "openai": self.openai}
 
 
 class OpenAiSlot(ConfigModel):

@@ -183,11 +183,11 @@ def generate(deployment: Deployment, prompt: str, maximum_tokens: int = 8) -> st
         Transient: Production does not answer.
     """
     port = router_port(deployment)
-    url = f"http://127.0.0.1:{port}/v2/models/llm/generate"
-    body = json.dumps({"text_input": prompt, "max_tokens": maximum_tokens}).encode()
+    url = f"http://127.0.0.1:{port}/v1/completions"
+    body = json.dumps({"prompt": prompt, "max_tokens": maximum_tokens, "temperature": 0}).encode()
     try:
         answer = call(url, seconds=30, method="POST", headers={"Content-Type": "application/json"}, body=body)
-        return str(json.loads(answer.body)["text_output"]).strip()
+        return str(json.loads(answer.body)["choices"][0]["text"]).strip()
     except (OSError, KeyError, ValueError) as error:
         raise Transient(f"production does not answer: {error!r}", where=url) from error
 

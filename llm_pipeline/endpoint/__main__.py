@@ -32,11 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(prog="python -m llm_pipeline.endpoint", description="OpenAI's API for Triton.")
     parser.add_argument("--model", type=Path, required=True, help="version directory of the model llm")
     parser.add_argument("--triton", required=True, help="host and port of Triton's HTTP endpoint")
+    parser.add_argument("--root", default="", help="what the model was loaded from, for the list of models")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--workers", type=int, default=1, help="processes")
     options = parser.parse_args(arguments)
-    settings = Settings(options.model, options.triton)
+    settings = Settings(options.model, options.triton, options.root)
     application(settings)  # here, too: a worker that cannot have one would be started again for ever
     config = uvicorn.Config(
         partial(application, settings),

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from llm_pipeline.artifacts.endpoint_description import EndpointDescription
 from llm_pipeline.endpoint.protocol import Asked, ChatRequest
 from llm_pipeline.endpoint.triton import Piece
 
@@ -71,11 +72,11 @@ class Answer:
     Args:
         asked: The request.
         choices: How many answers it asks for: `n` of each prompt.
-        release: What `system_fingerprint` says.
+        about: The model that answers.
         calls_tools: Tool calls are looked for in the text.
     """
 
-    def __init__(self, asked: Asked, choices: int, release: str, *, calls_tools: bool) -> None:
+    def __init__(self, asked: Asked, choices: int, about: EndpointDescription, *, calls_tools: bool) -> None:
         self._chat = isinstance(asked, ChatRequest)
         self._asked = asked
         self._choices = [_Choice(tools=ToolText() if calls_tools else None) for _ in range(choices)]
@@ -85,8 +86,8 @@ class Answer:
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}",
             "object": f"{name}.chunk" if self._chat and asked.stream else name,
             "created": int(time.time()),
-            "model": asked.model,
-            "system_fingerprint": release,
+            "model": about.model,
+            "system_fingerprint": about.release,
         }
 
     def take(self, number: int, piece: Piece) -> bytes:

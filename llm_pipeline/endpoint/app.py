@@ -42,10 +42,12 @@ class Settings:
     Attributes:
         model: Version directory of the model `llm`, with `endpoint.json`.
         triton: Host and port of Triton's HTTP endpoint.
+        root: What the list of models says that the model was loaded from; empty for its name.
     """
 
     model: Path
     triton: str
+    root: str = ""
 
 
 def application(settings: Settings) -> Starlette:
@@ -57,7 +59,7 @@ def application(settings: Settings) -> Starlette:
     """
     write_json_lines()
     description = load_record(EndpointDescription, settings.model / ENDPOINT_FILE, "not an endpoint's description")
-    endpoint = _Endpoint(description)
+    endpoint = _Endpoint(description, settings.root)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -81,8 +83,8 @@ def application(settings: Settings) -> Starlette:
 class _Endpoint:
     triton: Triton
 
-    def __init__(self, description: EndpointDescription) -> None:
-        self._about = description
+    def __init__(self, description: EndpointDescription, root: str) -> None:
+        self._about, self._root = description, root or description.model
         self._template = ChatTemplate(description.chat, description.chat_template_arguments)
         self._most_bytes = BODY_BYTES + BODY_BYTES_PER_TOKEN * description.maximum_tokens_per_request
 
@@ -127,7 +129,7 @@ class _Endpoint:
         calls_tools = (
             isinstance(asked, ChatRequest) and asked.offers_tools and TOOL_CALL in (self._about.chat.template or "")
         )
-        answer = Answer(asked, len(requests), self._about.release, calls_tools=calls_tools)
+        answer = Answer(asked, len(requests), self._about, calls_tools=calls_tools)
         pieces = generate_all(self.triton, requests, self._about.maximum_sequences)
         if asked.stream:
             first = await _unless_left(request, anext(pieces))  # an error before it is an answer of its own
@@ -148,13 +150,13 @@ class _Endpoint:
             "object": "model",
             "created": _CREATED,
             "owned_by": "llm-pipeline",
-            "root": about.model,
+            "root": self._root,
             "max_model_len": about.maximum_tokens_per_request,
         }
 
-    def _require_model(self, name: str) -> None:
-        if name != self._about.model:
-            message = f"the model {name[:200]!r} is not served here; GET /v1/models lists what is"
+    def _require_model(self, name: str | None) -> None:
+        if name not in {None, self._about.model}:
+            message = f"the model {str(name)[:200]!r} is not served here; GET /v1/models lists what is"
             raise ApiError(message, status=404, param="model", code="model_not_found")
 
     async def _body(self, request: Request) -> bytes:

@@ -184,9 +184,9 @@ def _one_or_more(value: Any) -> Any:
 
 
 class Asked(_Part):
-    """What chats and completions have in common."""
+    """What chats and completions have in common; `model` may be left out, as there is one."""
 
-    model: Annotated[str, Field(max_length=512)]
+    model: Annotated[str | None, Field(max_length=512)] = None
     max_tokens: Annotated[int | None, Field(ge=0, lt=2**31)] = None
     temperature: Annotated[float | None, Field(ge=0, le=2)] = None
     top_p: Annotated[float | None, Field(gt=0, le=1)] = None

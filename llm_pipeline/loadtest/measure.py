@@ -134,7 +134,7 @@ class LoadClient:
             raise Transient(
                 f"none of {len(records)} requests {reached}: {said}",
                 where=self._endpoint.url,
-                hint="is the server running, and is this its HTTP port?",
+                hint="is the server running, and is this its port for OpenAI's API?",
             )
 
 
@@ -172,7 +172,7 @@ def _target(endpoint: Endpoint, timeout_seconds: float) -> Target:
         host=url.hostname or "",
         port=url.port or (443 if tls else 80),
         path=url.path.rstrip("/"),
-        openai_model=endpoint.openai_model,
+        model=endpoint.openai_model,
         tls=tls,
         ca_file=endpoint.ca_file,
         headers=request_headers(endpoint),

@@ -18,8 +18,8 @@ from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.loadtest.outcome import ServerUse
+from llm_pipeline.serving.completions import METRICS
 from llm_pipeline.serving.metrics_page import Series, metric_values, parse_metrics
-from llm_pipeline.serving.protocols import OpenAiProtocol, TritonProtocol
 
 _log = get_logger(__name__)
 
@@ -51,7 +51,6 @@ class Increases:
 _INTERVAL_SECONDS = 1.0
 _READ_SECONDS = 2.0
 _MEBIBYTE = 1 << 20
-_PROTOCOLS = (TritonProtocol, OpenAiProtocol)
 
 
 @dataclass
@@ -75,18 +74,16 @@ class Samples:
         """Take one reading of the metrics of our models, of TensorRT-LLM's own in Triton, or of vLLM."""
         self.readings += 1
         self.counters.add(page)
-        ours = [metric_values(page, *protocol.metrics.active) for protocol in _PROTOCOLS]
-        active = next(filter(None, ours), [])
-        kv_cache = metric_values(page, *(name for one in _PROTOCOLS for name in one.metrics.kv_cache))
         _extend(
             self.active,
             sum,
-            active or metric_values(page, "nv_trt_llm_request_metrics", label=("request_type", "active")),
+            metric_values(page, *METRICS.active)
+            or metric_values(page, "nv_trt_llm_request_metrics", label=("request_type", "active")),
         )
         _extend(
             self.kv_cache,
             max,
-            kv_cache
+            metric_values(page, *METRICS.kv_cache)
             or metric_values(page, "nv_trt_llm_kv_cache_block_metrics", label=("kv_cache_block_type", "fraction")),
         )
         _extend(self.gpu_utilization, _mean, metric_values(page, "nv_gpu_utilization"))
@@ -107,12 +104,8 @@ class Samples:
             kv_cache_fraction=max(self.kv_cache, default=None),
             gpu_utilization_fraction=_mean(utilization) if utilization else None,
             gpu_memory_bytes=_whole(max(self.gpu_memory or self.dcgm_memory, default=None)),
-            input_tokens=_first_total(
-                counters,
-                *("llm_input_tokens_total", "vllm:prompt_tokens_total"),
-                *("sglang:prompt_tokens_total", "trtllm_prompt_tokens_total"),
-            ),
-            output_tokens=_first_total(counters, *(name for one in _PROTOCOLS for name in one.metrics.output_tokens)),
+            input_tokens=_first_total(counters, *METRICS.input_tokens),
+            output_tokens=_first_total(counters, *METRICS.output_tokens),
             samples=self.readings,
         )
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from llm_pipeline.artifacts.endpoint_description import EndpointDescription
-from llm_pipeline.artifacts.repository_layout import MODEL_NAME
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.slots import slot_state
 from llm_pipeline.config.deployment import TargetPlace
@@ -38,7 +37,7 @@ def last_words(flow: ReleaseProgress, verdict: Verdict) -> Iterator[str]:
         facts.append((f"{place} serves", _who(serving, release_id)))
         if serving is not None:
             server = find_server(slot_state(Path(flow.deployment.state_root), place, serving.pointer.slot))
-            facts.append(("ask it", curl_line(flow.deployment.places[place], server.openai if server else None)))
+            facts.append(("ask it", curl_line(flow.deployment.places[place], server.about if server else None)))
     report = flow.find("report")
     facts.append(("report", _readable(str(report.metrics.get("report", ""))) if report else ""))
     yield f"{release_id}: {verdict}{verdict.see}"
@@ -50,7 +49,7 @@ def curl_line(place: TargetPlace, spoken: EndpointDescription | None) -> str:
 
     Args:
         place: The place.
-        spoken: What OpenAI's API tells of the model of our own server there; None where only Triton's is spoken.
+        spoken: What is said of the model of our own server there; None where none is known.
     """
     address = place.router.users_url()
     if not address:
@@ -61,25 +60,23 @@ def curl_line(place: TargetPlace, spoken: EndpointDescription | None) -> str:
 
 
 def curl_line_at(address: str) -> str:
-    """The same of a Triton's address."""
-    return f"{_CURL} {address}{_of_triton()}"
+    """The same of the address of one of our servers."""
+    return f"{_CURL} {address}{_asked('completions', None, {'prompt': _PROMPT})}"
 
 
 def _question(place: TargetPlace, spoken: EndpointDescription | None) -> str:
     if spoken is not None and spoken.chat.template is not None:
-        return _of_openai("chat/completions", spoken.model, {"messages": [{"role": "user", "content": _PROMPT}]})
-    model = place.blue.endpoint.openai_model if isinstance(place.blue, OpenAiSlot) else spoken and spoken.model
-    return _of_openai("completions", model, {"prompt": _PROMPT}) if model else _of_triton()
+        return _asked("chat/completions", spoken.model, {"messages": [{"role": "user", "content": _PROMPT}]})
+    if isinstance(place.blue, OpenAiSlot):
+        model = place.blue.endpoint.openai_model
+    else:
+        model = None if spoken is None else spoken.model
+    return _asked("completions", model, {"prompt": _PROMPT})
 
 
-def _of_openai(route: str, model: str, asked: Mapping[str, object]) -> str:
-    body = json.dumps({"model": model, **asked, "max_tokens": _TOKENS})
+def _asked(route: str, model: str | None, what: Mapping[str, object]) -> str:
+    body = json.dumps({**({"model": model} if model else {}), **what, "max_tokens": _TOKENS})
     return f"/v1/{route} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
-
-
-def _of_triton() -> str:
-    body = json.dumps({"text_input": _PROMPT, "max_tokens": _TOKENS})
-    return f"/v2/models/{MODEL_NAME}/generate -d {shlex.quote(body)}"
 
 
 def _who(serving: Serving | None, release_id: str) -> str:

@@ -165,7 +165,7 @@ class _Look:
     def _found(self, slot: str, ports: ServerPorts, names: Mapping[str, str], *, ended: bool) -> ServerStatus:
         """A server by its process record, without asking whether it answers."""
         running = find_server(self._root / self._place / slot)
-        address = f"http://{LOOPBACK}:{ports.http}"
+        address = f"http://{LOOPBACK}:{ports.openai}"
         if running is None:
             condition: ServerCondition = "has ended" if ended else "stopped"
             return ServerStatus(slot=slot, condition=condition, address=address)
@@ -182,7 +182,7 @@ class _Look:
         if pointers.production is None:
             return ""
         server = find_server(slot_state(self._root, self._place, pointers.production.slot))
-        return curl_line(self._config, server.openai if server else None)
+        return curl_line(self._config, server.about if server else None)
 
     def _traffic(self) -> RouteState | None:
         try:

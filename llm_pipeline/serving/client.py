@@ -1,11 +1,11 @@
-"""An asyncio client of the model `llm`: generations with their content checked and their tokens timed.
+"""An asyncio client of a served model: generations with their content checked and their tokens timed.
 
     async with GenerationClient("http://127.0.0.1:8000") as client:
         answer = await client.stream("2+2=", maximum_tokens=4)
         answer.ok, answer.text, answer.first_token_seconds
 
-A failed request is data, not an exception: Triton answers HTTP 200 with an `error` key for some failures, ends a
-broken stream silently, and marks the end of no stream, so every answer is checked here.
+A failed request is data, not an exception: a stream may break off, or say under HTTP 200 that it failed, so every
+answer is checked here.
 
 It uses aiohttp, whose C parser keeps up with the rates of a load test; other calls are made by `base.bounded_http`.
 """
@@ -23,22 +23,20 @@ import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError
 
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.serving.endpoint_access import request_headers, tls_context
-from llm_pipeline.serving.protocols import (
-    AnswerReader,
+from llm_pipeline.serving.completions import (
+    COMPLETIONS_PATH,
+    CompletionReader,
     ErrorInAnswer,
     GenerationParameters,
     NotAnAnswer,
-    ServingProtocol,
-    TritonProtocol,
     flaw_of,
     header_secrets,
-    protocol_of,
     refusal_text,
+    request_body,
     shown,
 )
+from llm_pipeline.serving.endpoint_access import request_headers, tls_context
 
-_TRITON = TritonProtocol()
 LONGEST_ANSWER_BYTES = 16 * 1024 * 1024
 """Far above any generation; a server that sends more is not answering the request."""
 
@@ -93,7 +91,7 @@ class Generation:
 class _Reading:
     """A partly received answer."""
 
-    reader: AnswerReader
+    reader: CompletionReader
     sent_at: float = field(default_factory=time.perf_counter)
     texts: list[str] = field(default_factory=list)
     chunk_seconds: list[float] = field(default_factory=list)
@@ -150,8 +148,8 @@ class GenerationClient:
     """Connections to one endpoint: a server, or a router in front of several.
 
     Args:
-        base_url: For example `http://127.0.0.1:8000`.
-        protocol: How the model is asked.
+        base_url: What comes before `/v1`, for example `http://127.0.0.1:8000`.
+        model: Its name at the server; None for one of ours, which serves one.
         timeout_seconds: Longest time for one whole answer.
         headers: Sent with every request.
         tls: Context of TLS connections; None for the system's certificates.
@@ -161,13 +159,13 @@ class GenerationClient:
         self,
         base_url: str,
         *,
-        protocol: ServingProtocol = _TRITON,
+        model: str | None = None,
         timeout_seconds: float = 60.0,
         headers: Mapping[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.protocol = protocol
-        self._url = base_url.rstrip("/")
+        self.model = model
+        self.url = base_url.rstrip("/") + COMPLETIONS_PATH
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         self._headers = {"Accept-Encoding": "identity", **(headers or {})}
         self._secrets = header_secrets(headers or {})
@@ -175,15 +173,15 @@ class GenerationClient:
         self._session: aiohttp.ClientSession | None = None
 
     @classmethod
-    def of(cls, endpoint: Endpoint, *, protocol: ServingProtocol | None = None, timeout_seconds: float = 60.0) -> Self:
+    def of(cls, endpoint: Endpoint, *, timeout_seconds: float = 60.0) -> Self:
         """A client of an endpoint, with its headers and its certificates.
 
         Raises:
             ConfigError: A header's variable is not set, or the certificates cannot be read.
         """
         headers, tls = request_headers(endpoint), tls_context(endpoint)
-        protocol = protocol or protocol_of(endpoint)
-        return cls(endpoint.url, protocol=protocol, timeout_seconds=timeout_seconds, headers=headers, tls=tls)
+        model = endpoint.openai_model
+        return cls(endpoint.url, model=model, timeout_seconds=timeout_seconds, headers=headers, tls=tls)
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
@@ -227,12 +225,11 @@ class GenerationClient:
         return answer
 
     async def _post(self, request: GenerationRequest, *, stream: bool) -> aiohttp.ClientResponse:
-        path = self.protocol.stream_path if stream else self.protocol.whole_path
-        body = self.protocol.body(request, stream=stream)
-        return await self.session.post(self._url + path, json=body, allow_redirects=False)  # headers may hold keys
+        body = request_body(request, self.model, stream=stream)
+        return await self.session.post(self.url, json=body, allow_redirects=False)  # headers may hold keys
 
     async def _ask(self, request: GenerationRequest, *, stream: bool) -> Generation:
-        reading = _Reading(self.protocol.reader(stream=stream))
+        reading = _Reading(CompletionReader(self.model, stream=stream))
         try:
             async with await self._post(request, stream=stream) as answer:
                 reading.status = answer.status

@@ -19,7 +19,6 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from llm_pipeline.artifacts.repository_layout import MODEL_VERSION
 from llm_pipeline.base.adapters import Adapter, adapter
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import ConfigError, Transient
@@ -27,9 +26,9 @@ from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_place import ServerPlace, ServerPorts
 from llm_pipeline.config.target import Target
+from llm_pipeline.serving.completions import header_secrets, without
 from llm_pipeline.serving.endpoint_access import active_requests, refusal_of, request_headers, tls_context
 from llm_pipeline.serving.ports import loopback_endpoint
-from llm_pipeline.serving.protocols import MODEL_PATH, header_secrets, without
 
 if TYPE_CHECKING:
     from llm_pipeline.config.endpoint import Endpoint
@@ -174,7 +173,7 @@ def await_model(endpoint: Endpoint, wait_seconds: float, check: Callable[[], Non
         Transient: The model was not loaded in time.
         ConfigError: A header's variable is not set, the certificates cannot be read, or access is denied.
     """
-    url = f"{endpoint.url.rstrip('/')}{MODEL_PATH}/versions/{MODEL_VERSION}/ready"
+    url = f"{endpoint.url.rstrip('/')}/health"
     headers, tls = request_headers(endpoint), tls_context(endpoint)
     started = time.monotonic()
     while refusal := _refusal(url, headers, tls):
@@ -198,7 +197,7 @@ def await_no_requests(endpoint: Endpoint, seconds: float) -> bool:
 
 
 def _refusal(url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None) -> str:
-    """Why the model's version takes no requests yet, empty once it does; the server's own readiness says nothing."""
+    """Why the model takes no requests yet; empty once it does."""
     try:
         answer = call(url, seconds=_ANSWER_SECONDS, headers=headers, tls=tls, longest_bytes=_LONGEST_ANSWER_BYTES)
     except OSError as error:

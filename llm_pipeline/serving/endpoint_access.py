@@ -3,8 +3,8 @@
 The values of headers come from the environment. They are checked here, because HTTP libraries put a value that they
 reject into their exception.
 
-A Triton is started with a name (`GET /v2`) that holds its repository's digest. A server with OpenAI's API states no
-digest: it must have the model that the endpoint names, and the golden outputs show whether that is the release's model.
+Our own servers state their repository's digest as the root of their model (`GET /v1/models`). Somebody else's must have
+the model that the endpoint names, and the golden outputs show whether that is the release's model.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from llm_pipeline.base.bounded_http import HttpAnswer, call
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.serving.completions import METRICS, MODELS_PATH, header_secrets, refusal_text, shown, without
 from llm_pipeline.serving.metrics_page import parse_metrics, whole_sum
-from llm_pipeline.serving.protocols import header_secrets, protocol_of, refusal_text, shown, without
-from llm_pipeline.serving.protocols.openai import MODELS_PATH, card_context
 
 
 def request_headers(endpoint: Endpoint) -> dict[str, str]:
@@ -70,7 +69,7 @@ def active_requests(endpoint: Endpoint, *, seconds: float = 5.0) -> int | None:
     except (OSError, ValueError):
         return None
     page = parse_metrics(answer.text) if answer.status == HTTPStatus.OK else {}
-    return whole_sum(page, *protocol_of(endpoint).metrics.active)
+    return whole_sum(page, *METRICS.active)
 
 
 def refusal_of(answer: HttpAnswer, headers: Mapping[str, str]) -> str:
@@ -90,7 +89,7 @@ _BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVIC
 
 
 def served_name(digest: str) -> str:
-    """The name that a server of this repository is started with."""
+    """What a server of this repository calls itself, and the root of its model."""
     return f"llm_pipeline:{digest}"
 
 
@@ -98,19 +97,13 @@ def require_served(endpoint: Endpoint, digest: str) -> None:
     """Check that an endpoint serves the repository of this digest, before anything is measured on it.
 
     Raises:
-        IntegrityError: It serves another repository, or does not say which.
-        Transient, ConfigError: As `ask`.
+        IntegrityError: One of ours serves another repository; and as `_card`.
+        Transient, ConfigError: As `_card`.
     """
-    if endpoint.openai_model is not None:
-        require_model(endpoint)
-        return
-    try:
-        name = str(json.loads(ask(endpoint, "/v2").body)["name"])
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise IntegrityError("this is not a Triton server", where=endpoint.url) from error
-    if name != served_name(digest):
+    root = model_root(endpoint)
+    if endpoint.openai_model is None and root != served_name(digest):
         raise IntegrityError(
-            f"the server there is {name!r}, not one of repository {digest[:12]}",
+            f"the server there has {root!r}, not repository {digest[:12]}",
             where=endpoint.url,
             hint="run the staging stage of this release again",
         )
@@ -120,11 +113,15 @@ def require_model(endpoint: Endpoint) -> int | None:
     """Check that the server has the endpoint's model.
 
     Returns:
-        Tokens that one of its requests may have; None where the server does not say.
+        Tokens that one of its requests may have; None where the server does not say: vLLM, SGLang and ours have
+        `max_model_len`, llama.cpp's server `n_ctx` under `meta`; gateways pass on neither.
 
     Raises: As `_card`.
     """
-    return card_context(_card(endpoint))
+    card = _card(endpoint)
+    meta = card.get("meta")
+    length = card.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else None)
+    return length if isinstance(length, int) else None
 
 
 def model_root(endpoint: Endpoint) -> str | None:
@@ -136,14 +133,15 @@ def model_root(endpoint: Endpoint) -> str | None:
     return root if isinstance(root, str) else None
 
 
-def ask(endpoint: Endpoint, path: str) -> HttpAnswer:
-    """What the server answers to a GET, of whatever status but those of one that is away or does not let us in.
+def _card(endpoint: Endpoint) -> dict[str, Any]:
+    """What the server says of the endpoint's model: the only one, where it names none.
 
     Raises:
         Transient: Nobody answers there, or the server is not ready.
         ConfigError: It does not let us in, a header's variable is not set, or the certificates cannot be read.
+        IntegrityError: It is not a server with OpenAI's API, or has other models.
     """
-    url = f"{endpoint.url.rstrip('/')}{path}"
+    url = f"{endpoint.url.rstrip('/')}{MODELS_PATH}"
     headers, tls = request_headers(endpoint), tls_context(endpoint)
     try:
         answer = call(url, seconds=_ANSWER_SECONDS, headers=headers, tls=tls, longest_bytes=_LONGEST_ANSWER_BYTES)
@@ -152,35 +150,22 @@ def ask(endpoint: Endpoint, path: str) -> HttpAnswer:
         raise Transient(f"no server answers: {said}", where=url, hint="is it running, and is this its URL?") from None
     said = refusal_of(answer, headers)
     if answer.status in _DENIED:
-        what = "header that opens it under header_variables"
-        if endpoint.openai_model is not None:
-            what = "variable with its API key as api_key_variable"
-        hint = f"name the {what} of the endpoint, and set its variable for the workers"
+        hint = "name its variable as api_key_variable of the endpoint, or a header's, and set it for the workers"
         raise ConfigError(f"the server refuses access: {said}", where=url, hint=hint)
     if answer.status in _BUSY:
         raise Transient(f"the server is not ready: HTTP {answer.status}: {said}", where=url)
-    return answer
-
-
-def _card(endpoint: Endpoint) -> dict[str, Any]:
-    """What the server says of the endpoint's model.
-
-    Raises:
-        Transient, ConfigError: As `ask`.
-        IntegrityError: It is not a server with OpenAI's API, or has other models.
-    """
-    answer, url = ask(endpoint, MODELS_PATH), f"{endpoint.url.rstrip('/')}{MODELS_PATH}"
     models = _models(answer.body) if answer.status == HTTPStatus.OK else None
     if models is None:
-        said = refusal_of(answer, request_headers(endpoint))
         raise IntegrityError(
             f"no list of models as in OpenAI's API: HTTP {answer.status}: {said}",
             where=url,
             hint="url is what comes before /v1, without redirects; some gateways say so to a wrong key",
         )
+    if endpoint.openai_model is None and len(models) == 1:
+        return next(iter(models.values()))
     if endpoint.openai_model not in models:
         raise IntegrityError(
-            f"the server has the models {', '.join(sorted(models)) or 'none'}, not {endpoint.openai_model}",
+            f"the server has the models {', '.join(sorted(models)) or 'none'}, not {endpoint.openai_model or 'one'}",
             where=url,
             hint="name one of them as openai_model, or serve the release under that name",
         )

@@ -26,8 +26,9 @@ from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
 from llm_pipeline.config.store import StoreModel
 from llm_pipeline.config.target import Target
+from llm_pipeline.serving.completions import ACTIVE_REQUESTS
+from llm_pipeline.serving.endpoint_access import served_name
 from llm_pipeline.serving.launch_plan import LaunchPlan, MpiHosts, launch_plan, nodes_of
-from llm_pipeline.serving.protocols.triton import ACTIVE_REQUESTS
 
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 """Prometheus has it on every series, as `app_kubernetes_io_instance`."""
@@ -286,20 +287,21 @@ def serving_pod(release: ServedRelease, plan: LaunchPlan, options: ServingManife
         **_probes(plan, options),
         **_lifecycle(plan, options),
     }
-    return _template(release, options, volumes, first, [server, *_openai(plan, options, volumes)])
+    return _template(release, options, volumes, first, [server, _openai(release, plan, options, volumes)])
 
 
-def _openai(plan: LaunchPlan, options: ServingManifestOptions, volumes: Sequence[Volume]) -> list[dict[str, Any]]:
+def _openai(
+    release: ServedRelease, plan: LaunchPlan, options: ServingManifestOptions, volumes: Sequence[Volume]
+) -> dict[str, Any]:
     """The container that speaks OpenAI's API, in an image that holds this package."""
-    if plan.ports.openai is None:
-        return []
     command = (
         *("python3", "-m", "llm_pipeline.endpoint", "--host", "0.0.0.0", "--port", str(plan.ports.openai)),  # noqa: S104 - the pod's own
         *("--triton", f"127.0.0.1:{plan.ports.http}", "--model", f"{REPOSITORY}/{MODEL_NAME}/{MODEL_VERSION}"),
+        *("--root", served_name(release.repository.digest)),
     )
     ready = {"httpGet": {"path": "/health", "port": OPENAI}, "periodSeconds": 5, "timeoutSeconds": 5}
     live = {"tcpSocket": {"port": OPENAI}, "initialDelaySeconds": 30, "periodSeconds": 15}
-    container = {
+    return {
         **_container(OPENAI, _setup_image(options), command, volumes),
         "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108 - the pod's own
         "ports": [{"name": OPENAI, "containerPort": plan.ports.openai}],
@@ -308,7 +310,6 @@ def _openai(plan: LaunchPlan, options: ServingManifestOptions, volumes: Sequence
         "livenessProbe": live,
         **_lifecycle(plan, options),
     }
-    return [container]
 
 
 def worker_pod(release: ServedRelease, plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, Any]:

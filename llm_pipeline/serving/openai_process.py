@@ -11,11 +11,12 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
-from llm_pipeline.artifacts.repository_layout import ENDPOINT_FILE, MODEL_NAME, MODEL_VERSION
+from llm_pipeline.artifacts.repository_layout import MODEL_NAME, MODEL_VERSION
 from llm_pipeline.base import detached
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.confinement import confined
 from llm_pipeline.config.server_place import ServerPorts
+from llm_pipeline.serving.endpoint_access import served_name
 from llm_pipeline.serving.ports import LOOPBACK
 
 _RECORD, _LOG = "openai.process.json", "openai.log"
@@ -26,26 +27,25 @@ _ANSWER_SECONDS = 2.0
 _SHOWN_LINES = 10
 
 
-def start_openai(state: Path, ports: ServerPorts, repository: Path) -> None:
-    """Start it for the server of a slot; nothing without a port for it, or for a release that was packaged without it.
+def start_openai(state: Path, ports: ServerPorts, repository: Path, digest: str) -> None:
+    """Start it for the server of a slot.
 
     Args:
         state: The slot's directory, with the server's view of the repository.
         ports: The server's ports.
         repository: What the view links to.
+        digest: Of the repository.
 
     Raises:
         ConfigError: It cannot be started.
     """
-    model = Path(MODEL_NAME) / str(MODEL_VERSION)
-    if ports.openai is None or not (repository / model / ENDPOINT_FILE).is_file():
-        return
     stop_openai(state)  # one that was killed leaves its workers, which hold the port
     workers = max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) // _CORES_PER_WORKER))
     command = [
         *(sys.executable, "-P", "-m", "llm_pipeline.endpoint"),
         *("--port", str(ports.openai), "--triton", f"{LOOPBACK}:{ports.http}"),
-        *("--model", str(state / "repository" / model), "--workers", str(workers)),
+        *("--model", str(state / "repository" / MODEL_NAME / str(MODEL_VERSION)), "--root", served_name(digest)),
+        *("--workers", str(workers)),
     ]
     environment = {name: os.environ[name] for name in _INHERITED if name in os.environ} | {"HOME": str(state)}
     log = state / _LOG
@@ -63,10 +63,8 @@ def openai_has_ended(state: Path) -> bool:
     return process is not None and not process.alive
 
 
-def openai_is_ready(state: Path, ports: ServerPorts) -> bool:
-    """Whether the process answers, and the model behind it is ready; also where none was started."""
-    if not (state / _RECORD).exists():
-        return True
+def openai_is_ready(ports: ServerPorts) -> bool:
+    """Whether the process answers, and the model behind it is ready."""
     try:
         return call(f"http://{LOOPBACK}:{ports.openai}/health", seconds=_ANSWER_SECONDS).status == HTTPStatus.OK
     except OSError:

@@ -15,7 +15,7 @@ _CONNECT_SECONDS = 5.0
 
 def loopback_endpoint(ports: ServerPorts) -> Endpoint:
     """The endpoint of a server on loopback ports of this host."""
-    return Endpoint(url=f"http://{LOOPBACK}:{ports.http}", metrics_url=f"http://{LOOPBACK}:{ports.metrics}/metrics")
+    return Endpoint(url=f"http://{LOOPBACK}:{ports.openai}", metrics_url=f"http://{LOOPBACK}:{ports.metrics}/metrics")
 
 
 def require_free(ports: ServerPorts, *, what: str) -> None:

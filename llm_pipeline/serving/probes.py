@@ -1,4 +1,4 @@
-"""Probes of a staged server: real requests whose answers are checked, because Triton's health says too little.
+"""Probes of a staged server: real requests whose answers are checked, because its health says too little.
 
 A dead stub, a wrong engine or a model that ignores `max_tokens` are all "ready". What is probed: it answers,
 greedy outputs equal the golden ones, streams equal whole answers, answers end at `max_tokens` and at stop words, bad
@@ -20,13 +20,15 @@ from http import HTTPStatus
 import aiohttp
 
 from llm_pipeline.artifacts.golden import HALF_A_CHARACTER, GoldenPrompt
+from llm_pipeline.base.errors import IntegrityError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import NO_ANSWER, Generation, GenerationClient, GenerationRequest, read_body
+from llm_pipeline.serving.completions import METRICS, bad_bodies, reason_in
+from llm_pipeline.serving.endpoint_access import require_model
 from llm_pipeline.serving.metrics_page import Series, metric_values, parse_metrics, whole_sum
-from llm_pipeline.serving.protocols import OpenAiProtocol, TritonProtocol, reason_in
 
 _CONCURRENCY = 8
 DEFAULT_CONTEXT = 2048
@@ -71,11 +73,6 @@ class Served:
         return DEFAULT_CONTEXT if self.stated_context is None else self.stated_context
 
     @property
-    def whole_url(self) -> str:
-        """URL of requests for whole answers."""
-        return self.endpoint.url.rstrip("/") + self.client.protocol.whole_path
-
-    @property
     def any_prompt(self) -> str:
         """A prompt that leaves room for nearly all of the context: one like the golden ones, but short."""
         shortest = min((one.prompt for one in self.golden), key=len, default="1")
@@ -97,7 +94,7 @@ class Served:
 
     async def generated_tokens(self) -> int | None:
         """Tokens that the model has counted as generated so far; None without that metric."""
-        return whole_sum(await self._metrics(), *self.client.protocol.metrics.output_tokens)
+        return whole_sum(await self._metrics(), *METRICS.output_tokens)
 
     async def _metrics(self) -> dict[Series, float]:
         if self.endpoint.metrics_url is None:
@@ -110,23 +107,14 @@ class Served:
 
     async def gauges(self) -> Gauges | None:
         """The model's metrics now; None when they cannot be read or are not there."""
-        page, names = await self._metrics(), self.client.protocol.metrics
-        active = whole_sum(page, *names.active)
+        page = await self._metrics()
+        active = whole_sum(page, *METRICS.active)
         if active is None:
             return None
-        cancelled = whole_sum(page, names.requests, label=names.cancelled)
-        usage = next((found for name in names.kv_cache if (found := metric_values(page, name))), [])
+        counters = (whole_sum(page, name, label=label) for name, label in METRICS.cancelled)
+        cancelled = next((count for count in counters if count is not None), None)
+        usage = next((found for name in METRICS.kv_cache if (found := metric_values(page, name))), [])
         return Gauges(active, cancelled, max(usage, default=None))
-
-
-async def context_length(client: GenerationClient, endpoint: Endpoint) -> int | None:
-    """Tokens that one request may have, as the server says it; None where it does not."""
-    try:
-        async with client.session.get(f"{endpoint.url.rstrip('/')}{client.protocol.context_path}") as answer:
-            return client.protocol.context_length(json.loads(await read_body(answer)))
-    except (*NO_ANSWER, LookupError, TypeError, AttributeError, RecursionError) as error:
-        log.info("the model does not state its context length", assumed=DEFAULT_CONTEXT, reason=type(error).__name__)
-        return None
 
 
 def all_right(name: str, total: int, wrong: Sequence[str]) -> Evidence:
@@ -167,7 +155,7 @@ async def departures_free(served: Served) -> list[Evidence]:
     if before is None:
         detail = "Without metrics_url this cannot be checked."
         if served.endpoint.metrics_url is not None:
-            detail = f"The page at {served.endpoint.metrics_url} has none of {_active(served)}."
+            detail = f"The page at {served.endpoint.metrics_url} has none of {', '.join(METRICS.active)}."
         return [Evidence(name=_PLACE, verdict=Verdict.INCONCLUSIVE, limit=_RELEASE_SECONDS, unit="s", detail=detail)]
     usage = await _usage_of_a_short_request(served)
     try:
@@ -178,10 +166,6 @@ async def departures_free(served: Served) -> list[Evidence]:
         return [Evidence(name=_PLACE, verdict=Verdict.NO_GO, limit=_RELEASE_SECONDS, unit="s", detail=detail)]
     place = await _place_is_free(served, before)
     return [place] if usage is None else [place, await _kv_cache_is_free(served, usage)]
-
-
-def _active(served: Served) -> str:
-    return ", ".join(served.client.protocol.metrics.active)
 
 
 async def _abandon_streams(served: Served) -> None:
@@ -273,7 +257,6 @@ _COUNTED_SHARE = 0.5
 _COUNTED_WITHIN_SECONDS = 10.0
 _MANY_PIECES, _FEW_PIECES = 8, 2
 _TEMPERATURE = 2.0
-_COUNTERS = ", ".join(name for one in (TritonProtocol, OpenAiProtocol) for name in one.metrics.output_tokens)
 
 
 async def repeats_are_generated(served: Served) -> Evidence:
@@ -342,7 +325,8 @@ async def _drawn_twice(served: Served, requests: Sequence[GenerationRequest]) ->
     drawn = [replace(request, temperature=_TEMPERATURE) for request in requests]
     one, other = await served.ask(drawn), await served.ask(drawn)
     if any(not answer.ok for answer in (*one, *other)):
-        detail = f"The server counts no generated tokens ({_COUNTERS}) and does not sample, so this cannot be checked."
+        counters = ", ".join(METRICS.output_tokens)
+        detail = f"The server counts no generated tokens ({counters}) and does not sample, so this cannot be checked."
         return _fact(Verdict.INCONCLUSIVE, detail=detail)
     different = sum(left.text != right.text for left, right in zip(one, other, strict=True))
     if different:
@@ -382,7 +366,7 @@ async def probe(
         ConfigError: A header's variable is not set, or the certificates cannot be read.
     """
     async with GenerationClient.of(endpoint, timeout_seconds=timeout_seconds) as client:
-        served = Served(client, endpoint, golden, await context_length(client, endpoint))
+        served = Served(client, endpoint, golden, await asyncio.to_thread(_stated_context, endpoint))
         first = await _first_generation(served, policy.ready_timeout_seconds)
         if first.verdict is not Verdict.GO:
             return judge(f"The server does not generate: {first.detail}", [first])
@@ -400,6 +384,17 @@ async def probe(
     failed = [fact for fact in judgement.evidence if fact.verdict is not Verdict.GO]
     summary = "; ".join(f"{fact.name}: {fact.detail}" for fact in failed) or f"All {len(facts) + 1} probes passed."
     return judgement.model_copy(update={"summary": summary})
+
+
+def _stated_context(endpoint: Endpoint) -> int | None:
+    try:
+        length = require_model(endpoint)
+    except (Transient, IntegrityError) as error:
+        log.info("the server does not tell of its model", reason=error.message)
+        return None
+    if length is None:
+        log.info("the model does not state its context length", assumed=DEFAULT_CONTEXT)
+    return length
 
 
 async def _first_generation(served: Served, timeout_seconds: float) -> Evidence:
@@ -555,7 +550,7 @@ async def still_answers(served: Served) -> Evidence:
 async def bad_requests_are_refused(served: Served) -> Evidence:
     """Whether malformed and over-long requests are refused, each with an error text."""
     limit = served.stated_context
-    bodies = served.client.protocol.bad_bodies(None if limit is None else "1 " * (limit * _CHARACTERS_A_TOKEN // 2))
+    bodies = bad_bodies(served.client.model, None if limit is None else "1 " * (limit * _CHARACTERS_A_TOKEN // 2))
     wrong = [f"{what}: {fault}" for what, body in bodies.items() if (fault := await _refusal_fault(served, body))]
     fact = all_right("bad requests are refused with a reason", len(bodies), wrong)
     return fact if wrong or limit is not None else fact.model_copy(update={"detail": _NO_LIMIT})
@@ -567,12 +562,12 @@ _NO_LIMIT = f"No over-long request was sent: the server states no context, and {
 async def _refusal_fault(served: Served, body: bytes) -> str:
     """What is wrong with the refusal of a bad request; empty when it is a clear one."""
     try:
-        async with served.client.session.post(served.whole_url, data=body, headers=_JSON) as answer:
+        async with served.client.session.post(served.client.url, data=body, headers=_JSON) as answer:
             text = await read_body(answer)
     except NO_ANSWER as error:
         return f"no answer at all ({type(error).__name__})"
     if answer.status < HTTPStatus.BAD_REQUEST:
-        return f"HTTP {answer.status}"  # Triton itself answers 500 to a body that is not JSON
+        return f"HTTP {answer.status}"
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):

@@ -101,13 +101,13 @@ class RunningServer(Frozen):
 
     @property
     def endpoint(self) -> Endpoint:
-        """Its HTTP, gRPC and metrics addresses on loopback."""
+        """Where it is asked on loopback, and its metrics."""
         return loopback_endpoint(self.ports)
 
     @property
     def http_url(self) -> str:
-        """Base URL of its HTTP endpoint."""
-        return self.endpoint.url
+        """Base URL of Triton's own HTTP endpoint."""
+        return f"http://{LOOPBACK}:{self.ports.http}"
 
     @property
     def metrics_url(self) -> str:
@@ -115,11 +115,9 @@ class RunningServer(Frozen):
         return f"http://{LOOPBACK}:{self.ports.metrics}/metrics"
 
     @property
-    def openai(self) -> EndpointDescription | None:
-        """What is spoken of its model by OpenAI's API; None where that is not spoken."""
+    def about(self) -> EndpointDescription:
+        """What is said of its model by OpenAI's API."""
         file = self.repository / MODEL_NAME / str(MODEL_VERSION) / ENDPOINT_FILE
-        if self.ports.openai is None or not file.is_file():
-            return None
         return load_record(EndpointDescription, file, "not an endpoint's description")
 
     @property
@@ -133,7 +131,7 @@ class RunningServer(Frozen):
         loaded = self.alive and all(
             _get(self.ports.http, f"/v2/models/{model}/ready")[0] == HTTPStatus.OK for model in self.models
         )
-        return loaded and openai_is_ready(self.process.log.parent, self.ports)
+        return loaded and openai_is_ready(self.ports)
 
 
 def start_server(
@@ -182,7 +180,7 @@ def start_server(
         if running := find_server(state):
             if openai_has_ended(state):
                 _log.error("the process that speaks OpenAI's API has ended: starting it again", slot=state.name)
-                start_openai(state, running.ports, running.repository)
+                start_openai(state, running.ports, running.repository, running.digest)
                 wait_until(lambda: running.ready, wait_seconds)
             return _same_or_refuse(running, repository, ports, environment)
         _sweep(state)
@@ -206,7 +204,7 @@ def start_server(
         )
         readable = (*server_reads(home, interpreter, state, repository, links), *map(Path, ports.readable))
         process = confined(start, readable, network=True)
-        start_openai(state, ports, repository)
+        start_openai(state, ports, repository, digest)
         server = RunningServer(
             repository=repository,
             digest=digest,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -18,11 +17,9 @@ from small_tasks import CHOICE, SAY, write_chat_model, write_tasks
 from llm_pipeline.accuracy import served_model
 from llm_pipeline.accuracy.evaluate import evaluate_baseline, evaluate_served
 from llm_pipeline.base.errors import IntegrityError, Transient, Unsupported
-from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.serving.triton_server import start_server, stop_server
 
 pytestmark = pytest.mark.slow
 
@@ -36,16 +33,9 @@ POLICY = AccuracyPolicy(minimum_items=30)
 
 
 @pytest.fixture(scope="module")
-def endpoint(tmp_path_factory):
-    if not TRITON_HOME.exists() or not PYTHON.exists():
-        pytest.skip("no tritonserver or no model interpreter here")
-    root = tmp_path_factory.mktemp("served")
-    repository = shutil.copytree(ROOT / "tests" / "serving" / "toy_repository", root / "repository")
-    ports = ServerPorts(http=18537, grpc=18538, metrics=18539)
-    state = root / "slot"
-    server = start_server(repository, ports, triton_home=TRITON_HOME, python=PYTHON, state=state)
-    yield Endpoint(url=server.http_url)
-    stop_server(state)
+def endpoint():
+    with OpenAiDouble() as server:
+        yield Endpoint(url=server.url, openai_model="llm")
 
 
 def evaluation(name="repeat", **changes):
@@ -74,7 +64,8 @@ def test_a_server_is_asked_the_prompts_of_the_baseline_and_its_answers_are_score
     for item in evaluated.items:
         assert (item.prompt, item.fingerprint) == (before[item.item_id].prompt, before[item.item_id].fingerprint)
         assert item.prompt == f"[user]Is water {item.item_id} wet?[/][assistant]"
-        assert (item.score, item.completion.split()) == (0.0, item.prompt.split()[:3])
+        assert item.score == 0.0
+        assert item.completion
     assert judgement.summary
     assert evaluated.summary.harness.items() <= inputs[1].summary.harness.items()
 

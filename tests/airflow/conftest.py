@@ -53,8 +53,11 @@ POLICY = """
 load_test: { service_level: { first_token_milliseconds: 100, end_to_end_milliseconds: 200 } }
 canary: { steps_percent: [5, 100] }
 """
-PLACE = "{{ staging: {{ http: {0}1, grpc: {0}2, metrics: {0}3 }}, blue: {{ http: {0}4, grpc: {0}5, metrics: {0}6 }}, "
-PLACE += "green: {{ http: {0}7, grpc: {0}8, metrics: {0}9 }}, router: {{ port: {1}1, admin_port: {1}2 }} }}"
+PLACE = "{{ staging: {{ http: {0}1, grpc: {0}2, metrics: {0}3, openai: {1}3 }}, "
+PLACE += "blue: {{ http: {0}4, grpc: {0}5, metrics: {0}6, openai: {1}4 }}, "
+PLACE += (
+    "green: {{ http: {0}7, grpc: {0}8, metrics: {0}9, openai: {1}5 }}, router: {{ port: {1}1, admin_port: {1}2 }} }}"
+)
 DEPLOYMENT = """
 store: {root}/store
 work_root: {root}/work

@@ -55,7 +55,7 @@ def test_a_baseline_that_is_refused_ends_the_release_before_anything_is_quantize
     first, *facts = done.out.splitlines()  # the last words
     assert first == f"{RELEASE}: ANOMALOUS (docs/runbooks.md#anomalous)"
     assert "cpu-a serves  before, as before (demo/tiny, fp8, in blue)" in facts[0]
-    asked = """/v2/models/llm/generate -d '{"text_input": "Hello", "max_tokens": 32}'"""
+    asked = """/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "Hello", "max_tokens": 32}'"""
     assert facts[1].endswith(f"curl -sS -i --noproxy '*' http://127.0.0.1:18621{asked}")
     assert "cpu-b serves  nothing" in facts[2]
 

@@ -81,7 +81,7 @@ def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def ports(first: int) -> dict[str, int]:
-    return {"http": first, "grpc": first + 1, "metrics": first + 2}
+    return {"http": first, "grpc": first + 1, "metrics": first + 2, "openai": first + 3}
 
 
 def place(tmp_path: Path, **changes: Any) -> TargetPlace:
@@ -185,7 +185,7 @@ def package(built: StageRequest, target: dict[str, Any], engine: ArtifactRef) ->
 
 @pytest.mark.usefixtures("installed")
 def test_an_installed_server_control_starts_and_stops_a_server(tmp_path: Path, free_port: Callable[[], int]) -> None:
-    numbers = {name: free_port() for name in ("http", "grpc", "metrics")}
+    numbers = {name: free_port() for name in ("http", "grpc", "metrics", "openai")}
     served = place(tmp_path, staging={"kind": "acme_server", **numbers})
     target = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="acme_copy")
     slot = StagingSlot(state=tmp_path / "state", release_name="tiny", target=target)

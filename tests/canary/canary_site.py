@@ -61,11 +61,11 @@ class Site:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        ports = free_ports(8)
+        ports = free_ports(10)
         self.place = EnvoyPlace(port=ports[0], admin_port=ports[1])
         self.slots: dict[SlotName, ServerPorts] = {
-            "blue": ServerPorts(http=ports[2], grpc=ports[3], metrics=ports[4]),
-            "green": ServerPorts(http=ports[5], grpc=ports[6], metrics=ports[7]),
+            "blue": ServerPorts(http=ports[2], grpc=ports[3], metrics=ports[4], openai=ports[8]),
+            "green": ServerPorts(http=ports[5], grpc=ports[6], metrics=ports[7], openai=ports[9]),
         }
         self.store = LocalStore(f"file://{root}/store")
         self.control = HttpSlots(root, self.slots)

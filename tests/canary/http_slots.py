@@ -132,7 +132,7 @@ class HttpSlots:
         if repository is not None:
             file.write_text(repository.model_dump_json())
         port = self.ports[slot].http
-        command = [sys.executable, str(UPSTREAM), slot, str(port)]
+        command = [sys.executable, str(UPSTREAM), slot, str(port), str(self.ports[slot].openai)]
         command += [str(self.ports[slot].grpc)] if self.grpc else []
         log = self.root / slot / "log"
         detached.start(slot, command, self.record(slot), log=log, environment={**os.environ, **environment})

@@ -1,13 +1,12 @@
 """Users of all kinds at once, as a process: mixed_users.py PORT RATE RECORD.
 
-Unary HTTP, server-sent events, unary gRPC and gRPC streams; the record says, too, which server gave the answers.
+Completions, whole and streamed, unary gRPC and gRPC streams; the record says, too, which server gave the answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import random
 import sys
@@ -29,7 +28,7 @@ _TOKENS = 6
 class Users(ArrivingUsers):
     def __init__(self, port: int, rate: float) -> None:
         super().__init__(rate, SHARES, answer_seconds=ANSWER_SECONDS, keep_alive=True)
-        self.url = f"http://127.0.0.1:{port}/v2/models/llm"
+        self.url = f"http://127.0.0.1:{port}/v1/completions"
         self.address = f"127.0.0.1:{port}"
         self.asks = {
             "unary": self._unary,
@@ -45,16 +44,16 @@ class Users(ArrivingUsers):
         self.channels = [await stack.enter_async_context(channel) for channel in channels]
 
     async def _unary(self) -> str:
-        async with self.session.post(f"{self.url}/generate", json=_body()) as response:
+        async with self.session.post(self.url, json=_body(stream=False)) as response:
             answer = await response.json()
-            if response.status != 200 or answer["finish_reason"] != "length":
+            if response.status != 200 or answer["choices"][0]["finish_reason"] != "length":
                 raise IncompleteAnswer(f"{response.status} {answer}")
             return response.headers["x-served-by"]
 
     async def _events(self) -> str:
-        async with self.session.post(f"{self.url}/generate_stream", json=_body()) as response:
+        async with self.session.post(self.url, json=_body(stream=True)) as response:
             chunks = [line[5:] async for line in response.content if line.startswith(b"data:")]
-            if response.status != 200 or not chunks or json.loads(chunks[-1]).get("finish_reason") != "length":
+            if response.status != 200 or chunks[-1:] != [b" [DONE]\n"]:
                 raise IncompleteAnswer(f"{response.status} after {len(chunks)} chunks")
             return response.headers["x-served-by"]
 
@@ -74,8 +73,8 @@ class Users(ArrivingUsers):
         return bytes(answers[-1]).decode()
 
 
-def _body() -> dict[str, object]:
-    return {"text_input": "one", "max_tokens": _TOKENS}
+def _body(*, stream: bool) -> dict[str, object]:
+    return {"prompt": "one", "max_tokens": _TOKENS, "stream": stream}
 
 
 if __name__ == "__main__":

@@ -48,9 +48,10 @@ class Production:
         self.root = root
         self.model = MODEL
         self.policy: dict[str, Any] = dict(POLICY)
-        ports = iter(free_ports(11))
+        ports = iter(free_ports(14))
         servers = {
-            name: {kind: next(ports) for kind in ("http", "grpc", "metrics")} for name in ("staging", "blue", "green")
+            name: {kind: next(ports) for kind in ("http", "grpc", "metrics", "openai")}
+            for name in ("staging", "blue", "green")
         }
         self.router_port = next(ports)
         self.deployment = Deployment.model_validate(

@@ -91,8 +91,8 @@ async def streams(url: str, count: int, tokens: int) -> list[tuple[str, bool]]:
     """Which server each of as many streams was answered by, and whether it came to its end."""
 
     async def one(session: aiohttp.ClientSession) -> tuple[str, bool]:
-        asked = {"text_input": "a long one", "max_tokens": tokens, "stream": True}
-        async with session.post(f"{url}/v2/models/llm/generate_stream", json=asked) as response:
+        asked = {"prompt": "a long one", "max_tokens": tokens, "stream": True}
+        async with session.post(f"{url}/v1/completions", json=asked) as response:
             try:
                 body = await response.text()
             except aiohttp.ClientError:

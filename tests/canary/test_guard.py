@@ -368,8 +368,11 @@ def test_both_servers_dead_while_nobody_drives_stable_is_started(site) -> None:
 
 def deployment_of(site: Site, root: Path, *targets: str) -> Deployment:
     def place(first: int) -> dict[str, dict[str, int]]:
-        servers = [{"http": port, "grpc": port + 1, "metrics": port + 2} for port in range(first, first + 9, 3)]
-        router = {"port": first + 9, "admin_port": first + 10}
+        servers = [
+            {"http": port, "grpc": port + 1, "metrics": port + 2, "openai": port + 3}
+            for port in range(first, first + 12, 4)
+        ]
+        router = {"port": first + 12, "admin_port": first + 13}
         return dict(zip(("staging", "blue", "green"), servers, strict=True)) | {"router": router}
 
     return Deployment.model_validate(

@@ -100,8 +100,8 @@ def test_alpha_is_spent_once(thresholds) -> None:
 
 
 def test_a_rare_route_has_tests_of_its_own_unless_it_is_another_kind_already() -> None:
-    http = request("blue", 0.0, streaming=False, route="/generate")
-    grpc = request("blue", 0.0, streaming=False, route="/ModelInfer")
-    stream = request("blue", 0.0, route="/generate_stream")
-    kinds = [kinds_of(one, None) for one in [http] * 200 + [grpc] * 60 + [stream] * 60]
-    assert rare_kinds(kinds, 50) == (STREAMED, "requests to /ModelInfer")
+    chat = request("blue", 0.0, streaming=False, route="/chat/completions")
+    text = request("blue", 0.0, streaming=False, route="/completions")
+    stream = request("blue", 0.0, route="/chat/completions")
+    kinds = [kinds_of(one, None) for one in [chat] * 200 + [text] * 60 + [stream] * 60]
+    assert rare_kinds(kinds, 50) == (STREAMED, "requests to /completions")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.canary.access_log import AccessLog, LogCursor
+from llm_pipeline.canary.metric_events import Unit, unit_of
 from llm_pipeline.canary.observations import ObservedRequest, timeline
 
 ADDRESSES = {"127.0.0.1:1": "blue", "127.0.0.1:2": "green"}
@@ -23,7 +24,7 @@ def line(**changes) -> str:
         "total_ms": 9,
         "bytes": 40,
         "attempts": 1,
-        "path": "/v2/models/llm/generate",
+        "path": "/v1/completions",
         "reported_error": None,
     }
     return json.dumps({**entry, **changes}) + "\n"
@@ -45,7 +46,7 @@ def one(log_path: Path, **changes) -> ObservedRequest:
 
 
 def test_a_request_is_read_with_its_arm_and_times(path) -> None:
-    request = one(path, cluster="green_failover", host="127.0.0.1:2", path="/v2/models/llm/generate_stream?x=1")
+    request = one(path, cluster="green_failover", host="127.0.0.1:2", path="/v1/completions?x=1", stream="1")
     assert (request.arm, request.on_trial, request.streaming) == ("green", True, True)
     assert (request.first_byte_milliseconds, request.total_milliseconds, request.started_at) == (5.0, 9.0, 100.0)
     assert (request.error, request.fault, request.lost) == (False, False, False)
@@ -105,12 +106,9 @@ def test_a_user_who_goes_away_is_no_failure(path) -> None:
     assert (request.cancelled, request.error, request.fault) == (True, False, False)
 
 
-STREAM = "/v2/models/llm/generate_stream"
-
-
 def test_an_answer_is_read_with_what_it_told(path) -> None:
     told = {"has_text": "1", "output_tokens": 12, "finish_reason": "stop", "stream_ms": 55, "request_bytes": 321}
-    request = one(path, path=STREAM, session="0a1b", **told)
+    request = one(path, stream="1", session="0a1b", **told)
     assert (request.output_tokens, request.finish_reason, request.session) == (12, "stop", "0a1b")
     assert (request.empty, request.truncated, request.request_bytes) == (False, False, 321)
     assert request.per_token_milliseconds == 5.0
@@ -120,7 +118,7 @@ def test_an_answer_is_read_with_what_it_told(path) -> None:
     ("reason", "truncated"), [(None, True), ("cancelled", True), ("stop", False), ("length", False)]
 )
 def test_an_answer_without_a_final_chunk_or_given_up_by_the_server_is_truncated(path, reason, truncated) -> None:
-    assert one(path, path=STREAM, has_text="1", finish_reason=reason).truncated is truncated
+    assert one(path, has_text="1", finish_reason=reason).truncated is truncated
 
 
 def test_an_answer_without_text_is_empty(path) -> None:
@@ -130,12 +128,12 @@ def test_an_answer_without_text_is_empty(path) -> None:
 @pytest.mark.parametrize(
     "unread",
     [
+        {"path": "/v2/models/llm/generate"},
         {"path": "/inference.GRPCInferenceService/ModelStreamInfer"},
-        {"path": "/v2/models", "has_text": "0"},
         {"has_text": None},
         {"has_text": "0", "code": 503},
     ],
-    ids=["gRPC", "no answer", "broken off", "an error"],
+    ids=["Triton's API", "gRPC", "broken off", "an error"],
 )
 def test_of_an_answer_that_was_not_read_nothing_is_known(path, unread) -> None:
     request = one(path, **unread)
@@ -144,7 +142,7 @@ def test_of_an_answer_that_was_not_read_nothing_is_known(path, unread) -> None:
 
 @pytest.mark.parametrize("tokens", [None, 0, 1])
 def test_time_per_output_token_needs_two_tokens(path, tokens) -> None:
-    assert one(path, path=STREAM, has_text="1", output_tokens=tokens, stream_ms=9).per_token_milliseconds is None
+    assert one(path, stream="1", has_text="1", output_tokens=tokens, stream_ms=9).per_token_milliseconds is None
 
 
 def test_requests_without_an_arm_and_damaged_lines_are_left_out(path) -> None:
@@ -199,10 +197,9 @@ def test_recent_requests_are_those_since_then(path) -> None:
 
 
 def test_the_timeline_shows_both_arms_and_the_intended_share(path) -> None:
-    stream = "/v2/models/llm/generate_stream"
     path.write_text(
-        line(started_at="100.2", path=stream)
-        + line(started_at="101.5", cluster="green_failover", host="127.0.0.1:2", path=stream, first_byte_ms=30)
+        line(started_at="100.2")
+        + line(started_at="101.5", cluster="green_failover", host="127.0.0.1:2", stream="1", first_byte_ms=30)
         + line(started_at="101.6", cluster="green_failover", attempts=2)
     )
     requests, _ = log(path).read(LogCursor())
@@ -247,7 +244,7 @@ def test_a_damaged_line_is_counted_and_left_out_and_ends_nothing(path, damage) -
 
 
 def test_a_path_that_is_no_text_hides_no_request(path) -> None:
-    path.write_bytes(line().encode().replace(b"/v2/models", b"/v2/\xff\xfe/models"))
+    path.write_bytes(line().encode().replace(b"/v1/completions", b"/v1/\xff\xfe/completions"))
     assert len(log(path).read(LogCursor())[0]) == 1
 
 
@@ -255,6 +252,13 @@ def test_a_path_that_is_no_text_hides_no_request(path) -> None:
 def test_a_grpc_status_is_a_refusal_or_a_fault(path, status, refused) -> None:
     request = one(path, path="/inference.GRPCInferenceService/ModelInfer", cluster="blue_grpc", grpc_status=status)
     assert (request.error, request.refused, request.fault) == (refused is not None, bool(refused), refused is False)
+
+
+@pytest.mark.parametrize("route", ["/v2/models/llm/generate", "/inference.GRPCInferenceService/ModelStreamInfer"])
+def test_of_tritons_own_api_the_status_alone_is_judged(path, route) -> None:
+    well, failed = one(path, path=route, total_ms=70_000), one(path, path=route, code=503)
+    units = [unit_of(request, on_trial=True) for request in (well, failed)]
+    assert units == [Unit(on_trial=True, stratum="0", error=False), Unit(on_trial=True, stratum="0", error=True)]
 
 
 def test_how_slowly_a_user_sends_is_no_time_of_the_server(path) -> None:

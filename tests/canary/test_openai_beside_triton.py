@@ -39,10 +39,10 @@ class Beside:
 def beside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
     with OpenAiDouble() as blue, OpenAiDouble() as green:
         site = Site(tmp_path_factory.mktemp("beside"))
+        site.control = HttpSlots(site.root, dict(site.slots))
         for slot, server in (("blue", blue), ("green", green)):
             port = int(server.url.rpartition(":")[2])
             site.slots[slot] = site.slots[slot].model_copy(update={"openai": port})
-        site.control = HttpSlots(site.root, site.slots)
         try:
             site.up()
             both_up(site)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from threading import Thread
 
 import aiohttp
@@ -14,7 +14,9 @@ from openai_site import openai_slots, start_before
 
 from llm_pipeline.adapters.envoy.process import stop_router
 from llm_pipeline.adapters.envoy.router import EnvoyRouter
+from llm_pipeline.canary.access_log import AccessLog, LogCursor
 from llm_pipeline.canary.observations import ObservedRequest
+from llm_pipeline.canary.router import all_to
 
 pytestmark = pytest.mark.slow
 
@@ -135,6 +137,25 @@ CASES: dict[str, tuple[str, bool, Sequence[bytes], dict[str, object]]] = {
         [text("a", **usage(0)), b'data: {"error": {"message": "litellm.InternalServerError", "code": "500"}}\n\n'],
         {"fault": True, "lost": True},
     ),
+    "prose in a stream": (
+        "completions",
+        True,
+        cut(b"".join(text(PROSE[at : at + 5]) for at in range(0, len(PROSE), 5)) + text("", "stop") + DONE),
+        {"empty": False, "truncated": False},
+    ),
+    "a text that repeats itself": (
+        "completions",
+        True,
+        [text(" the")] * 99 + [text("", "stop"), DONE],
+        {"empty": False},
+    ),
+    "a text of signs": (
+        "completions",
+        False,
+        [text("".join(map(chr, range(33, 65))) * 3, "stop")[6:]],
+        {"empty": False},
+    ),
+    "a short text": ("completions", False, [text("ha" * 31, "stop")[6:]], {"empty": False}),
     'a prompt that says "stream": true': ("completions", False, [text("a", "stop")[6:]], {"streaming": False}),
 }
 
@@ -173,23 +194,28 @@ def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvoyRouter]:
         loop.close()
 
 
-def ask(router: EnvoyRouter, names: Sequence[str]) -> list[ObservedRequest]:
+def ask(router: EnvoyRouter, names: Sequence[str], users: Sequence[str] = ()) -> list[ObservedRequest]:
     """Ask one after another; what the log says of them, in that order."""
     log = router.access_log()
     seen = log.end()
+    headers = [{"x-user": user} for user in users] or [{}] * len(names)
 
     async def one_by_one() -> None:
         async with aiohttp.ClientSession() as session:
-            for name in names:
+            for name, extra in zip(names, headers, strict=True):
                 path, stream, _, _ = CASES[name]
                 url = f"http://127.0.0.1:{router.place.port}/v1/{path}"
-                async with session.post(url, json={"prompt": name, "stream": stream}) as answer:
+                async with session.post(url, json={"prompt": name, "stream": stream}, headers=extra) as answer:
                     assert answer.status == 200
                     await answer.read()
 
     asyncio.run(one_by_one())
+    return logged(log, seen, len(names))
+
+
+def logged(log: AccessLog, since: LogCursor, count: int) -> list[ObservedRequest]:
     deadline = time.monotonic() + 60
-    while len(found := log.read(seen)[0]) < len(names):
+    while len(found := [one for one in log.read(since)[0] if not one.in_flight]) < count:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return sorted(found, key=lambda request: request.started_at)
@@ -200,6 +226,45 @@ def test_tokens_end_and_errors_are_those_of_the_answer(router: EnvoyRouter) -> N
         _, _, _, expected = CASES[name]
         assert {field: getattr(request, field) for field in expected} == expected, name
         assert request.route == f"/{CASES[name][0]}"
+
+
+def test_what_a_text_is_like_is_the_same_whole_or_cut_anywhere(router: EnvoyRouter) -> None:
+    names = ("a whole answer", "prose in a stream", "a text that repeats itself", "a text of signs", "a short text")
+    prose, streamed, loop, signs, short = ask(router, names)
+    assert prose.repetition == pytest.approx(0.05, abs=0.05)
+    assert prose.odd_characters == pytest.approx(0.04, abs=0.04)
+    assert (streamed.repetition, streamed.odd_characters) == (prose.repetition, prose.odd_characters)
+    assert (loop.repetition, loop.odd_characters) == (pytest.approx(0.99, abs=0.01), 0.0)
+    assert signs.odd_characters == pytest.approx(1.0, abs=0.01)
+    assert (short.repetition, short.odd_characters) == (None, None)
+
+
+def test_a_session_is_known_by_a_fingerprint_and_never_by_its_name(router: EnvoyRouter) -> None:
+    revision = router.write(all_to("blue", owner="t", epoch=1).model_copy(update={"sticky_header": "x-user"}), None)
+    while not router.converged(revision):
+        time.sleep(0.01)
+    first, other, again = ask(router, ["a stream"] * 3, ["alice-secret", "bob", "alice-secret"])
+    assert None not in {first.session, other.session}
+    assert first.session == again.session != other.session
+    assert "alice" not in router.files.access_log.read_text()
+
+
+def test_a_user_who_sends_slowly_makes_no_server_slow(router: EnvoyRouter) -> None:
+    async def slowly() -> AsyncIterator[bytes]:
+        for byte in json.dumps({"prompt": "a short text"}).encode():
+            yield bytes([byte])
+            await asyncio.sleep(0.03)
+
+    async def once() -> None:
+        url = f"http://127.0.0.1:{router.place.port}/v1/completions"
+        async with aiohttp.ClientSession() as session, session.post(url, data=slowly()) as answer:
+            await answer.read()
+
+    log = router.access_log()
+    seen, began = log.end(), time.monotonic()
+    asyncio.run(once())
+    assert time.monotonic() - began > 0.6
+    assert logged(log, seen, 1)[0].total_milliseconds < 500
 
 
 def test_users_reach_models_health_and_completions_and_nothing_else(router: EnvoyRouter) -> None:

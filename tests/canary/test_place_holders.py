@@ -31,9 +31,9 @@ from llm_pipeline.store.references import placed_pointers
 OURS, THEIRS = "demo/ours", "demo/theirs"
 NEW = ArtifactRef(kind="model_repository", digest="c" * 64)
 PLACE = {
-    "staging": {"http": 18541, "grpc": 18542, "metrics": 18543},
-    "blue": {"http": 18544, "grpc": 18545, "metrics": 18546},
-    "green": {"http": 18547, "grpc": 18548, "metrics": 18549},
+    "staging": {"http": 18541, "grpc": 18542, "metrics": 18543, "openai": 18560},
+    "blue": {"http": 18544, "grpc": 18545, "metrics": 18546, "openai": 18561},
+    "green": {"http": 18547, "grpc": 18548, "metrics": 18549, "openai": 18562},
     "router": {"port": 18550, "admin_port": 18551},
 }
 

@@ -107,7 +107,9 @@ def test_a_promotion_that_production_moved_past_does_not_count(store) -> None:
 
 
 def test_without_a_previous_release_there_is_nothing_to_go_back_to(store, tmp_path) -> None:
-    servers = [{"http": port, "grpc": port + 1, "metrics": port + 2} for port in (18541, 18544, 18547)]
+    servers = [
+        {"http": port, "grpc": port + 1, "metrics": port + 2, "openai": port + 3} for port in (18541, 18545, 18549)
+    ]
     place = dict(zip(("staging", "blue", "green"), servers, strict=True))
     deployment = Deployment.model_validate(
         {
@@ -117,7 +119,7 @@ def test_without_a_previous_release_there_is_nothing_to_go_back_to(store, tmp_pa
             "state_root": str(tmp_path),
             "environments": {},
             "triton_home": str(tmp_path),
-            "places": {"cpu": {**place, "router": {"port": 18550, "admin_port": 18551}}},
+            "places": {"cpu": {**place, "router": {"port": 18560, "admin_port": 18561}}},
         }
     )
     with pytest.raises(ConfigError, match="no previous release"):

@@ -24,7 +24,7 @@ async def visit(url: str, over: Event) -> None:
 
     async def session_of(client: aiohttp.ClientSession, name: str) -> None:
         for _ in range(REQUESTS_A_SESSION):
-            body = {"text_input": "one", "max_tokens": 4}
+            body = {"prompt": "one", "max_tokens": 4, "stream": True}
             async with client.post(url, json=body, headers={"x-user": name}) as answer:
                 await answer.read()
 
@@ -39,7 +39,7 @@ async def visit(url: str, over: Event) -> None:
 @pytest.fixture
 def visitors(site) -> Iterator[None]:
     over = Event()
-    thread = Thread(target=lambda: asyncio.run(visit(f"{site.url}/v2/models/llm/generate_stream", over)))
+    thread = Thread(target=lambda: asyncio.run(visit(f"{site.url}/v1/completions", over)))
     thread.start()
     yield
     over.set()

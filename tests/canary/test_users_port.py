@@ -22,12 +22,8 @@ ASKED = [
     ("GET", "/v2/health/live"),
     ("GET", "/v2/models/llm"),
     ("GET", "/v2/models/llm/ready"),
-    ("GET", "/v2/models/llm/versions/1"),
-    ("GET", "/v2/models/llm/versions/1/ready"),
     ("POST", "/v2/models/llm/generate"),
     ("POST", "/v2/models/llm/generate?why=not"),
-    ("POST", "/v2/models/llm/versions/1/generate"),
-    ("POST", "/v2/models/llm/versions/1/generate_stream"),
 ]
 FORBIDDEN = [
     ("POST", "/v2/models/llm/infer"),
@@ -50,7 +46,7 @@ FORBIDDEN = [
     ("DELETE", "/v2/models/llm"),
     ("POST", "/v2/models/llm"),
     ("PUT", "/v2/models/llm/generate"),
-    ("POST", "/v2/models/llm/versions/x/generate"),
+    ("POST", "/v2/models/llm/versions/1/generate"),
 ]
 DISGUISED = [
     "/v2//repository/models/llm/unload",

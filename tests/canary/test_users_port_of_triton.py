@@ -113,7 +113,7 @@ def test_health_and_metadata_are_served_over_both(site, users) -> None:
     assert users.is_model_ready("llm")
     assert users.get_model_metadata("llm").name == "llm"
     assert users.get_server_metadata().version
-    for path in ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/llm", "/v2/models/llm/versions/1/ready"):
+    for path in ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/llm", "/v2/models/llm/ready"):
         assert ask(site.place.port, "GET", path).status == 200, path
 
 

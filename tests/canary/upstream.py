@@ -1,7 +1,7 @@
-"""A small server that answers like Triton's HTTP and gRPC sides; what serves in a slot of the canary tests.
+"""A small server that answers as a slot's do: Triton's HTTP and gRPC, and OpenAI's API.
 
-Run: upstream.py NAME PORT [GRPC_PORT]. It obeys LLM_PIPELINE_DRILL, or whatever `POST /drill` tells it later, and like
-Triton it reports the model's errors with 400, or with INTERNAL.
+Run: upstream.py NAME HTTP_PORT OPENAI_PORT [GRPC_PORT]. It obeys LLM_PIPELINE_DRILL, or whatever `POST /drill` tells it
+later. Like Triton it reports the model's errors with 400, or with INTERNAL; over OpenAI's API with 500.
 """
 
 from __future__ import annotations
@@ -117,6 +117,37 @@ async def generate_stream(request: web.Request) -> web.StreamResponse:
     return response
 
 
+async def completions(request: web.Request) -> web.StreamResponse:
+    asked = await request.json()
+    if not asked["prompt"]:
+        return web.json_response({"error": {"message": "the prompt is empty"}}, status=400, headers=HEADERS)
+    if not await think():
+        return web.json_response({"error": {"message": "drill"}}, status=500, headers=HEADERS)
+    tokens = int(asked["max_tokens"])
+    if not asked.get("stream"):
+        await asyncio.sleep(Faults.drill.token_milliseconds * (tokens - 1) / 1000)
+        return web.json_response(completion(tokens, last=True), headers=HEADERS)
+    response = web.StreamResponse(headers={"content-type": "text/event-stream", **HEADERS})
+    await response.prepare(request)
+    number = -1
+    async for number in token_times(tokens):
+        if asked["prompt"] == "break in the middle" and number == 2:
+            await response.write(b'data: {"error":{"message":"broke in the middle"}}\n\n')
+            break
+        chunk = json.dumps(completion(number + 1, last=number == tokens - 1))
+        await response.write(f"data: {chunk}\n\n".encode())
+    if number == tokens - 1:
+        await response.write(b"data: [DONE]\n\n")
+    await response.write_eof()
+    return response
+
+
+def completion(tokens: int, *, last: bool) -> dict[str, object]:
+    choice = {"index": 0, "text": NAME, "finish_reason": "length" if last else None}
+    usage = {"prompt_tokens": 1, "completion_tokens": tokens}
+    return {"object": "text_completion", "model": "llm", "choices": [choice], "usage": usage}
+
+
 async def ready(_: web.Request) -> web.Response:
     return web.Response()
 
@@ -175,13 +206,15 @@ async def main() -> None:
     application = web.Application(client_max_size=LARGEST_BODY_BYTES)
     application.router.add_post("/v2/models/llm/generate", generate)
     application.router.add_post("/v2/models/llm/generate_stream", generate_stream)
+    application.router.add_post("/v1/completions", completions)
     application.router.add_get("/v2/health/ready", ready)
     application.router.add_post("/drill", set_drill)
     application.router.add_route("*", "/{rest:.*}", whatever)
     runner = web.AppRunner(application, access_log=None, keepalive_timeout=3600)
     await runner.setup()
-    grpc_server = await start_grpc(int(sys.argv[3])) if len(sys.argv) > 3 else None
-    await web.TCPSite(runner, "127.0.0.1", int(sys.argv[2]), backlog=1024).start()
+    grpc_server = await start_grpc(int(sys.argv[4])) if len(sys.argv) > 4 else None
+    for port in (sys.argv[3], sys.argv[2]):
+        await web.TCPSite(runner, "127.0.0.1", int(port), backlog=1024).start()
     await (grpc_server.wait_for_termination() if grpc_server else asyncio.Event().wait())
 
 

@@ -25,11 +25,13 @@ KINDS: dict[str, TypeAdapter[Any]] = {
     "staging": PLACE, "router": TypeAdapter(RouterPlace), "metrics": TypeAdapter(MetricSource)
 }  # fmt: skip
 EXAMPLE = Path(__file__).parents[2] / "configs" / "deployments" / "gpu-cluster.yaml"
-PORTS = {"http": 18400, "grpc": 18401, "metrics": 18402}
+PORTS = {"http": 18400, "grpc": 18401, "metrics": 18402, "openai": 18403}
 
 
 def place(staging: Any, comparison: ServerPorts | None = None) -> TargetPlace:
-    blue, green = (ServerPorts(http=first, grpc=first + 1, metrics=first + 2) for first in (20000, 20010))
+    blue, green = (
+        ServerPorts(http=first, grpc=first + 1, metrics=first + 2, openai=first + 3) for first in (20000, 20010)
+    )
     router = EnvoyPlace(port=20020, admin_port=20021)
     return TargetPlace(staging=staging, comparison=comparison, blue=blue, green=green, router=router)
 
@@ -52,7 +54,7 @@ def test_ports_alone_are_a_server_of_this_host(given):
 def test_a_servers_ports_keep_all_that_they_say(server):
     ports = place(server).staging.ports
     assert type(ports) is ServerPorts
-    assert ports.model_dump() == {**PORTS, "openai": None, "gpus": (1,), "readable": ("/opt/plugins",)}
+    assert ports.model_dump() == {**PORTS, "gpus": (1,), "readable": ("/opt/plugins",)}
 
 
 def test_each_example_of_the_gpu_cluster_is_a_place_of_its_kind():
@@ -67,9 +69,9 @@ def test_each_example_of_the_gpu_cluster_is_a_place_of_its_kind():
 
 
 def test_only_what_runs_on_this_host_takes_its_ports():
-    beside = ServerPorts(http=18500, grpc=18501, metrics=18502)
+    beside = ServerPorts(http=18500, grpc=18501, metrics=18502, openai=18503)
     assert set(place(PORTS, beside).ports()) == {
-        *PORTS.values(), 18500, 18501, 18502, 20000, 20001, 20002, 20010, 20011, 20012, 20020, 20021,
+        *PORTS.values(), *beside.by_name().values(), *range(20000, 20004), *range(20010, 20014), 20020, 20021,
     }  # fmt: skip
     assert {*PORTS.values()} <= set(place({"kind": "docker", **PORTS}).ports())
     assert list(place({"kind": "kubernetes"}).servers_here()) == ["blue", "green"]

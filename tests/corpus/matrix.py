@@ -165,8 +165,8 @@ class Matrix:
         repository, state = engine.parent / "repository", engine.parent / "slot"
         write_repository(engine, golden, {}, self._release.release.target("cpu"), repository,
                          engine_ref=ArtifactRef(kind="engine", digest="e" * 64))  # fmt: skip
-        http, grpc, metrics = _free_ports(3)
-        ports = ServerPorts(http=http, grpc=grpc, metrics=metrics)
+        http, grpc, metrics, openai = _free_ports(4)
+        ports = ServerPorts(http=http, grpc=grpc, metrics=metrics, openai=openai)
         try:
             server = start_server(repository, ports, triton_home=TRITON, python=MODEL_PYTHON, state=state)
             return _compare(server, expected, context)
@@ -209,7 +209,7 @@ def _compare(server: RunningServer, expected: Sequence[Mapping[str, Any]], conte
     room = context - longest["tokens"]
 
     async def ask() -> tuple[list[Generation], list[Generation]]:
-        async with GenerationClient(server.http_url) as client:
+        async with GenerationClient.of(server.endpoint) as client:
             whole = [_request(one["prompt"], TOKENS) for one in expected]
             beyond = [_request(longest["prompt"], room + 1), _request(longest["prompt"] * 2, 1)]
             return (await asyncio.gather(*map(client.generate, whole)),

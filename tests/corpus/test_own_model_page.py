@@ -36,7 +36,7 @@ def test_the_release_of_the_page_is_valid_and_of_the_directory_that_is_named(tmp
     loaded = load_release(tmp_path / "configs/releases/own-model.yaml")
     assert loaded.release.model.source == "file:///a/model"
     router = loaded.deployment.places["cpu"].router
-    assert f"127.0.0.1:{router.port}/v2/models/llm/generate" in blocks()[-1]
+    assert f"127.0.0.1:{router.port}/v1/completions" in blocks()[-1]
 
 
 def test_commands_of_the_page_are_commands(capsys):

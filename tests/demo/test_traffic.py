@@ -38,7 +38,7 @@ class Site:
 
     def serve(self, **drill: float) -> None:
         environment = {**os.environ, "LLM_PIPELINE_DRILL": json.dumps(drill)}
-        command = [sys.executable, str(UPSTREAM), "blue", str(self.port)]
+        command = [sys.executable, str(UPSTREAM), "blue", "0", str(self.port)]
         self._start("server", command, environment)
         wait_for(lambda: socket.socket().connect_ex(("127.0.0.1", self.port)) == 0)
 
@@ -104,8 +104,8 @@ def test_a_lost_request_counts_with_its_reason_and_time(site) -> None:
     record = site.record()
     assert record is not None
     assert (record.ok, record.failed) == (0, record.sent)
-    assert record.reasons == {"HTTP 400: drill": record.failed}
-    assert record.first_failures[0].reason == "HTTP 400: drill"
+    assert record.reasons == {"HTTP 500: drill": record.failed}
+    assert record.first_failures[0].reason == "HTTP 500: drill"
     assert record.started_at <= record.first_failures[0].sent_at <= datetime.now(UTC)
 
 

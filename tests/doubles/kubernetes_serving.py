@@ -2,7 +2,7 @@
 
 It speaks HTTP, so the official client talks to it unchanged. It checks objects by the official client's generated
 types (unknown fields are refused, as with `fieldValidation=Strict`), answers with 404 and 409, and really runs a pod's
-init containers and its server, one after the other, as processes of this machine with the container's environment only.
+init containers one after the other, and then its containers, as processes of this machine with their environment only.
 Paths of `emptyDir` volumes are rewritten, claims are at their own path, ports are the machine's; a Service is kept and
 routes nothing. A container that fails is not started again: its state is what a kubelet shows while it waits to.
 Deletion is foreground deletion. Resources, security contexts, probes but for readiness, and schedulers are not there.
@@ -38,12 +38,12 @@ _GRACE_SECONDS = 15.0
 
 @dataclass
 class Pod:
-    """A pod: the process of the container that runs now, and the logs of all of them."""
+    """A pod: the processes of its containers, and their logs."""
 
     object: dict[str, Any]
     directory: Path
     logs: dict[str, Path] = field(default_factory=dict)
-    process: subprocess.Popen[bytes] | None = None
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -51,8 +51,9 @@ class Pod:
         return self.object["metadata"]["name"]
 
     def signal(self, number: signal.Signals) -> None:
-        if self.process and self.process.poll() is None:
-            os.killpg(self.process.pid, number)
+        for process in self.processes:
+            if process.poll() is None:
+                os.killpg(process.pid, number)
 
 
 class ServingApi:
@@ -146,11 +147,12 @@ class ServingApi:
         threading.Thread(target=self._run, args=(pod,), daemon=True).start()
 
     def _run(self, pod: Pod) -> None:
-        """What a kubelet does: the init containers in turn, then the server."""
+        """What a kubelet does: the init containers in turn, then the server with those beside it."""
         spec = pod.object["spec"]
+        server, *others = spec["containers"]
         for statuses, containers in (
             ("initContainerStatuses", spec["initContainers"]),
-            ("containerStatuses", spec["containers"]),
+            ("containerStatuses", [server]),
         ):
             for container in containers:
                 if container["image"] in self.missing_images:
@@ -158,6 +160,10 @@ class ServingApi:
                     return self._tell(
                         pod, statuses, container, {"waiting": {"reason": "ImagePullBackOff", "message": message}}
                     )
+                if container is server:
+                    for other in others:
+                        beside = (pod, statuses, other)
+                        threading.Thread(target=self._run_container, args=beside, daemon=True).start()
                 if self._run_container(pod, statuses, container) != 0 or "deletionTimestamp" in pod.object["metadata"]:
                     pod.ended.set()
                     return None
@@ -172,7 +178,7 @@ class ServingApi:
         with log.open("wb") as output, self._lock:
             if "deletionTimestamp" in pod.object["metadata"]:
                 return 1
-            pod.process = subprocess.Popen(
+            process = subprocess.Popen(
                 [self.programs.get(program, program), *arguments],
                 env={"PATH": os.environ["PATH"]} | environment,
                 cwd=rewrite(container.get("workingDir", "/")),
@@ -180,10 +186,11 @@ class ServingApi:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+            pod.processes.append(process)
             self._tell(
                 pod, statuses, container, {"running": {"startedAt": pod.object["metadata"]["creationTimestamp"]}}
             )
-        code = pod.process.wait()
+        code = process.wait()
         ended = {
             "terminated": {"reason": "Error" if code else "Completed", "exitCode": code if code >= 0 else 128 - code}
         }
@@ -262,8 +269,8 @@ class ServingApi:
         if pod:
             pod.signal(signal.SIGTERM)
             try:
-                if pod.process:
-                    pod.process.wait(_GRACE_SECONDS)
+                for process in pod.processes:
+                    process.wait(_GRACE_SECONDS)
             except subprocess.TimeoutExpired:
                 pod.signal(signal.SIGKILL)
         with self._lock:

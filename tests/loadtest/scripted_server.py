@@ -15,8 +15,9 @@ from types import TracebackType
 from typing import Any, Self
 
 
-def chunk(text: str, reason: str = "", tokens: int = 1) -> bytes:
-    body = {"text_output": text, "output_tokens": tokens, "finish_reason": reason, "input_tokens": 5}
+def chunk(text: str, so_far: int, reason: str | None = None) -> bytes:
+    usage = {"prompt_tokens": 5, "completion_tokens": so_far}
+    body = {"model": "llm", "choices": [{"text": text, "finish_reason": reason}], "usage": usage}
     return b"data: " + json.dumps(body).encode() + b"\n\n"
 
 
@@ -79,14 +80,14 @@ class ScriptedServer:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 length = int(head.lower().split("content-length: ")[1].split("\r\n")[0])
                 asked = json.loads(await reader.readexactly(length))
-                if "reused" in asked["text_input"] and answered:
+                if "reused" in asked["prompt"] and answered:
                     self.closed_when_asked += 1
                     return
                 self.headers.append(head)
                 self.seen.append(asked)
                 await self._answer(asked, writer)
                 answered += 1
-                if "close" in asked["text_input"]:
+                if "close" in asked["prompt"]:
                     return
         except (asyncio.IncompleteReadError, asyncio.CancelledError):
             return
@@ -96,7 +97,7 @@ class ScriptedServer:
             writer.close()
 
     async def _answer(self, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        said = asked["text_input"]
+        said = asked["prompt"]
         await self._stall()
         if "hang" in said:
             await asyncio.sleep(30)
@@ -111,14 +112,16 @@ class ScriptedServer:
         await writer.drain()
 
     async def _stream(self, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        said, count = asked["text_input"], asked["max_tokens"]
+        said, count = asked["prompt"], asked["max_tokens"]
         pause = float(said.split("pause=")[1].split()[0]) if "pause=" in said else 0.0
-        pieces = [framed(chunk("", tokens=0))] if "empty first" in said else []
-        pieces += [framed(chunk(f"w{place} ", "length" if place == count - 1 else "")) for place in range(count)]
+        pieces = [framed(chunk("", 0))] if "empty first" in said else []
+        pieces += [
+            framed(chunk(f"w{place} ", place, "length" if place == count else None)) for place in range(1, count + 1)
+        ]
         if "error" in said:
             pieces[1:] = [framed(b'data: {"error": "the engine has died"}\n\n')]
         if "short" in said:
-            pieces = [*pieces[: count - 2], framed(chunk("w", "length"))]
+            pieces = [*pieces[: count - 2], framed(chunk("w", count - 1, "length"))]
         if "cut" in said or "break" in said:
             pieces = pieces[: count - 1]
         head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -126,7 +129,7 @@ class ScriptedServer:
             writer.write(head + b"".join(pieces))
             writer.close()
             return
-        whole = [head, *pieces, b"0\r\n\r\n"]
+        whole = [head, *pieces, framed(b"data: [DONE]\n\n"), b"0\r\n\r\n"]
         if "bytewise" in said:
             whole = [bytes([byte]) for byte in b"".join(whole)]
         for piece in whole if pause or "bytewise" in said else [b"".join(whole)]:

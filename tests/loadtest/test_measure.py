@@ -183,7 +183,7 @@ def test_several_processes_record_what_one_does(server: ScriptedServer):
     assert records["arrives_at"].tolist() == scheduled.arrivals.tolist()
     assert bool(records.answered.all())
     assert records.gap_counts.sum() == 99 * 3
-    assert sorted(asked["text_input"] for asked in server.seen[before : before + 99]) == sorted(
+    assert sorted(asked["prompt"] for asked in server.seen[before : before + 99]) == sorted(
         request.prompt for request in scheduled.requests
     )
     assert sorted(users["number"]) == list(range(10))

@@ -110,7 +110,7 @@ def running(place) -> Iterator[tuple[Path, ArtifactRef]]:
     server = RunningServer(
         repository=Path("/elsewhere/store"),
         digest=repository.digest,
-        ports=ServerPorts(http=18410, grpc=18411, metrics=18412),
+        ports=ServerPorts(http=18410, grpc=18411, metrics=18412, openai=18413),
         process=process,
         environment_digest="e",
         started_at=datetime.now(UTC),

@@ -13,7 +13,7 @@ from llm_pipeline.planning import host
 
 
 def deployment(tmp_path: Path, base: int) -> Deployment:
-    server = {"http": base, "grpc": base + 1, "metrics": base + 2}
+    server = {"http": base, "grpc": base + 1, "metrics": base + 2, "openai": base + 3}
     place = {
         "staging": server,
         "blue": {name: port + 10 for name, port in server.items()},

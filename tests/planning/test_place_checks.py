@@ -60,9 +60,9 @@ def test_the_holder_releases_as_ever(configs: Path, store) -> None:
 def test_a_place_of_its_own_lets_the_second_model_in(second: Path, store, configs: Path, edit) -> None:
     promote(store, DEMO)
     place = """  beside:
-    staging: { http: 18600, grpc: 18601, metrics: 18602 }
-    blue: { http: 18610, grpc: 18611, metrics: 18612 }
-    green: { http: 18620, grpc: 18621, metrics: 18622 }
+    staging: { http: 18600, grpc: 18601, metrics: 18602, openai: 18603 }
+    blue: { http: 18610, grpc: 18611, metrics: 18612, openai: 18613 }
+    green: { http: 18620, grpc: 18621, metrics: 18622, openai: 18623 }
     router: { port: 18630, admin_port: 18631 }
 """
     path = configs / "deployments" / "local.yaml"

@@ -12,7 +12,7 @@ from llm_pipeline.planning.release_checks import check_routers, router_warnings
 from llm_pipeline.release.loading import load_release
 
 ROUTER = "    router: { port: 18000, admin_port: 18001 }"
-STAGING = "    staging: { http: 18400, grpc: 18401, metrics: 18402 }"
+STAGING = "    staging: { http: 18400, grpc: 18401, metrics: 18402, openai: 18403 }"
 GATEWAY = """    router:
       kind: gateway_api
       namespace: llm

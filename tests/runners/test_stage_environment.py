@@ -29,7 +29,7 @@ SECRETS = (
     "DATABASE_URL", "GITHUB_TOKEN", "OPENAI_API_KEY", "PYTHON_KEYRING_PASSWORD", "OTHER",
 )  # fmt: skip
 SIGNING = Signing(private_key="/keys/a.pem", password_variable="SIGNING_PASSWORD", public_keys=("/keys/a.pub",))
-PORTS = {"http": 18000, "grpc": 18001, "metrics": 18002}
+PORTS = {"http": 18000, "grpc": 18001, "metrics": 18002, "openai": 18003}
 KEYED = {"url": "http://host:1", "header_variables": {"x-key": "GATEWAY_KEY"}}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "resolve": {"config_path": str(CONFIGS / "releases" / "demo.yaml")},

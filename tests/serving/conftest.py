@@ -26,7 +26,7 @@ def free_ports() -> ServerPorts:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
             found.append(port)
-    return ServerPorts(http=found[0], grpc=found[1], metrics=found[2])
+    return ServerPorts(http=found[0], grpc=found[1], metrics=found[2], openai=found[3])
 
 
 class Slot:

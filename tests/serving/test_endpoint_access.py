@@ -26,7 +26,10 @@ from llm_pipeline.serving.endpoint_access import (
 from llm_pipeline.serving.probes import Served, departures_free
 
 SECRET = "5esame-0pen"
-CHUNK = {"text_output": "a", "output_tokens": 1, "finish_reason": "length"}
+WHOLE = {
+    "model": "llm", "choices": [{"text": "a", "finish_reason": "length"}],
+    "usage": {"prompt_tokens": 1, "completion_tokens": 1},
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +57,9 @@ async def gateway(certificate: tuple[Path, Path], **changes: object) -> AsyncIte
     async def answer(request: web.Request) -> web.Response:
         if request.headers.get("X-Key") != SECRET:
             return web.json_response({"error": "who are you?"}, status=403)
-        if request.path == "/v2":
-            return web.json_response({"name": served_name("c" * 64)})
-        return web.Response(text=json.dumps(CHUNK))
+        if request.path == "/v1/models":
+            return web.json_response({"data": [{"id": "llm", "root": served_name("c" * 64)}]})
+        return web.json_response(WHOLE)
 
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", answer)
@@ -144,30 +147,21 @@ def test_a_drain_waits_for_what_is_a_number_of_requests(page, active):
         assert active_requests(Endpoint(url=url, metrics_url=f"{url}/metrics")) == active
 
 
-DIGEST = "c" * 64
-
-
-@pytest.mark.parametrize(
-    ("answers", "refusal"),
-    [
-        ({"/v2": (503, "no healthy upstream")}, Transient),
-        ({"/v2": (502, "<html>")}, Transient),
-        ({"/v2": (401, "{}")}, ConfigError),
-        ({"/v2": (200, "<html>")}, IntegrityError),
-        ({"/v2": (200, "[" * 100_000)}, IntegrityError),
-        ({"/v2": (200, '{"name": "x"}')}, IntegrityError),
-    ],
-)
-def test_a_gateway_whose_server_is_away_is_asked_again_and_what_is_no_triton_is_refused(answers, refusal):
-    with answering(answers) as url, pytest.raises(refusal):
-        require_served(Endpoint(url=url), DIGEST)
+def test_one_of_our_servers_serves_a_release_that_it_states_to_serve() -> None:
+    ours = [{"id": "org/model", "root": served_name("c" * 64)}]
+    with answering({"/v1/models": (200, json.dumps({"data": ours}))}) as url:
+        require_served(Endpoint(url=url), "c" * 64)
+        with pytest.raises(IntegrityError, match="not repository dddddddddddd"):
+            require_served(Endpoint(url=url), "d" * 64)
+    several = {"/v1/models": (200, json.dumps({"data": [*ours, {"id": "other"}]}))}
+    with answering(several) as url, pytest.raises(IntegrityError, match="has the models org/model, other, not one"):
+        require_served(Endpoint(url=url), "c" * 64)
 
 
 def test_a_stream_without_a_line_end_is_a_fault_of_the_server_and_no_end_of_the_probe():
     pages = {
         "/metrics": (200, "llm_active_requests 0\n"),
-        "/v2/models/llm/generate": (200, json.dumps(CHUNK)),
-        "/v2/models/llm/generate_stream": (200, "x" * 2_000_000),
+        "/v1/completions": (200, "x" * 2_000_000),
     }
 
     async def probed(url: str) -> Evidence:
@@ -197,13 +191,12 @@ def test_no_part_of_a_secret_is_told_wherever_a_client_cuts_an_error(kind, statu
                 await client.stream(GenerationRequest("a", 1))
             ).error
 
-    paths = ("/v2/models/llm/generate", "/v2/models/llm/generate_stream")
-    answers = {path: (status, f"data: {body}\n\n" if path.endswith("stream") else body) for path in paths}
-    with answering(answers) as url:
-        for error in asyncio.run(both(url)):
-            assert error
-            assert "5es" not in error
-            assert len(error) <= 400
+    for form in (body, f"data: {body}\n\n"):
+        with answering({"/v1/completions": (status, form)}) as url:
+            for error in asyncio.run(both(url)):
+                assert error
+                assert "5es" not in error
+                assert len(error) <= 400
 
 
 def test_a_sum_that_is_not_finite_says_nothing():

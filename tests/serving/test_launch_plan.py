@@ -20,7 +20,7 @@ from llm_pipeline.serving.launch_plan import LaunchPlan, MpiHosts, launch_plan
 from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home, server_environment
 
 TARGETS = Path(__file__).parents[2] / "configs" / "targets"
-PORTS = ServerPorts(http=8000, grpc=8001, metrics=8002)
+PORTS = ServerPorts(http=8000, grpc=8001, metrics=8002, openai=8003)
 VIEW = "/srv/view"
 RANK_PARTS = {"--allow-http=false", "--allow-grpc=false", "--allow-metrics=false", "--load-model=tensorrt_llm"}
 HOSTS = MpiHosts(names=("first", "second"), ssh_port=2222, ssh_options=("-i", "/keys/id"))

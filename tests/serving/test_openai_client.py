@@ -14,7 +14,7 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
 from llm_pipeline.serving.endpoint_access import require_model, require_served
-from llm_pipeline.serving.probes import Served, context_length, departures_free, probe
+from llm_pipeline.serving.probes import Served, departures_free, probe
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -48,7 +48,7 @@ def test_whole_answers_and_streams_are_the_same_text_with_the_servers_count_of_t
     assert stream.first_token_seconds == stream.chunk_seconds[0]
     assert server.seen[-1] == {
         "model": "llm", "prompt": "a b c", "max_tokens": 6, "temperature": 0.0, "stream": True, "ignore_eos": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "repetition_penalty": 1.0, "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }  # fmt: skip
 
 
@@ -144,7 +144,7 @@ def test_refused_streams_are_none_that_a_client_goes_away_from():
 
 async def _departures(endpoint: Endpoint, golden: list[GoldenPrompt]) -> list[Evidence]:
     async with GenerationClient.of(endpoint, timeout_seconds=5) as client:
-        return await departures_free(Served(client, endpoint, golden, await context_length(client, endpoint)))
+        return await departures_free(Served(client, endpoint, golden, 512))
 
 
 def test_the_api_key_is_sent_as_a_bearer_and_shown_nowhere(monkeypatch):

@@ -5,30 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 
 import psutil
 import pytest
 
-from llm_pipeline.artifacts.endpoint_description import EndpointDescription
 from llm_pipeline.artifacts.repository_layout import ENDPOINT_FILE
-from llm_pipeline.base import detached
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.serving.triton_server import ServerFailed, find_server, has_ended, is_running
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def slot(slot):
-    """A slot with a port for the process, and a release that was packaged for it."""
-    about = EndpointDescription(model="demo/tiny", release="d" * 12, maximum_tokens_per_request=64, maximum_sequences=4)
-    (slot.repository / "llm" / "1" / ENDPOINT_FILE).write_text(about.model_dump_json())
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        slot.ports = slot.ports.model_copy(update={"openai": probe.getsockname()[1]})
-    return slot
 
 
 def pid_of(slot) -> int:
@@ -42,7 +28,7 @@ def models(slot) -> list[str]:
 
 def test_it_answers_once_the_server_is_ready_and_ends_with_it(slot):
     server = slot.start()
-    assert models(slot) == ["demo/tiny"]
+    assert models(slot) == ["toy"]
     assert server.ready
     slot.stop()
     assert not has_ended(slot.state)
@@ -56,7 +42,7 @@ def test_one_that_has_ended_is_reported_and_started_again_without_the_server(slo
     assert wait_until(lambda: has_ended(slot.state), 5)
     assert not is_running(slot.state)
     assert slot.start().pid == server.pid
-    assert models(slot) == ["demo/tiny"]
+    assert models(slot) == ["toy"]
     assert is_running(slot.state)
 
 
@@ -65,7 +51,7 @@ def test_a_worker_that_is_killed_is_started_again_and_who_asks_meanwhile_waits(s
     children = psutil.Process(pid_of(slot)).children()
     (worker,) = (child for child in children if "spawn_main" in " ".join(child.cmdline()))
     worker.kill()
-    assert models(slot) == ["demo/tiny"]
+    assert models(slot) == ["toy"]
     assert server.ready
     assert not worker.is_running()
 
@@ -82,9 +68,3 @@ def test_what_keeps_it_from_starting_is_the_servers_failure(slot):
     with pytest.raises(ServerFailed, match="OpenAI's API ended"):
         slot.start()
     assert find_server(slot.state) is None
-
-
-def test_a_release_that_was_packaged_without_it_is_served_without_it(slot):
-    (slot.repository / "llm" / "1" / ENDPOINT_FILE).unlink()
-    assert slot.start().ready
-    assert detached.load(slot.state / "openai.process.json") is None

@@ -138,7 +138,7 @@ def test_a_kv_cache_that_is_not_freed_fails(faulty, golden):
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"), [("error", "illegal memory access"), ("truncate", "tokens came"), ("drop", "final chunk")]
+    ("kind", "reason"), [("error", "illegal memory access"), ("truncate", "tokens came"), ("drop", "has no end")]
 )
 def test_an_answer_that_breaks_off_fails_whatever_its_status_is(faulty, golden, kind, reason):
     judgement = judged(faulty, golden, kind, every=7)

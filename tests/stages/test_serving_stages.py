@@ -31,13 +31,13 @@ SEARCH = {
 
 
 def free_ports() -> dict[str, int]:
-    sockets = [socket.socket() for _ in range(3)]
+    sockets = [socket.socket() for _ in range(4)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))
     numbers = [one.getsockname()[1] for one in sockets]
     for one in sockets:
         one.close()
-    return dict(zip(("http", "grpc", "metrics"), numbers, strict=True))
+    return dict(zip(("http", "grpc", "metrics", "openai"), numbers, strict=True))
 
 
 class Release:
@@ -87,7 +87,7 @@ class Release:
     ) -> StageResult | StageFailure:
         config = {
             "endpoint": {
-                "url": f"http://127.0.0.1:{self.ports['http']}",
+                "url": f"http://127.0.0.1:{self.ports['openai']}",
                 "metrics_url": f"http://127.0.0.1:{self.ports['metrics']}/metrics",
             },
             "comparison": {"ports": self.comparison_ports, "triton_home": str(TRITON_HOME), "python": str(PYTHON),
@@ -117,7 +117,7 @@ def test_a_candidate_is_staged_measured_and_taken_down(release):
     assert isinstance(staged, StageResult), staged
     assert staged.judgement.verdict is Verdict.GO
     assert (release.state / "repository/llm/1/linked/p.jsonl").is_file()
-    assert staged.metrics["endpoint"] == f"http://127.0.0.1:{release.ports['http']}"
+    assert staged.metrics["endpoint"] == f"http://127.0.0.1:{release.ports['openai']}"
 
     measured = release.load_test(production=release.repository)
     assert isinstance(measured, StageResult), measured

@@ -18,17 +18,10 @@ from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError, Transient, Unsupported
 from llm_pipeline.base.labels import LABEL_PREFIX, label_value
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.control import Candidate, StagedServer, StagingSlot, await_model, await_no_requests
 from llm_pipeline.serving.launch_plan import LaunchPlan, launch_plan
-from llm_pipeline.serving.openai_process import (
-    openai_failure,
-    openai_has_ended,
-    openai_is_ready,
-    start_openai,
-    stop_openai,
-)
+from llm_pipeline.serving.openai_process import openai_failure, openai_has_ended, start_openai, stop_openai
 from llm_pipeline.serving.ports import LOOPBACK, loopback_endpoint
 from llm_pipeline.serving.server_log import failure_lines
 from llm_pipeline.serving.slot_fence import exclusive
@@ -41,7 +34,6 @@ _DIGEST_LABEL = f"{LABEL_PREFIX}repository-digest"
 _EXIT_SECONDS = 5
 _GRACE_SECONDS = _EXIT_SECONDS + 7
 _LOG_LINES = 400
-_OPENAI_SECONDS = 30.0
 
 
 class DockerControl:
@@ -72,9 +64,8 @@ class DockerControl:
             link_repository(candidate.repository, self._view, candidate.links)
             try:
                 container = self._run(image.run, plan, candidate)
-                start_openai(self._slot.state, self._place, candidate.repository)
+                start_openai(self._slot.state, self._place, candidate.repository, candidate.digest)
                 seconds = await_model(self.endpoint, wait_seconds, lambda: self._refuse_ended(container))
-                self._await_openai()
             except BaseException:
                 self._remove()
                 raise
@@ -197,14 +188,9 @@ class DockerControl:
         else:
             yield DeviceRequest(device_ids=[str(gpu) for gpu in self._place.gpus], capabilities=[["gpu"]])
 
-    def _await_openai(self) -> None:
-        state = self._slot.state
-        if not wait_until(lambda: openai_is_ready(state, self._place) or openai_has_ended(state), _OPENAI_SECONDS):
-            raise Transient("OpenAI's API is not spoken in time", where=f"container {self.name}")
-        if openai_has_ended(state):
-            raise ServerFailed(f"the process that speaks OpenAI's API ended:\n{openai_failure(state)}")
-
     def _refuse_ended(self, container: Any) -> None:
+        if openai_has_ended(self._slot.state):
+            raise ServerFailed(f"the process that speaks OpenAI's API ended:\n{openai_failure(self._slot.state)}")
         container.reload()
         if container.status in ("created", "running", "restarting"):
             return

@@ -298,4 +298,4 @@ def service_endpoint(place: KubernetesServer, release_name: str, target_name: st
     """Its Service, by a name that is resolved within the cluster."""
     ports = place.manifests.ports
     host = f"{workload_endpoint(staging_name(release_name), target_name)}.{place.manifests.namespace}.svc"
-    return Endpoint(url=f"http://{host}:{ports.http}", metrics_url=f"http://{host}:{ports.metrics}/metrics")
+    return Endpoint(url=f"http://{host}:{ports.openai}", metrics_url=f"http://{host}:{ports.metrics}/metrics")

@@ -1,8 +1,8 @@
 """One request in flight and its answer so far: every byte that arrives is read and timed here.
 
 The first token is the first chunk with text in it, not the first chunk. Tokens are those the server counts, chunk by
-chunk. A failure is data: Triton answers HTTP 200 with an `error` key for some, ends a broken stream without a word, and
-puts no end marker on a whole one. So every answer is checked, by the rules of `serving/protocols`.
+chunk. A failure is data: a stream may break off, or say under HTTP 200 that it failed. So every answer is checked, by
+the rules of `serving/completions`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from math import isnan, nan
 
 from llm_pipeline.loadtest.records import Fault
 from llm_pipeline.loadtest.traffic import LoadRequest
-from llm_pipeline.serving.protocols import (
+from llm_pipeline.serving.completions import (
     KEPT_CHARACTERS,
-    AnswerReader,
+    CompletionReader,
     ErrorInAnswer,
     Flaw,
     NotAnAnswer,
-    TritonProtocol,
     flaw_of,
     refusal_text,
 )
@@ -30,7 +29,6 @@ _KEPT_BYTES = 1 << 16  # of the body of a refusal
 _FIELDS = (b":", b"event:", b"id:", b"retry:")  # of a stream of events, beside "data:"
 _LONGEST_PIECE_BYTES = 1 << 22  # of one chunk, or of a whole answer: far above any generation
 _decode = json.JSONDecoder().decode
-_TRITON = TritonProtocol().reader(stream=True)
 _FAULTS: Mapping[Flaw, Fault] = {
     "cut": Fault.CUT,
     "cancelled": Fault.CANCELLED,
@@ -93,7 +91,7 @@ class Answer:
         start: float,
         sent_at: float,
         *,
-        reader: AnswerReader | None = None,
+        model: str | None = None,
     ) -> None:
         self.number, self.request, self.arrives_at = number, request, arrives_at
         self.scheduled_at, self.sent_at = start + arrives_at, sent_at
@@ -101,7 +99,7 @@ class Answer:
         self.status, self.input_tokens, self.output_tokens = 0, 0, 0
         self.fault, self.detail, self.retried = Fault.NONE, "", False
         self.gaps: list[float] = []
-        self._previous_at, self._reader = 0.0, reader or _TRITON
+        self._previous_at, self._reader = 0.0, CompletionReader(model, stream=True)
         self._pending = self._stray = b""
         self._finish_reason = self._error = self._malformed = ""
 
@@ -176,7 +174,7 @@ class Answer:
             self.last_text_at = now
             if isnan(self.first_text_at):
                 self.first_text_at = now
-        if text or tokens or reason:  # an empty chunk ends no silence and changes no finish reason
+        if text or tokens or reason != self._finish_reason:  # an empty chunk ends no silence
             self._finish_reason = reason
             if self._previous_at:
                 self.gaps.append(now - self._previous_at)
@@ -184,7 +182,7 @@ class Answer:
 
     def _judge(self) -> tuple[Fault, str]:
         if self._error:
-            return judge_error(self._error), self._error
+            return Fault.ERROR_IN_ANSWER, self._error
         if self._malformed:
             return Fault.MALFORMED, self._malformed
         if lacking := self._reader.lacks():
@@ -213,21 +211,9 @@ def _is_json(body: bytes) -> bool:
 
 
 _SHED_STATUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-_SHED_TEXTS = ("exceeds maximum queue size", "request timeout expired", "queue is full", "server is stopping")
-"""What UNAVAILABLE says under HTTP 200 and 400: Triton's scheduler_utils.cc, dynamic_batch_scheduler.cc, our models."""
 
 
 def judge_refusal(status: int, body: bytes) -> tuple[Fault, str]:
-    """An answer of another status than 200; `generate_stream` refuses in an event, `generate` in plain JSON."""
-    text = refusal_text(body)
-    shed = status in _SHED_STATUSES or _says_shed(text)  # Triton answers every error of a decoupled model with 400
-    return (Fault.SHED if shed else Fault.REFUSED), f"HTTP {status}: {text}"
-
-
-def judge_error(text: str) -> Fault:
-    """An error inside an answer of HTTP 200."""
-    return Fault.SHED if _says_shed(text) else Fault.ERROR_IN_ANSWER
-
-
-def _says_shed(text: str) -> bool:
-    return any(known in text.lower() for known in _SHED_TEXTS)
+    """An answer of another status than 200."""
+    fault = Fault.SHED if status in _SHED_STATUSES else Fault.REFUSED
+    return fault, f"HTTP {status}: {refusal_text(body)}"

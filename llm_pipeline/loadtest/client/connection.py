@@ -21,10 +21,9 @@ from typing import cast
 import httptools
 
 from llm_pipeline.loadtest.client.answer import Answer
-from llm_pipeline.loadtest.client.messages import Target, request_body
+from llm_pipeline.loadtest.client.messages import Target, load_body
 from llm_pipeline.loadtest.records import Fault
 from llm_pipeline.loadtest.traffic import LoadRequest
-from llm_pipeline.serving.protocols import AnswerReader
 
 _monotonic = time.monotonic
 
@@ -142,7 +141,7 @@ class Connections:
     def __init__(self, target: Target, ended: Callable[[Answer], None]) -> None:
         self.ended = ended
         self._target = target
-        self._head, self._protocol = target.head(), target.protocol
+        self._head = target.head()
         self._tls = ssl.create_default_context(cafile=target.ca_file) if target.tls else None
         self._address = target.host
         self._idle: list[Connection] = []
@@ -179,12 +178,8 @@ class Connections:
 
     def payload(self, request: LoadRequest) -> bytes:
         """The bytes of a request."""
-        body = request_body(request, self._protocol)
+        body = load_body(request, self._target.model)
         return b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
-
-    def reader(self) -> AnswerReader:
-        """What reads an answer."""
-        return self._protocol.reader(stream=True)
 
     def send(self, answer: Answer, payload: bytes) -> None:
         """Send a request on an idle connection, or on a new one."""

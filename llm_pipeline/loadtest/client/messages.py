@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Any
 
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
-from llm_pipeline.serving.protocols import GenerationParameters, ServingProtocol, protocol_named
+from llm_pipeline.serving.completions import COMPLETIONS_PATH, GenerationParameters, request_body
 
 _HEAD = struct.Struct("<BQ")
 _PIECE = 1 << 20
@@ -76,8 +76,8 @@ class Target:
 
     Attributes:
         host: Name or address.
-        path: What comes before the protocol's own paths; empty for nothing.
-        openai_model: Name of the model at a server with OpenAI's API; None for a Triton.
+        path: What comes before `/v1`; empty for nothing.
+        model: Its name at the server; None for one of ours, which serves one.
         tls: Whether the connection is encrypted.
         ca_file: Certificates that the server's is checked against; None for the system's.
         headers: Sent with every request.
@@ -87,7 +87,7 @@ class Target:
     host: str
     port: int
     path: str
-    openai_model: str | None = None
+    model: str | None = None
     tls: bool = False
     ca_file: str | None = None
     headers: dict[str, str] = field(default_factory=dict, repr=False)
@@ -98,19 +98,14 @@ class Target:
         host = f"[{self.host}]" if ":" in self.host else self.host
         fields = {"Host": f"{host}:{self.port}", "Content-Type": "application/json", **self.headers}
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-        path = f"{self.path}{self.protocol.stream_path}"
+        path = f"{self.path}{COMPLETIONS_PATH}"
         return f"POST {path} HTTP/1.1\r\n{lines}Content-Length: ".encode("latin-1")
 
-    @property
-    def protocol(self) -> ServingProtocol:
-        """How the model is asked."""
-        return protocol_named(self.openai_model)
 
-
-def request_body(request: LoadRequest, protocol: ServingProtocol) -> bytes:
+def load_body(request: LoadRequest, model: str | None) -> bytes:
     """The JSON body of a request."""
     asked = GenerationParameters(request.prompt, request.maximum_tokens, ignore_eos=True)
-    return json.dumps(protocol.body(asked, stream=True)).encode()
+    return json.dumps(request_body(asked, model, stream=True)).encode()
 
 
 _FIELDS = ("prompt", "maximum_tokens", "cancel_after_tokens")

@@ -23,7 +23,7 @@ from llm_pipeline.loadtest.client.connection import Connections
 from llm_pipeline.loadtest.client.messages import Kind, Share, Target, read_frame, write_frame
 from llm_pipeline.loadtest.client.rows import RowWriter
 from llm_pipeline.loadtest.traffic import LoadRequest
-from llm_pipeline.serving.protocols import header_secrets, shown
+from llm_pipeline.serving.completions import header_secrets, shown
 
 _ORPHANED = 1
 
@@ -173,7 +173,7 @@ class Sender:
     """One endpoint's connections, kept from window to window."""
 
     def __init__(self, target: Target) -> None:
-        self._connections = Connections(target, self._ended)
+        self._model, self._connections = target.model, Connections(target, self._ended)
         self._timer = MonotonicTimer()
         self._rows = RowWriter()
         self._share = Share(0, 1, (), None, 0, 0.0)
@@ -242,8 +242,8 @@ class Sender:
         number, request, payload = self._next
         self._sent += 1
         sent_at = max(_monotonic(), self._start + arrives_at)
-        reader = self._connections.reader()
-        self._connections.send(Answer(number, request, arrives_at, self._start, sent_at, reader=reader), payload)
+        answer = Answer(number, request, arrives_at, self._start, sent_at, model=self._model)
+        self._connections.send(answer, payload)
         self._advance()
 
     def _advance(self) -> None:

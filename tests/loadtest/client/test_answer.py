@@ -9,9 +9,13 @@ from llm_pipeline.loadtest.records import Fault
 from llm_pipeline.loadtest.traffic import LoadRequest
 
 
-def event(text: str, *, tokens: int = 1, reason: str = "", **more: object) -> bytes:
-    body = {"text_output": text, "output_tokens": tokens, "finish_reason": reason, "model_name": "llm", **more}
+def event(text: object, so_far: int, reason: str | None = None) -> bytes:
+    usage = {"prompt_tokens": 7, "completion_tokens": so_far}
+    body = {"model": "llm", "choices": [{"text": text, "finish_reason": reason}], "usage": usage}
     return b"data: " + json.dumps(body).encode() + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
 
 
 def answer_to(maximum_tokens: int = 3, **asked: object) -> Answer:
@@ -27,7 +31,7 @@ def judged(answer: Answer, *bodies: bytes) -> Fault:
     return answer.fault
 
 
-WHOLE = [event("a"), event("é "), event("c", reason="length")]
+WHOLE = [event("a", 1), event("é ", 2), event("c", 3, "length"), DONE]
 
 
 def test_a_whole_answer_is_the_same_however_its_bytes_are_cut():
@@ -48,7 +52,7 @@ def test_lines_may_end_in_carriage_returns_and_the_last_one_in_nothing():
 
 def test_the_first_token_is_the_first_chunk_with_text():
     answer = answer_to(4)
-    bodies = [event("", tokens=0), event(""), event("word"), event(" more"), event("", reason="length")]
+    bodies = [event("", 0), event("", 1), event("word", 2), event(" more", 3), event("", 4, "length"), DONE]
     assert judged(answer, *bodies) is Fault.NONE
     assert answer.first_text_at == 104.0
     assert answer.last_text_at == 105.0, "the end of the answer brought no text"
@@ -57,15 +61,13 @@ def test_the_first_token_is_the_first_chunk_with_text():
 
 def test_tokens_are_those_that_the_server_counts():
     answer = answer_to(5)
-    assert judged(answer, event("two words", tokens=2), event("", tokens=0), event("!", tokens=3, reason="stop")) is (
-        Fault.NONE
-    )
+    assert judged(answer, event("two words", 2), event("", 2), event("!", 5, "stop"), DONE) is Fault.NONE
     assert answer.output_tokens == 5
 
 
 def test_the_tokens_of_the_prompt_are_counted_once_however_often_they_are_told():
     answer = answer_to(2)
-    judged(answer, event("a", input_tokens=7), event("b", input_tokens=7, reason="length"))
+    judged(answer, event("a", 1), event("b", 2, "length"), DONE)
     assert answer.input_tokens == 7
 
 
@@ -74,17 +76,16 @@ def test_the_tokens_of_the_prompt_are_counted_once_however_often_they_are_told()
     [
         ([*WHOLE[:2]], Fault.CUT, "final chunk is missing after 2 tokens"),
         ([], Fault.CUT, "after 0 tokens"),
-        ([event("a", reason="length")], Fault.SHORT, "only 1 of 3"),
-        ([event("a", reason="stop")], Fault.SHORT, "only 1 of 3"),
-        ([event("a", tokens=4, reason="length")], Fault.LONG, "4 tokens came, 3"),
-        ([event("", tokens=3, reason="length")], Fault.EMPTY, "without any text"),
-        ([WHOLE[0], event("", tokens=0, reason="cancelled")], Fault.CANCELLED, "after 1 tokens: cancelled"),
-        ([WHOLE[0], event("", tokens=0, reason="broken")], Fault.ERROR_IN_ANSWER, "broken"),
+        ([*WHOLE[:3]], Fault.CUT, "end mark [DONE] is missing"),
+        ([event("a", 1, "length"), DONE], Fault.SHORT, "only 1 of 3"),
+        ([event("a", 1, "stop"), DONE], Fault.SHORT, "only 1 of 3"),
+        ([event("a", 4, "length"), DONE], Fault.LONG, "4 tokens came, 3"),
+        ([event("", 3, "length"), DONE], Fault.EMPTY, "without any text"),
+        ([WHOLE[0], event("", 1, "abort"), DONE], Fault.CANCELLED, "after 1 tokens: cancelled"),
+        ([WHOLE[0], event("", 1, "broken"), DONE], Fault.ERROR_IN_ANSWER, "broken"),
         ([WHOLE[0], b'data: {"error": "CUDA out of memory"}\n\n'], Fault.ERROR_IN_ANSWER, "CUDA out of memory"),
-        ([b'data: {"error": "queue is full: 64 requests are waiting"}\n\n'], Fault.SHED, "queue is full"),
-        ([b'data: {"error": "[request id: 1] Exceeds maximum queue size"}\n\n'], Fault.SHED, "queue size"),
         ([b'data: {"error": ""}\n\n'], Fault.ERROR_IN_ANSWER, "without a message"),
-        ([b"data: [DONE]\n\n"], Fault.MALFORMED, "[DONE]"),
+        ([*WHOLE, WHOLE[0]], Fault.MALFORMED, "not an answer"),
         ([b"data: \xff\n\n"], Fault.MALFORMED, "not an answer"),
         ([b'data: {"text": "a"}\n\n'], Fault.MALFORMED, "not an answer"),
     ],
@@ -100,7 +101,6 @@ def test_every_rule_has_its_kind_of_fault(bodies: list[bytes], fault: Fault, sai
     [
         ([b"upstream connect error: no healthy upstream"], Fault.MALFORMED, "no healthy upstream"),
         ([b"<html>\n<body>Bad ", b"Gateway</body>\n</html>\n"], Fault.MALFORMED, "Bad Gateway"),
-        ([b'{"error": "queue is full: 64 requests are waiting"}'], Fault.SHED, "64 requests"),
         ([b'{"error": "CUDA out of memory"}\n'], Fault.ERROR_IN_ANSWER, "CUDA out of memory"),
         ([WHOLE[0], b"worker 3 has died\n"], Fault.CUT, "after 1 tokens; the server said: worker 3 has died"),
         ([b": ping\n\nevent: token\nid: 7\nretry: 10\n\n"], Fault.CUT, "final chunk is missing after 0 tokens"),
@@ -119,15 +119,16 @@ def test_what_a_server_says_instead_of_a_stream_is_told(bodies: list[bytes], fau
     assert said in answer.detail
 
 
-def test_an_empty_chunk_after_the_last_one_cuts_nothing():
-    assert judged(answer_to(), *WHOLE, event("", tokens=0)) is Fault.NONE
-    assert judged(answer_to(4), *WHOLE, event("more")) is Fault.CUT, "text after the end is no end"
+def test_a_chunk_with_the_usage_alone_ends_no_silence():
+    usage = json.dumps({"model": "llm", "choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}).encode()
+    answer = answer_to()
+    assert judged(answer, *WHOLE[:3], b"data: " + usage + b"\n\n", DONE) is Fault.NONE
+    assert answer.gaps == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("text", [None, ["a"], 5])
+@pytest.mark.parametrize("text", [["a"], 5])
 def test_what_is_no_text_is_malformed(text: object):
-    body = json.dumps({"text_output": text, "output_tokens": 3, "finish_reason": "length"}).encode()
-    assert judged(answer_to(), b"data: " + body + b"\n\n") is Fault.MALFORMED
+    assert judged(answer_to(), event(text, 3, "length")) is Fault.MALFORMED
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ def test_an_answer_without_text_has_no_first_token():
 
 def test_the_head_of_a_request_names_the_host_and_carries_the_headers_which_no_text_shows():
     target = Target("::1", 8000, "/a", headers={"X-Key": "s3cret"})
-    assert target.head().startswith(b"POST /a/v2/models/llm/generate_stream HTTP/1.1\r\nHost: [::1]:8000\r\n")
+    assert target.head().startswith(b"POST /a/v1/completions HTTP/1.1\r\nHost: [::1]:8000\r\n")
     assert b"\r\nX-Key: s3cret\r\n" in target.head()
     assert "s3cret" not in repr(target)
 

@@ -68,7 +68,9 @@ def test_only_the_first_words_of_a_kind_of_failure_are_kept():
 def test_more_tokens_than_any_answer_has_are_a_fault_and_no_end_of_the_client():
     answer = Answer(0, LoadRequest("p", 4), 0.0, 0.0, 0.0)
     answer.status = 200
-    answer.take(b'data: {"text_output": "a", "output_tokens": 1000000000, "finish_reason": "length"}\n\n' * 3, 1.0)
+    choices = '"choices": [{"text": "a", "finish_reason": "length"}]'
+    answer.take(f'data: {{"model": "m", {choices}, "usage": {{"completion_tokens": 1000000000}}}}\n\n'.encode(), 1.0)
+    answer.take(b"data: [DONE]\n\n", 1.0)
     answer.complete(2.0)
     rows = RowWriter()
     rows.add(answer)

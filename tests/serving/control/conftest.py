@@ -101,11 +101,11 @@ def tritonserver(module_tritonserver: Path) -> Path:
 def free_ports() -> ServerPorts:
     """Ports that nobody listens on, from the system's own range: other tests have theirs from a fixed one."""
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
+        sockets = [stack.enter_context(socket.socket()) for _ in range(4)]
         for one in sockets:
             one.bind(("127.0.0.1", 0))
-        http, grpc, metrics = (one.getsockname()[1] for one in sockets)
-    return ServerPorts(http=http, grpc=grpc, metrics=metrics)
+        http, grpc, metrics, openai = (one.getsockname()[1] for one in sockets)
+    return ServerPorts(http=http, grpc=grpc, metrics=metrics, openai=openai)
 
 
 @pytest.fixture

@@ -50,8 +50,8 @@ def control(engine, ports, staging_slot, monkeypatch) -> Iterator[ServerControl]
 
 
 def answer(server) -> dict:
-    asked = json.dumps({"text_input": "a b", "max_tokens": 4}).encode()
-    with urllib.request.urlopen(f"{server.endpoint.url}/v2/models/llm/generate", asked, timeout=30) as response:
+    asked = json.dumps({"prompt": "a b", "max_tokens": 4, "temperature": 0}).encode()
+    with urllib.request.urlopen(f"{server.endpoint.url}/v1/completions", asked, timeout=30) as response:
         return json.loads(response.read())
 
 
@@ -60,7 +60,7 @@ def test_a_candidate_answers_from_its_container_which_is_found_killed_and_gone(c
     assert control.find() is None
     candidate = Candidate(make_repository(version=7), digest="c" * 64)
     server = control.start(candidate, wait_seconds=120)
-    assert answer(server)["served_version"] == 7
+    assert answer(server)["choices"][0]["text"] == " a b a b"
     assert await_no_requests(server.endpoint, 5)
     (container,) = client.containers.list()
     assert control.start(candidate, wait_seconds=60).digest == candidate.digest
@@ -78,7 +78,7 @@ def test_a_candidate_answers_from_its_container_which_is_found_killed_and_gone(c
     container.wait()
     assert control.find() is None
     again = control.start(Candidate(candidate.repository, digest="e" * 64), wait_seconds=120)
-    assert answer(again)["served_version"] == 7
+    assert answer(again)["choices"][0]["text"] == " a b a b"
     control.stop(drain_seconds=5)
     assert client.containers.list(all=True) == []
 

@@ -107,7 +107,7 @@ def test_workers_in_the_cluster_reach_the_service_by_its_name(place):
     inside = place.model_copy(update={"endpoint": None, "manifests": ServingManifestOptions(namespace="staging")})
     endpoint = endpoint_of(inside, release_name="demo", target_name="cpu")
     host = f"{WORKLOAD}-endpoint.staging.svc"
-    assert endpoint.url == f"http://{host}:8000"
+    assert endpoint.url == f"http://{host}:8003"
     assert endpoint.metrics_url == f"http://{host}:8002/metrics"
 
 

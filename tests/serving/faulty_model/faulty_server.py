@@ -96,8 +96,8 @@ def write_repository(directory: Path) -> Path:
 def _free_ports() -> ServerPorts:
     with ExitStack() as open_sockets:
         numbers = []
-        for _ in range(3):
+        for _ in range(4):
             probe = open_sockets.enter_context(socket.socket())
             probe.bind(("127.0.0.1", 0))
             numbers.append(probe.getsockname()[1])
-    return ServerPorts(http=numbers[0], grpc=numbers[1], metrics=numbers[2])
+    return ServerPorts(http=numbers[0], grpc=numbers[1], metrics=numbers[2], openai=numbers[3])

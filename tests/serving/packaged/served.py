@@ -20,7 +20,7 @@ def ask(server: RunningServer, *requests: GenerationRequest, verb: str = "genera
     """The answers of requests sent together; of a single one its answer alone."""
 
     async def together() -> list[Generation]:
-        async with GenerationClient(server.http_url) as client:
+        async with GenerationClient.of(server.endpoint) as client:
             return await asyncio.gather(*(getattr(client, verb)(request) for request in requests))
 
     answers = asyncio.run(together())
@@ -31,15 +31,17 @@ def leave(server: RunningServer, request: GenerationRequest) -> None:
     """Ask for a stream, and go away once it has begun."""
 
     async def left() -> None:
-        async with GenerationClient(server.http_url) as client:
+        async with GenerationClient.of(server.endpoint) as client:
             (await client.open_stream(request)).close()
 
     asyncio.run(left())
 
 
 def ports_from(first: int, *readable: Path) -> ServerPorts:
-    """Three ports, and what the server may read beside what it is given."""
-    return ServerPorts(http=first, grpc=first + 1, metrics=first + 2, readable=tuple(map(str, readable)))
+    """Four ports, and what the server may read beside what it is given."""
+    return ServerPorts(
+        http=first, grpc=first + 1, metrics=first + 2, openai=first + 3, readable=tuple(map(str, readable))
+    )
 
 
 def post(

@@ -72,7 +72,7 @@ def client(place: Place):
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
 def test_the_command_that_a_release_ends_with_is_a_chat_and_is_answered(place) -> None:
-    command = shlex.split(curl_line(place.config, place.blue.openai))
+    command = shlex.split(curl_line(place.config, place.blue.about))
     answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     head, _, body = answer.replace("\r", "").partition("\n\n")
     assert head.startswith("HTTP/1.1 200")

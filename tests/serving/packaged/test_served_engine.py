@@ -211,10 +211,10 @@ def test_the_classic_set_refuses_what_it_does_not_serve(server):
 
 
 def test_a_server_that_stops_ends_its_live_streams_and_leaves_in_time(serve, tmp_path):
-    stopped, endings = serve(tmp_path / "stopped", 18573), []
+    stopped, endings = serve(tmp_path / "stopped", 18574), []
 
     async def watch():
-        async with GenerationClient(stopped.http_url) as client:
+        async with GenerationClient.of(stopped.endpoint) as client:
             stream = await client.open_stream(asking("a long story", 490, ignore_eos=True))
             with contextlib.suppress(aiohttp.ClientError):
                 endings.append(await stream.read())

@@ -133,7 +133,7 @@ def test_a_client_that_leaves_frees_its_place(server):
 
 def test_a_drill_delays_every_first_token_and_fails_its_share(serve, tmp_path):
     drill = json.dumps({"delay_milliseconds": 400, "failure_fraction": 0.25})
-    drilled = serve(tmp_path / "drilled", 18563, LLM_PIPELINE_DRILL=drill)
+    drilled = serve(tmp_path / "drilled", 18564, LLM_PIPELINE_DRILL=drill)
     answers = ask(drilled, *[asking() for _ in range(8)], verb="stream")
     stop_server(tmp_path / "drilled")
     assert sum("drill" in answer.error for answer in answers) == 2

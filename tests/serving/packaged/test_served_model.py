@@ -58,7 +58,7 @@ def server(repository, model_python, triton_home, tmp_path_factory):
 def drilled(repository, model_python, triton_home, tmp_path_factory):
     state = tmp_path_factory.mktemp("slot") / "drilled"
     drill = json.dumps({"delay_milliseconds": 400, "failure_fraction": 0.25})
-    yield serve(repository, state, 18503, model_python, triton_home, {"LLM_PIPELINE_DRILL": drill})
+    yield serve(repository, state, 18504, model_python, triton_home, {"LLM_PIPELINE_DRILL": drill})
     stop_server(state)
 
 
@@ -282,7 +282,7 @@ def test_a_client_that_leaves_frees_its_place(server):
     before = metric(server, 'llm_requests_total{outcome="cancelled"')
 
     async def leave():
-        async with GenerationClient(server.http_url) as client:
+        async with GenerationClient.of(server.endpoint) as client:
             asked = [asking(f"{PROMPT} {n}", 100, ignore_eos=True) for n in range(8)]
             opening = [asyncio.create_task(client.open_stream(request)) for request in asked]
             await asyncio.wait(opening, return_when=asyncio.FIRST_COMPLETED)  # half of them still wait for a place
@@ -353,7 +353,7 @@ def test_a_client_that_left_during_the_delay_is_noticed_at_its_first_token(drill
     before = metric(drilled, 'llm_requests_total{outcome="cancelled"')
 
     async def leave():
-        async with GenerationClient(drilled.http_url, timeout_seconds=0.1) as client:
+        async with GenerationClient.of(drilled.endpoint, timeout_seconds=0.1) as client:
             await asyncio.gather(*(client.stream(asking(f"{PROMPT} {n}", 100, ignore_eos=True)) for n in range(4)))
 
     asyncio.run(leave())
@@ -368,7 +368,7 @@ def test_a_request_that_outgrows_the_kv_cache_is_refused_and_others_take_turns(
     ref = ArtifactRef(kind="engine", digest="e" * 64)
     write_repository(tiny_engine, (), {}, small, tmp_path / "repository", engine_ref=ref)
     state = tmp_path / "small"
-    server = serve(tmp_path / "repository", state, 18506, model_python, triton_home)
+    server = serve(tmp_path / "repository", state, 18508, model_python, triton_home)
     try:
         outgrowing = asking(maximum_tokens=100, ignore_eos=True, allow_empty=True)
         for verb in ("generate", "stream"):
@@ -385,11 +385,11 @@ def test_stopping_a_server_with_live_requests_ends_them_and_leaves_nothing(
 ):
     state = tmp_path / "stopping"
     slow = serve(
-        repository, state, 18506, model_python, triton_home, {"LLM_PIPELINE_DRILL": '{"delay_milliseconds": 60000}'}
+        repository, state, 18508, model_python, triton_home, {"LLM_PIPELINE_DRILL": '{"delay_milliseconds": 60000}'}
     )
 
     async def ask_and_stop():
-        async with GenerationClient(slow.http_url) as client:
+        async with GenerationClient.of(slow.endpoint) as client:
             answers = asyncio.gather(*(client.stream(asking(f"{PROMPT} {n}")) for n in range(3)))
             await asyncio.sleep(0.3)
             await asyncio.to_thread(stop_server, state)
@@ -406,4 +406,4 @@ def test_a_drill_that_is_not_json_keeps_the_model_from_loading(repository, model
     from llm_pipeline.base.errors import PipelineError
 
     with pytest.raises(PipelineError, match=re.compile("json|Expecting", re.IGNORECASE)):
-        serve(repository, tmp_path / "broken", 18506, model_python, triton_home, {"LLM_PIPELINE_DRILL": "slow"})
+        serve(repository, tmp_path / "broken", 18508, model_python, triton_home, {"LLM_PIPELINE_DRILL": "slow"})

@@ -164,7 +164,7 @@ def test_a_server_ends_with_the_process_of_its_model_and_leaves_nobody_waiting(s
     (stub,) = [one for one in psutil.Process(server.pid).children() if "stub" in one.name()]
 
     async def killed_in_the_middle():
-        async with GenerationClient(server.http_url) as client:
+        async with GenerationClient.of(server.endpoint) as client:
             waiting = asyncio.create_task(client.generate(asking(maximum_tokens=400, ignore_eos=True)))
             await asyncio.sleep(0.1)
             stub.kill()

@@ -15,7 +15,7 @@ LUA = "envoy.filters.http.lua"
 BUFFER = "envoy.filters.http.buffer"
 STREAM_IDLE = "300s"
 
-_LUA_FILES = ("messages.lua", "bodies.lua", "answers.lua")
+_LUA_FILES = ("bodies.lua", "answers.lua")
 _CERTIFICATE = "server"
 _NOBODY = {"address_prefix": "0.0.0.0", "prefix_len": 32}  # noqa: S104 - an empty list means all private networks
 _LARGEST_HEADERS_KIB = 60

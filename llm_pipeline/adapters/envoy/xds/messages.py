@@ -55,5 +55,4 @@ def addresses_of(server: SlotServer, host: str) -> dict[Protocol, tuple[str, int
     """Host and port by protocol; `host` is where the ports of a Triton are."""
     if isinstance(server, OpenAiSlot):
         return {"http": server.address}
-    addresses: dict[Protocol, tuple[str, int]] = {"http": (host, server.http), "grpc": (host, server.grpc)}
-    return addresses if server.openai is None else {**addresses, "openai": (host, server.openai)}
+    return {"http": (host, server.http), "grpc": (host, server.grpc), "openai": (host, server.openai)}

@@ -47,7 +47,7 @@ class AcmeControl:
 
     def start(self, candidate: Candidate, *, wait_seconds: float) -> StagedServer:
         self._record.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "http.server", str(self._place.http), "--bind", "127.0.0.1"]
+        command = [sys.executable, "-m", "http.server", str(self._place.openai), "--bind", "127.0.0.1"]
         process = subprocess.Popen([*command, "--directory", str(candidate.repository)], start_new_session=True)
         self._record.write_text(json.dumps({"pid": process.pid, "digest": candidate.digest}))
         deadline = time.monotonic() + wait_seconds

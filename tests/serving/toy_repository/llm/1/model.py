@@ -15,7 +15,7 @@ import triton_python_backend_utils as pb_utils
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 FAULTS = set(os.environ.get("TOY_FAULTS", "").split())
-STEP_SECONDS = float(os.environ.get("TOY_STEP_SECONDS", "0.001"))
+STEP_SECONDS = float(os.environ.get("TOY_STEP_SECONDS", "0.004"))
 LONGEST = 4096
 
 
