@@ -172,11 +172,12 @@ def _second(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
         (options.work / "model" / "SECOND.md").write_text("The second revision.\n", encoding="utf-8")
         _publish(options)
     ready = options.work / options.second
-    if options.second != FP8 and not (ready / "config.json").is_file():
-        maker = REPOSITORY / "tests" / "corpus" / "ready_checkpoints.py"
-        subprocess.run(
-            [options.model, maker, options.second, options.work / "model", ready], env=_environment(), check=True
-        )
+    if options.second != FP8 and not ready.is_dir():
+        maker, made = REPOSITORY / "tests" / "corpus" / "ready_checkpoints.py", options.work / "made"
+        shutil.rmtree(made, ignore_errors=True)
+        command = [options.model, maker, options.second, options.work / "model", made]
+        subprocess.run(command, env=_environment(), check=True)
+        made.rename(ready)
     started = time.monotonic()
     with _users(options, configs) as record:
         released = _released(options, configs, options.second)
@@ -270,7 +271,8 @@ def _users(options: argparse.Namespace, configs: Path) -> Iterator[Path]:
 def _reused_seconds(options: argparse.Namespace) -> float:
     """What the stages took, in whichever release computed them, whose results the newest release used again."""
     store = options.work / "store"
-    newest = max(map(_stages, (store / "releases").iterdir()), key=lambda stages: stages["resolve"]["started_at"])
+    releases = [stages for stages in map(_stages, (store / "releases").iterdir()) if "resolve" in stages]
+    newest = max(releases, key=lambda stages: stages["resolve"]["started_at"])
     records = (store / "stages" / f"{told['key']}.json" for told in newest.values() if told["reused"])
     conclusions = (json.loads(path.read_text(encoding="utf-8"))["value"]["conclusion"] for path in records)
     return sum(conclusion["result"]["timings"]["total_seconds"] for conclusion in conclusions)

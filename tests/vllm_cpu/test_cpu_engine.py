@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,11 +11,14 @@ pytest.importorskip("vllm", reason="vLLM is not in this environment: `make vllm`
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from llm_pipeline.adapters.vllm.builder import runtime_properties
+from llm_pipeline.artifacts.checkpoint_files import read_quantization
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BuildInputs, engine_builder
+from llm_pipeline.serving.models.vllm_batcher import Batcher, Settings
 
 pytestmark = pytest.mark.thorough
 
@@ -51,3 +56,18 @@ def test_a_plain_checkpoint_is_built_for_a_cpu_and_answers_as_transformers_does(
     assert (facts.details["read_as"], facts.kv_cache) == ("none", "float32")
     assert EngineDescription.read(tmp_path / "engine").facts == facts
     assert list((tmp_path / "engine" / "compiled" / "modelinfos").glob("*.json"))  # found again by every server
+
+
+def test_an_answer_follows_a_json_schema(source):
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    properties = runtime_properties(TARGET, "float32", read_quantization(source))
+    limits = TARGET.limits.model_dump()
+    batcher = Batcher(source, Settings.of(properties, limits, end_tokens=[tokenizer.eos_token_id]))
+    batcher.submit("1", tokenizer("7 + 5 =")["input_ids"], 40, json_schema='{"enum": ["yes", "no"]}')
+    tokens, ended = [], False
+    while not ended:
+        for output in batcher.outputs(timeout_seconds=60):
+            assert not output.error
+            tokens, ended = [*tokens, *output.tokens], bool(output.finish_reason)
+    batcher.stop()
+    assert json.loads(tokenizer.decode(tokens, skip_special_tokens=True)) in ("yes", "no")

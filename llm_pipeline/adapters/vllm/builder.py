@@ -147,7 +147,6 @@ def runtime_properties(target: Target, dtype: str, quantization: QuantizationMet
         "generation_config": "vllm",
         "load_format": "safetensors",
         "seed": 0,
-        "skip_tokenizer_init": True,
         "trust_remote_code": False,
     }
     threads = {"threads": str(target.limits.threads)} if target.accelerator == "cpu" else {}
