@@ -69,11 +69,11 @@ class Users(ArrivingUsers):
 
     def __init__(self, port: int) -> None:
         super().__init__(RATE, {"unary": 1.0}, answer_seconds=ANSWER_SECONDS, keep_alive=False)
-        self._url = f"http://127.0.0.1:{port}/v2/models/llm/generate"
+        self._url = f"http://127.0.0.1:{port}/v1/completions"
         self.asks = {"unary": self._unary}
 
     async def _unary(self) -> str:
-        async with self.session.post(self._url, json={"text_input": "a b", "max_tokens": 4}) as response:
+        async with self.session.post(self._url, json={"prompt": "a b", "max_tokens": 4, "temperature": 0}) as response:
             text = await response.text()
             if response.status != 200 or " a b" not in text:
                 raise IncompleteAnswer(f"{response.status} {text}")

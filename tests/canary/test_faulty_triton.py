@@ -95,7 +95,7 @@ def production(tmp_path: Path) -> Iterator[FaultyProduction]:
     [
         pytest.param(("unary", "grpc-unary"), {"kind": "stall", "every": 3, "seconds": 600.0}, id="hang"),
         pytest.param(("sse", "grpc-stream"), {"kind": "stall", "every": 3, "seconds": 600.0}, id="stall"),
-        pytest.param(("grpc-stream",), {"kind": "error", "every": 1}, id="CUDA error in every gRPC stream"),
+        pytest.param(("sse",), {"kind": "error", "every": 1}, id="CUDA error in every stream"),
     ],
 )
 def test_a_candidate_whose_users_get_no_whole_answer_goes_back(production, kinds, fault, record_property) -> None:

@@ -33,7 +33,7 @@ class Refused(Exception):
 
 class Users:
     def __init__(self, port: int, wait_seconds: float, kinds: list[str]) -> None:
-        self.url, self.address = f"http://127.0.0.1:{port}/v2/models/llm", f"127.0.0.1:{port}"
+        self.url, self.address = f"http://127.0.0.1:{port}/v1/completions", f"127.0.0.1:{port}"
         self.wait_seconds, self.kinds = wait_seconds, kinds
         self.sent = self.answered = 0
         self.reasons: Counter[str] = Counter()
@@ -67,15 +67,15 @@ class Users:
             self.reasons[f"{kind}: {type(error).__name__} {error}"[:160]] += 1
 
     async def _unary(self, prompt: str) -> None:
-        async with self.session.post(f"{self.url}/generate", json=body(prompt)) as response:
+        async with self.session.post(self.url, json=body(prompt)) as response:
             if response.status != 200:
                 raise Refused(await response.text())
             await response.read()
 
     async def _sse(self, prompt: str) -> None:
-        async with self.session.post(f"{self.url}/generate_stream", json={**body(prompt), "stream": True}) as response:
+        async with self.session.post(self.url, json={**body(prompt), "stream": True}) as response:
             chunks = [line async for line in response.content if line.startswith(b"data:")]
-            if response.status != 200 or not chunks or b'"finish_reason":""' in chunks[-1] or b"error" in chunks[-1]:
+            if response.status != 200 or chunks[-1:] != [b"data: [DONE]\n"]:
                 raise Refused(f"{response.status} {chunks[-1:]}")
 
     async def _infer(self, prompt: str) -> None:
@@ -101,7 +101,7 @@ class Users:
 
 
 def body(prompt: str) -> dict[str, object]:
-    return {"text_input": prompt, "max_tokens": TOKENS, "ignore_eos": True}
+    return {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
 
 
 def inputs(prompt: str, *, stream: bool) -> list[triton.InferInput]:
