@@ -194,7 +194,7 @@ def test_an_installed_server_control_starts_and_stops_a_server(tmp_path: Path, f
     control = open_control(served.staging, slot)
     started = control.start(Candidate(tmp_path / "repository", "d" * 64), wait_seconds=30)
     try:
-        assert started.endpoint.url == f"http://127.0.0.1:{numbers['http']}"
+        assert started.endpoint.url == f"http://127.0.0.1:{numbers['openai']}"
         assert open_control(served.staging, slot).find().digest == "d" * 64
         assert sorted(served.servers_here()) == ["blue", "green", "staging"]
     finally:
