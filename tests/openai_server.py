@@ -128,6 +128,8 @@ vllm:request_queue_time_seconds_sum{{{labels}}} {len(self.seen) * 0.002}
         try:
             asked = await request.json()
             self.seen.append(asked)
+            if isinstance(asked.get("prompt"), list):
+                asked["prompt"] = " ".join(map(str, asked["prompt"]))
             refusal = self._refusal(asked)
         except ValueError as error:
             refusal = web.json_response({"error": {"message": str(error), "code": 400}}, status=400)
@@ -143,7 +145,7 @@ vllm:request_queue_time_seconds_sum{{{labels}}} {len(self.seen) * 0.002}
         self._active += 1
         try:
             await asyncio.sleep(self.delay_seconds)
-            return await (self._stream if asked["stream"] else self._whole)(request, asked, fault)
+            return await (self._stream if asked.get("stream") else self._whole)(request, asked, fault)
         finally:
             self._active -= 1
 

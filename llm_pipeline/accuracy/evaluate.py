@@ -189,20 +189,20 @@ def evaluate_served(
     """Score a served model on the served tasks, portion by portion until the gate decides; the rest is as above.
 
     Raises:
-        Unsupported: A served task is not a generative one.
+        Unsupported: A served task compares likelihoods, and the server tells none.
         IntegrityError: The baseline was asked in another way.
         Transient: The server does not answer.
     """
     started, before = time.monotonic(), read_summary(inputs["baseline"])
     with sparing():
-        from llm_pipeline.accuracy.scorer import Scorer, begin_token, template_arguments
+        from llm_pipeline.accuracy.scorer import Scorer
         from llm_pipeline.accuracy.served_model import ServedModel
         from llm_pipeline.accuracy.tasks import load_tasks
         from llm_pipeline.artifacts.checkpoint_loading import load_tokenizer
 
     loaded = load_tasks(inputs.get("tasks"), inputs.get("eval_data"), evaluation, evaluation.served_tasks)
     tokenizer = load_tokenizer(inputs["baseline"] / _TOKENIZER)
-    model = ServedModel(endpoint, tokenizer, begin_token(tokenizer), template_arguments(evaluation))
+    model = ServedModel(endpoint, tokenizer, evaluation)
     scorer = Scorer(model, tokenizer, loaded, evaluation, workdir / _ANSWERS, before.metrics)
     refuse_other_harness(before.harness, scorer.harness)
     items, judgement, facts = _until_decided(scorer, inputs["baseline"], policy, before.groups)

@@ -148,6 +148,7 @@ class AskedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
     def _answered(self, kind: str, requests: list[Instance], options: Mapping[str, Any] | None) -> list[Any]:
         """Answers to requests with the same options; what an earlier attempt asked is not asked again."""
         self._requests, self._asked = requests, [kind, options, self.seed]
+        self._model.repeat = self.seed
         keys = [self._key(one.args) for one in requests]
         left = {key: one for key, one in zip(keys, requests, strict=True) if key not in self._answers}
         self._progress = Progress("evaluating", len(left), "answers" if options else "likelihoods")
@@ -466,7 +467,7 @@ def scorer_here(wanted: str) -> str:
     return "vllm" if torch.cuda.is_available() and find_spec("vllm") else "hf"
 
 
-class _Checked:
+class CheckedModel:
     """Before a class of lm-eval: refuses what it would cut, and says which answers ended by length.
 
     lm-eval's classes drop that. They hand each answer to the cache's hook as soon as it is decoded, so that what was
@@ -475,6 +476,7 @@ class _Checked:
 
     longest: int
     end_tokens: tuple[int, ...]
+    repeat: int
     refuse: Callable[[tuple[str, str], int, int], None]
 
     def loglikelihood(self, requests: list[Instance], **_: Any) -> Any:
@@ -491,7 +493,7 @@ class _Checked:
         return super().generate_until(requests, disable_tqdm=True)  # type: ignore[misc]
 
 
-class _OfTransformers(_Checked):
+class _OfTransformers(CheckedModel):
     def tok_decode(self, tokens: Any, skip_special_tokens: bool = True) -> str:
         ended = isinstance(tokens, int)
         if not ended:
@@ -506,7 +508,7 @@ class _OfTransformers(_Checked):
         return not ended and text == whole and len(tokens) >= normalize_gen_kwargs(request[1])["max_gen_toks"]
 
 
-class _OfEngines(_Checked):
+class _OfEngines(CheckedModel):
     """vLLM and TensorRT-LLM say why an answer ended."""
 
     def watch(self, generate: Callable[..., Any]) -> Callable[..., Any]:

@@ -174,8 +174,9 @@ class CheckpointEvaluation(ConfigModel):
             thought. None for models that do not think.
         max_gen_toks: Most tokens of an answer, thoughts included; None for the number in the task's file, or lm-eval's
             256.
-        generation: How answers are generated, in lm-eval's words (`do_sample`, `temperature`), over what a task's file
-            says. Empty is greedy and without penalties, whatever the model's generation_config.json says.
+        generation: How answers are generated, in lm-eval's words (`do_sample`, `temperature`, `top_p`, `top_k`,
+            `min_p`, `repetition_penalty`), over what a task's file says. Empty is greedy and without penalties,
+            whatever the model's generation_config.json says.
         repeats: Answers to each generative item, drawn with seeds of their own; its score is their mean. More than one
             needs `generation` to sample.
         scorer: lm-eval's class that asks a checkpoint: `hf` (Transformers), `vllm` or `trtllm`; `auto` is `vllm` where
@@ -235,12 +236,15 @@ class CheckpointEvaluation(ConfigModel):
         return self
 
 
+_SERVED_GENERATION = {"do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
+
+
 class Evaluation(CheckpointEvaluation):
     """What the accuracy gates measure.
 
     Attributes:
         task_directory: Directory with lm-eval task files, relative to `configs/`; None for lm-eval's own.
-        served_tasks: Generative tasks scored again through the serving endpoint.
+        served_tasks: Tasks scored again through the serving endpoint; with TensorRT-LLM generative ones only.
         data_source: Where the data sets come from that the tasks' files name: `hub` (or its mirror, `hub.endpoint` of
             the deployment) or a directory (`file:///absolute/path`) with the files of each data set in
             `organisation/name/`.
@@ -257,10 +261,8 @@ class Evaluation(CheckpointEvaluation):
     def _served_are_scored(self) -> Evaluation:
         if missing := sorted(set(self.served_tasks) - set(self.tasks)):
             raise ValueError(f"served_tasks {missing} are not in tasks: the baseline would have no scores for them")
-        if others := sorted(self.generation.keys() - {"do_sample", "temperature"}):
-            raise ValueError(
-                f"generation: a served model is asked with a temperature alone, not with {', '.join(others)}"
-            )
+        if others := sorted(self.generation.keys() - _SERVED_GENERATION):
+            raise ValueError(f"generation: a served model cannot be asked with {', '.join(others)}")
         return self
 
     @property

@@ -88,6 +88,8 @@ class EngineAdapter(Adapter):
             set. Options of an option are named one by one (`kv_cache.reuse_blocks`) or all (`kv_cache.*`). It reads the
             whole of a section that is not named.
         tools: Distributions of the build's environment whose versions decide what is built: a part of the stage key.
+        scores_prompts: Its served model takes `input_ids` and `echo` with `logprobs`, so that tasks which compare the
+            likelihoods of given texts are scored as served, too.
         ranks: How the ranks of an instance start: by the engine `inside` one server; by MPI, in `servers` of their own;
             or by TensorRT-LLM's `launcher`, where they are on several hosts.
         models: The models of its repository, by name.
@@ -111,6 +113,7 @@ class EngineAdapter(Adapter):
     words: str = ""
     reads: Mapping[str, frozenset[str]] = field(default_factory=dict)
     tools: tuple[str, ...] = ()
+    scores_prompts: bool = False
     ranks: Literal["inside", "servers", "launcher"] = "inside"
     models: tuple[str, ...] = (MODEL_NAME,)
     compiles_export: bool = False

@@ -1,13 +1,13 @@
 """What is known of a release's tasks before anything runs: items and kind, where they can be scored, what is wrong.
 
-Local task files are read, and their data counted; of lm-eval's own tasks a table holds the well-known ones. A served
-model answers in text, without probabilities of a prompt's tokens. The `eval_data` stage finds out the rest by loading
+Local task files are read, and their data counted; of lm-eval's own tasks a table holds the well-known ones. Some
+engines tell no likelihoods of given texts when they are served. The `eval_data` stage finds out the rest by loading
 each task, before a model is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import Any
 from llm_pipeline.accuracy.task_files import TaskDirectory, read_task_directory
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.catalog.runtime_versions import release_numbers
 from llm_pipeline.catalog.tables import read_table
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.config.target import Target
@@ -92,55 +91,27 @@ def known_facts() -> dict[str, Any]:
     return read_table("known_tasks")
 
 
-_FIRST_WITH_PROMPT_LOGPROBS = "1.3.0rc11"
-
-
 def judge_task_placement(
     pool: Sequence[TaskItems], served: Sequence[str], targets: Sequence[Target]
 ) -> tuple[tuple[Refused, ...], tuple[str, ...]]:
     """What is wrong with the tasks that are scored through the endpoint, and what is not known of them."""
+    without = {target.engine for target in targets if not engine_adapter(target.engine).scores_prompts}
+    silent = " and ".join(sorted(without))
     by_name = {task.name: task for task in pool}
-    tasks = [by_name[name] for name in served]
-    refused = [task for task in tasks if task.is_generative is False]
+    tasks = [by_name[name] for name in served] if silent else []
     generative = [task.name for task in pool if task.is_generative]
-    nearest = f"served_tasks: [{', '.join(generative)}]" if generative else "add a generative task to tasks"
     refusals = tuple(
         Refused(
-            reason=f"served_tasks: {task.name} is {task.output_type}, which needs probabilities of the prompt's "
-            f"tokens; {'; '.join(_why(targets))}",
-            nearest=nearest,
+            reason=f"served_tasks: {task.name} is {task.output_type}, which needs the likelihood of given texts, and "
+            f"{silent} tells none when served",
+            nearest=f"served_tasks: [{', '.join(generative)}]" if generative else "add a generative task to tasks",
         )
-        for task in refused
+        for task in tasks
+        if task.is_generative is False
     )
     unknown = [task.name for task in tasks if task.is_generative is None]
-    warnings = (f"served_tasks: whether {', '.join(unknown)} are generative is not known here",) if unknown else ()
-    return refusals, warnings
-
-
-def _why(targets: Sequence[Target]) -> Iterator[str]:
-    """For each kind of runtime once."""
-    yield "the serving endpoint answers in text only"
-    runtimes = {
-        target.runtime_version
-        for target in targets
-        if engine_adapter(target.engine).runtime == "tensorrt_llm"
-        and target.runtime_version
-        and _is_before_prompt_logprobs(target)
-    }
-    for version in sorted(filter(None, runtimes)):
-        yield f"TensorRT-LLM {version} gives none (its LLM API does from {_FIRST_WITH_PROMPT_LOGPROBS} on)"
-
-
-def _is_before_prompt_logprobs(target: Target) -> bool:
-    return release_numbers(target.runtime_version or "") < (1, 3) or _early_candidate(target.runtime_version or "")
-
-
-def _early_candidate(version: str) -> bool:
-    """Whether it is one of 1.3's release candidates before the first with prompt log-probabilities."""
-    base, _, number = version.partition("rc")
-    digits = number.partition(".")[0]
-    first = int(_FIRST_WITH_PROMPT_LOGPROBS.partition("rc")[2])
-    return base == "1.3.0" and digits.isdigit() and int(digits) < first
+    warning = f"served_tasks: whether {', '.join(unknown)} are generative is not known here, which {silent} needs"
+    return refusals, (warning,) if unknown else ()
 
 
 def check_tasks(evaluation: Evaluation, configs_root: Path) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
 
     Raises:
         IntegrityError: The endpoint serves another repository, or the baseline was asked otherwise.
-        Unsupported: A served task is not a generative one.
+        Unsupported: A served task compares likelihoods, and the server tells none.
         Transient: The endpoint does not answer.
     """
     # here: a result that is reused needs no numpy, which loads slowly
@@ -83,7 +83,7 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[ServedAccuracyConfig, 
 
 STAGE = Stage(
     name="served_accuracy",
-    version=9,
+    version=10,
     config=ServedAccuracyConfig,
     request=request,
     run=run,

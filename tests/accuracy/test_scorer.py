@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,13 +12,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "corpus")]
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS / name) for name in ("accuracy", "corpus", "engines")]
 
+import tiny_llama
 import tiny_models
-from lm_eval import simple_evaluate
-from lm_eval.tasks import TaskManager
 from safetensors.torch import load_file, save_file
-from small_tasks import CHOICE, SAY, SHOTS, write_chat_model, write_tasks
+from small_tasks import CHOICE, SAY, SHOTS, TEMPLATE, write_chat_model, write_tasks
 
 from llm_pipeline.accuracy import scorer as module
 from llm_pipeline.accuracy.evaluate import evaluate_baseline
@@ -61,26 +62,43 @@ def asked(checkpoint, tasks, *names, **changes):
     return one.ask([(task, number) for task, own in one.clusters.items() for number in range(len(own))])
 
 
-def test_items_equal_those_of_lm_eval_by_itself(checkpoint, tasks):
+def test_items_equal_those_of_lm_evals_command_line(tasks, tmp_path):
+    """Prompts, likelihoods, texts and scores of three tasks; one token more or less would change each of them."""
+    checkpoint = tiny_llama.make_checkpoint(tmp_path / "checkpoint")
+    (checkpoint / "chat_template.jinja").write_text(TEMPLATE)
     names = ("pick", "say", "shots")
-    ours = asked(checkpoint, tasks, *names, chat_template=True)
-    arguments = f"pretrained={checkpoint},dtype=float32,max_length=256,softmax_dtype=float32"
-    with contextlib.chdir(tasks):
-        samples = simple_evaluate(
-            "hf", arguments, list(names), task_manager=TaskManager(include_path=".", include_defaults=False),
-            device="cpu", batch_size=4, apply_chat_template=True, fewshot_as_multiturn=True, log_samples=True,
-            bootstrap_iters=0,
-        )["samples"]  # fmt: skip
-    for name, metric in (("pick", "acc_norm"), ("say", "exact_match"), ("shots", "acc_norm")):
-        theirs = {one["doc_id"]: one for one in samples[name]}
-        mine = [item for item in ours if item.task == name]
-        assert len(mine) == len(theirs) == 20
-        for item in mine:
-            sample = theirs[item.item_id]
-            hashes = [sample[f"{part}_hash"] for part in ("doc", "prompt", "target")]
-            assert (item.score, item.fingerprint) == (sample[metric], module.sha256_json(hashes))
-            if item.generative:
-                assert (f"<s>{item.prompt}", item.completion) == (sample["arguments"][0][0], sample["resps"][0][0])
+    command = [
+        *(sys.executable, "-m", "lm_eval", "run", "--tasks", *names, "--include_path", "."),
+        *("--model", "hf", "--model_args", f"pretrained={checkpoint},dtype=float32,max_length=128", "--device", "cpu"),
+        *("--batch_size", "4", "--apply_chat_template", "--fewshot_as_multiturn", "--log_samples"),
+        *("--output_path", str(tmp_path / "out")),
+    ]
+    subprocess.run(command, cwd=tasks, check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}, timeout=300)
+    one = scorer(checkpoint, tasks, *names, chat_template=True, maximum_length=128)
+    one.try_tasks()
+    places = [(task, number) for task, own in one.clusters.items() for number in range(len(own))]
+    items = {(item.task, item.item_id): item for item in one.ask(places)}
+    ours = {(task, sample["doc_id"]): sample for task, own in one._answered(places, 0).items() for sample in own}
+    theirs = {
+        (name, sample["doc_id"]): sample
+        for name in names
+        for file in (tmp_path / "out").rglob(f"samples_{name}_*.jsonl")
+        for sample in map(json.loads, file.read_text().splitlines())
+    }
+    assert len(theirs) == len(ours) == len(items) == 60
+    for place, sample in theirs.items():
+        own, item, writes = ours[place], items[place], place[0] == "say"
+        asked = [[one["arg_0"], one["arg_1"]] for one in sample["arguments"].values()]
+        assert [[one[0], asked[0][1] if writes else one[1]] for one in own["arguments"]] == asked
+        hashes = [sample[f"{part}_hash"] for part in ("doc", "prompt", "target")]
+        assert (item.score, item.fingerprint) == (sample[sample["metrics"][-1]], module.sha256_json(hashes))
+        if writes:
+            assert [f"<s>{item.prompt}", item.completion] == [asked[0][0], sample["resps"][0][0]]
+        else:
+            for (mine,), (other,) in zip(own["resps"], sample["resps"], strict=True):
+                assert mine[0] == pytest.approx(float(other[0]), abs=1e-4)
+                assert str(mine[1]) == str(other[1])
+    assert len({item.completion for item in items.values()}) > 5
 
 
 def test_texts_are_asked_in_the_chat_format_and_choices_are_not(checkpoint, tasks):

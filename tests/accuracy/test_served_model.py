@@ -1,7 +1,8 @@
-"""lm-eval on a served model: a real Triton server whose model repeats the prompt's words, and OpenAI's API."""
+"""lm-eval on a served model: what is sent and what becomes of answers; `packaged/test_lm_eval.py` has an engine."""
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 
@@ -11,10 +12,9 @@ pytest.importorskip("lm_eval")
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-from openai_server import OpenAiDouble
+from openai_server import KEY, OpenAiDouble
 from small_tasks import CHOICE, SAY, write_chat_model, write_tasks
 
-from llm_pipeline.accuracy import served_model
 from llm_pipeline.accuracy.evaluate import evaluate_baseline, evaluate_served
 from llm_pipeline.base.errors import IntegrityError, Transient, Unsupported
 from llm_pipeline.config.endpoint import Endpoint
@@ -23,19 +23,11 @@ from llm_pipeline.config.release import Evaluation
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
-TRITON_HOME, PYTHON = ROOT / ".envs" / "triton", ROOT / ".envs" / "model" / "bin" / "python"
 REPEAT = SAY | {
     "task": "repeat", "doc_to_target": "{{q}}", "generation_kwargs": {"until": ["\n"], "max_gen_toks": 3},
     "filter_list": [{"name": "s", "filter": [{"function": "remove_whitespace"}, {"function": "take_first"}]}],
 }  # fmt: skip
 POLICY = AccuracyPolicy(minimum_items=30)
-
-
-@pytest.fixture(scope="module")
-def endpoint():
-    with OpenAiDouble() as server:
-        yield Endpoint(url=server.url, openai_model="llm")
 
 
 def evaluation(name="repeat", **changes):
@@ -53,52 +45,62 @@ def inputs(tmp_path_factory):
     return inputs | {"baseline": baseline.directory}, baseline
 
 
-def served(endpoint, inputs, workdir, **changes):
-    return evaluate_served(inputs[0], evaluation(**changes), POLICY, endpoint, workdir)
+def served(server, inputs, workdir, name="repeat", *, key=None, **changes):
+    endpoint = Endpoint(url=server.url, openai_model="llm", api_key_variable=key)
+    return evaluate_served(inputs[0], evaluation(name, **changes), POLICY, endpoint, workdir)
 
 
-def test_a_server_is_asked_the_prompts_of_the_baseline_and_its_answers_are_scored(endpoint, inputs, tmp_path):
-    evaluated, judgement = served(endpoint, inputs, tmp_path)
+def test_a_server_is_asked_the_prompts_of_the_baseline_and_its_answers_are_scored(inputs, tmp_path):
+    with OpenAiDouble() as server:
+        evaluated, judgement = served(server, inputs, tmp_path)
+        seen = {one["prompt"]: one for one in server.seen}
+        assert served(server, inputs, tmp_path)[0].items == evaluated.items
+        assert len(server.seen) == len(evaluated.items), "an answer that is known is not asked for again"
     before = {item.item_id: item for item in inputs[1].items if item.task == "repeat"}
-    assert len(evaluated.items) > 0
+    assert {item.prompt for item in evaluated.items} == set(seen)
     for item in evaluated.items:
         assert (item.prompt, item.fingerprint) == (before[item.item_id].prompt, before[item.item_id].fingerprint)
         assert item.prompt == f"[user]Is water {item.item_id} wet?[/][assistant]"
-        assert item.score == 0.0
-        assert item.completion
+        assert (len(item.completion.split()), item.cut) == (3, True)
+    wanted = {"model": "llm", "max_tokens": 3, "temperature": 0.0, "repetition_penalty": 1.0}
+    assert all(wanted.items() <= one.items() and "\n" in one["stop"] for one in seen.values())
     assert judgement.summary
     assert evaluated.summary.harness.items() <= inputs[1].summary.harness.items()
 
 
-def test_a_server_with_openais_api_is_asked_the_same(inputs, tmp_path):
+@pytest.mark.parametrize("fault", ["other_model", "filtered", "error", "html", "cut", "overloaded"])
+def test_an_answer_that_is_wrong_is_no_score(inputs, tmp_path, fault):
+    with OpenAiDouble(fault=fault) as server, pytest.raises(Transient, match="no usable answer in 3 attempts"):
+        served(server, inputs, tmp_path)
+
+
+def test_another_chat_format_or_generation_than_the_baselines_is_refused(inputs, tmp_path):
     with OpenAiDouble() as server:
-        evaluated, _ = served(Endpoint(url=server.url, openai_model="llm"), inputs, tmp_path)
-        seen = {one["prompt"]: one for one in server.seen}
-    assert {item.prompt for item in evaluated.items} == set(seen)
-    wanted = {"model": "llm", "max_tokens": 3, "temperature": 0.0, "stream": False}
-    assert all(wanted.items() <= one.items() and "\n" in one["stop"] for one in seen.values())
+        with pytest.raises(IntegrityError, match="chat template of repeat"):
+            served(server, inputs, tmp_path, chat_template_arguments={"mood": "calm"})
+        with pytest.raises(IntegrityError, match="generation: "):
+            served(server, inputs, tmp_path, max_gen_toks=2)
+        assert not server.seen
 
 
-@pytest.mark.parametrize("fault", ["no_usage", "other_model", "filtered"])
-def test_an_answer_of_openais_api_that_is_wrong_is_no_score(inputs, tmp_path, fault, monkeypatch):
-    monkeypatch.setattr(served_model, "_ATTEMPTS", 1)
-    with OpenAiDouble(fault=fault) as server, pytest.raises(Transient, match="no usable answer"):
-        served(Endpoint(url=server.url, openai_model="llm"), inputs, tmp_path)
+def test_a_server_that_echoes_no_prompt_has_no_likelihoods(inputs, tmp_path):
+    with OpenAiDouble() as server, pytest.raises(Unsupported, match="0 logprobs") as refused:
+        served(server, inputs, tmp_path, "pick")
+    assert "served_tasks" in refused.value.hint
 
 
-def test_another_chat_format_or_generation_than_the_baselines_is_refused(endpoint, inputs, tmp_path):
-    with pytest.raises(IntegrityError, match="chat template of repeat"):
-        served(endpoint, inputs, tmp_path, chat_template_arguments={"mood": "calm"})
-    with pytest.raises(IntegrityError, match="generation: "):
-        served(endpoint, inputs, tmp_path, max_gen_toks=2)
+def test_what_a_server_refuses_is_told_without_its_key(inputs, tmp_path, monkeypatch, caplog, capfd):
+    monkeypatch.setenv("TEST_KEY", f"{KEY}-that-is-wrong")
+    with (
+        caplog.at_level(logging.DEBUG),
+        OpenAiDouble(key=KEY) as server,
+        pytest.raises(Transient, match="401: Incorrect API key") as refused,
+    ):
+        served(server, inputs, tmp_path, key="TEST_KEY")
+    told = f"{refused.value!r} {refused.value.__cause__} {caplog.text} {capfd.readouterr()}"
+    assert KEY not in told
 
 
-def test_a_task_of_likelihoods_is_refused_before_anything_is_asked(endpoint, inputs, tmp_path):
-    with pytest.raises(Unsupported, match="log-likelihoods") as refused:
-        served(endpoint, inputs, tmp_path, name="pick")
-    assert refused.value.where == "task pick"
-
-
-def test_a_server_that_does_not_answer_is_worth_another_try(inputs, tmp_path):
+def test_a_server_that_is_away_is_worth_another_try(inputs, tmp_path):
     with pytest.raises(Transient, match="3 attempts"):
-        served(Endpoint(url="http://127.0.0.1:9"), inputs, tmp_path)
+        evaluate_served(inputs[0], evaluation(), POLICY, Endpoint(url="http://127.0.0.1:9"), tmp_path)

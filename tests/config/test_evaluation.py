@@ -12,7 +12,7 @@ from llm_pipeline.config.release import Evaluation
     ("stated", "problem"),
     [
         ({"repeats": 2}, "greedy answers are all alike"),
-        ({"generation": {"top_p": 0.9}}, "asked with a temperature alone, not with top_p"),
+        ({"generation": {"num_beams": 2}}, "cannot be asked with num_beams"),
         ({"chat_template_arguments": {"enable_thinking": True}}, "name what ends a thought"),
         ({"scorer_arguments": {"trust_remote_code": True}}, "no code of a checkpoint runs"),
         ({"scorer_arguments": {"pretrained": "else/model"}}, "pretrained would judge another model"),

@@ -47,24 +47,24 @@ def test_a_pool_that_is_not_known_is_not_judged():
     assert "how many items other have is not known here" in power.warnings[0]
 
 
-def target(version: str) -> Target:
-    return Target(name="t", accelerator="H200-SXM-141GB", engine="tensorrt_llm_llmapi", runtime_version=version)
+def target(engine: str) -> Target:
+    return Target(name="t", accelerator="H200-SXM-141GB", engine=engine)
 
 
-@pytest.mark.parametrize(("version", "told"), [("1.2.1", True), ("1.3.0rc10", True), ("1.3.0rc11", False)])
-def test_the_version_is_told_where_it_is_why_a_lane_cannot_work(version: str, told: bool):
+def test_tasks_that_compare_likelihoods_are_served_where_the_engine_tells_them():
     tasks = [known_tasks()["mmlu"], known_tasks()["gsm8k"]]
-    refusals, warnings = judge_task_placement(tasks, ["mmlu"], [target(version)])
-    assert len(refusals) == 1
+    assert judge_task_placement(tasks, ["mmlu", "gsm8k"], [target("vllm")]) == ((), ())
+    (refusal,), warnings = judge_task_placement(tasks, ["mmlu"], [target("vllm"), target("tensorrt_llm_llmapi")])
     assert warnings == ()
-    assert (f"TensorRT-LLM {version}" in refusals[0].reason) is told
-    assert refusals[0].nearest == "served_tasks: [gsm8k]"
+    assert "mmlu is multiple_choice" in refusal.reason
+    assert "tensorrt_llm_llmapi tells none" in refusal.reason
+    assert refusal.nearest == "served_tasks: [gsm8k]"
 
 
 def test_tasks_of_which_nothing_is_known_are_a_warning():
-    refusals, warnings = judge_task_placement(pool(other=None), ["other"], [target("1.2.1")])
+    refusals, (warning,) = judge_task_placement(pool(other=None), ["other"], [target("tensorrt_llm_engine")])
     assert refusals == ()
-    assert "whether other are generative is not known here" in warnings[0]
+    assert "whether other are generative is not known here" in warning
 
 
 def test_measured_times_of_an_8b_model_on_an_h200_are_met():

@@ -42,5 +42,6 @@ ADAPTER = EngineAdapter(
     write_repository=_write_repository,
     runtime="openvino-genai",
     beside_triton=True,
+    scores_prompts=True,
     tools=("openvino", "openvino-genai", "openvino-tokenizers", "optimum-intel", "nncf", "torch", "transformers"),
 )

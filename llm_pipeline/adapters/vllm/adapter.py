@@ -52,6 +52,7 @@ ADAPTER = EngineAdapter(
     runtime="vllm",
     beside_triton=True,
     words="vLLM",
+    scores_prompts=True,
     reads={
         "runtime": frozenset(
             {"cuda_graphs", "kv_cache.free_memory_fraction", "kv_cache.reuse_blocks", "chunked_context"}
