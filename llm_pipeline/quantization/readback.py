@@ -138,9 +138,14 @@ def _load_foreign(source: Path, algorithm: str, dtype: torch.dtype, place: Mappi
 
 
 def probe(model: Any) -> torch.Tensor:
-    """What a model answers to one sequence that is always the same: logits in fp32 on the CPU, [tokens, vocabulary]."""
+    """What a model answers to one sequence that is always the same: logits in fp32 on the CPU, [tokens, vocabulary].
+
+    Its tokens are from all over the vocabulary. The first ones are often special, and a model that hardly ever read
+    them answers anything: SmolLM2's logits in bfloat16 differ by 29 % from those in float32 there, by 1 % here.
+    """
     embedding = model.get_input_embeddings().weight
-    ids = torch.arange(_PROBE_TOKENS, device=embedding.device)[None] % embedding.shape[0]
+    places = 2 * torch.arange(_PROBE_TOKENS, device=embedding.device)[None] + 1
+    ids = places * embedding.shape[0] // (2 * _PROBE_TOKENS)
     with torch.no_grad():
         logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0].float().cpu()
     return logits
