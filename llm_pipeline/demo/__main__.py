@@ -1,8 +1,8 @@
-"""The demo: `python -m llm_pipeline.demo up | rollback | down` (the Makefile calls it).
+"""The demo: `python -m llm_pipeline.demo up | chat | rollback | down` (the Makefile calls it).
 
-`up` releases a small, really trained model through the Airflow DAG into live traffic; `rollback` releases a
-candidate that turns slow in production and shows that it is rolled back without a lost request; `down` stops
-every process.
+`up` releases a tiny, really trained model through the Airflow DAG into live traffic; `chat` does so with a pretrained
+chat model, and talks to it; `rollback` releases a candidate that turns slow in production and shows that it is rolled
+back without a lost request; `down` stops every process.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from llm_pipeline.base.entry import ArgumentParser, entry_point, interruptible
 
 @entry_point
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `up`, `rollback` or `down`; an interruption stops all that was started."""
+    """Run `up`, `chat`, `rollback` or `down`; an interruption stops all that was started."""
     parser = ArgumentParser(prog="python -m llm_pipeline.demo")
-    parser.add_argument("command", choices=["up", "rollback", "down"])
+    parser.add_argument("command", choices=["up", "chat", "rollback", "down"])
     command: str = parser.parse_args(arguments).command
     from llm_pipeline.demo.releases import Console, Demo
-    from llm_pipeline.demo.services import DemoLayout
+    from llm_pipeline.demo.services import CHAT, TINY, DemoLayout
 
     console = Console()
     console.follow_logs()
-    demo = Demo(DemoLayout(), console)
-    commands: dict[str, Callable[[], int]] = {"up": demo.up, "rollback": demo.rollback, "down": demo.down}
+    demo = Demo(DemoLayout(model=CHAT if command == "chat" else TINY), console)
+    commands: dict[str, Callable[[], int]] = {
+        "up": demo.up, "chat": demo.up, "rollback": demo.rollback, "down": demo.down
+    }  # fmt: skip
     try:
         with interruptible():
             return commands[command]()

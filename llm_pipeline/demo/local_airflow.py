@@ -420,8 +420,9 @@ class AirflowClient:
         return {str(error["filename"]): str(error["stack_trace"]) for error in found}
 
     def has_dag(self, dag_id: str) -> bool:
-        """Whether Airflow knows the DAG yet."""
-        return self._send("GET", f"/api/v2/dags/{_part(dag_id)}").status_code == httpx.codes.OK
+        """Whether Airflow knows the DAG, and its file was read well the last time."""
+        answer = self._send("GET", f"/api/v2/dags/{_part(dag_id)}")
+        return answer.status_code == httpx.codes.OK and not answer.json()["is_stale"]
 
     def _log_in(self) -> None:
         body = {"username": self.access.username, "password": self.access.password}

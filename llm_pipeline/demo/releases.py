@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
@@ -17,7 +16,7 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.demo import services
 from llm_pipeline.demo.local_airflow import AirflowAccess, AirflowClient, TaskState, start_airflow
-from llm_pipeline.demo.services import MODEL_ID, TARGET, DemoLayout
+from llm_pipeline.demo.services import DemoLayout
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.record import report_name
@@ -34,28 +33,29 @@ class Console:
 
     def title(self, text: str) -> None:
         """Write a heading."""
-        self._write(f"\n{text}\n{'-' * len(text)}")
+        self.line(f"\n{text}\n{'-' * len(text)}")
 
     def step(self, text: str) -> None:
         """Write what happened, with the time since the start."""
-        self._write(f"{time.monotonic() - self._started:7.1f} s  {text}")
+        self.line(f"{time.monotonic() - self._started:7.1f} s  {text}")
 
     def line(self, text: str = "") -> None:
         """Write a line without the time."""
-        self._write(text)
+        self.write(text + "\n")
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Write rows in aligned columns below their header."""
         for line in underlined(header, rows):
-            self._write(line)
+            self.line(line)
 
     def follow_logs(self) -> None:
         """Show the package's own log records as steps."""
         write_readable_lines(_StepHandler(self))
         logging.getLogger("llm_pipeline.stage").setLevel(logging.WARNING)
 
-    def _write(self, text: str) -> None:
-        sys.stdout.write(text + "\n")
+    def write(self, text: str) -> None:
+        """Write a part of a line."""
+        sys.stdout.write(text)
         sys.stdout.flush()
 
 
@@ -73,7 +73,6 @@ _ENDED = frozenset({"success", "failed", "skipped", "upstream_failed"})
 _WAITS = "up_for_reschedule"
 _RUN_ENDED = frozenset({"success", "failed"})
 _REASON_CHARACTERS = 400
-_QUESTION = "7 + 5 ="
 _FIRST_RELEASE_TRIES = 3
 
 
@@ -185,13 +184,14 @@ class Demo:
 
     def __init__(self, layout: DemoLayout, console: Console) -> None:
         self._layout = layout
+        self._model = layout.model
         self._console = console
         self._deployment: Deployment = load_yaml(layout.deployment, Deployment)
 
     def up(self) -> int:
-        """Release the demo model through Airflow; 0 when it ends in production."""
+        """Release the demo's model through Airflow; 0 when it ends in production."""
         access = self._start_services()
-        state, flow = self._release(access, "demo")
+        state, flow = self._release(access, self._model.release)
         self._print_summary(access, flow)
         return ExitCode.GO if state == "success" else ExitCode.NO_GO
 
@@ -219,15 +219,13 @@ class Demo:
     def _start_services(self) -> AirflowAccess:
         self._console.title("Services")
         self._console.step("Airflow starts on loopback (the first start makes its database)")
-        with services.training(self._layout, self._deployment) as finished:  # one core of two, meanwhile
+        with services.making(self._layout, self._deployment) as finished:  # one core of two, meanwhile
             access = self._start_airflow()
             self._console.title("Model")
-            trained = finished()
-        facts = json.loads((self._layout.model / "training.json").read_text())
-        said = ", ".join(f"{name} {value}" for name, value in facts.items() if isinstance(value, int | float | str))
-        self._console.step(f"{MODEL_ID}: {'trained now' if trained else 'reused, trained before'} ({said})")
+            made = finished()
         commit = services.start_hub(self._layout, self._deployment)
-        self._console.step(f"the local hub serves {MODEL_ID} at commit {commit[:12]}")
+        age = "made now" if made else "made before"
+        self._console.step(f"the local hub serves {self._model.id} ({age}) at commit {commit[:12]}")
         self._ensure_production()
         services.start_traffic(self._layout, self._deployment)
         self._console.step("background traffic goes to production from now on")
@@ -239,36 +237,37 @@ class Demo:
         )
 
     def _ensure_production(self) -> None:
-        """Production runs: what the pointers say, or the FP16 model released now."""
+        """Production runs: what the pointers say, or the unquantized model released now."""
         from llm_pipeline.operations.switching import start_production
 
         self._console.title("Production before the release")
         production = self._production()
         if production is None:
-            self._console.step("nothing is in production: `llm-pipeline run` releases the FP16 model first")
+            self._console.step("nothing is in production: `llm-pipeline run` releases the unquantized model first")
             production = self._first_release()
         else:
-            start_production(open_store(self._deployment.store), self._deployment, TARGET)
+            start_production(open_store(self._deployment.store), self._deployment, self._model.place)
         self._console.step(
             f"production is {production.release_id} (recipe {production.recipe}) in slot {production.slot}"
         )
 
     def _first_release(self) -> Pointer:
-        """The FP16 model in production; a load test that decided nothing on a busy machine is measured again.
+        """The unquantized model in production; a load test that decided nothing on a busy machine is measured again.
 
         Raises:
             Transient: It did not reach production.
         """
+        name = f"{self._model.release}-baseline"
         for _ in range(_FIRST_RELEASE_TRIES):
-            verdict = LocalRun(self._layout.release("demo-baseline"), approve=lambda _question: True).run()
+            verdict = LocalRun(self._layout.release(name), approve=lambda _question: True).run()
             if (production := self._production()) is not None:
                 return production
             if verdict not in (Verdict.INCONCLUSIVE, Verdict.ANOMALOUS):
                 break
             self._console.step("nothing was decided; what was undecided is measured again")
         raise Transient(
-            "the FP16 model did not reach production; the lines above say what stopped it",
-            where="demo-baseline",
+            "the unquantized model did not reach production; the lines above say what stopped it",
+            where=name,
             hint="run the same command again: what was computed is kept",
         )
 
@@ -289,11 +288,13 @@ class Demo:
             self._console.title("Verdicts")
             self._console.table(["gate", "of", "verdict", "why"], list(verdict_rows(flow)))
         self._console.title("Look around")
-        answer = services.generate(self._deployment, _QUESTION)
-        self._console.line(f"Production answers {_QUESTION!r} with {answer!r}")
-        self._console.line(
-            f"OpenAI API  http://127.0.0.1:{services.router_port(self._deployment)}/v1  (model {MODEL_ID})"
-        )
+        self._console.line(f"You         {self._model.question}")
+        self._console.write("Production  ")
+        asked = time.monotonic()
+        tokens = services.ask(self._deployment, self._model, self._console.write)
+        self._console.line(f"\n            ({tokens / (time.monotonic() - asked):.1f} tokens/s)")
+        url = services.users_url(self._deployment, self._model)
+        self._console.line(f"OpenAI API  {url}/v1  (model {self._model.id})")
         self._console.line(f"Airflow UI  {access.url}  (user {access.username}, password {access.password})")
         if flow is not None:
             path = self._deployment.store.directory
@@ -308,4 +309,4 @@ class Demo:
         return int(str(record.get("sent", 0))), int(str(record.get("failed", 0)))
 
     def _production(self) -> Pointer | None:
-        return read_pointers(open_store(self._deployment.store), MODEL_ID, TARGET)[0].production
+        return read_pointers(open_store(self._deployment.store), self._model.id, self._model.place)[0].production

@@ -1,4 +1,4 @@
-"""The demo's places and services: paths and ports, the model's training, the local hub, background traffic."""
+"""The demo's places and services: its models, paths and ports, the local hub, background traffic, and one question."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
+
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
 from llm_pipeline.base import detached
 from llm_pipeline.base.bounded_http import call
@@ -25,9 +27,52 @@ from llm_pipeline.demo.hub import publish_revision
 from llm_pipeline.demo.local_airflow import stop_airflow
 from llm_pipeline.serving.ports import require_free_port
 
-MODEL_ID = "demo/tiny-llama"
-TARGET = "cpu"
 _REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class DemoModel:
+    """What a demo releases.
+
+    Attributes:
+        id: Its name on the demo's hub.
+        maker: Module that makes its checkpoint, given `--output DIR`, in the model environment.
+        release: Name of its release config; that of what serves before ends in `-baseline`.
+        place: Where it serves.
+        prompts: Of the background traffic, below the configs.
+        requests_per_second: Background traffic to production.
+        question: What is asked in the end; as a chat where the model has a chat format.
+    """
+
+    id: str
+    maker: str
+    release: str
+    place: str
+    prompts: str
+    requests_per_second: float
+    question: str
+    is_chat: bool = False
+
+
+TINY = DemoModel(
+    id="demo/tiny-llama",
+    maker="llm_pipeline.demo.train",
+    release="demo",
+    place="cpu",
+    prompts="workloads/demo.jsonl",
+    requests_per_second=25.0,
+    question="7 + 5 =",
+)
+CHAT = DemoModel(
+    id="demo/SmolLM2-135M-Instruct",
+    maker="llm_pipeline.demo.smollm2",
+    release="demo-chat",
+    place="chat",
+    prompts="workloads/chat-example.jsonl",
+    requests_per_second=0.2,
+    question="What is photosynthesis, in one sentence?",
+    is_chat=True,
+)
 
 
 @dataclass(frozen=True)
@@ -38,13 +83,13 @@ class DemoLayout:
         root: Everything the demo writes is below this directory; the deployment file names the same one.
         configs: The configuration tree.
         airflow_port: Loopback port of Airflow's UI and API.
-        requests_per_second: Background traffic to production.
+        model: What it releases.
     """
 
     root: Path = _REPOSITORY / ".pipeline"
     configs: Path = _REPOSITORY / "configs"
     airflow_port: int = 18080
-    requests_per_second: float = 25.0
+    model: DemoModel = TINY
 
     @property
     def deployment(self) -> Path:
@@ -52,9 +97,9 @@ class DemoLayout:
         return self.configs / "deployments" / "local.yaml"
 
     @property
-    def model(self) -> Path:
-        """The trained model, as its author would push it."""
-        return self.root / "demo" / "model"
+    def checkpoint(self) -> Path:
+        """The model's files, as their author would push them."""
+        return self.root / "demo" / self.model.release
 
     @property
     def hub(self) -> Path:
@@ -69,7 +114,7 @@ class DemoLayout:
     @property
     def traffic_record(self) -> Path:
         """File that counts the background traffic's requests by outcome."""
-        return self.services / "traffic.json"
+        return self.services / f"traffic-{self.model.release}.json"
 
     @property
     def airflow(self) -> Path:
@@ -82,44 +127,45 @@ class DemoLayout:
 
 
 log = get_logger(__name__)
+_TRAFFIC = "traffic-process-"
 
 
 @contextmanager
-def training(layout: DemoLayout, deployment: Deployment) -> Iterator[Callable[[], bool]]:
-    """Train the demo model in a process of its own, unless it is there; an unfinished training is stopped.
+def making(layout: DemoLayout, deployment: Deployment) -> Iterator[Callable[[], bool]]:
+    """Make the model's checkpoint in a process of its own, unless it is there; an unfinished one is stopped.
 
     Yields:
-        Waits for the end, and returns whether the model was trained now.
+        Waits for the end, and returns whether it was made now.
 
     Raises:
-        StageCrashed: Of the function: training failed; the message holds the end of its log.
+        StageCrashed: Of the function: it failed; the message holds the end of its log.
     """
-    if (layout.model / "training.json").is_file():
+    if layout.checkpoint.is_dir():
         yield lambda: False
         return
-    command = [deployment.interpreter("model"), "-m", "llm_pipeline.demo.train", "--output", str(layout.model)]
+    command = [deployment.interpreter("model"), "-m", layout.model.maker, "--output", str(layout.checkpoint)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
-            yield partial(_finish_training, process)
+            yield partial(_finish, process)
         finally:
             process.terminate()  # none that has ended
 
 
-def _finish_training(process: subprocess.Popen[str]) -> bool:
+def _finish(process: subprocess.Popen[str]) -> bool:
     lines = list(_relayed(process))
     if process.wait() != 0:
-        raise StageCrashed(f"training ended with code {process.returncode}:\n" + "".join(lines[-8:]))
+        raise StageCrashed(f"making the model ended with code {process.returncode}:\n" + "".join(lines[-8:]))
     return True
 
 
 def start_hub(layout: DemoLayout, deployment: Deployment) -> str:
-    """Publish the trained model and serve it where the deployment looks for it; returns the commit.
+    """Publish the model and serve it where the deployment looks for it; returns the commit.
 
     Raises:
         ConfigError: The hub's port is taken, or the deployment's hub is not on loopback.
         Transient: The hub does not answer.
     """
-    commit = publish_revision(layout.hub, MODEL_ID, layout.model, "Trained by make demo")
+    commit = publish_revision(layout.hub, layout.model.id, layout.checkpoint, "Made by the demo")
     endpoint = urlsplit(deployment.hub.endpoint or "")
     if endpoint.hostname != "127.0.0.1" or endpoint.port is None:
         raise ConfigError("the demo's hub needs hub.endpoint: http://127.0.0.1:PORT", where=str(layout.deployment))
@@ -130,41 +176,40 @@ def start_hub(layout: DemoLayout, deployment: Deployment) -> str:
         command = [sys.executable, "-m", "llm_pipeline.demo.hub"]
         command += ["--root", str(layout.hub), "--port", str(endpoint.port)]
         detached.start("demo hub", command, record, log=layout.services / "hub.log")
-    _await_answer(f"{deployment.hub.endpoint}/api/models/{MODEL_ID}", record, layout.services / "hub.log")
+    _await_answer(f"{deployment.hub.endpoint}/api/models/{layout.model.id}", record, layout.services / "hub.log")
     return commit
 
 
 def start_traffic(layout: DemoLayout, deployment: Deployment) -> None:
     """Send background requests to production until stopped."""
-    record = layout.services / "traffic-process.json"
+    record = layout.services / f"{_TRAFFIC}{layout.model.release}.json"
     running = detached.load(record)
     if running is not None and running.alive:
         return
-    port = router_port(deployment)
-    command = [sys.executable, "-m", "llm_pipeline.demo.traffic", "--url", f"http://127.0.0.1:{port}"]
-    command += ["--rate", str(layout.requests_per_second), "--record", str(layout.traffic_record)]
-    command += ["--prompts", str(layout.configs / "workloads" / "demo.jsonl")]
+    command = [sys.executable, "-m", "llm_pipeline.demo.traffic", "--url", users_url(deployment, layout.model)]
+    command += ["--rate", str(layout.model.requests_per_second), "--record", str(layout.traffic_record)]
+    command += ["--prompts", str(layout.configs / layout.model.prompts)]
     detached.start("demo traffic", command, record, log=layout.services / "traffic.log")
 
 
-def router_port(deployment: Deployment) -> int:
-    """The port of the demo's router.
+def users_url(deployment: Deployment, model: DemoModel) -> str:
+    """Where users of a model ask it.
 
     Raises:
         ConfigError: The router does not run on this host.
     """
-    router = deployment.places[TARGET].router
+    router = deployment.places[model.place].router
     if not isinstance(router, EnvoyPlace):
-        raise ConfigError(f"the demo needs a router of kind envoy, not {router.kind}", where=f"places.{TARGET}.router")
-    return router.port
+        raise ConfigError(f"the demo needs kind: envoy, not {router.kind}", where=f"places.{model.place}.router")
+    return f"http://127.0.0.1:{router.port}"
 
 
 def stop_traffic(layout: DemoLayout) -> None:
-    """Stop the background traffic, letting requests in flight end."""
-    record = layout.services / "traffic-process.json"
-    if process := detached.load(record):
-        detached.stop(process)
-        record.unlink(missing_ok=True)
+    """Stop the background traffic to all models, letting requests in flight end."""
+    for record in layout.services.glob(f"{_TRAFFIC}*.json"):
+        if process := detached.load(record):
+            detached.stop(process)
+            record.unlink(missing_ok=True)
 
 
 def read_traffic(layout: DemoLayout) -> dict[str, object]:
@@ -176,20 +221,27 @@ def read_traffic(layout: DemoLayout) -> dict[str, object]:
     return found
 
 
-def generate(deployment: Deployment, prompt: str, maximum_tokens: int = 8) -> str:
-    """One answer from the production endpoint.
+def ask(deployment: Deployment, model: DemoModel, show: Callable[[str], object]) -> int:
+    """Ask production the model's question, and show its answer as it is written; returns how many tokens it has.
 
     Raises:
         Transient: Production does not answer.
     """
-    port = router_port(deployment)
-    url = f"http://127.0.0.1:{port}/v1/completions"
-    body = json.dumps({"prompt": prompt, "max_tokens": maximum_tokens, "temperature": 0}).encode()
+    url = f"{users_url(deployment, model)}/v1/{'chat/' if model.is_chat else ''}completions"
+    asked = {"messages": [{"role": "user", "content": model.question}]} if model.is_chat else {"prompt": model.question}
+    options = {"max_tokens": 96, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+    tokens = 0
     try:
-        answer = call(url, seconds=30, method="POST", headers={"Content-Type": "application/json"}, body=body)
-        return str(json.loads(answer.body)["choices"][0]["text"]).strip()
-    except (OSError, KeyError, ValueError) as error:
+        with httpx.stream("POST", url, json={"model": model.id, **asked, **options}, timeout=60.0) as answer:
+            answer.raise_for_status()
+            for line in answer.iter_lines():
+                event = json.loads(line.removeprefix("data: ")) if line.startswith("data: {") else {"choices": []}
+                for choice in event["choices"]:
+                    show(choice["delta"].get("content", "") if model.is_chat else choice["text"])
+                tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+    except (httpx.HTTPError, LookupError, ValueError) as error:
         raise Transient(f"production does not answer: {error!r}", where=url) from error
+    return tokens
 
 
 def stop_everything(layout: DemoLayout) -> list[str]:
@@ -223,7 +275,7 @@ def _running_processes(layout: DemoLayout) -> Iterator[detached.DetachedProcess]
 def _relayed(process: subprocess.Popen[str]) -> Iterator[str]:
     import logging
 
-    relay = LogRelay(logging.getLogger("llm_pipeline.demo.train"))
+    relay = LogRelay(logging.getLogger("llm_pipeline.demo.model"))
     for line in process.stdout or ():
         relay.relay(line)
         yield line

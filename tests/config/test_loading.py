@@ -72,7 +72,7 @@ def test_every_committed_release_config_loads(path: Path):
         ),
         pytest.param(
             "releases/demo.yaml", ("policy: demo", "policy: demos"),
-            ("policy: there is no policies/demos.yaml", "policies/ has: demo, mlperf-"), id="unknown_policy",
+            ("policy: there is no policies/demos.yaml", "policies/ has: demo, demo-chat, mlperf-"), id="unknown_policy",
         ),
         pytest.param(
             "releases/demo.yaml", ("deployment: local", "deployment: moon"),
@@ -217,7 +217,7 @@ def test_a_file_of_another_kind_is_one_mistake(configs: Path):
 
 
 def test_a_directory_names_the_files_in_it(configs: Path):
-    assert str(configs / "releases" / "demo-rollback.yaml") in mistake_of(configs / "releases").hint
+    assert str(configs / "releases" / "demo-baseline.yaml") in mistake_of(configs / "releases").hint
     (configs.parent / "mine" / "releases").mkdir(parents=True)
     (own := configs.parent / "mine" / "releases" / "first.yaml").touch()
     assert mistake_of(configs.parent / "mine").hint == f"name a file in it, such as {own}"

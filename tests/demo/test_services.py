@@ -33,25 +33,22 @@ def deployment(tmp_path):
     )
 
 
-def test_the_model_is_trained_while_something_else_starts_and_only_once(layout, deployment, tmp_path):
-    (tmp_path / "trainer").write_text(
-        "import pathlib, sys; made = pathlib.Path(sys.argv[1]); made.mkdir(parents=True); "
-        "(made / 'training.json').touch()"
-    )
-    with services.training(layout, deployment) as finished:
+def test_the_model_is_made_while_something_else_starts_and_only_once(layout, deployment, tmp_path):
+    (tmp_path / "trainer").write_text("import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir(parents=True)")
+    with services.making(layout, deployment) as finished:
         deadline = time.monotonic() + 60
-        while not (layout.model / "training.json").exists():
+        while not layout.checkpoint.exists():
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert finished() is True
-    with services.training(layout, deployment) as finished:
+    with services.making(layout, deployment) as finished:
         assert finished() is False
 
 
 def test_a_failed_training_says_what_it_said(layout, deployment, tmp_path):
     (tmp_path / "trainer").write_text("print('no space'); raise SystemExit(3)")
     with (
-        services.training(layout, deployment) as finished,
+        services.making(layout, deployment) as finished,
         pytest.raises(StageCrashed, match=r"(?s)code 3.*no space"),
     ):
         finished()
@@ -60,7 +57,7 @@ def test_a_failed_training_says_what_it_said(layout, deployment, tmp_path):
 def test_a_training_that_nobody_waits_for_is_stopped(layout, deployment, tmp_path):
     (tmp_path / "trainer").write_text("import time; time.sleep(600)")
     started = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), services.training(layout, deployment):
+    with pytest.raises(KeyboardInterrupt), services.making(layout, deployment):
         raise KeyboardInterrupt
     assert time.monotonic() - started < 300
 

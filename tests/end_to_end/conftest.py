@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -17,13 +18,13 @@ from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.demo.releases import Console, Demo
-from llm_pipeline.demo.services import DemoLayout
+from llm_pipeline.demo.services import CHAT, TINY, DemoLayout, DemoModel
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.serving.triton_runtime import segment_prefix, segments
 from llm_pipeline.store import open_store
 
 _REPOSITORY = Path(__file__).parents[2]
-_PORT_SHIFT = 3000
+_PORT_SHIFTS = {TINY: 3000, CHAT: 3500}
 """Away from the ports of the demo and of all other tests, which may run at the same time."""
 SERVERS = ("staging", "comparison", "blue", "green")
 _MODEL_PYTHON = _REPOSITORY / ".envs" / "model" / "bin" / "python"
@@ -32,17 +33,16 @@ _MODEL_PYTHON = _REPOSITORY / ".envs" / "model" / "bin" / "python"
 class Site:
     """A demo in a temporary directory, on its own ports."""
 
-    def __init__(self, root: Path) -> None:
-        self.layout = DemoLayout(
-            root=root / "pipeline",
-            configs=root / "configs",
-            airflow_port=18080 + _PORT_SHIFT,
-            requests_per_second=6.0,  # each takes 15 ms of a core; a first step of 20 % has as many as 5 % of 25
-        )
+    def __init__(self, root: Path, model: DemoModel) -> None:
+        self.shift = _PORT_SHIFTS[model]
+        if model is TINY:  # each request takes 15 ms of a core; a first step of 20 % has as many as 5 % of 25
+            model = replace(model, requests_per_second=6.0)
+        self.layout = DemoLayout(root / "pipeline", root / "configs", 18080 + self.shift, model)
         shutil.copytree(_REPOSITORY / "configs", self.layout.configs)
         self._remove_other_releases()
         self._write_deployment()
-        self._write_policy()
+        if model is not CHAT:
+            self._write_policy()
         self.deployment = load_yaml(self.layout.deployment, Deployment)
         self.store = open_store(self.deployment.store)
         self.output = ""
@@ -50,7 +50,8 @@ class Site:
     def _remove_other_releases(self) -> None:
         """Airflow parses the DAGs of all releases again and again, and other tests do that for the examples."""
         for path in (self.layout.configs / "releases").glob("*.yaml"):
-            if not path.name.startswith("demo"):
+            is_chat = path.name.startswith(CHAT.release)
+            if not path.name.startswith("demo") or is_chat is not self.layout.model.is_chat:
                 path.unlink()
 
     def _write_policy(self) -> None:
@@ -125,7 +126,7 @@ class Site:
     def listening_ports(self) -> set[int]:
         """Those of this site's ports that something listens on."""
         ports = {port for place in self.deployment.places.values() for port in place.ports()}
-        ports |= {self.layout.airflow_port, 18180 + _PORT_SHIFT}
+        ports |= {self.layout.airflow_port, 18180 + self.shift}
         connections = psutil.net_connections("tcp")
         return ports & {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
 
@@ -137,12 +138,12 @@ class Site:
             "store": str(root / "store"),
             "work_root": str(root / "work"),
             "state_root": str(root / "state"),
-            "hub": {"endpoint": f"http://127.0.0.1:{18180 + _PORT_SHIFT}"},
+            "hub": {"endpoint": f"http://127.0.0.1:{18180 + self.shift}"},
             "environments": {"control": sys.executable, "model": str(_MODEL_PYTHON)},
             "triton_home": str(_REPOSITORY / ".envs" / "triton"),
         }
-        place = _shifted(deployment["places"]["cpu"], _PORT_SHIFT)
-        deployment["places"] = {"cpu": place, "cpu_engine_int4": _shifted(place, 100)}
+        place = _shifted(deployment["places"][self.layout.model.place], self.shift)
+        deployment["places"] = {self.layout.model.place: place, "cpu_engine_int4": _shifted(place, 100)}
         self.layout.deployment.write_text(yaml.safe_dump(deployment))
 
 
@@ -153,9 +154,20 @@ def _shifted(ports: dict, by: int) -> dict:
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A site whose demo was released: all that a test may take for granted, so that each can be run alone."""
+    yield from released(tmp_path_factory.mktemp("site"), TINY)
+
+
+@pytest.fixture
+def chat_site(tmp_path: Path) -> Iterator[Site]:
+    """One where the chat model was released, by the demo's own gates."""
+    yield from released(tmp_path, CHAT)
+
+
+def released(root: Path, model: DemoModel) -> Iterator[Site]:
+    """A site where a model was released."""
     if not _MODEL_PYTHON.exists():
         pytest.skip("the model environment is missing: run `make environments`")
-    site = Site(tmp_path_factory.mktemp("site"))
+    site = Site(root, model)
     try:
         assert site.run("up") == ExitCode.GO, site.output
         yield site

@@ -17,7 +17,7 @@ from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.demo.local_airflow import read_access
-from llm_pipeline.demo.services import MODEL_ID, TARGET, generate, read_traffic, stop_traffic
+from llm_pipeline.demo.services import CHAT, TINY, ask, read_traffic, stop_traffic
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.release.record import report_name
 from llm_pipeline.store.pointers import Pointers, read_pointers
@@ -27,8 +27,18 @@ from .gpu_site import gpu_site
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
 
 
+TARGET = "cpu"
+
+
 def pointers(site) -> Pointers:
-    return read_pointers(site.store, MODEL_ID, TARGET)[0]
+    model = site.layout.model
+    return read_pointers(site.store, model.id, model.place)[0]
+
+
+def answer(site) -> str:
+    pieces: list[str] = []
+    assert ask(site.deployment, site.layout.model, pieces.append)
+    return "".join(pieces).strip()
 
 
 def verdict(site, name: str, stage: str, subject: str) -> Verdict:
@@ -42,15 +52,15 @@ def test_the_demo_releases_a_trained_model_into_live_traffic(site) -> None:
     assert production is not None
     assert previous is not None
     assert (previous.recipe, production.recipe) == ("none", site.flow("demo").chosen_recipe(TARGET))
-    assert generate(site.deployment, "7 + 5 =") == "12"
+    assert answer(site) == "12"
 
 
 def test_what_status_says_to_ask_is_answered_by_openais_api(site) -> None:
     status = json.loads(site.call("status", "-d", str(site.layout.deployment), "--json").stdout)
     command = status["places"][0]["ask"]
     assert "/v1/" in command
-    answer = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=60, check=True).stdout
-    head, _, body = answer.partition("\n\n")
+    said = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=60, check=True).stdout
+    head, _, body = said.partition("\n\n")
     assert "200" in head.splitlines()[0]
     assert f"x-llm-release: {pointers(site).production.release_id}" in head
     assert json.loads(body)["choices"][0]["finish_reason"] in ("stop", "length")
@@ -102,6 +112,12 @@ def test_task_logs_hold_no_progress_bars(site) -> None:
     assert [str(log) for log in logs if b"it/s]" in log.read_bytes()] == []
 
 
+def test_recipe_none_is_judged_by_the_baselines_own_answers(site) -> None:
+    (log,) = (Path(site.deployment.work_root) / "jobs").glob("demo-baseline-*/accuracy.none/1/log.jsonl")
+    assert "GO" in (said := log.read_text())
+    assert "evaluating:" not in said
+
+
 def test_a_second_run_computes_nothing_again(site) -> None:
     second = site.call("run", str(site.layout.release("demo")), "--approve")
     assert second.returncode == ExitCode.GO, second.stderr
@@ -117,7 +133,7 @@ def test_a_second_run_computes_nothing_again(site) -> None:
 def test_a_second_demo_trains_and_computes_nothing_again(site) -> None:
     production = pointers(site).production
     assert site.run("up") == ExitCode.GO, site.output
-    assert "reused, trained before" in site.output
+    assert "(made before)" in site.output
     assert pointers(site).production == production
     assert site.flow("demo").result("canary", f"{TARGET}:100").judgement.summary == "already in production"
     assert read_traffic(site.layout)["failed"] == 0
@@ -170,17 +186,30 @@ def test_a_candidate_that_turns_slow_in_production_is_rolled_back_without_a_lost
         result.judgement for (stage, _), result in site.flow("demo-rollback").results().items() if stage == "canary"
     ]
     assert Verdict.NO_GO in [judgement.verdict for judgement in canary if judgement is not None], site.output
-    assert generate(site.deployment, "7 + 5 =") == "12"
+    assert answer(site) == "12"
 
 
 def test_production_goes_back_to_the_previous_release_on_request(site) -> None:
     before = pointers(site)
     serves = before.production.release_id
-    back = site.call("rollback", "-d", str(site.layout.deployment), MODEL_ID, TARGET, "--from", serves)
+    back = site.call("rollback", "-d", str(site.layout.deployment), TINY.id, TARGET, "--from", serves)
     assert back.returncode == ExitCode.GO, back.stderr
     assert before.previous is not None
     assert pointers(site).production.repository == before.previous.repository
-    assert generate(site.deployment, "7 + 5 =") == "12"
+    assert answer(site) == "12"
+
+
+@pytest.mark.thorough
+def test_a_pretrained_chat_model_is_released_in_int8_because_naive_int4_costs_it_too_much(chat_site) -> None:
+    production, previous = pointers(chat_site).production, pointers(chat_site).previous
+    assert (previous.recipe, production.recipe) == ("none", "int8_weight_only"), chat_site.output
+    flow = chat_site.flow(CHAT.release)
+    gates = {of: result.judgement.verdict for of, result in flow.results().items() if result.judgement is not None}
+    assert gates.pop(("accuracy", "int4_naive_g64")) is Verdict.NO_GO
+    assert {"accuracy", "staging", "served_accuracy", "load_test", "canary"} <= {stage for stage, _ in gates}
+    assert set(gates.values()) == {Verdict.GO}
+    assert "photosynthesis" in answer(chat_site).lower()
+    assert read_traffic(chat_site.layout)["failed"] == 0
 
 
 @pytest.mark.thorough
@@ -199,7 +228,7 @@ def test_a_gpu_target_goes_the_same_path_and_its_engine_is_loaded_on_no_other_ho
         assert engine.host.gpus[0].name == "NVIDIA H200"
         assert engine.checkpoint == flow.artifact("quantize", flow.chosen_recipe("h200"), "checkpoint")
         assert verdict(site, "gpu", "served_accuracy", "h200") is Verdict.GO
-        assert read_pointers(site.store, MODEL_ID, "h200")[0].production.repository == flow.artifact(
+        assert read_pointers(site.store, TINY.id, "h200")[0].production.repository == flow.artifact(
             "package", "h200", "repository"
         )
         elsewhere = host.run(gpu="L40S")

@@ -125,7 +125,7 @@ def targets_with(engine: str) -> list[Target]:
 
 
 def test_every_release_is_for_a_cpu_or_named_here():
-    cpu = {"demo", "demo-baseline", "demo-rollback"}
+    cpu = {"demo", "demo-baseline", "demo-rollback", "demo-chat", "demo-chat-baseline"}
     assert {path.stem for path in RELEASES.glob("*.yaml")} == {*TARGETS, *cpu}
 
 
