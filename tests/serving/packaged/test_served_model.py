@@ -368,7 +368,7 @@ def test_a_request_that_outgrows_the_kv_cache_is_refused_and_others_take_turns(
     ref = ArtifactRef(kind="engine", digest="e" * 64)
     write_repository(tiny_engine, (), {}, small, tmp_path / "repository", engine_ref=ref)
     state = tmp_path / "small"
-    server = serve(tmp_path / "repository", state, 18508, model_python, triton_home)
+    server = serve(tmp_path / "repository", state, 18496, model_python, triton_home)
     try:
         outgrowing = asking(maximum_tokens=100, ignore_eos=True, allow_empty=True)
         for verb in ("generate", "stream"):
@@ -385,7 +385,7 @@ def test_stopping_a_server_with_live_requests_ends_them_and_leaves_nothing(
 ):
     state = tmp_path / "stopping"
     slow = serve(
-        repository, state, 18508, model_python, triton_home, {"LLM_PIPELINE_DRILL": '{"delay_milliseconds": 60000}'}
+        repository, state, 18496, model_python, triton_home, {"LLM_PIPELINE_DRILL": '{"delay_milliseconds": 60000}'}
     )
 
     async def ask_and_stop():
@@ -406,4 +406,4 @@ def test_a_drill_that_is_not_json_keeps_the_model_from_loading(repository, model
     from llm_pipeline.base.errors import PipelineError
 
     with pytest.raises(PipelineError, match=re.compile("json|Expecting", re.IGNORECASE)):
-        serve(repository, tmp_path / "broken", 18508, model_python, triton_home, {"LLM_PIPELINE_DRILL": "slow"})
+        serve(repository, tmp_path / "broken", 18496, model_python, triton_home, {"LLM_PIPELINE_DRILL": "slow"})
