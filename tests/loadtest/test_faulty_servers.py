@@ -32,8 +32,8 @@ pytestmark = [
 
 WORKLOAD = Workload(
     prompts="prompts.jsonl",
-    rate_per_second=105.0,
-    duration_seconds=3.0,
+    rate_per_second=52.0,
+    duration_seconds=5.0,
     prompt_tokens=(6, 12),
     output_tokens=(4, 6),
     seed=5,

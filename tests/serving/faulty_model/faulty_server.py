@@ -63,7 +63,7 @@ def faulty_server(directory: Path) -> Iterator[FaultyServer]:
     try:
         ports = _free_ports().model_copy(update={"readable": ("/tmp",)})  # noqa: S108 - Triton unpacks models there
         server = start_server(
-            repository, ports, triton_home=TRITON_HOME, python=MODEL_PYTHON, state=state, wait_seconds=20
+            repository, ports, triton_home=TRITON_HOME, python=MODEL_PYTHON, state=state, wait_seconds=90
         )
         yield FaultyServer(server, state)
     finally:
