@@ -14,7 +14,7 @@ from llm_pipeline.demo.services import DemoLayout
 
 @pytest.fixture
 def layout(tmp_path):
-    return DemoLayout(root=tmp_path)
+    return DemoLayout(root=tmp_path, configs=tmp_path / "configs")  # never the repository's, whose demo may run
 
 
 @pytest.fixture
