@@ -480,6 +480,7 @@ class CheckedModel:
     refuse: Callable[[tuple[str, str], int, int], None]
 
     def loglikelihood(self, requests: list[Instance], **_: Any) -> Any:
+        """As lm-eval's own, without its progress bar."""
         return super().loglikelihood(requests, disable_tqdm=True)  # type: ignore[misc]
 
     def _loglikelihood_tokens(self, requests: Sequence[Any], **options: Any) -> Any:
@@ -490,6 +491,7 @@ class CheckedModel:
         return super()._loglikelihood_tokens(requests, **{**options, "disable_tqdm": True})  # type: ignore[misc]
 
     def generate_until(self, requests: list[Instance], **_: Any) -> Any:
+        """As lm-eval's own, without its progress bar."""
         return super().generate_until(requests, disable_tqdm=True)  # type: ignore[misc]
 
 

@@ -12,8 +12,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+from llm_pipeline.artifacts.checkpoint_loading import load_confined
 from llm_pipeline.base.entry import ArgumentParser, entry_point
 from llm_pipeline.base.logging import get_logger, write_json_lines
 
@@ -67,7 +69,8 @@ def write_checkpoint(gguf: Path, output: Path) -> None:
         model_max_length=8192,
         clean_up_tokenization_spaces=False,
     )
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32).bfloat16()
+    load = partial(AutoModelForCausalLM.from_pretrained, gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    model = load_confined(gguf.parents[1], load).bfloat16()  # where the package gguf is, too
     model.config.dtype = torch.bfloat16
     model.generation_config = GenerationConfig(bos_token_id=begin, eos_token_id=end, pad_token_id=end)
     model.save_pretrained(output)

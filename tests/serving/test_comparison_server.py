@@ -25,8 +25,9 @@ def test_productions_version_answers_inside_the_block_and_is_gone_after_it_even_
         places = {"triton_home": TRITON_HOME, "python": MODEL_PYTHON, "state": slot.state}
         with comparison_server(store, production, slot.ports, **places) as endpoint:
             connection = http.client.HTTPConnection(endpoint.url.removeprefix("http://"), timeout=5)
-            connection.request("GET", "/v2")
-            assert json.loads(connection.getresponse().read())["name"] == f"llm_pipeline:{production.digest}"
+            connection.request("GET", "/v1/models")
+            (model,) = json.loads(connection.getresponse().read())["data"]
+            assert model["root"] == f"llm_pipeline:{production.digest}"
             assert find_server(slot.state).pid != left_by_a_killed_run.pid
             raise KeyError("the comparison failed")
 
