@@ -1,4 +1,4 @@
-"""The engine. Prompts that end with 13 kill it, with 14 they are refused, with 15 aborted after a token."""
+"""The engine. Short prompts that end with 13 kill it, with 14 they are refused, with 15 aborted after a token."""
 
 from __future__ import annotations
 
@@ -57,10 +57,13 @@ class AsyncLLM:
         name: str,  # noqa: ARG002 - upstream's
     ) -> AsyncIterator[Any]:
         tokens = prompt["prompt_token_ids"]
-        if tokens[-1] == DEADLY:
+        drill = (
+            tokens[-1] if len(tokens) < 32 else None
+        )  # those that a build measures with are longer, and random
+        if drill == DEADLY:
             os.kill(self._core.pid, 9)
             raise EngineDeadError
-        if tokens[-1] == SENSELESS:
+        if drill == SENSELESS:
             raise ValueError("senseless")
         prompt_logprobs = None
         if params.prompt_logprobs is not None:
@@ -69,7 +72,7 @@ class AsyncLLM:
             await asyncio.sleep(0.001)
             token = (tokens[-1] + number + 1) % 32
             reason = "stop" if token in params.stop_token_ids else "length" if number + 1 == params.max_tokens else None
-            if tokens[-1] == ABORTED:
+            if drill == ABORTED:
                 reason = "abort"
             self._tell(number)
             logprobs = None if params.logprobs is None else [_table(token, params.logprobs)]
