@@ -95,7 +95,7 @@ def deployment_file(tmp_path: Path) -> Path:
         for slot, last in (("blue", 1), ("green", 2))
     }
     place = {"staging": {"http": 20001, "grpc": 20002, "metrics": 20003, "openai": 20004}, **slots}
-    place["router"] = {"port": 20004, "admin_port": 20005}
+    place["router"] = {"port": 20006, "admin_port": 20005}
     roots = {"store": "store", "work_root": "work", "state_root": "state", "triton_home": "triton"}
     document = {**roots, "environments": {"control": "/usr/bin/python3"}, "places": {"gpu": place}}
     document["airflow_connections"] = {"HF_TEST_TOKEN": "hub"}

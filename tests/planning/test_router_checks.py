@@ -69,8 +69,8 @@ def on_openai(configs: Path, edit):
 
     def change(slots: str = OPENAI_SLOTS) -> None:
         lines = (configs / "deployments" / "local.yaml").read_text().splitlines()
-        for line, new in zip([line for line in lines if line.startswith(("    blue:", "    green:"))],
-                             slots.splitlines(), strict=True):  # fmt: skip
+        servers = [line for line in lines if line.startswith(("    blue:", "    green:"))]
+        for line, new in zip(servers[:2], slots.splitlines(), strict=True):  # the place cpu is the first
             edit("deployments/local.yaml", line, new)
 
     return change

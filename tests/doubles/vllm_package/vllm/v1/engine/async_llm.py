@@ -57,9 +57,7 @@ class AsyncLLM:
         name: str,  # noqa: ARG002 - upstream's
     ) -> AsyncIterator[Any]:
         tokens = prompt["prompt_token_ids"]
-        drill = (
-            tokens[-1] if len(tokens) < 32 else None
-        )  # those that a build measures with are longer, and random
+        drill = tokens[-1] if len(tokens) < 32 else None  # those that a build measures with are longer, and random
         if drill == DEADLY:
             os.kill(self._core.pid, 9)
             raise EngineDeadError
