@@ -234,8 +234,7 @@ def decide(state: AnalysisState, policy: CanaryPolicy, elapsed_seconds: float) -
     if split.verdict is Verdict.ANOMALOUS:
         summary = f"traffic is not split as intended at {step.percent}, so no comparison is valid"
         return _decision(Outcome.ANOMALOUS, summary, [split])
-    told = (metric for metric in state.metrics if not metric.kind or (metric.candidate_units and metric.stable_units))
-    compared = (metric_compared(metric, state, policy) for metric in told)
+    compared = (metric_compared(metric, state, policy) for metric in state.metrics if _is_told(metric))
     facts = [*compared, split]  # a report shows the first that says what the verdict says
     if any(fact.verdict is Verdict.NO_GO for fact in facts):
         worse = ", ".join(fact.name for fact in facts if fact.verdict is Verdict.NO_GO)
@@ -250,6 +249,16 @@ def decide(state: AnalysisState, policy: CanaryPolicy, elapsed_seconds: float) -
         summary = f"not decided after {elapsed_seconds:.0f} s at {step.percent}"
         return _decision(Outcome.UNDECIDED, summary, facts)
     return _decision(Outcome.CONTINUE, f"baking at {step.percent}", facts)
+
+
+def _is_told(metric: MetricState) -> bool:
+    """Whether a metric bears on the step: a rare kind that both arms show, and whatever one of them shows.
+
+    What stable showed before the canary, in a few requests of an hour, may not come again. Failures and whole answers
+    are there in any traffic, and without them no step passes.
+    """
+    shown = (metric.candidate_units > 0, metric.stable_units > 0)
+    return all(shown) if metric.kind else any(shown) or metric.name in ("errors", "slow end to end")
 
 
 def _decision(outcome: Outcome, summary: str, facts: Iterable[Evidence]) -> StepDecision:

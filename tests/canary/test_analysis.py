@@ -80,6 +80,17 @@ def test_a_step_with_too_few_candidate_requests_goes_on_and_is_undecided_at_the_
     assert decision.judgement.verdict is Verdict.INCONCLUSIVE
 
 
+def test_what_neither_arm_shows_any_more_holds_no_step_but_missing_answers_do() -> None:
+    whole = [replace(one, streaming=False, first_byte_milliseconds=None) for one in mixed(50, 50)]
+    _, decision = look(started(), whole)
+    assert decision.outcome is Outcome.PASS
+    assert "slow first token" not in verdicts(decision)
+    refused = [request(arm, at=number, refused=True) for number in range(50) for arm in ("blue", "green")]
+    _, decision = look(started(), refused, elapsed=60.0)
+    assert decision.outcome is Outcome.UNDECIDED
+    assert verdicts(decision)["slow end to end"] is Verdict.INCONCLUSIVE
+
+
 def test_no_traffic_at_all_never_passes() -> None:
     _, decision = look(started(), [], elapsed=60.0)
     assert decision.outcome is Outcome.UNDECIDED
