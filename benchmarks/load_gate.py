@@ -7,7 +7,7 @@ A cell is a server and a limit that so large a share of its answers keeps in tru
 GO is wrong. Each run is sent as a load test sends it, from an empty queue: a window of the workload's rate, which shows
 how long requests wait for one another, then one that only fills the queue, and 12 that are judged, which grow up to
 three times. `fixed` are windows that never grow, `naive` decides by the point estimate. `before` is the rule that this
-one replaced (design effects, tolerance limits), measured once on the first 100 of these runs, with no growth.
+one replaced (design effects, tolerance limits), measured once on 100 runs of the same queues, with no growth.
 
 One line a goal; exit code 1 when one is missed.
 """
@@ -95,12 +95,12 @@ class Server:
 
 
 QUEUES = (
-    Server(0.5, 4, goals=(0.04, 0.99, 0.99, 0.99), before=(0, 100, 100, 100)),
-    Server(0.7, 1, goals=(0.04, 0.65, 0.96, 0.99), before=(0, 1, 31, 84)),
+    Server(0.5, 4, goals=(0.04, 1.0, 1.0, 1.0), before=(0, 100, 100, 100)),
+    Server(0.7, 1, goals=(0.04, 0.65, 0.96, 1.0), before=(0, 1, 31, 84)),
     Server(0.8, 4, goals=(0.10, 0.60, 0.85, 0.98), before=(0, 1, 13, 60)),
     Server(0.9, 8, goals=(0.16, 0.56, 0.77, 0.89), before=(0, 0, 1, 8)),
-    Server(0.9, 32, goals=(0.08, 0.98, 0.99, 0.99), before=(0, 2, 44, 87)),
-    Server(0.9, 64, goals=(0.02, 0.99, 0.99, 0.99), before=(0, 64, 95, 99)),
+    Server(0.9, 32, goals=(0.08, 0.98, 1.0, 1.0), before=(0, 2, 44, 87)),
+    Server(0.9, 64, goals=(0.01, 1.0, 1.0, 1.0), before=(0, 64, 95, 99)),
 )
 """The goals are the table of the design: windows of 1,500 requests that begin in the steady state and do not grow."""
 
@@ -172,7 +172,7 @@ def main() -> int:
                 met.append(at_most(what, share, round(wanted + chance, 3)))
             else:
                 met.append(at_least(what, share, round(wanted - chance, 3)))
-    met.append(at_most("false GO, the worst of all", max(said["GO"][0] for _, said in results), 0.25))
+    met.append(at_most("false GO in the worst queue", max(said["GO"][0] for _, said in results[: len(QUEUES)]), 0.16))
     met.append(at_most("false NO_GO, the worst of all", max(said["NO_GO"][0] for _, said in results), 0.05))
     least = min(said["naive"][0] for _, said in results)
     met.append(at_least("false GO of the naive rule, the mildest server (why bounds are needed)", least, 0.3))
