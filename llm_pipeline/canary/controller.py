@@ -12,10 +12,11 @@ next one: same phase, same idempotent write, same tests. A controller that was t
 the router and at the record. A router found in neither the intended nor the applied state was changed by another
 process: the canary pauses and overwrites nothing.
 
-While the store accepts no writes, users come first and changes are recorded afterwards. A candidate with traffic keeps
-its share while it is watched and healthy, but gets no more; if it fails, the router takes its traffic away before that
-can be recorded. If the candidate has no traffic there is nothing to guard: the stage fails, and its next attempt
-continues.
+Stable's server is started in every phase as soon as it has ended; the watch goes on while it loads.
+
+While the store accepts no writes, nothing is moved: a candidate with traffic keeps its share, and what was found is
+recorded, with its reason, and carried out as soon as the store takes it. (`rollback --force` does not wait.) If the
+candidate has no traffic there is nothing to watch: the stage fails, and its next attempt continues.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from llm_pipeline.base.errors import ConfigError, Fenced, PipelineError, Transient
 from llm_pipeline.base.host_time import HostTime
@@ -55,14 +57,7 @@ from llm_pipeline.canary.record import (
     current_canary,
     set_current_canary,
 )
-from llm_pipeline.canary.rollback import (
-    LEFT_UNRECORDED,
-    UNRECORDED,
-    end_canary,
-    give_back,
-    move_unrecorded,
-    router_epoch,
-)
+from llm_pipeline.canary.rollback import end_canary, give_back, router_epoch
 from llm_pipeline.canary.router import (
     ALL,
     RouterConflict,
@@ -82,6 +77,11 @@ from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
 log = get_logger(__name__)
 
 _PAUSABLE = frozenset({Phase.PENDING, Phase.WARM, Phase.BAKING, Phase.PASSED})
+_RUNNING = frozenset({Phase.WARM, Phase.SHIFTING, Phase.BAKING, Phase.PASSED})
+"""The candidate's server must run."""
+
+_STARTS_AT_ONCE_SECONDS = 1.0
+"""A server that starts within this time is waited for; the watch goes on beside one that takes longer."""
 
 _NOT_THE_STORE = (LeaseHeld, LeaseLost, NoWayBack, RouterConflict, RouterUnavailable)
 """Transient errors that do not come from the store."""
@@ -156,7 +156,8 @@ class CanaryController:
         self._clock = WatchClock()
         self._blind_since: float | None = None
         self._paused: PauseRequest | None = None
-        self._held: CanaryRecord | None = None
+        self._starter = ThreadPoolExecutor(max_workers=1)
+        self._starting: Future[None] | None = None
 
     @property
     def _token(self) -> FencingToken:
@@ -189,7 +190,7 @@ class CanaryController:
             except _NOT_THE_STORE:
                 raise
             except Transient as error:
-                record = self._hold(record, error, watched=record.phase is Phase.BAKING)
+                self._hold(record, error)
 
     def _adopt_or_hold(self, percent: float) -> CanaryRecord:
         while True:
@@ -200,7 +201,7 @@ class CanaryController:
             except Transient as error:
                 if (found := self._journal.load()) is None or found.settled:
                     raise
-                self._hold(found, error, watched=False)
+                self._hold(found, error)
                 self._lease.check()
 
     def _adopt(self, percent: float) -> CanaryRecord:
@@ -221,13 +222,10 @@ class CanaryController:
         return self._resume(record) if record.phase is Phase.PAUSED else self._save(record)
 
     def _claim_routes(self) -> None:
-        """Rewrite the current routes with our epoch: an earlier controller can no longer write any.
-
-        A note of somebody who moved the traffic while the store accepted no writes stays until it has been read.
-        """
+        """Rewrite the current routes with our epoch: an earlier controller can no longer write any."""
         try:
             state, revision = self._router.read()
-            if state.epoch < self._epoch and not state.owner.startswith((UNRECORDED, LEFT_UNRECORDED)):
+            if state.epoch < self._epoch:
                 claimed = state.model_copy(update={"owner": self._owner, "epoch": self._epoch})
                 self._router.write(claimed, revision)
         except RouterUnavailable as error:
@@ -244,13 +242,7 @@ class CanaryController:
             return
         log.warning("rolling back another release", release=other, phase=record.phase.value)
         reason = findings.superseded(self._plan.release_id)
-        try:
-            end_canary(journal, self._site, lease=self._lease, by=self._owner, reason=reason)
-        except NoWayBack:
-            raise
-        except Transient:
-            move_unrecorded(self._site, other, record)
-            raise
+        end_canary(journal, self._site, lease=self._lease, by=self._owner, reason=reason)
 
     def _try_again(self, record: CanaryRecord) -> CanaryRecord:
         """A fresh attempt, not yet saved; what an earlier run left half rolled back is rolled back first."""
@@ -330,6 +322,10 @@ class CanaryController:
 
     def _turn(self, record: CanaryRecord, percent: float) -> CanaryRecord:
         """Do what the phase asks for, unless a person paused it; returns the record as saved."""
+        ended = self._candidate_ended(record) if record.phase in _RUNNING else None
+        self._keep_stable()
+        if ended is not None:
+            return self._condemn(record, ended)
         if record.phase in _PAUSABLE:
             record = self._with_pause_request(record)
             if record.pause_request is not None:
@@ -386,8 +382,6 @@ class CanaryController:
             )
         if record.phase in (Phase.BAKING, Phase.PASSED) and record.analysis is not None:
             return self._look(record)
-        if record.stood_in is not None:  # without a standby, users would be refused while stable restarts
-            self._keep_stable()
         time.sleep(self._policy.look_seconds)
         return self._save(record)
 
@@ -409,7 +403,7 @@ class CanaryController:
         if self._plan.production is not None:
             self._slots.ensure(self._plan.production.slot, self._plan.production.repository, self._token)
             if (drift := self._drift(record, self._router.read()[0])) is not None:
-                return self._drifted(record, drift)  # the idle slot may be in use: start and stop nothing
+                return self._pause(record, drift, PauseReason.CHANGED_OUTSIDE)  # start and stop nothing
         self._clock.start()
         record = self._save(record, candidate_started=True)
         if record.stable is not None:
@@ -420,22 +414,43 @@ class CanaryController:
         record = record.with_event(EventKind.STARTED, f"candidate started in {record.candidate}", by=self._owner)
         return self._save(record.marked("candidate started", share=0.0), phase=Phase.WARM)
 
-    def _keep_stable(self) -> None:
-        """Keep stable's server running: until the first step, which may be hours away, it serves all users."""
+    def _candidate_ended(self, record: CanaryRecord) -> Judgement | None:
+        """The judgement if the candidate's server has ended: its fault, unless stable's has ended as well."""
+        if self._slots.alive(record.candidate):
+            return None
         production = self._plan.production
-        if production is None or not self._slots.ended(production.slot):
+        both = production is not None and not self._slots.alive(production.slot)
+        return findings.all_ended(record.step_percent) if both else findings.server_ended(record.step_percent)
+
+    def _keep_stable(self) -> None:
+        """Start stable's server if it has ended by itself, whatever the phase."""
+        production = self._plan.production
+        if production is None or self._is_starting() or not self._slots.ended(production.slot):
             return
         log.warning("stable's server had ended: restarting it", slot=production.slot)
+        token = self._token
+        self._starting = self._starter.submit(self._slots.ensure, production.slot, production.repository, token)
+        wait([self._starting], timeout=_STARTS_AT_ONCE_SECONDS)
+        self._is_starting()
+
+    def _is_starting(self) -> bool:
+        """Whether stable's server is being started now; how that ended is told once.
+
+        Raises:
+            Fenced: Somebody else took the slots over.
+        """
+        if self._starting is None or not self._starting.done():
+            return self._starting is not None
+        starting, self._starting = self._starting, None
         try:
-            self._slots.ensure(production.slot, production.repository, self._token)
+            starting.result()
         except Fenced:
             raise
         except PipelineError as error:
-            log.error("stable's server does not start", slot=production.slot, reason=str(error))  # noqa: TRY400 - the reason is logged
+            log.error("stable's server does not start", reason=str(error))  # noqa: TRY400 - the reason is logged
+        return False
 
     def _warm_up(self, record: CanaryRecord, percent: float) -> CanaryRecord:
-        if record.stood_in is not None:
-            self._keep_stable()
         warm = self._slots.warm_up(record.candidate, record.repository)
         log.info("candidate warmed up", prompts=warm.prompts, answered=warm.answered, seconds=warm.seconds)
         if warm.answered == 0:
@@ -445,7 +460,6 @@ class CanaryController:
         if record.stable is None:
             return self._deploy_first(record, warm)
         record = self._stands_by(record)
-        self._keep_stable()
         return self._begin_tests(record, percent)
 
     def _stands_by(self, record: CanaryRecord) -> CanaryRecord:
@@ -526,7 +540,7 @@ class CanaryController:
         """Record the intent, write the routes, wait until the router confirms them, record that."""
         current, revision = self._router.read()
         if (drift := self._drift(record, current)) is not None:
-            return self._drifted(record, drift)
+            return self._pause(record, drift, PauseReason.CHANGED_OUTSIDE)
         want = self._state(record.candidate, self._policy.share_at(record.step_percent), on_trial=True)
         record = self._save(record, intended=want)
         revision = self._router.write(want, revision)
@@ -553,7 +567,7 @@ class CanaryController:
         time.sleep(self._policy.look_seconds)
         current, _ = self._router.read()
         if (drift := self._drift(record, current)) is not None:
-            return self._drifted(record, drift)
+            return self._pause(record, drift, PauseReason.CHANGED_OUTSIDE)
         elapsed = self._clock.look(self._policy.look_seconds)
         watched = record.watched_seconds + (0.0 if record.pause_request else elapsed)
         began = self._clock.began(record.step_began_at, watched)
@@ -577,8 +591,8 @@ class CanaryController:
         log.warning("the source of metrics is down", reason=str(error))
         self._blind_since = self._blind_since or time.monotonic()
         blind = time.monotonic() - self._blind_since
-        if not self._slots.alive(record.candidate):
-            return self._condemn(record, findings.server_ended(f"{record.step_percent:g} %"))
+        if (ended := self._candidate_ended(record)) is not None:
+            return self._condemn(record, ended)
         if blind <= SOURCE_PATIENCE_LOOKS * self._policy.look_seconds:
             return self._save(record)
         down = findings.source_down(f"{error.message}, for {blind:.0f} s")
@@ -588,9 +602,10 @@ class CanaryController:
         """Decide the step by its data; a final decision is logged with the full table."""
         tests, seconds = tests_of(record), record.watched_seconds
         decision = decide(tests, self._policy, seconds)
-        if not self._slots.alive(record.candidate):
-            ended = findings.server_ended(f"{record.step_percent:g} %")
+        if (ended := self._candidate_ended(record)) is not None:
             decision = StepDecision(outcome=Outcome.REGRESSED, judgement=ended)
+        elif (fails := self._fails_beside_stable(record, tests)) is not None:
+            decision = StepDecision(outcome=Outcome.REGRESSED, judgement=fails)
         if record.pause_request is not None and decision.outcome in (Outcome.PASS, Outcome.UNDECIDED):
             decision = decision.model_copy(update={"outcome": Outcome.CONTINUE})  # paused by a person, who resumes it
         if decision.outcome is Outcome.CONTINUE or tests.step is None:
@@ -601,6 +616,15 @@ class CanaryController:
         table = format_step(tests, tests.step, arms, judgement=judgement, policy=self._policy, seconds=seconds)
         log.info(Lines(f"both versions:{table}"))
         return decision.model_copy(update={"judgement": judgement})
+
+    def _fails_beside_stable(self, record: CanaryRecord, tests: AnalysisState) -> Judgement | None:
+        """The immediate guard after an incident of stable's: once that answers again, it is no excuse any more."""
+        step, stable = tests.step, other_slot(record.candidate)
+        if step is None or not evidence.stable_is_bad(step) or (fact := evidence.guard(step, self._policy)) is None:
+            return None
+        if self._is_starting() or not self._slots.answers(stable):
+            return None
+        return findings.fails_in_a_row(f"{record.step_percent:g} %", fact)
 
     def _act_on(self, record: CanaryRecord, decision: StepDecision) -> CanaryRecord:
         judgement, step = decision.judgement, tests_of(record).step
@@ -629,7 +653,7 @@ class CanaryController:
     def _undecided(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
         step = tests_of(record).step
         if step is not None and evidence.stable_is_bad(step):  # there is no stable to roll back to
-            return self._pause(record, self._with_stable_again(judgement), PauseReason.UNDECIDED)
+            return self._pause(record, judgement, PauseReason.UNDECIDED)
         if self._policy.on_undecided == "roll_back":
             return self._condemn(record, judgement)
         clean = findings.undecided_and_clean(step) if step is not None else None
@@ -643,19 +667,6 @@ class CanaryController:
             judgement = judgement.model_copy(update={"summary": words})
         return self._pause(record, judgement, PauseReason.UNDECIDED)
 
-    def _with_stable_again(self, judgement: Judgement) -> Judgement:
-        """Restart stable's server if it has ended, so that a rollback is possible."""
-        production = self._plan.production
-        if production is None or self._slots.alive(production.slot):
-            return judgement
-        try:
-            self._slots.ensure(production.slot, production.repository, self._token)
-            words = "stable's server had ended and was restarted"
-        except PipelineError as error:
-            words = f"stable's server has ended and does not start: {error.message}"
-        log.warning(words, slot=production.slot)
-        return judgement.model_copy(update={"summary": f"{judgement.summary}; {words}"})
-
     def _pass(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
         if isinstance(self._slots, ChecksAnswers):
             differs = self._slots.differs(record.candidate, record.repository)
@@ -666,7 +677,7 @@ class CanaryController:
             passed = {"passed_percent": record.step_percent, "pause": None}
             return self._save(record, phase=Phase.PASSED, judgement=judgement, **passed)
         if (drift := self._drift(record, self._router.read()[0])) is not None:
-            return self._drifted(record, drift)
+            return self._pause(record, drift, PauseReason.CHANGED_OUTSIDE)
         record = record.marked("promoted", share=record.share_percent / 100)  # until it is settled stable keeps its own
         record = record.with_event(EventKind.PROMOTED, judgement.summary, by=self._owner, verdict=judgement.verdict)
         return self._save(record, phase=Phase.PROMOTED, judgement=judgement, passed_percent=100.0, pause=None)
@@ -683,11 +694,6 @@ class CanaryController:
         if record.applied is None:
             known.append(all_to(record.stable or record.candidate, owner=self._owner, epoch=self._epoch))
         return findings.changed_from_outside(current, known)
-
-    def _drifted(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
-        if self._router.read()[0].owner.startswith(UNRECORDED):  # by the guard, while the store accepted no writes
-            return self._condemn(record, findings.taken_back(record.phase.value, record.step_percent))
-        return self._pause(record, judgement, PauseReason.CHANGED_OUTSIDE)
 
     def _pause(
         self, record: CanaryRecord, judgement: Judgement, reason: PauseReason, percent: float | None = None
@@ -707,19 +713,11 @@ class CanaryController:
         return self._save(marked, phase=Phase.PAUSED, pause=pause)
 
     def _condemn(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
-        """Decide to roll back.
-
-        Raises:
-            Transient: The store takes nothing; all traffic is on stable, if that answers.
-        """
+        """Decide to roll back."""
         log.warning(f"rolling back: {judgement.summary}", percent=record.step_percent)
         marked = record.marked(f"rolling back: {judgement.summary}", share=record.step_percent / 100)
         told = marked.with_event(EventKind.ROLLING_BACK, judgement.summary, by=self._owner, verdict=judgement.verdict)
-        try:
-            return self._save(told, phase=Phase.ROLLING_BACK, judgement=judgement, pause=None)
-        except Transient:  # the store is down: move the users first; the next controller reads the router
-            move_unrecorded(self._site, record.release_id, record)
-            raise
+        return self._save(told, phase=Phase.ROLLING_BACK, judgement=judgement, pause=None)
 
     def _roll_back(self, record: CanaryRecord) -> CanaryRecord:
         want = self._state(record.stable or record.candidate, 1.0, on_trial=False)
@@ -752,48 +750,20 @@ class CanaryController:
             log.warning("the store accepts no writes: the router's changes are recorded later", reason=str(error))
             return record.model_copy(update=changes)
 
-    def _hold(self, record: CanaryRecord, refused: Transient, *, watched: bool) -> CanaryRecord:
-        """Keep watching while the store refuses writes; returns the record as it was, for the next try.
-
-        Args:
-            record: As it was before.
-            refused: What the store said.
-            watched: The next try looks at the candidate itself.
+    def _hold(self, record: CanaryRecord, refused: Transient) -> None:
+        """Wait a moment while the store refuses writes; the next turn does the same as this one.
 
         Raises:
-            Transient: As `refused`: the candidate has no traffic, or none any more.
+            Transient: As `refused`: the candidate has no traffic.
         """
         state = self._router.read()[0]
-        ours = state.candidate == record.candidate and not state.owner.startswith(UNRECORDED)
-        if not ours or not state.weights.get(record.candidate):
+        if state.candidate != record.candidate or not state.weights.get(record.candidate):
             raise refused
-        log.warning("the store accepts no writes: still watching the candidate", reason=str(refused))
-        if watched:
-            return record
+        log.warning(
+            "the store accepts no writes, and nothing is moved until it does; `rollback --force` does not wait",
+            reason=str(refused),
+        )
         time.sleep(self._policy.look_seconds)
-        fails = self._fails_meanwhile(record)
-        if fails is not None or record.phase is Phase.ROLLING_BACK:
-            log.warning("rolling back without a record", reason=fails.summary if fails else "its rollback was begun")
-            if move_unrecorded(self._site, record.release_id, record):
-                raise refused
-        return record
-
-    def _fails_meanwhile(self, record: CanaryRecord) -> Judgement | None:
-        """The immediate guard between looks, for a candidate with traffic; what it reads is kept in memory."""
-        if not self._slots.alive(record.candidate):
-            return findings.server_ended(f"{record.share_percent:g} %")
-        held = self._held if self._held is not None and self._held.phase is record.phase else record
-        try:
-            seen, held = self._traffic.look(held, tests_of(held).thresholds)
-        except Transient as error:
-            log.warning("the source of metrics is down", reason=str(error))
-            return None
-        self._held = held.model_copy(update={"analysis": analysis.observe(tests_of(held), seen)})
-        step = tests_of(self._held).step
-        if step is None or evidence.stable_is_bad(step):
-            return None
-        fact = evidence.guard(step, self._policy)
-        return findings.fails_unrecorded(f"{record.share_percent:g} %", fact) if fact is not None else None
 
 
 def tests_of(record: CanaryRecord) -> AnalysisState:

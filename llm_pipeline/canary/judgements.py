@@ -110,14 +110,20 @@ def does_not_answer(step: StepState, *, candidate_waits: int, stable_waits: int)
     return _refused(summary, name, detail, measured=float(candidate_waits))
 
 
-def fails_unrecorded(percent: str, fact: Evidence) -> Judgement:
-    """The candidate fails request after request while the store accepts no writes."""
-    return judge(f"the candidate fails request after request at {percent}, and the store accepts no writes", [fact])
+def fails_in_a_row(percent: str, fact: Evidence) -> Judgement:
+    """The candidate fails request after request, and stable, which had failed, answers again."""
+    return judge(f"the candidate fails request after request at {percent}, and stable answers again", [fact])
 
 
-def server_ended(percent: str) -> Judgement:
+def all_ended(percent: float) -> Judgement:
+    """All servers of the place had ended, as after a power cut: that says nothing about the candidate."""
+    words = f"stable's server and the candidate's had both ended at {percent:g} %"
+    return _open(words, "servers of the place", f"{words}: the host was restarted, or ended them", percent)
+
+
+def server_ended(percent: float) -> Judgement:
     """The candidate's process is gone."""
-    summary = f"the candidate's server ended at {percent}"
+    summary = f"the candidate's server ended at {percent:g} %"
     return _refused(summary, "candidate's process", "the candidate's server ended")
 
 

@@ -7,7 +7,6 @@ only if no other server would answer them.
 
 from __future__ import annotations
 
-from llm_pipeline.base.errors import Fenced
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary import judgements as findings
@@ -19,7 +18,6 @@ from llm_pipeline.canary.moving import (
     have_answering,
     is_standby,
     retire,
-    stand_down,
     traffic_to,
     wait_usable,
 )
@@ -32,11 +30,6 @@ from llm_pipeline.store.lease import Lease
 log = get_logger(__name__)
 
 _JUDGED = frozenset({Phase.PAUSED, Phase.ROLLING_BACK, Phase.ROLLED_BACK})
-UNRECORDED = "unrecorded rollback of "
-"""Prefix of the routes' owner when traffic was moved to stable while the store accepted no writes."""
-
-LEFT_UNRECORDED = "unrecorded way back from "
-"""The same when users were moved away from production."""
 
 
 def end_canary(
@@ -145,42 +138,6 @@ def _to_stable(record: CanaryRecord, want: RouteState, site: Site, router: Traff
 
 def _words(record: CanaryRecord) -> str:
     return record.judgement.summary if record.judgement else "rolled back on request"
-
-
-def move_unrecorded(site: Site, release_id: str, record: CanaryRecord | None = None) -> bool:
-    """Without the store: if a slot is on trial, send all traffic to the other one. No server is stopped.
-
-    A candidate that is the standby before its first step is removed, too.
-
-    Args:
-        site: The target's.
-        release_id: The release on trial.
-        record: The canary's, if it can be read.
-
-    Returns:
-        Whether all traffic was sent to stable.
-    """
-    router, patience = site.router, site.patience
-    try:
-        if router is not None and record is not None and is_standby(record, router):
-            epoch = epoch_above(0, router.read()[0].epoch)
-            stand_down(router, patience, owner=f"{UNRECORDED}{release_id}", epoch=epoch)
-            return True
-        state = router.read()[0] if router is not None else None
-        if router is None or state is None or state.candidate is None:
-            return False
-        stable = other_slot(state.candidate)
-        repository = record.stable_repository if record is not None and record.stable == stable else None
-        have_answering(site.slots, stable, repository, site.slots.newest(), seconds=patience.prove)
-        epoch = epoch_above(0, state.epoch, record.epoch if record else 0)
-        confirmed = traffic_to(router, all_to(stable, owner=f"{UNRECORDED}{release_id}", epoch=epoch), patience)
-    except (RouterUnavailable, NoWayBack) as error:
-        log.warning("traffic stays where it is", reason=str(error))
-        return False
-    except Fenced:  # another rollback or controller acts; the caller raises the original error
-        return False
-    log.warning("the store is unavailable; traffic was moved to stable anyway", confirmed=confirmed)
-    return True
 
 
 def router_epoch(router: TrafficRouter | None) -> int:

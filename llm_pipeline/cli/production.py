@@ -335,18 +335,28 @@ def _add_rolling_back(commands: Commands) -> None:
         "it serves because another release was taken back)",
     )
     parser.add_argument("--reason", default="", help="recorded with the rollback")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="the store takes no writes: move all users to the other slot by what router and servers show; nothing is "
+        "recorded or stopped, and the same command without --force does that later",
+    )
     parser.add_argument("--by", default="", help="who requests it (default: you)")
 
 
 def _roll_back(options: argparse.Namespace) -> int:
     from llm_pipeline.notifications.channel import no_connections
     from llm_pipeline.notifications.outbox import tell
-    from llm_pipeline.operations.rollback import roll_back_at
+    from llm_pipeline.operations.rollback import force_at, roll_back_at
     from llm_pipeline.store.provenance import user_here
 
     (deployment, store), target = opened(options), options.gpu_target
     by = options.by or user_here()
     by = f"{by}: {options.reason}" if options.reason else by
+    if options.force:
+        done = force_at(store, deployment, options.model_id, target, by=by)
+        write_lines([f"{target}: {done}", "nothing is recorded: run it without --force once the store takes writes"])
+        return ExitCode.GO
     production = roll_back_at(store, deployment, options.model_id, target, by=by, leaving=options.leaving).production
     tell(store, deployment, no_connections, canaries={target: ""})
     serving = f"{production.release_id} serves in {production.slot}" if production else "nothing serves"

@@ -5,7 +5,7 @@ are rolled back; a rollback that was begun is completed. A router or a productio
 A slot that kept the version before warm is stopped when its rollback window ends. The guard runs on the host of the
 target's servers, beside whatever else runs there: it never interrupts a controller that renews its lease.
 
-It needs no clock that agrees with anybody's (`sightings`), and no store that takes anything to move traffic to stable.
+It needs no clock that agrees with anybody's (`sightings`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Literal
 
-from llm_pipeline.base.errors import Transient, Unsupported, as_pipeline_error, is_unexpected
+from llm_pipeline.base.errors import Unsupported, as_pipeline_error, is_unexpected
 from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.approvals import StepApproval, approval_name, read_approval, read_question, runs_of
-from llm_pipeline.canary.moving import NoWayBack, Site
+from llm_pipeline.canary.moving import Site
 from llm_pipeline.canary.open_router import access_log_of
 from llm_pipeline.canary.openai_slots import slots_of
 from llm_pipeline.canary.patience import Patience
@@ -36,13 +36,12 @@ from llm_pipeline.canary.record import (
     lease_name,
     take_over,
 )
-from llm_pipeline.canary.rollback import UNRECORDED, end_canary, move_unrecorded
-from llm_pipeline.canary.router import RouterUnavailable
+from llm_pipeline.canary.rollback import end_canary
 from llm_pipeline.canary.watchdog import Heartbeat, is_driven, overdue, record_heartbeat, silent_seconds
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations.promotion import finish_promotion
 from llm_pipeline.operations.retirement import have_standby, retire_previous
-from llm_pipeline.operations.rollback import carry_on, is_left_unrecorded, roll_back
+from llm_pipeline.operations.rollback import carry_on
 from llm_pipeline.operations.served_place import ServedPlace, router_here
 from llm_pipeline.operations.switching import start_ended
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
@@ -146,7 +145,7 @@ class GuardedSite(Site):
         return self._end(record, why)
 
     def _end(self, record: CanaryRecord, why: str) -> list[GuardAction]:
-        """Take the lease, look again and roll back; traffic leaves the candidate also if the store is full."""
+        """Take the lease, look again and roll back."""
         _end_frozen_owner(_read_lease(self.store, self.target))
         journal = CanaryJournal(self.store, record.release_id, self.target)
         try:
@@ -159,13 +158,6 @@ class GuardedSite(Site):
                 end_canary(journal, self, lease=held, by=GUARD, reason=reason)
         except (Conflict, LeaseHeld, LeaseLost):
             return []
-        except (NoWayBack, RouterUnavailable):
-            raise
-        except Transient as error:
-            moved = move_unrecorded(self, record.release_id, record)
-            traffic = "all traffic was sent to stable" if moved else "traffic is where it was"
-            detail = f"{why}; {traffic}, and nothing could be recorded: {error}"
-            return [GuardAction(self.target, record.release_id, "failed", detail)]
         return [GuardAction(self.target, record.release_id, "rolled back", why)]
 
     def _must_end(
@@ -174,19 +166,11 @@ class GuardedSite(Site):
         must, why = overdue(record, approval, silent_seconds=silent, now=now)
         if must or record.share_percent == 0:
             return must, why
-        if self._moved_unrecorded():
-            return True, "all traffic was sent to stable while the store accepted no writes"
         if not self.slots.alive(record.candidate):
             return True, f"the candidate's server ended while it was {record.phase}"
         if self._fails_in_a_row(record, now.wall):
             return True, f"the candidate fails request after request while it is {record.phase}"
         return must, why
-
-    def _moved_unrecorded(self) -> bool:
-        try:
-            return self.router is not None and self.router.read()[0].owner.startswith(UNRECORDED)
-        except RouterUnavailable:
-            return False
 
     def _fails_in_a_row(self, record: CanaryRecord, now: float) -> bool:
         """Whether the candidate's last requests all failed; False for a router without a log of requests."""
@@ -241,20 +225,11 @@ class GuardedSite(Site):
             refuse_stranger(self.store, self.target, model_id)
         except PlaceTaken:
             return []
-        place = self._place(model_id)
-        done = carry_on(place)
+        done = carry_on(self._place(model_id))
         if done is None:
-            return self._record_way_back(place)
+            return []
         detail = f"{done.by} requested it, and it had not been carried out: {done.to} serves"
         return [GuardAction(self.target, done.left, "rolled back", detail)]
-
-    def _record_way_back(self, place: ServedPlace) -> list[GuardAction]:
-        production = read_pointers(self.store, place.model_id, self.target)[0].production
-        if production is None or not is_left_unrecorded(self.router, production):
-            return []
-        detail = "its users had been moved away while the store accepted no writes"
-        roll_back(place, by=f"{GUARD}: {detail}", leaving=production.release_id)
-        return [GuardAction(self.target, production.release_id, "rolled back", detail)]
 
     def _keep_serving(self, model_id: str) -> list[GuardAction]:
         """The server of what is production, if it has ended."""
@@ -278,8 +253,10 @@ class GuardedSite(Site):
         return [GuardAction(self.target, production.release_id, "settled", detail)] if moved else []
 
     def _have_standby(self, model_id: str, now: HostTime) -> list[GuardAction]:
-        have_standby(self._place(model_id), now.wall)
-        return []
+        started = have_standby(self._place(model_id), now.wall)
+        if started is None:
+            return []
+        return [GuardAction(self.target, started.release_id, "started", f"its server in {started.slot} had ended")]
 
     def _retire(self, model_id: str, now: HostTime) -> list[GuardAction]:
         stopped = retire_previous(self._place(model_id), now.wall)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.canary.moving import epoch_above, retire, stand_down, traffic_to
+from llm_pipeline.canary.moving import epoch_above, have_answering, retire, stand_down, traffic_to
 from llm_pipeline.canary.record import (
     LEASE_SECONDS,
     GuardRules,
@@ -15,6 +15,7 @@ from llm_pipeline.canary.record import (
 )
 from llm_pipeline.canary.router import all_to
 from llm_pipeline.operations.served_place import ServedPlace
+from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease, LeaseHeld
@@ -61,12 +62,12 @@ def retire_previous(place: ServedPlace, now: float) -> Pointer | None:
 
 
 def have_standby(place: ServedPlace, now: float) -> Pointer | None:
-    """Have the version before production stand by while it is warm; settlement does so, and a canary may undo it.
+    """Have the version before production answer and stand by while it is warm: a server that has ended is started.
 
     Args and errors are those of `retire_previous`.
 
     Returns:
-        What stands by from now on; None when nothing was changed.
+        What was started; None when nothing was.
     """
     store, target, router, slots = place.store, place.target, place.router, place.slots
     pointers = read_pointers(store, place.model_id, target)[0]
@@ -80,9 +81,10 @@ def have_standby(place: ServedPlace, now: float) -> Pointer | None:
     backed = router.nearest(all_to(production.slot, owner=owner, epoch=0, standby=previous.slot))
 
     def missing() -> bool:
-        state = router.read()[0]
-        alone = backed.same_traffic(state) and backed.standby != state.standby
-        return alone and slots.serves(previous.slot, previous.repository) and not _on_trial(store, target)
+        state, ended = router.read()[0], slots.ended(previous.slot)
+        alone = backed.same_traffic(state) and (ended or backed.standby != state.standby)
+        warm = ended or slots.serves(previous.slot, previous.repository)
+        return alone and warm and not _on_trial(store, target)
 
     if not missing():  # without the lease: what is taken for nothing looks like a controller's sign of life
         return None
@@ -90,12 +92,17 @@ def have_standby(place: ServedPlace, now: float) -> Pointer | None:
         with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
             if not missing():
                 return None
+            epoch = epoch_above(lease.epoch, router.read()[0].epoch, slots.newest().epoch)
+            started = slots.ended(previous.slot)
+            if started:
+                require_served(store, place.model_id, target, previous)
+                token = FencingToken(epoch, lease.epoch)
+                have_answering(slots, previous.slot, previous.repository, token, seconds=place.patience.prove)
             log.info("the previous version is the standby", release=previous.release_id, slot=previous.slot)
-            epoch = epoch_above(lease.epoch, router.read()[0].epoch)
             traffic_to(router, backed.model_copy(update={"epoch": epoch}), place.patience)
     except LeaseHeld:
         return None
-    return previous
+    return previous if started else None
 
 
 def _on_trial(store: ArtifactStore, target: str) -> bool:

@@ -12,10 +12,8 @@ serves, unless that is there because another release was just taken back. What w
 What is to be done is written down before anything moves. Killed anywhere, the next one who asks carries it out, or the
 guard does; each part can be done again. Users are moved to a server that answers, before any server is stopped.
 
-While the store accepts no writes, users are moved all the same (`_leave_unrecorded`), to what the documents say as long
-as they can be read. The router keeps the note, as its owner: the guard finds it there, and so does whoever asks again.
-Nothing is stopped that nobody wrote down. Without documents nobody can tell what served before (the slot that stands by
-may hold a candidate), so nobody is moved.
+While the store accepts no writes nothing is moved, but by `force_at`: it goes by what router and servers show, stops
+nothing, and the same rollback without it records what was done once the store takes it.
 
 `ensure_rolled_back` is the teardown of a release: its canary ends unless it was promoted.
 """
@@ -24,15 +22,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from functools import partial
-from typing import NoReturn
 
-from llm_pipeline.base.errors import ConfigError, Transient
+from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.events import EventKind
-from llm_pipeline.canary.moving import NoWayBack, Site, epoch_above, have_answering, retire, traffic_to, wait_usable
+from llm_pipeline.canary.moving import Site, epoch_above, have_answering, retire, traffic_to, wait_usable
 from llm_pipeline.canary.open_router import name_release
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import (
@@ -41,11 +38,12 @@ from llm_pipeline.canary.record import (
     CanaryRecord,
     GuardRules,
     Phase,
+    latest_canary,
     lease_name,
     read_canary_record,
     take_over,
 )
-from llm_pipeline.canary.rollback import LEFT_UNRECORDED, end_canary, move_unrecorded
+from llm_pipeline.canary.rollback import end_canary
 from llm_pipeline.canary.router import RouterUnavailable, SlotName, TrafficRouter, all_to, other_slot
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.watchdog import is_guarded
@@ -58,12 +56,13 @@ from llm_pipeline.operations.served_place import (
     left_for,
     newest,
     on_trial,
+    place_as_it_is,
     place_with_router,
 )
 from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.serving.slot_fence import FencingToken
-from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
-from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
+from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.lease import Lease, LeaseHeld
 from llm_pipeline.store.places import refuse_stranger
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
@@ -71,6 +70,8 @@ from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
 log = get_logger(__name__)
 
 _OTHERS_SECONDS = 15.0
+_FORCED = "forced rollback"
+"""How the routes' owner begins after one."""
 
 
 def roll_back_at(
@@ -104,14 +105,60 @@ def roll_back(place: ServedPlace, *, by: str, leaving: str = "") -> Pointers:
         PipelineError: It cannot be done now; the same call is safe again.
     """
     refuse_stranger(place.store, place.target, place.model_id)
+    pointers = read_pointers(place.store, place.model_id, place.target)[0]
+    meant = leaving or newest(on_trial(place, pointers), pointers.production)
+    return despite_others(partial(_roll_back_once, place, by, leaving, meant))
+
+
+def force_at(store: ArtifactStore, deployment: Deployment, model_id: str, target: str, *, by: str) -> str:
+    """`force`, at a place of a deployment.
+
+    Raises:
+        ConfigError: The deployment has no such place; see `force`, too.
+    """
+    if target not in deployment.places:
+        raise ConfigError(f"deployment {deployment.name} has no place for {target!r}", where=deployment.name)
+    return force(place_as_it_is(store, deployment, model_id, target), by=by)
+
+
+def force(place: ServedPlace, *, by: str) -> str:
+    """Without the store, move all users to the slot that is not on trial, or that does not serve most of them now.
+
+    Nothing is recorded and nothing is stopped; its server is started if it has ended and the store can still say what
+    it served.
+
+    Returns:
+        Where the users are, in words.
+
+    Raises:
+        ConfigError: No router ever ran here.
+        NoWayBack: Its server does not answer and cannot be started; the traffic stays where it is.
+        RouterUnavailable: The routes cannot be written.
+    """
+    router, slots = place.router, place.slots
+    if router is None:
+        raise ConfigError(f"no router ever ran for {place.target} on this host", hint="run this on the place's host")
+    state = router.read()[0]
+    busiest = max(state.weights, key=lambda one: state.weights[one])
+    if state.owner.startswith(_FORCED):
+        return f"all traffic was on {busiest} already"
+    pointers, trial = _as_far_as_readable(place)
+    candidate = state.candidate or (trial.candidate if trial is not None and not trial.settled else None)
+    slot, token = other_slot(candidate or busiest), slots.newest()
+    known = {one.slot: one.repository for one in (pointers.previous, pointers.production) if one is not None}
+    if have_answering(slots, slot, known.get(slot), token, seconds=place.patience.prove):
+        wait_usable(router, slot, place.patience.usable)
+    epoch = epoch_above(0, state.epoch, token.epoch)
+    confirmed = traffic_to(router, all_to(slot, owner=f"{_FORCED} by {by}", epoch=epoch), place.patience)
+    return f"all traffic is on {slot}" + ("" if confirmed else ", which the router did not confirm")
+
+
+def _as_far_as_readable(place: ServedPlace) -> tuple[Pointers, CanaryRecord | None]:
     try:
-        pointers = read_pointers(place.store, place.model_id, place.target)[0]
-        meant = leaving or newest(on_trial(place, pointers), pointers.production)
-        return despite_others(partial(_roll_back_once, place, by, leaving, meant))
-    except (NoWayBack, Conflict, LeaseHeld, LeaseLost, RouterUnavailable):
-        raise
-    except Transient as refused:
-        _leave_unrecorded(place, leaving, refused)
+        return read_pointers(place.store, place.model_id, place.target)[0], latest_canary(place.store, place.target)
+    except PipelineError as error:
+        log.warning("what the store says of this place cannot be read", reason=str(error))
+        return Pointers(), None
 
 
 def carry_on(place: ServedPlace) -> WayBack | None:
@@ -299,79 +346,6 @@ class _RollBack:
         write_way_back(self._store, self._place.model_id, self._target, way_back)
 
 
-def _leave_unrecorded(place: ServedPlace, leaving: str, refused: Transient) -> NoReturn:
-    """Move users away from a release, as `roll_back` would, and say what remains to be done.
-
-    Args:
-        place: Where.
-        leaving: As for `roll_back`.
-        refused: What the store said.
-
-    Raises:
-        Transient: In any case: nothing is recorded. It says where the traffic is.
-        ConfigError: There is nothing to go back to.
-        NoWayBack: What is gone back to does not answer and cannot be started; traffic stays where it is answered.
-    """
-    words = _moved_unrecorded(place, leaving)
-    log.warning(words, gpu_target=place.target, reason=str(refused))
-    message = f"{words}; nothing could be recorded: {refused.message}"
-    raise Transient(
-        message, where=refused.where or place.target, hint="make room in the store and run it again: that finishes it"
-    ) from refused
-
-
-def _moved_unrecorded(place: ServedPlace, leaving: str) -> str:
-    """Returns where the traffic is, in words."""
-    try:
-        pointers = read_pointers(place.store, place.model_id, place.target)[0]
-        trial, production = on_trial(place, pointers), pointers.production
-        known = left_for(place, production) if production is not None and not leaving and trial is None else None
-    except Transient:
-        moved = not leaving and move_unrecorded(place.site, "what is on trial")
-        return "all traffic was sent to stable" if moved else "nothing was moved: what served before is unknown"
-    if known is not None:
-        return f"nothing was moved: {known} was rolled back before"
-    if trial is not None and newest(trial, production).startswith(leaving):
-        moved = move_unrecorded(place.site, trial.release_id, trial)
-        return f"all traffic was sent away from {trial.release_id}" if moved else f"{trial.release_id} has its traffic"
-    if production is None or not production.release_id.startswith(leaving):
-        return f"nothing was moved: {leaving or 'nothing'} does not serve on {place.target}"
-    if trial is not None:
-        moved = move_unrecorded(place.site, trial.release_id, trial)
-        return f"{production.release_id} serves on, and {trial.release_id} gets {'nothing' if moved else 'its traffic'}"
-    if pointers.previous is None:
-        hint = "release another one: a release that was rolled back does not return"
-        raise ConfigError(f"{place.model_id} has no previous release on {place.target}", hint=hint)
-    return _to_previous(place, production, pointers.previous)
-
-
-def _to_previous(place: ServedPlace, production: Pointer, previous: Pointer) -> str:
-    """The release before production is made to answer and takes all traffic."""
-    require_served(place.store, place.model_id, place.target, previous)
-    router, slots, slot = place.router, place.slots, free_slot(previous, production)
-    if router is None:
-        raise RouterUnavailable("production cannot be left from here", where=place.target)
-    words = f"all traffic is on {previous.release_id} in {slot}"
-    state = router.read()[0]
-    if is_left_unrecorded(router, production):
-        return words
-    if slots.alive(slot) and not slots.serves(slot, previous.repository):
-        return f"nothing was moved: {slot} does not serve {previous.release_id}"
-    if have_answering(slots, slot, previous.repository, slots.newest(), seconds=place.patience.prove):
-        wait_usable(router, slot, place.patience.usable)
-    name_release(router, slot, previous.release_id)
-    owner = f"{LEFT_UNRECORDED}{production.release_id}"
-    confirmed = traffic_to(router, all_to(slot, owner=owner, epoch=epoch_above(0, state.epoch)), place.patience)
-    return words if confirmed else f"{words}, which the router did not confirm"
-
-
-def is_left_unrecorded(router: TrafficRouter | None, production: Pointer) -> bool:
-    """Whether users were moved away from this production without a record of it."""
-    if router is None:
-        return False
-    return router.read()[0].owner == f"{LEFT_UNRECORDED}{production.release_id}"
-
-
 def ensure_rolled_back(
     store: ArtifactStore,
     release_id: str,
@@ -385,7 +359,6 @@ def ensure_rolled_back(
     """End a release's canary with all traffic on stable, unless it was promoted or rolled back already.
 
     Whoever drives the canary at this moment is fenced off first: its lease, its record and its router writes.
-    When even the store cannot be read, traffic moves by what the router itself knows, and then the error is raised.
 
     Args:
         store: Where the canary's record is.
@@ -404,10 +377,8 @@ def ensure_rolled_back(
         Transient: The store could not record it; the same call is safe again.
     """
     journal, site = CanaryJournal(store, release_id, target), Site(router, slots, patience)
-    record: CanaryRecord | None = None
 
     def attempt() -> CanaryRecord | None:
-        nonlocal record
         record = journal.load()
         if record is None or (record.settled and record.traffic_confirmed is not False):
             log.info("nothing to roll back", phase=record.phase.value if record else "never began")
@@ -432,10 +403,4 @@ def ensure_rolled_back(
 
         wait_until(over, patience.confirm + _OTHERS_SECONDS)
 
-    try:
-        return despite_others(attempt, let_others_finish)
-    except NoWayBack:
-        raise
-    except Transient:
-        move_unrecorded(site, release_id, record)
-        raise
+    return despite_others(attempt, let_others_finish)

@@ -6,6 +6,7 @@ well when it generates a token; that its process runs tells nothing.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.openai_slots import OpenAiSlots, slots_of
 from llm_pipeline.canary.record import CanaryRecord, latest_canary, standing_pause
 from llm_pipeline.canary.router import RouterCondition, RouteState, SlotName, TellsCondition
-from llm_pipeline.canary.slots import slot_servers, slot_state
+from llm_pipeline.canary.slots import generates, slot_endpoint, slot_servers, slot_state
 from llm_pipeline.canary.watchdog import is_recent, last_heard
 from llm_pipeline.canary.way_back_record import read_way_back
 from llm_pipeline.config.deployment import Deployment
@@ -38,6 +39,7 @@ from llm_pipeline.store.pointers import Pointers
 from llm_pipeline.store.references import PlacedPointers, readable_pointers
 
 _SHOWN_DIGITS = 12
+_ALL_DEAD = "all servers are dead: `llm-pipeline start` starts production, and the guard starts one that has ended"
 
 
 def deployment_status(
@@ -119,8 +121,13 @@ class _Look:
         on_trial = record if record is not None and not record.settled else None
         if on_trial is not None and not is_recent(heard):
             problems.append(f"the canary of {on_trial.release_id} is running, and no guard watches it")
+        health = judge_health(pointers, servers, router, problems, stopped=stopped)
+        if health is Health.DEAD and self._users_are_answered():  # a busy server answers them, and no short question
+            health = Health.DEGRADED
+        elif pointers.production is not None and all(server.condition != "answers" for server in servers.values()):
+            problems += [] if stopped else [_ALL_DEAD]
         found = {
-            "health": judge_health(pointers, servers, router, problems, stopped=stopped),
+            "health": health,
             "on_trial": on_trial.release_id if on_trial is not None else "",
             "on_trial_phase": on_trial.standing if on_trial is not None else "",
             "pause": standing_pause(self._store, on_trial) if on_trial is not None else None,
@@ -131,6 +138,18 @@ class _Look:
             "problems": tuple(problems),
         }
         return bare.model_copy(update=found)
+
+    def _users_are_answered(self) -> bool:
+        """Whether the router answers what a user asks, where its address is known here."""
+        url = self._config.router.users_url()
+        if not url:
+            return False
+        certificate = self._config.router.users_certificate() or None
+        asked = slot_endpoint(self._config.blue).model_copy(update={"url": url, "ca_file": certificate})
+        try:
+            return asyncio.run(generates(asked))
+        except PipelineError:
+            return False
 
     def _server(self, slot: SlotName, names: Mapping[str, str], traffic: RouteState | None) -> ServerStatus:
         share = traffic.weights.get(slot, 0) / 100 if traffic is not None else None
@@ -235,8 +254,6 @@ def not_running(pointers: Pointers, servers: Mapping[SlotName, ServerStatus], ro
         missing = server.digest == "" and slot == pointers.production.slot
         if wanted and not missing and server.condition != "answers":
             yield f"the server in {slot} ({server.release_id or 'unknown'}) {server.condition}"
-    if all(server.condition != "answers" for server in servers.values()):
-        yield "all servers are dead: `llm-pipeline start` starts production, and the guard starts one that has ended"
 
 
 def judge_health(

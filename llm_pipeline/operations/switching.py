@@ -1,8 +1,8 @@
 """Starting and stopping what serves at a place: one function each, whoever asks, and asking twice changes nothing.
 
 `stop_all` ends everything that releases left serving on this host, so that nobody has to look for process ids:
-production, a release on trial that nobody drives any more, what is staged, and stages whose run has ended. A release
-that is on its way keeps its staging server and its stages: whoever runs it ends them.
+production, a release on trial, what is staged, and stages whose run has ended. A release that is on its way keeps its
+staging server and its stages: whoever runs it ends them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.agreement import is_moving
-from llm_pipeline.canary.moving import have_answering, retire, traffic_to
+from llm_pipeline.canary.judgements import all_ended
+from llm_pipeline.canary.moving import Site, have_answering, retire, traffic_to
 from llm_pipeline.canary.open_router import name_release
 from llm_pipeline.canary.patience import Patience
-from llm_pipeline.canary.record import latest_canary
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, latest_canary
+from llm_pipeline.canary.rollback import end_canary
 from llm_pipeline.canary.router import ALL, RouterUnavailable, SlotName, StartedRouter, TrafficRouter, all_to
 from llm_pipeline.canary.slots import slot_servers, slot_state
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.server_place import ServerPorts
-from llm_pipeline.operations.acting import PlaceBusy, acting, token_of
+from llm_pipeline.operations.acting import PlaceBusy, acting, despite_others, token_of
 from llm_pipeline.operations.rollback import roll_back_at
 from llm_pipeline.operations.served_place import ServedPlace, place_as_it_is, router_here, start_router
 from llm_pipeline.operations.staging import COMPARISON, STAGING, on_its_way, places_of, stop_staging
@@ -63,7 +65,8 @@ def start_production(store: ArtifactStore, deployment: Deployment, place: str) -
 def start(place: ServedPlace, opened: Callable[[Pointer], TrafficRouter]) -> Serving:
     """`start_production`, by a place's parts: the server first, then the router, then the users.
 
-    A canary that is on its way keeps its share of the traffic: whoever drives it, or the guard, ends it.
+    A canary that is on its way keeps its share of the traffic. One whose candidate's server has ended, as after a power
+    cut, is rolled back: nobody drives it.
 
     Args:
         place: With its router as it is, running or not, and of whichever model: the pointers tell.
@@ -80,15 +83,23 @@ def start(place: ServedPlace, opened: Callable[[Pointer], TrafficRouter]) -> Ser
         have_answering(place.slots, pointer.slot, pointer.repository, token, seconds=place.patience.prove)
         router = opened(pointer)
         name_release(router, pointer.slot, pointer.release_id)
-        _send_users(place, serving, router, epoch=token.epoch)
+        record = latest_canary(store, target)
+        lost = record is not None and record.candidate_started and not place.slots.alive(record.candidate)
+        if record is not None and not record.settled and lost:
+            site = Site(router, place.slots, place.patience)
+            journal = CanaryJournal(store, record.release_id, target)
+            end_canary(journal, site, lease=lease, by="start", reason=all_ended(record.step_percent))
+            return serving
+        if record is not None and record.phase is Phase.PROMOTED and is_moving(record, pointer) and lost:
+            place.slots.ensure(record.candidate, record.repository, token)  # it has users, and is about to be settled
+        _send_users(record, serving, router, place.patience, epoch=token.epoch)
     return serving
 
 
 def start_ended(place: ServedPlace) -> Pointer | None:
     """Start production's server if it has ended by itself; returns what was started. What was stopped stays so.
 
-    Whoever drives a canary there may be loading its candidate, or waiting for traffic, for as long as that takes.
-    Until the first step nobody else answers users, so production is started beside them, under their token.
+    Whoever acts there, it is started at once: beside them, under their token.
 
     Raises:
         PlaceContested: Several models say that they are in production here: whose server is to be started?
@@ -107,27 +118,28 @@ def start_ended(place: ServedPlace) -> Pointer | None:
             token, seconds = token_of(lease, None, place.slots), place.patience.prove
             have_answering(place.slots, production.slot, production.repository, token, seconds=seconds)
     except PlaceBusy:
-        if place.router is None or place.router.read()[0].weights.get(production.slot) != ALL:
-            return None
         place.slots.ensure(production.slot, production.repository, newest)
     return production
 
 
-def _send_users(place: ServedPlace, serving: Serving, router: TrafficRouter, *, epoch: int) -> None:
+def _send_users(
+    record: CanaryRecord | None, serving: Serving, router: TrafficRouter, patience: Patience, *, epoch: int
+) -> None:
     """All traffic to production, unless a canary has its share by right."""
-    record = latest_canary(place.store, place.target)
     state = router.read()[0]
     alone = state.candidate is None and state.weights.get(serving.pointer.slot) == ALL
     if alone or is_moving(record, serving.pointer):
         return
     owner = f"start of {serving.pointer.release_id}"
-    traffic_to(router, all_to(serving.pointer.slot, owner=owner, epoch=epoch), place.patience)
+    traffic_to(router, all_to(serving.pointer.slot, owner=owner, epoch=epoch), patience)
 
 
 def stop_production(
     store: ArtifactStore, deployment: Deployment, place: str, *, drain_seconds: float = DRAIN_SECONDS
 ) -> Sequence[str]:
     """Stop what serves users at a place: its router, where that is ours, then its servers. The pointers stay.
+
+    A canary there must have ended.
 
     Args:
         store: The deployment's.
@@ -139,7 +151,6 @@ def stop_production(
         What was stopped; nothing where nothing ran.
 
     Raises:
-        ConfigError: A release is on trial there.
         PlaceBusy: Somebody else acts on the place now.
     """
     here = place_as_it_is(store, deployment, "", place)
@@ -157,7 +168,6 @@ def stop(
         drain_seconds: Longest wait for requests in flight.
     """
     with acting(place.store, place.target) as lease:
-        _refuse_on_trial(place.store, place.target)
         token = token_of(lease, place.router, place.slots)
         stopped = list(_close(place.router, drain_seconds))
         for slot, repository in {**_wanted(place), **running()}.items():
@@ -167,15 +177,6 @@ def stop(
             if was_running and retired.stopped:
                 stopped.append(f"the server in {slot}")
         return stopped
-
-
-def _refuse_on_trial(store: ArtifactStore, place: str) -> None:
-    record = latest_canary(store, place)
-    if record is not None and not record.settled:
-        raise ConfigError(
-            f"release {record.release_id} is on trial at {place} ({record.phase})",
-            hint="`llm-pipeline rollback` ends its canary; then stop production",
-        )
 
 
 def _close(router: TrafficRouter | None, drain_seconds: float) -> Iterator[str]:
@@ -266,7 +267,6 @@ def stop_all(
         What was stopped; nothing where nothing ran.
 
     Raises:
-        ConfigError: A release is on trial, and whoever runs it is still there.
         PlaceBusy: Somebody acts on the place now.
         PipelineError: A canary cannot be rolled back; the same call is safe again.
     """
@@ -276,10 +276,10 @@ def stop_all(
         for process in _left_stages(store, deployment, place):
             detached.stop(process, grace_seconds=_STAGE_SECONDS)
             stopped.append(process.name)
-        stopped += _end_trial(store, deployment, place)
+    stopped += _end_trial(store, deployment, place)
     if not (Path(deployment.state_root) / place).is_dir():
         return stopped  # its servers are on another host, where this is asked for
-    stopped += stop_production(store, deployment, place, drain_seconds=drain_seconds)
+    stopped += despite_others(lambda: stop_production(store, deployment, place, drain_seconds=drain_seconds))
     local = isinstance(deployment.places[place].staging, ServerPorts)
     if local and on_its_way(store, place) is None and stop_staging(store, deployment, place):
         stopped.append("the staging server")
@@ -303,11 +303,10 @@ def _end_trial(store: ArtifactStore, deployment: Deployment, place: str) -> Iter
 
 
 def _left_on_trial(store: ArtifactStore, deployment: Deployment, place: str) -> str | None:
-    """The release whose canary has not ended, while a server of its place runs and no run drives it."""
+    """The release whose canary has not ended, where its servers are on this host."""
     record = latest_canary(store, place)
-    if record is None or record.settled or not runs_anything(deployment, place):
-        return None
-    return record.release_id if on_its_way(store, place) is None else None
+    left = record is not None and not record.settled and (Path(deployment.state_root) / place).is_dir()
+    return record.release_id if record is not None and left else None
 
 
 def _left_stages(store: ArtifactStore, deployment: Deployment, place: str) -> Iterator[detached.DetachedProcess]:

@@ -47,8 +47,8 @@ a person denied. A canary with a live controller is left alone.
 
 It also completes a rollback that was begun, starts a router or a production server that has ended, stops the previous
 version when its rollback window ends, and sends notifications that are still due. It compares no clocks of two hosts: a
-canary counts as silent from when the guard finds nothing new of it. If the store accepts no writes, it moves traffic to
-stable anyway, fails, and records it later.
+canary counts as silent from when the guard finds nothing new of it. If the store accepts no writes, it moves nothing
+and fails.
 
 By hand: `llm-pipeline guard`. Its schedule is `guard:` in `{file}`; its time limits are in the policy's `canary`.
 **Keep it unpaused**: without it, traffic stays on a canary whose worker has died until somebody looks.

@@ -11,7 +11,7 @@ import pytest
 from simulated import PATIENCE, STABLE, Killed, Site
 from test_guard import LATER, guard
 
-from llm_pipeline.base.errors import PipelineError, Transient
+from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.operations.rollback import ensure_rolled_back
@@ -102,16 +102,6 @@ def test_one_that_is_taken_back_stands_by_no_more_though_nobody_else_answers(sit
         site.step(20)
     assert site.router.state.standby is None
     assert ("blue" in site.running) == stable_starts
-
-
-def test_neither_does_one_whose_end_the_store_does_not_take(site) -> None:
-    while_it_waits(site, lambda: setattr(site, "refuses", lambda _: True), look=1)
-    site.policy["maximum_bake_seconds"] = 0.001
-    with pytest.raises(Transient):
-        site.step(20)
-    with pytest.raises(Transient):
-        taken_back(site)
-    assert site.router.state.standby is None
 
 
 def test_the_guard_ends_one_that_nobody_drives(site) -> None:

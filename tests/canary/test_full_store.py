@@ -1,4 +1,4 @@
-"""A store that takes nothing while a canary is watched: users come first. The site is in memory."""
+"""A store that takes nothing while a canary is watched: verdicts wait for it. The site is in memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 from simulated import Site
 
-from llm_pipeline.base.errors import Transient
 from llm_pipeline.canary.record import Phase
 
 pytestmark = pytest.mark.usefixtures("fast")
@@ -38,20 +37,18 @@ def make_room(site: Site) -> None:
     site.store_takes = True
 
 
-def test_a_candidate_that_fails_while_the_store_is_full_loses_its_traffic_at_once(site) -> None:
+def test_a_candidate_that_fails_while_the_store_is_full_is_rolled_back_for_that_reason_once_it_has_room(site) -> None:
     site.policy["minimum_bake_seconds"] = site.policy["maximum_bake_seconds"] = 60.0
 
     def break_down() -> None:
         site.faulty = True
 
-    at_looks(site, {2: lambda: fill(site), 4: break_down})
-    with pytest.raises(Transient, match="no space left"):
-        site.step(20)
-    assert (site.weights(), site.record().phase) == ({"blue": 10_000}, Phase.BAKING)
-    assert "green" in site.running, "nothing is stopped that nobody wrote down"
-    make_room(site)
-    assert site.buried().steps(20) == ["INCONCLUSIVE"], "why was told to nobody: it was taken back"
+    at_looks(site, {2: lambda: fill(site), 4: break_down, 9: lambda: make_room(site)})
+    judgement = site.step(20)
+    assert judgement.verdict == "NO_GO"
+    assert "fails request after request" in judgement.summary
     assert (site.weights(), site.record().phase, site.running) == ({"blue": 10_000}, Phase.ROLLED_BACK, {"blue"})
+    assert [told.weights for told in site.told][-1] == {"blue": 10_000}
 
 
 def test_a_store_that_is_full_for_a_while_ends_no_healthy_canary(site) -> None:

@@ -9,7 +9,7 @@ import pytest
 from resolved_release import resolve
 from simulated import PATIENCE, STABLE, Killed, Site
 
-from llm_pipeline.base.errors import ConfigError, Transient
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.moving import NoWayBack
@@ -146,17 +146,6 @@ def killed_everywhere(root: Path, reach: Callable[[Served], None], every: int) -
         sites.append(site)
     assert len(sites) > 10 / every
     return sites
-
-
-def test_a_store_that_takes_nothing_keeps_no_traffic_on_what_is_on_trial(site) -> None:
-    in_the_middle(site)
-    site.store_takes = False
-    with pytest.raises(Transient, match="no space left"):
-        site.roll_back()
-    assert site.weights() == {"green": 10_000}
-    site.store_takes = True
-    site.roll_back()
-    assert (site.serving(), site.record("r2").phase) == ("r1", Phase.ROLLED_BACK)
 
 
 def test_what_was_taken_back_is_never_gone_back_to(site) -> None:

@@ -101,5 +101,5 @@ def test_killed_at_every_boundary_of_a_rollback_to_a_dead_stable_nothing_is_lost
 
 def test_a_controller_that_rolls_back_starts_a_dead_stable_too(tmp_path) -> None:
     site = Site(tmp_path / "controller", both_end_at=50)
-    assert site.steps(20, 50) == ["GO", "NO_GO"]
+    assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
     assert is_back(site)

@@ -15,7 +15,7 @@ WRITERS: Mapping[str, frozenset[str]] = {
     "llm_pipeline.store.pointer_writing": frozenset({"write_pointers"}),
     "llm_pipeline.store.places": frozenset({"claim_place", "hand_over", "settle_place"}),
     "llm_pipeline.canary.record": frozenset({"CanaryJournal", "set_current_canary", "take_over"}),
-    "llm_pipeline.canary.rollback": frozenset({"end_canary", "give_back", "move_unrecorded"}),
+    "llm_pipeline.canary.rollback": frozenset({"end_canary", "give_back"}),
     "llm_pipeline.canary.moving": frozenset(
         {"traffic_to", "wait_converged", "retire", "have_answering", "stand_down", "epoch_above"}
     ),
