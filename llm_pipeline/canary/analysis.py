@@ -1,50 +1,48 @@
 """What a canary remembers of its traffic: the state of every test, and how a window changes it. Pure functions.
 
-Errors, latencies and what answers look like are tested continuously over the whole canary with anytime-valid tests;
-`alpha` is split over the metrics, so that all looks at all of them together roll back a good candidate with
-probability at most `alpha`. Errors have half of it: they are what a canary is for, and the rarest. A step passes when
-nothing speaks against the candidate.
+Each metric is tested over the whole canary by anytime-valid bets (see `eprocess`); `alpha` is split evenly over the
+four, so that all looks at all of them together roll back a good candidate with probability at most `alpha`. A step
+passes when nothing speaks against the candidate.
+
+Requests are counted in blocks of time, or longer ones until both arms have some. For latencies, the three blocks that
+speak loudest against the candidate do not count, and what stable varies by itself is allowed for. Failures and empty
+answers have neither: a burst of them is a fact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-
-from pydantic import Field
+import math
+from collections.abc import Sequence
 
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.arm_counts import ArmCounts, Window, count
-from llm_pipeline.canary.metric_events import MetricLimits
-from llm_pipeline.canary.metric_tests import MetricState, begin_metric, hold, observe_metric
-from llm_pipeline.canary.sessions import Sessions, Voters
-from llm_pipeline.canary.slow_limits import Thresholds
+from llm_pipeline.canary.metrics import LATENCIES, METRICS, ArmCounts, BothCounts, Metric, Thresholds, Window
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.statistics.eprocess import SplitTest
-
-_OF_ALL_KINDS = 2.0 / 3.0
-
-ERRORS_SHARE = 0.5
-"""Of `alpha`; the other metrics have equal parts of the rest."""
-
-KIND_ALPHA_SHARE = ERRORS_SHARE * (1.0 - _OF_ALL_KINDS)
-"""Of `alpha`, for the errors of all rare kinds of requests together."""
-
-_MOST_CLIENTS = 32
+from llm_pipeline.statistics.eprocess import (
+    Bets,
+    Logs,
+    SplitTest,
+    gained_by_level,
+    gained_by_odds,
+    information_of_odds,
+)
+from llm_pipeline.statistics.variation import Variation
 
 LAST_SHARE = 0.95
 """From here on a step leaves too little to stable to compare with it alone."""
+
+NEGLIGIBLE_SHARE = 0.005
+"""Of failed, empty or cut answers: the least level that the last step holds a candidate to."""
+
+LOUD_BLOCKS = 3
+"""So many blocks of time, which speak loudest, do not count in latencies: no stall of one server decides."""
+
+_MOST_HELD = 0.95  # levels above this are not used: nothing can exceed them by much
 
 
 class StepState(Frozen):
     """What was seen since the current step began.
 
     Attributes:
-        split: Of what counts once: requests, or sessions.
-        clients: Clients are identified, and no single one may decide; see `Thresholds`.
-        failed_in_a_row: Up to two clients behind the candidate's current run of failures.
-        failed: How many requests of each client the candidate failed, at most; of those with the most failures.
-        sessions: Those of the step, where sessions count.
-        voters: Who had a vote on refusals at the step.
         looks: How often the step was looked at.
         silent_looks: How many looks at the end saw nothing at all.
     """
@@ -53,12 +51,7 @@ class StepState(Frozen):
     split: SplitTest
     candidate: ArmCounts = ArmCounts()
     stable: ArmCounts = ArmCounts()
-    faults_in_a_row: int = 0
-    clients: bool = False
-    failed_in_a_row: tuple[str, ...] = ()
-    failed: dict[str, int] = Field(default_factory=dict)
-    sessions: Sessions = Sessions()
-    voters: Voters = Voters()
+    failed_in_a_row: int = 0
     looks: int = 0
     silent_looks: int = 0
 
@@ -74,51 +67,167 @@ class StepState(Frozen):
         return f"{self.share * 100:g} %"
 
 
+class MetricState(Frozen):
+    """One metric's tests over the whole canary.
+
+    Attributes:
+        ratio: The odds ratio that is tolerated.
+        total: All counts so far.
+        open: Those of the block that has begun.
+        bets: On the blocks that ended, that the candidate's odds are larger.
+        levels: At the last step: the candidate's share at each limit that is tolerated, from stable's earlier steps; 0
+            where none is.
+        held: The bets that its share is larger.
+        held_open: What the block that has begun adds to them, in counts.
+        variation: How stable's share varies; None where that is not allowed for.
+        largest: The largest e-value so far.
+    """
+
+    name: Metric
+    ratio: float
+    total: BothCounts
+    open: BothCounts
+    bets: Bets
+    levels: tuple[float, ...] = ()
+    held: Bets
+    held_open: BothCounts
+    variation: Variation | None = None
+    largest: float = 1.0
+
+    @property
+    def value(self) -> float:
+        """The e-value that the candidate is worse than tolerated: the mean over the limits."""
+        values = self.values
+        return sum(values) / len(values)
+
+    @property
+    def values(self) -> list[float]:
+        """By limit; at the last step the mean of the two comparisons."""
+        variances = self.variation.variances() if self.variation else [0.0] * len(self.bets.logs)
+        compared = self.bets.plus(*_compared(self.open, self.ratio)).values(variances)
+        if not self.levels:
+            return compared
+        held = self.held.plus(*_held(self.held_open, self.levels)).values(variances)
+        return [(one + other) / 2.0 for one, other in zip(compared, held, strict=True)]
+
+    @property
+    def telling(self) -> int:
+        """Index of the limit with the most evidence against the candidate; the first without any."""
+        values = self.values
+        return values.index(max(values)) if max(values) > 1.0 else 0
+
+    def observe(self, counts: BothCounts | None, *, block_ends: bool) -> MetricState:
+        """The tests after one more window, which may end a block of time."""
+        metric = self
+        if counts is not None:
+            grown = {name: getattr(metric, name).plus(counts) for name in ("total", "open", "held_open")}
+            metric = metric.model_copy(update=grown)
+        metric = metric.model_copy(update={"largest": max(metric.largest, metric.value)})
+        return metric.closed() if block_ends else metric
+
+    def closed(self) -> MetricState:
+        """The tests after the block has ended; one in which an arm has no requests goes on."""
+        nothing, changes = BothCounts.none(len(self.bets.logs)), {}
+        if self.open.candidate.requests and self.open.stable.requests:
+            stable = self.open.stable
+            changes = {
+                "bets": self.bets.plus(*_compared(self.open, self.ratio)),
+                "variation": self.variation and self.variation.observe(stable.requests, stable.events),
+                "open": nothing,
+            }
+        if self.levels:
+            changes["held"] = self.held.plus(*_held(self.held_open, self.levels))
+        return self.model_copy(update={**changes, "held_open": nothing})
+
+    def hold(self) -> MetricState:
+        """The metric at the last step, compared with stable's earlier steps, too: stable has little traffic left.
+
+        A level is the upper end of what stable's share may be, times the tolerated ratio; squared for latencies, since
+        time has passed and the candidate has all the load now.
+        """
+        stable = self.total.stable
+        if not stable.requests:
+            return self
+        levels = []
+        for events in stable.events:
+            share = min(_MOST_HELD, (events + 2.0 * (1.0 + math.sqrt(events + 1.0))) / stable.requests)
+            odds = self.ratio**2 * share / (1.0 - share)
+            level = odds / (1.0 + odds) if self.variation else max(NEGLIGIBLE_SHARE, self.ratio * share)
+            levels.append(level if level < _MOST_HELD else 0.0)
+        return self.model_copy(update={"levels": tuple(levels)})
+
+
+def _compared(counts: BothCounts, ratio: float) -> tuple[list[Logs], list[float]]:
+    """What a block adds to the logarithms and to the information, by limit."""
+    mine, theirs = counts.candidate, counts.stable
+    arms = [
+        ((mine_events, mine.requests), (their_events, theirs.requests))
+        for mine_events, their_events in zip(mine.events, theirs.events, strict=True)
+    ]
+    return [gained_by_odds(*both, ratio) for both in arms], [information_of_odds(*both) for both in arms]
+
+
+def _held(counts: BothCounts, levels: Sequence[float]) -> tuple[list[Logs], list[float]]:
+    """The same against the levels; a level of 0 holds nobody."""
+    mine = counts.candidate
+    arms = [
+        ((events, mine.requests) if level else (0, 0), level or 0.5)
+        for events, level in zip(mine.events, levels, strict=True)
+    ]
+    return [gained_by_level(*arm) for arm in arms], [n * level * (1.0 - level) for (_, n), level in arms]
+
+
 class AnalysisState(Frozen):
-    """Everything that the analysis remembers; stored, so that a resumed controller continues the same tests."""
+    """Everything that the analysis remembers; stored, so that a resumed controller continues the same tests.
+
+    Attributes:
+        block_age: Seconds since the block of time began.
+    """
 
     thresholds: Thresholds
     metrics: tuple[MetricState, ...]
+    block_age: float = 0.0
     step: StepState | None = None
+
+
+def regressed_at(policy: CanaryPolicy) -> float:
+    """The e-value at which a metric has regressed."""
+    return len(METRICS) / policy.alpha
 
 
 def begin(thresholds: Thresholds, policy: CanaryPolicy) -> AnalysisState:
     """The analysis of a canary without data."""
-    shares = _alpha_shares(thresholds.metrics)
-    metrics = (
-        begin_metric(metric, share, thresholds, policy)
-        for metric, share in zip(thresholds.metrics, shares, strict=True)
-    )
-    known = thresholds.model_copy(update={"learned": {}})  # from now on each metric has its own alpha share
-    return AnalysisState(thresholds=known, metrics=tuple(metrics))
-
-
-def _alpha_shares(metrics: Sequence[MetricLimits]) -> list[float]:
-    """Errors get a fixed share of alpha, two thirds of it for all requests; other metrics split the rest evenly."""
-    errors = sum(metric.name == "errors" for metric in metrics)
-    of_errors = ERRORS_SHARE if errors < len(metrics) else 1.0
-    of_all = of_errors if errors == 1 else of_errors * _OF_ALL_KINDS
-
-    def share(metric: MetricLimits) -> float:
-        if metric.name != "errors":
-            return (1.0 - of_errors) / (len(metrics) - errors)
-        return (of_errors - of_all) / (errors - 1) if metric.kind else of_all
-
-    return [share(metric) for metric in metrics]
+    metrics = []
+    for name, limits in thresholds.limits.items():
+        slow, nothing = name in LATENCIES, BothCounts.none(len(limits))
+        bets = Bets.start(len(limits), left_out=LOUD_BLOCKS if slow else 0)
+        none = Variation.learned((), len(limits))
+        metrics.append(
+            MetricState(
+                name=name,
+                ratio=policy.slow_ratio if slow else policy.error_ratio,
+                total=nothing,
+                open=nothing,
+                bets=bets,
+                held=bets,
+                held_open=nothing,
+                variation=thresholds.variations.get(name, none) if slow else None,
+            )
+        )
+    return AnalysisState(thresholds=thresholds, metrics=tuple(metrics))
 
 
 def begin_step(state: AnalysisState, share: float) -> AnalysisState:
-    """The analysis at a new traffic share; the metrics' tests go on, the step's own counts start again.
+    """The analysis at a new traffic share; the metrics' tests go on, the step's own counts start again."""
+    metrics = [metric.closed() for metric in state.metrics]  # a block has one split
+    if share >= LAST_SHARE:
+        metrics = [metric.hold() for metric in metrics]
+    step = StepState(share=share, split=SplitTest(intended=share))
+    return state.model_copy(update={"metrics": tuple(metrics), "step": step, "block_age": 0.0})
 
-    The last step leaves stable little or no traffic, so the candidate is also compared with stable's earlier steps.
-    """
-    metrics = tuple(map(hold, state.metrics)) if share >= LAST_SHARE else state.metrics
-    step = StepState(share=share, split=SplitTest(intended=share), clients=state.thresholds.clients)
-    return state.model_copy(update={"metrics": metrics, "step": step})
 
-
-def observe(state: AnalysisState, seen: Window) -> AnalysisState:
-    """The analysis after one more window.
+def observe(state: AnalysisState, seen: Window, seconds: float) -> AnalysisState:
+    """The analysis after one more window, so many seconds after the last one.
 
     Raises:
         ValueError: No step has begun.
@@ -126,42 +235,22 @@ def observe(state: AnalysisState, seen: Window) -> AnalysisState:
     if state.step is None:
         raise ValueError("no step has begun")
     step = state.step
-    sessions, units = step.sessions.observe(seen.sessions, seen.until, state.thresholds.session_seconds)
-    voters, votes = step.voters.observe(seen.votes)
-    of_candidate = sum(unit.on_trial for unit in units)
-    run = step.faults_in_a_row + seen.trailing_faults if seen.all_faults else seen.trailing_faults
-    of_run = seen.fault_clients[len(seen.fault_clients) - min(seen.trailing_faults, len(seen.fault_clients)) :]
-    of_run = (*step.failed_in_a_row, *of_run) if seen.all_faults else of_run
-    update = {
-        "split": step.split.observe(
-            candidate_requests=seen.candidate_units + of_candidate,
-            stable_requests=seen.stable_units + len(units) - of_candidate,
-        ),
-        "candidate": step.candidate.plus(seen.candidate),
-        "stable": step.stable.plus(seen.stable),
-        "faults_in_a_row": run,
-        "failed_in_a_row": tuple(dict.fromkeys(of_run))[:2],
-        "failed": _failed(step.failed, seen.fault_clients),
-        "voters": voters,
-        "looks": step.looks + 1,
-        "silent_looks": 0 if seen.saw_anything else step.silent_looks + 1,
-        "sessions": sessions,
-    }
-    counts = (*seen.counts, *count((*units, *votes), state.thresholds))
-    metrics = tuple(observe_metric(metric, counts, seen.began or seen.until, seen.until) for metric in state.metrics)
-    return state.model_copy(update={"step": step.model_copy(update=update), "metrics": metrics})
-
-
-def _failed(before: Mapping[str, int], clients: Iterable[str]) -> dict[str, int]:
-    """A new client takes the place and the count of the one with the fewest (Space-Saving, Metwally et al. 2005).
-
-    So no client has failed more often than its count says, and none has more than its own and an even share of all.
-    """
-    failed = dict(before)
-    for client in clients:
-        known = client in failed or len(failed) < _MOST_CLIENTS
-        failed[client] = 1 + (failed.get(client, 0) if known else failed.pop(min(failed, key=failed.__getitem__)))
-    return failed
+    step = step.model_copy(
+        update={
+            "split": step.split.observe(
+                candidate_requests=seen.candidate.requests, stable_requests=seen.stable.requests
+            ),
+            "candidate": step.candidate.plus(seen.candidate),
+            "stable": step.stable.plus(seen.stable),
+            "failed_in_a_row": seen.failed_in_a_row + (step.failed_in_a_row if seen.all_failed else 0),
+            "looks": step.looks + 1,
+            "silent_looks": 0 if seen.saw_anything else step.silent_looks + 1,
+        }
+    )
+    age = state.block_age + seconds
+    ends = age >= state.thresholds.block_seconds
+    metrics = tuple(metric.observe(seen.counts.get(metric.name), block_ends=ends) for metric in state.metrics)
+    return state.model_copy(update={"step": step, "metrics": metrics, "block_age": 0.0 if ends else age})
 
 
 MOST_LOOKS = 120

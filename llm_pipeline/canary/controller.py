@@ -506,8 +506,8 @@ class CanaryController:
         log.info(
             "latency limits are fixed from stable's requests",
             requests=thresholds.requests,
-            first_token_milliseconds=thresholds.first_token_milliseconds,
-            end_to_end_milliseconds=thresholds.end_to_end_milliseconds,
+            first_token_milliseconds=thresholds.first("slow first token"),
+            end_to_end_milliseconds=thresholds.first("slow end"),
         )
         for what in thresholds.left_out:
             log.info(f"not compared: {what}")
@@ -578,7 +578,7 @@ class CanaryController:
         except Transient as error:
             return self._without_source(record, error)
         self._blind_since = None
-        tests = analysis.observe(tests, seen)
+        tests = analysis.observe(tests, seen, elapsed)
         looks = with_look(record.looks, tests, at=time.time(), percent=record.step_percent)
         record = seeing.model_copy(update={"analysis": tests, "looks": looks})
         decision = self._decide(record)

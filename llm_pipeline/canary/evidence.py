@@ -7,12 +7,9 @@ from enum import StrEnum
 
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
-from llm_pipeline.canary.analysis import AnalysisState, StepState
-from llm_pipeline.canary.metric_events import CONTENTS
-from llm_pipeline.canary.metric_tests import LimitState, MetricState
-from llm_pipeline.canary.slow_limits import LENGTH_QUANTILES, Thresholds
+from llm_pipeline.canary.analysis import AnalysisState, MetricState, StepState, regressed_at
+from llm_pipeline.canary.metrics import Thresholds
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.statistics.eprocess import RateTest
 
 SPLIT_ALPHA = 0.001
 """A wrong split is a broken router or a wrong label: rare enough to ask for strong evidence."""
@@ -32,32 +29,27 @@ MOST_MISSED = 7.0
 def stable_is_bad(step: StepState) -> bool:
     """Whether stable fails so many requests of the step that the candidate cannot be judged."""
     stable = step.stable
-    return stable.requests >= ABSOLUTE_FAULT_REQUESTS and stable.faults >= STABLE_BAD_FRACTION * stable.requests
+    return stable.requests >= ABSOLUTE_FAULT_REQUESTS and stable.failed >= STABLE_BAD_FRACTION * stable.requests
 
 
 def guard(step: StepState, policy: CanaryPolicy) -> Evidence | None:
-    """The immediate guard, if the candidate fails request after request; None while it does not.
-
-    Where clients are identified, a run of failures needs at least two of them, and the share leaves out the worst one.
-    """
+    """The immediate guard, if the candidate fails request after request; None while it does not."""
     candidate = step.candidate
-    alone = step.clients and len(set(step.failed_in_a_row)) == 1
-    in_a_row = step.faults_in_a_row >= policy.consecutive_failures and not alone
-    of_one = max(step.failed.values(), default=0) if step.clients else 0
-    requests, faults = candidate.requests - of_one, candidate.faults - of_one
-    many = candidate.requests >= ABSOLUTE_FAULT_REQUESTS and faults >= max(
-        ABSOLUTE_FAULT_FRACTION * requests, policy.consecutive_failures if step.clients else 0
+    in_a_row = step.failed_in_a_row >= policy.consecutive_failures
+    many = (
+        candidate.requests >= ABSOLUTE_FAULT_REQUESTS
+        and candidate.failed >= ABSOLUTE_FAULT_FRACTION * candidate.requests
     )
     if not (in_a_row or many):
         return None
     return Evidence(
         name="immediate guard",
         verdict=Verdict.NO_GO,
-        measured=float(step.faults_in_a_row if in_a_row else candidate.faults),
+        measured=float(step.failed_in_a_row if in_a_row else candidate.failed),
         limit=float(policy.consecutive_failures) if in_a_row else ABSOLUTE_FAULT_FRACTION * candidate.requests,
         unit="failures in a row" if in_a_row else "failures",
         samples=candidate.requests,
-        detail=f"{candidate.faults} of {candidate.requests} candidate requests failed, {candidate.lost} reached users",
+        detail=f"{candidate.failed} of {candidate.requests} candidate requests failed, {candidate.lost} reached users",
     )
 
 
@@ -65,7 +57,8 @@ def split_ratio(step: StepState) -> Evidence:
     """Whether the router split the traffic as intended (test of the sample ratio)."""
     split = step.split
     if split.rejects(SPLIT_ALPHA):
-        verdict, detail = Verdict.ANOMALOUS, "the router, a label or session stickiness is wrong"
+        verdict = Verdict.ANOMALOUS
+        detail = "the router or a label is wrong, or one version refuses what the other answers"
     elif split.total:
         verdict, detail = Verdict.GO, "the measured split agrees with the intended one"
     else:
@@ -81,67 +74,36 @@ def split_ratio(step: StepState) -> Evidence:
     )
 
 
-def regression_limit(metric: MetricState, policy: CanaryPolicy) -> float:
-    """The e-value at which a metric has regressed: `alpha` is split over the metrics."""
-    return 1.0 / (policy.alpha * metric.alpha_share)
-
-
 def metric_compared(metric: MetricState, state: AnalysisState, policy: CanaryPolicy) -> Evidence:
     """The evidence of one metric over the whole canary; the last step also compares with stable's earlier steps."""
-    required = regression_limit(metric, policy)
-    far = metric.far_slower(required)
-    if metric.largest >= required:
+    mine, theirs, at = metric.total.candidate, metric.total.stable, metric.telling
+    if metric.largest >= regressed_at(policy):
         verdict, words = Verdict.NO_GO, "regressed"
-    elif far is not None:
-        verdict, words = Verdict.NO_GO, "far slower in every block of time"
-    elif metric.candidate_units and metric.stable_units:
+    elif mine.requests and theirs.requests:
         verdict, words = Verdict.GO, "no regression seen"
     else:
         verdict, words = Verdict.INCONCLUSIVE, "one arm has no requests"
-    at = metric.telling if far is None else far
-    limit = metric.limits[at]
-    stable = limit.stable_events / metric.stable_units if metric.stable_units else None
+    stable = theirs.events[at] / theirs.requests if theirs.requests else None
+    held = f", at most {100.0 * metric.levels[at]:.2g} % by stable's earlier steps" if any(metric.levels) else ""
     return Evidence(
-        name=metric.title,
+        name=metric.name,
         verdict=verdict,
-        measured=limit.candidate_events / metric.candidate_units if metric.candidate_units else None,
-        limit=None if stable is None else _tolerated(stable, limit.regressed),
+        measured=mine.events[at] / mine.requests if mine.requests else None,
+        limit=None if stable is None else metric.ratio * stable / (1.0 - stable + metric.ratio * stable),
         unit="fraction",
-        samples=metric.candidate_units,
+        samples=mine.requests,
         detail=(
-            f"{words}: candidate {limit.candidate_events}/{metric.candidate_units}, stable "
-            f"{limit.stable_events}/{metric.stable_units}{limit_in_words(metric, state.thresholds, at)}{_held(limit)}; "
-            "e-value "
-            f"{metric.largest:.3g} (limit {required:.0f})"
+            f"{words}: candidate {mine.events[at]}/{mine.requests}, stable {theirs.events[at]}/{theirs.requests}"
+            f"{beyond_in_words(metric, state.thresholds, at)}{held}; "
+            f"e-value {metric.largest:.3g} (limit {regressed_at(policy):.0f})"
         ),
     )
 
 
-def limit_in_words(metric: MetricState, thresholds: Thresholds, at: int) -> str:
+def beyond_in_words(metric: MetricState, thresholds: Thresholds, at: int) -> str:
     """A metric's limit in words, as ` beyond 50 ms (p90)`; empty for a metric without limits."""
-    limit = next(found for found in thresholds.metrics if found.title == metric.title).limits[at]
-    if not limit.label:
-        return ""
-    side = "below" if metric.name == "short answers" else "beyond"
-    if metric.name in CONTENTS:
-        return f" {side} {limit.value:.2f} ({limit.label})"
-    unit = "tokens" if metric.name in LENGTH_QUANTILES else "ms"
-    digits = 1 if metric.name == "slow tokens" else 0
-    return f" {side} {limit.value:.{digits}f} {unit} ({limit.label})"
-
-
-def _held(limit: LimitState) -> str:
-    """The level from stable's earlier steps, in words, if that comparison is the stronger evidence."""
-    if limit.held is None or limit.held_value <= limit.regressed.tempered(limit.independence):
-        return ""
-    return f", limit from stable's earlier steps {100.0 * limit.held.limit:.2g} %"
-
-
-def _tolerated(stable: float, test: RateTest) -> float:
-    """The candidate's share that is still tolerated beside stable's."""
-    if test.law == "rates":
-        return min(1.0, stable * test.ratio)
-    return test.ratio * stable / (1.0 - stable + test.ratio * stable)
+    limit = thresholds.limits[metric.name][at]
+    return f" beyond {limit.milliseconds:.0f} ms ({limit.label})" if limit.label else ""
 
 
 def stable_fails(step: StepState) -> Evidence:
@@ -149,7 +111,7 @@ def stable_fails(step: StepState) -> Evidence:
     return Evidence(
         name="stable's own failures",
         verdict=Verdict.INCONCLUSIVE,
-        measured=step.stable.faults / step.stable.requests,
+        measured=step.stable.failed / step.stable.requests,
         limit=STABLE_BAD_FRACTION,
         unit="fraction",
         samples=step.stable.requests,
@@ -159,14 +121,14 @@ def stable_fails(step: StepState) -> Evidence:
 
 def requests_enough(step: StepState, policy: CanaryPolicy) -> Evidence:
     """Whether the step has enough of the candidate's requests."""
-    seen, what = step.split.candidate, f"{policy.unit}s"
+    seen = step.candidate.requests
     enough = seen >= policy.minimum_requests
     return Evidence(
-        name=f"candidate {what} at this step",
+        name="candidate requests at this step",
         verdict=Verdict.GO if enough else Verdict.INCONCLUSIVE,
         measured=float(seen),
         limit=float(policy.minimum_requests),
-        unit=what,
+        unit="requests",
         samples=seen,
         detail="" if enough else "too little traffic to pass the step",
     )
@@ -252,13 +214,12 @@ def decide(state: AnalysisState, policy: CanaryPolicy, elapsed_seconds: float) -
 
 
 def _is_told(metric: MetricState) -> bool:
-    """Whether a metric bears on the step: a rare kind that both arms show, and whatever one of them shows.
+    """Whether a metric bears on the step: what stable showed before the canary may not come again.
 
-    What stable showed before the canary, in a few requests of an hour, may not come again. Failures and whole answers
-    are there in any traffic, and without them no step passes.
+    Failures and whole answers are there in any traffic, and without them no step passes.
     """
-    shown = (metric.candidate_units > 0, metric.stable_units > 0)
-    return all(shown) if metric.kind else any(shown) or metric.name in ("errors", "slow end to end")
+    shown = metric.total.candidate.requests + metric.total.stable.requests
+    return shown > 0 or metric.name in ("failed answers", "slow end")
 
 
 def _decision(outcome: Outcome, summary: str, facts: Iterable[Evidence]) -> StepDecision:

@@ -184,11 +184,11 @@ def undecided_and_clean(step: StepState) -> Judgement | None:
         not mine.requests
         or step.missed > MOST_MISSED
         or stable_is_bad(step)
-        or mine.errors * max(1, theirs.requests) > theirs.errors * mine.requests
+        or mine.failed * max(1, theirs.requests) > theirs.failed * mine.requests
     ):
         return None
-    detail = f"candidate {mine.errors}/{mine.requests}, stable {theirs.errors}/{theirs.requests}"
-    rate = mine.errors / mine.requests
+    detail = f"candidate {mine.failed}/{mine.requests}, stable {theirs.failed}/{theirs.requests}"
+    rate = mine.failed / mine.requests
     fact = Evidence(
         name="errors beyond stable's", verdict=Verdict.GO, measured=rate, samples=mine.requests, detail=detail
     )

@@ -8,6 +8,8 @@ import time
 from datetime import datetime
 from enum import StrEnum
 
+from pydantic import Field
+
 from llm_pipeline.base.errors import Fenced
 from llm_pipeline.base.file_lock import HolderStopped
 from llm_pipeline.base.host_time import HostTime
@@ -16,9 +18,9 @@ from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.analysis import AnalysisState, Look
-from llm_pipeline.canary.arm_counts import NOTHING_IN_FLIGHT, InFlight
 from llm_pipeline.canary.arm_metrics import MetricsCursor
 from llm_pipeline.canary.events import CanaryEvent, EventKind, with_event
+from llm_pipeline.canary.metrics import Hanging
 from llm_pipeline.canary.pause_request import PauseRequest, StandingPause, read_pause
 from llm_pipeline.canary.router import RouteState, SlotName
 from llm_pipeline.config.policy import CanaryPolicy
@@ -184,7 +186,7 @@ class CanaryRecord(Frozen):
     heard_at: float = 0.0
     began_cursor: LogCursor = LogCursor()
     cursor: LogCursor = LogCursor()
-    in_flight: InFlight = NOTHING_IN_FLIGHT
+    in_flight: dict[str, Hanging] = Field(default_factory=dict)
     stood_in: int | None = None
     metrics_cursor: MetricsCursor | None = None
     intended: RouteState | None = None

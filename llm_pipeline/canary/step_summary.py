@@ -10,9 +10,8 @@ from typing import Self
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.text_table import aligned
 from llm_pipeline.base.verdict import Judgement, Verdict
-from llm_pipeline.canary.analysis import AnalysisState, StepState
-from llm_pipeline.canary.evidence import SPLIT_ALPHA, limit_in_words, metric_compared, regression_limit, split_ratio
-from llm_pipeline.canary.metric_tests import MetricState
+from llm_pipeline.canary.analysis import AnalysisState, MetricState, StepState, regressed_at
+from llm_pipeline.canary.evidence import SPLIT_ALPHA, beyond_in_words, metric_compared, split_ratio
 from llm_pipeline.canary.observations import ArmPoint, ObservedRequest, arm_point
 from llm_pipeline.canary.record import CanaryRecord
 from llm_pipeline.canary.router import SlotName, other_slot
@@ -26,8 +25,8 @@ class MetricSummary(Frozen):
 
     Attributes:
         name: The metric, with the limit of the strongest evidence: `slow first token beyond 50 ms (p90)`.
-        candidate_events: How many of its units had an event there.
-        candidate_units: Requests, or sessions, with a value of the metric.
+        candidate_events: How many of its requests were events there.
+        candidate_requests: Those that the metric could judge.
         e_value: That the candidate is worse than tolerated; the largest so far.
         regressed_at: The e-value from which it is.
     """
@@ -35,9 +34,9 @@ class MetricSummary(Frozen):
     name: str
     verdict: Verdict
     candidate_events: int
-    candidate_units: int
+    candidate_requests: int
     stable_events: int
-    stable_units: int
+    stable_requests: int
     e_value: float
     regressed_at: float
 
@@ -50,8 +49,7 @@ class StepSummary(Frozen):
         verdict: The judgement's; None before the first look.
         summary: Its sentence.
         watched_seconds: How long it was watched.
-        candidate_units: Requests, or sessions, of the step.
-        measured_percent: The candidate's share of them; None without traffic.
+        measured_percent: The candidate's share of the step's requests; None without traffic.
         split_e_value: That the router splits the traffic wrongly; the largest of the step.
         split_wrong_at: The e-value from which it does.
         left_out: What was not compared, and why.
@@ -61,9 +59,8 @@ class StepSummary(Frozen):
     verdict: Verdict | None
     summary: str
     watched_seconds: float
-    unit: str
-    candidate_units: int
-    stable_units: int
+    candidate_requests: int
+    stable_requests: int
     measured_percent: float | None
     split_verdict: Verdict
     split_e_value: float
@@ -83,9 +80,8 @@ def summarise_step(record: CanaryRecord, policy: CanaryPolicy) -> StepSummary | 
         verdict=record.judgement.verdict if record.judgement else None,
         summary=record.judgement.summary if record.judgement else "",
         watched_seconds=record.watched_seconds,
-        unit=policy.unit,
-        candidate_units=split.candidate,
-        stable_units=split.total - split.candidate,
+        candidate_requests=split.candidate,
+        stable_requests=split.total - split.candidate,
         measured_percent=None if split.measured is None else 100.0 * split.measured,
         split_verdict=split_ratio(state.step).verdict,
         split_e_value=split.largest,
@@ -96,16 +92,16 @@ def summarise_step(record: CanaryRecord, policy: CanaryPolicy) -> StepSummary | 
 
 
 def _summarise_metric(metric: MetricState, state: AnalysisState, policy: CanaryPolicy) -> MetricSummary:
-    at = metric.telling
+    at, mine, theirs = metric.telling, metric.total.candidate, metric.total.stable
     return MetricSummary(
-        name=metric.title + limit_in_words(metric, state.thresholds, at),
+        name=metric.name + beyond_in_words(metric, state.thresholds, at),
         verdict=metric_compared(metric, state, policy).verdict,
-        candidate_events=metric.limits[at].candidate_events,
-        candidate_units=metric.candidate_units,
-        stable_events=metric.limits[at].stable_events,
-        stable_units=metric.stable_units,
+        candidate_events=mine.events[at],
+        candidate_requests=mine.requests,
+        stable_events=theirs.events[at],
+        stable_requests=theirs.requests,
         e_value=metric.largest,
-        regressed_at=regression_limit(metric, policy),
+        regressed_at=regressed_at(policy),
     )
 
 
@@ -135,7 +131,7 @@ class StepArms:
 
 
 def step_in_numbers(step: StepState, arms: StepArms) -> str:
-    """`128 candidate and 371 stable requests, errors 0 and 0, p95 first byte 24 and 22 ms`.
+    """`128 candidate and 371 stable requests, failures 0 and 0, p95 first byte 24 and 22 ms`.
 
     Without streamed answers it gives the time to the last byte; at 100 % there is no stable arm to name.
     """
@@ -144,10 +140,10 @@ def step_in_numbers(step: StepState, arms: StepArms) -> str:
     what = "first byte" if streamed else "last byte"
     p95 = [arm.first_token_p95 if streamed else arm.end_to_end_p95 for arm in (arms.candidate, arms.stable)]
     if step.share == 1.0 and not stable.requests:
-        return f"{candidate.requests} candidate requests, errors {candidate.errors}, p95 {what} {_number(p95[0])} ms"
+        return f"{candidate.requests} candidate requests, failures {candidate.failed}, p95 {what} {_number(p95[0])} ms"
     return (
         f"{candidate.requests} candidate and {stable.requests} stable requests, "
-        f"errors {candidate.errors} and {stable.errors}, p95 {what} {_number(p95[0])} and {_number(p95[1])} ms"
+        f"failures {candidate.failed} and {stable.failed}, p95 {what} {_number(p95[0])} and {_number(p95[1])} ms"
     )
 
 
@@ -169,7 +165,7 @@ def format_step(
     ]
     lines = [
         *aligned([head, *_arm_rows(step, arms)]),
-        _split_line(step, f"{policy.unit}s"),
+        _split_line(step),
         "",
         *aligned(tests),
         *(f"not compared: {what}" for what in state.thresholds.left_out),
@@ -183,7 +179,7 @@ def _arm_rows(step: StepState, arms: StepArms) -> list[tuple[str, ...]]:
     points = (arms.candidate, arms.stable)
     rows = [
         ("requests", *(str(arm.requests) for arm in counts)),
-        ("errors", *(_share(arm.errors, arm.requests) for arm in counts)),
+        ("failures", *(_share(arm.failed, arm.requests) for arm in counts)),
         ("failed for users", *(_share(arm.lost, arm.requests) for arm in counts)),
         ("first byte p50 / p95, ms", *(_pair(point.first_token_p50, point.first_token_p95) for point in points)),
     ]
@@ -205,11 +201,11 @@ def _reasons(counted: Mapping[str, int]) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in counted.items()) or _NOTHING
 
 
-def _split_line(step: StepState, what: str) -> str:
+def _split_line(step: StepState) -> str:
     split = step.split
     measured = _NOTHING if split.measured is None else f"{split.measured * 100:.1f} %"
     return (
-        f"split: {measured} of {split.total} {what} measured, {step.percent} intended; "
+        f"split: {measured} of {split.total} requests measured, {step.percent} intended; "
         f"e-value {split.largest:.3g}, wrong at {1 / SPLIT_ALPHA:.0f}"
     )
 
@@ -217,8 +213,8 @@ def _split_line(step: StepState, what: str) -> str:
 def _metric_row(metric: MetricSummary) -> tuple[str, ...]:
     return (
         metric.name,
-        _share(metric.candidate_events, metric.candidate_units),
-        _share(metric.stable_events, metric.stable_units),
+        _share(metric.candidate_events, metric.candidate_requests),
+        _share(metric.stable_events, metric.stable_requests),
         f"{metric.e_value:.3g}",
         f"{metric.regressed_at:.0f}",
     )

@@ -12,9 +12,9 @@ from llm_pipeline.base.errors import IntegrityError, unless_io
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.access_log import AccessLog
-from llm_pipeline.canary.analysis import Look
+from llm_pipeline.canary.analysis import Look, regressed_at
 from llm_pipeline.canary.events import CanaryEvent
-from llm_pipeline.canary.evidence import SPLIT_ALPHA, regression_limit
+from llm_pipeline.canary.evidence import SPLIT_ALPHA
 from llm_pipeline.canary.observations import ObservedRequest, TimelinePoint, timeline
 from llm_pipeline.canary.record import CanaryRecord, PastAttempt
 from llm_pipeline.canary.router import SlotName
@@ -43,13 +43,13 @@ class EvidenceSeries(Frozen):
 
     Attributes:
         metrics: Names, in the order of each look's values.
-        regressed_at: By metric: the e-value from which the candidate has regressed.
+        regressed_at: The e-value from which the candidate has regressed.
         split_wrong_at: The e-value from which the router splits the traffic wrongly.
         looks: Oldest first; `at` counts from the canary's start.
     """
 
     metrics: tuple[str, ...]
-    regressed_at: tuple[float, ...]
+    regressed_at: float
     split_wrong_at: float
     looks: tuple[Look, ...]
 
@@ -151,8 +151,8 @@ def _evidence(record: CanaryRecord, policy: CanaryPolicy) -> EvidenceSeries | No
     metrics = record.analysis.metrics
     looks = (look.model_copy(update={"at": look.at - record.began_at}) for look in record.looks)
     return EvidenceSeries(
-        metrics=tuple(metric.title for metric in metrics),
-        regressed_at=tuple(regression_limit(metric, policy) for metric in metrics),
+        metrics=tuple(metric.name for metric in metrics),
+        regressed_at=regressed_at(policy),
         split_wrong_at=1.0 / SPLIT_ALPHA,
         looks=tuple(looks),
     )

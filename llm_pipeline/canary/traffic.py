@@ -2,8 +2,8 @@
 
 Both keep their position in the canary's record, which is written together with the conclusions.
 
-What only single requests show is left out of counts: sessions, prompt sizes, tokens, empty and truncated answers, and
-the order of failures. Latencies are known only at the source's bucket edges, so the limits are edges.
+What only single requests show is left out of counts: empty and cut answers, and the order of failures. Latencies are
+known only at the source's bucket edges, so the limits are edges.
 """
 
 from __future__ import annotations
@@ -13,23 +13,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from llm_pipeline.base.errors import ConfigError, Transient
+from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.access_log import AccessLog, LogCursor
-from llm_pipeline.canary.arm_counts import NOTHING_IN_FLIGHT, ArmCounts, ArmEvents, MetricCounts, Window, window
 from llm_pipeline.canary.arm_metrics import ArmMetrics, ArmWindow, Histogram
-from llm_pipeline.canary.metric_events import Limit, MetricLimits, MetricName
-from llm_pipeline.canary.observations import ObservedRequest
-from llm_pipeline.canary.record import CanaryRecord
-from llm_pipeline.canary.router import SlotName, other_slot
-from llm_pipeline.canary.slow_limits import (
+from llm_pipeline.canary.metrics import (
     REQUESTS_BEYOND,
-    SLOW_FACTORS,
+    SLOW_FACTOR,
+    ArmCounts,
+    BothCounts,
+    Counts,
+    Limit,
+    Metric,
     Thresholds,
+    Window,
     block_seconds,
     fix_thresholds,
     requests_needed,
+    window,
 )
+from llm_pipeline.canary.observations import ObservedRequest
+from llm_pipeline.canary.record import CanaryRecord
+from llm_pipeline.canary.router import SlotName, other_slot
 from llm_pipeline.canary.step_summary import StepArms
 from llm_pipeline.config.policy import CanaryPolicy
 
@@ -136,7 +141,7 @@ class LoggedTraffic:
 
     def step_begins(self, record: CanaryRecord) -> CanaryRecord:
         """The record, reading the log from here: after a clock was set back, older requests could seem to be newer."""
-        return record.model_copy(update={"cursor": self._log.end(), "in_flight": NOTHING_IN_FLIGHT})
+        return record.model_copy(update={"cursor": self._log.end(), "in_flight": {}})
 
     def look(self, record: CanaryRecord, thresholds: Thresholds) -> tuple[Window, CanaryRecord]:
         requests, cursor = self._log.read(record.cursor, MOST_BYTES_A_LOOK)
@@ -182,7 +187,7 @@ class CountedTraffic:
 
     def look(self, record: CanaryRecord, thresholds: Thresholds) -> tuple[Window, CanaryRecord]:
         found = self._source.window(record.metrics_cursor or self._source.begin())
-        seen = window_from_counts(found.arms, record.candidate, thresholds, found.cursor.until)
+        seen = window_from_counts(found.arms, record.candidate, thresholds)
         return seen, record.model_copy(update={"metrics_cursor": found.cursor})
 
     def step_arms(self, record: CanaryRecord) -> StepArms:
@@ -190,39 +195,33 @@ class CountedTraffic:
         return StepArms.of([], record.candidate, record.step_began_at)
 
 
-_STRATUM = "0"
-
-
 def thresholds_from_counts(stable: ArmWindow, policy: CanaryPolicy) -> Thresholds | None:
     """The latency limits from stable's counts before the first step; None while there are too few.
 
     A limit is the lowest bucket edge that at least the quantile's share of stable's requests do not exceed, so it lies
-    at or above the quantile; quantiles beyond the last edge have no limit.
-
-    Raises:
-        ConfigError: The policy counts sessions.
+    at or above the quantile; quantiles beyond the last edge have no limit. Answers' text is not known.
     """
-    if policy.unit == "session":
-        raise ConfigError("sessions cannot be told apart in counts", hint="unit: request, or a router with a log")
     if stable.requests - stable.errors < policy.minimum_requests:
         return None
-    latencies: dict[MetricName, Histogram | None] = {
+    histograms: dict[Metric, Histogram | None] = {
         "slow first token": stable.first_token,
-        "slow end to end": stable.end_to_end,
+        "slow end": stable.end_to_end,
     }
-    limits = {name: _edges(found, policy.slow_quantiles) if found else () for name, found in latencies.items()}
-    known = (MetricLimits(name=name, limits=found) for name, found in limits.items() if found)
+    limits: dict[Metric, tuple[Limit, ...]] = {"failed answers": (Limit(),)}
+    limits |= {name: found for name, one in histograms.items() if one and (found := _edges(one, policy.slow_quantiles))}
+    missing = [name for name in histograms if name not in limits]
     return Thresholds(
         requests=stable.requests,
-        metrics=(MetricLimits(name="errors"), *known),
+        limits=limits,
         block_seconds=block_seconds(policy),
-        left_out=tuple(f"{name}: the source has no such buckets" for name, found in limits.items() if not found),
+        left_out=(
+            *(f"{name}: the source has no such buckets" for name in missing),
+            "empty or cut answers: counts do not show them",
+        ),
     )
 
 
-def window_from_counts(
-    arms: Mapping[SlotName, ArmWindow], candidate: SlotName, thresholds: Thresholds, until: float
-) -> Window:
+def window_from_counts(arms: Mapping[SlotName, ArmWindow], candidate: SlotName, thresholds: Thresholds) -> Window:
     """Both arms between two looks.
 
     Raises:
@@ -230,39 +229,31 @@ def window_from_counts(
     """
     mine = arms.get(candidate, ArmWindow())
     theirs = arms.get(other_slot(candidate), ArmWindow())
-    only_faults = mine.errors == mine.requests
+    all_failed = mine.errors == mine.requests
     return Window(
-        candidate=_counts(mine),
-        stable=_counts(theirs),
-        trailing_faults=mine.errors if only_faults else 0,
-        all_faults=only_faults,
-        candidate_units=mine.requests,
-        stable_units=theirs.requests,
-        counts=tuple(
-            MetricCounts(
-                name=metric.name, stratum=_STRATUM, candidate=_events(mine, metric), stable=_events(theirs, metric)
-            )
-            for metric in thresholds.metrics
-        ),
-        until=until,
+        candidate=ArmCounts(requests=mine.requests, failed=mine.errors, lost=mine.lost),
+        stable=ArmCounts(requests=theirs.requests, failed=theirs.errors, lost=theirs.lost),
+        failed_in_a_row=mine.errors if all_failed else 0,
+        all_failed=all_failed,
+        counts={
+            metric: BothCounts(candidate=_counts(mine, metric, limits), stable=_counts(theirs, metric, limits))
+            for metric, limits in thresholds.limits.items()
+        },
+        saw_anything=mine.requests + theirs.requests > 0,
     )
 
 
-def _counts(arm: ArmWindow) -> ArmCounts:
-    return ArmCounts(requests=arm.requests, errors=arm.errors, faults=arm.errors, lost=arm.lost)
-
-
-def _events(arm: ArmWindow, metric: MetricLimits) -> ArmEvents:
-    if metric.name == "errors":
-        return ArmEvents(units=arm.requests, events=(arm.errors,))
-    histogram = arm.first_token if metric.name == "slow first token" else arm.end_to_end
+def _counts(arm: ArmWindow, metric: Metric, limits: Sequence[Limit]) -> Counts:
+    if metric == "failed answers":
+        return Counts(requests=arm.requests, events=(arm.errors,))
+    histogram = arm.first_token if metric == "slow first token" else arm.end_to_end
     if histogram is None:
-        return ArmEvents(units=0, events=(0,) * len(metric.limits))
-    return ArmEvents(units=histogram.total, events=tuple(histogram.beyond(limit.value) for limit in metric.limits))
+        return Counts(events=(0,) * len(limits))
+    return Counts(requests=histogram.total, events=tuple(histogram.beyond(limit.milliseconds) for limit in limits))
 
 
 def _edges(histogram: Histogram, levels: Sequence[float]) -> tuple[Limit, ...]:
-    """An edge for each quantile that is known, and for multiples of the highest; the same edge counts once."""
+    """An edge for each quantile that is known, and for a multiple of the highest; the same edge counts once."""
     known = [levels[0], *(level for level in levels[1:] if histogram.total >= requests_needed(level))]
     found: dict[float, str] = {}
     for level in known:
@@ -275,8 +266,7 @@ def _edges(histogram: Histogram, levels: Sequence[float]) -> tuple[Limit, ...]:
     if not found or histogram.total < REQUESTS_BEYOND:
         return ()
     top, label = list(found.items())[-1]
-    for factor in SLOW_FACTORS:
-        edge = next((edge for edge in histogram.edges if edge >= factor * top), None)
-        if edge is not None:
-            found.setdefault(edge, f"{factor:g} x {label}")
-    return tuple(Limit(value=edge, label=name) for edge, name in found.items())
+    edge = next((edge for edge in histogram.edges if edge >= SLOW_FACTOR * top), None)
+    if edge is not None:
+        found.setdefault(edge, f"{SLOW_FACTOR:g} x {label}")
+    return tuple(Limit(milliseconds=edge, label=name) for edge, name in found.items())

@@ -169,21 +169,16 @@ class CanaryPolicy(ConfigModel):
         steps_percent: Traffic share of the candidate at each step; rising, ending at 100.
         minimum_bake_seconds: Shortest time at a step.
         maximum_bake_seconds: A step that has not decided by then is INCONCLUSIVE; see `on_undecided`.
-        minimum_requests: Candidate requests, or sessions, that a step must have seen before it can pass.
+        minimum_requests: Candidate requests that a step must have seen before it can pass.
         alpha: Chance of a false rollback over all looks and metrics of the canary together.
-        error_ratio: Tolerated ratio of the error rates, candidate to stable.
+        error_ratio: Tolerated ratio of the odds of a failed answer, and of an empty or cut one, candidate to stable.
         slow_ratio: Tolerated ratio of the odds of a slow request, candidate to stable: where few are slow, the ratio of
             their shares; at the median 1.5 tolerates 60 % for 50 %.
         slow_quantiles: A request is slow beyond these quantiles of stable's latencies, fixed before step one. One is
             left out if fewer than five of stable's requests are beyond it: 0.99 needs 500 requests.
-        unit: What counts once: a request, or a session, which has an event when any of its requests has one. Requests
-            of one session are correlated, so sessions that stay with one version must be counted as sessions.
-        session_header: Request header that names the session; requests without it count by themselves. The router's
-            log keeps a fingerprint of it that is not a cryptographic one: names should be long and random.
-        session_seconds: A session is judged once in a step, by its requests in this time from its first.
-        block_seconds: Length of a block of time, the unit of evidence on latencies, because requests of one moment are
-            correlated. No single block decides, and the candidate may vary from block to block as much as stable does.
-            At most a sixth of `minimum_bake_seconds`.
+        session_header: Request header that names the session, whose requests then stay with one version. They still
+            count one by one. The router's log keeps a fingerprint of it that is not a cryptographic one: names should
+            be long and random.
         consecutive_failures: This many candidate failures in a row roll back at once.
         look_seconds: Time between two looks at the data.
         replay_requests_per_second: If users send less than this, prompts of the workload are sent to the users' port as
@@ -214,10 +209,7 @@ class CanaryPolicy(ConfigModel):
     error_ratio: Ratio = 1.5
     slow_ratio: Ratio = 1.5
     slow_quantiles: tuple[Quantile, ...] = Field((0.5, 0.9, 0.99), min_length=1, max_length=20)
-    unit: Literal["request", "session"] = "request"
     session_header: Annotated[str, Field(pattern=r"^[a-z0-9-]+$", max_length=128)] | None = None
-    session_seconds: PositiveSeconds = 30.0
-    block_seconds: PositiveSeconds = 10.0
     consecutive_failures: Small = 5
     look_seconds: PositiveSeconds = 1.0
     replay_requests_per_second: Annotated[float, Field(ge=0.0, le=1_000.0)] = 0.0
@@ -252,8 +244,6 @@ class CanaryPolicy(ConfigModel):
     def _what_is_compared(self) -> CanaryPolicy:
         if any(low >= high for low, high in pairwise(self.slow_quantiles)):
             raise ValueError("slow_quantiles must rise")
-        if (self.unit == "session") != (self.session_header is not None):
-            raise ValueError("unit: session and session_header need each other: requests of one session are alike")
         return self
 
 

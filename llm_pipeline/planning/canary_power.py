@@ -1,9 +1,10 @@
 """What each step of a canary can show at the expected traffic, and what it cannot. Pure.
 
 A step at 1 % of two requests a second sees one request of the candidate a minute: whatever it is called, it can only
-catch a candidate that fails nearly all of them. For the shortest and the longest bake of each step, this computes the
-smallest rise of errors and of slow requests that the analysis would catch there with a power of 0.9. Where the
-steps cannot do what they seem to, it proposes steps and bake times that can.
+catch a candidate that fails nearly all of them. For the shortest and the longest bake of each step, this gives the
+smallest rise of failures and of slow requests that the analysis would catch there with a power of 0.9: its own bets
+are asked about the counts that are expected, with as few events of the candidate as nine times out of ten are
+exceeded. Where the steps cannot do what they seem to, it proposes steps and bake times that can.
 
 The evidence of earlier steps is left out, although the analysis keeps it: at least this much is caught.
 """
@@ -12,19 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.analysis import KIND_ALPHA_SHARE, begin
-from llm_pipeline.canary.evidence import regression_limit
-from llm_pipeline.canary.metric_events import MetricName
-from llm_pipeline.canary.metric_tests import MetricState
-from llm_pipeline.canary.slow_limits import block_seconds, every_metric
+from llm_pipeline.canary.analysis import LOUD_BLOCKS, regressed_at
+from llm_pipeline.canary.metrics import block_seconds
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.statistics.eprocess import RateTest
-from llm_pipeline.statistics.sequential_power import Arms, chance_within
+from llm_pipeline.statistics.eprocess import gained_by_odds, mean_of_exponentials
 
 
 def canary_warnings(policy: CanaryPolicy, steps: Sequence[StepPower], proposal: Proposal | None) -> Iterator[str]:
@@ -67,12 +64,6 @@ POWER = 0.9
 SERIOUS_RISE = 50.0
 """A step should catch at least this rise of errors: at 0.2 % before, one request in ten fails."""
 
-KIND_SHARE = 0.02
-"""Share of the traffic of a rare kind of requests, such as streamed ones."""
-
-WAVERING = 0.2
-"""Standard deviation of the log odds of a slow request at one server, over longer than a step."""
-
 
 class Caught(Frozen):
     """What would be caught with a power of 0.9 in so much time at a step.
@@ -98,8 +89,6 @@ class StepPower(Frozen):
         enough_seconds: By then the step has seen `minimum_requests` (power 0.9), without which it cannot pass.
         shortest: Within the minimum bake.
         longest: Within the maximum bake.
-        kind_error_ratio: Smallest ratio that is caught within the maximum bake in a kind of requests that is rare (see
-            `KIND_SHARE`); None if not even failing all of them is.
         guards: It can pass, and catches a serious rise of errors before it does.
     """
 
@@ -108,7 +97,6 @@ class StepPower(Frozen):
     enough_seconds: float
     shortest: Caught
     longest: Caught
-    kind_error_ratio: float | None
     guards: bool
 
 
@@ -128,8 +116,6 @@ class CanaryPower(Frozen):
         error_share: Errors of stable that are assumed.
         slow_share: Slow requests of stable, as the policy defines them.
         block_seconds: The unit of evidence on latencies.
-        wavering_ratio: Smallest ratio of the odds of a slow request that is told from chance where servers waver (see
-            `WAVERING`), however many requests there are.
         proposal: None where the configured steps do, or nothing would.
         warnings: In plain words.
     """
@@ -138,7 +124,6 @@ class CanaryPower(Frozen):
     error_share: float
     slow_share: float
     block_seconds: float
-    wavering_ratio: float
     steps: tuple[StepPower, ...]
     proposal: Proposal | None
     warnings: tuple[str, ...]
@@ -147,8 +132,9 @@ class CanaryPower(Frozen):
 BASE_ERROR_SHARE = 0.002
 """Errors of stable that are assumed: how rare they are is not known before."""
 
-_JUDGED: tuple[MetricName, MetricName] = ("errors", "slow end to end")
 _TYPICAL_QUANTILE = 0.9
+_BELOW = 1.2816  # standard deviations below the mean: nine of ten times there are more
+_MOST_REQUESTS = 1e6  # more show nothing that a person would ask for
 _FINER = 1.1
 _SHARES_PERCENT = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0)
 _LONGEST_BAKE_SECONDS = 3600.0
@@ -157,19 +143,31 @@ _ROUND_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class _Test:
-    """A metric's test for regression with the e-value that it must reach, and the event share."""
+    """A metric's bets: the odds ratio that is tolerated, the e-value that rejects, and stable's share of events."""
 
-    regressed: RateTest
+    ratio: float
     limit: float
     event_share: float
+
+    def catches(self, rise: float, share: float, requests: float) -> bool:
+        """Whether a candidate with so many times stable's events is caught within so many requests of both arms."""
+        requests = min(requests, _MOST_REQUESTS)
+        mine, theirs = round(requests * share), round(requests * (1.0 - share))
+        event_share = min(1.0, rise * self.event_share)
+        variance = mine * event_share * (1.0 - event_share)
+        events = max(0, math.floor(mine * event_share - _BELOW * math.sqrt(variance)))
+        gained = gained_by_odds((events, mine), (round(theirs * self.event_share), theirs), self.ratio)
+        return float(mean_of_exponentials(gained)) >= self.limit
 
 
 def canary_power(policy: CanaryPolicy, rate_per_second: float) -> CanaryPower:
     """What a policy's steps can prove at so many requests a second."""
-    errors, slow = _tests(policy)
-    kind = replace(errors, limit=1.0 / (policy.alpha * KIND_ALPHA_SHARE))
+    quantile = min(policy.slow_quantiles, key=lambda level: abs(level - _TYPICAL_QUANTILE))
+    errors = _Test(policy.error_ratio, regressed_at(policy), BASE_ERROR_SHARE)
+    limits = len(policy.slow_quantiles) + 1  # their mean counts, and one may have to do it
+    slow = _Test(policy.slow_ratio, limits * regressed_at(policy), 1.0 - quantile)
     steps = tuple(
-        _step(policy, percent, rate_per_second, (errors, slow, kind))
+        _step(policy, percent, rate_per_second, errors, slow)
         for percent in policy.steps_percent
         if percent < 100.0  # noqa: PLR2004 - all traffic
     )
@@ -179,49 +177,31 @@ def canary_power(policy: CanaryPolicy, rate_per_second: float) -> CanaryPower:
         error_share=errors.event_share,
         slow_share=slow.event_share,
         block_seconds=block_seconds(policy),
-        wavering_ratio=slow.regressed.ratio * math.exp(math.sqrt(4.0 * WAVERING**2 * math.log(slow.limit))),
         steps=steps,
         proposal=proposal,
         warnings=tuple(f"canary: {line}" for line in canary_warnings(policy, steps, proposal)),
     )
 
 
-def _tests(policy: CanaryPolicy) -> tuple[_Test, _Test]:
-    """The analysis' own tests of errors and of the time to the last byte, when every metric is compared."""
-    state = begin(every_metric(policy), policy)
-    errors, slow = (next(metric for metric in state.metrics if metric.name == name) for name in _JUDGED)
-    quantile = min(policy.slow_quantiles, key=lambda level: abs(level - _TYPICAL_QUANTILE))
-    return _test(errors, BASE_ERROR_SHARE, policy), _test(slow, 1.0 - quantile, policy)
-
-
-def _test(metric: MetricState, event_share: float, policy: CanaryPolicy) -> _Test:
-    return _Test(
-        regressed=metric.limits[0].regressed,
-        limit=regression_limit(metric, policy) * len(metric.limits),  # their mean counts, and one may have to do it
-        event_share=event_share,
-    )
-
-
-def _step(policy: CanaryPolicy, percent: float, rate: float, tests: tuple[_Test, _Test, _Test]) -> StepPower:
-    share, (errors, slow, kind) = percent / 100.0, tests
+def _step(policy: CanaryPolicy, percent: float, rate: float, errors: _Test, slow: _Test) -> StepPower:
+    share, loud_seconds = percent / 100.0, LOUD_BLOCKS * block_seconds(policy)
     shortest, longest = (
         Caught(
             seconds=seconds,
             candidate_requests=seconds * rate * share,
             error_ratio=_smallest_ratio(errors, share, seconds * rate),
-            slow_ratio=_smallest_ratio(slow, share, seconds * rate),
+            slow_ratio=_smallest_ratio(slow, share, (seconds - loud_seconds) * rate),
         )
         for seconds in (policy.minimum_bake_seconds, policy.maximum_bake_seconds)
     )
     enough = _expected_for(policy.minimum_requests) / (rate * share)
-    caught = _catches_serious(errors, share, policy.minimum_bake_seconds * rate)
+    caught = errors.catches(SERIOUS_RISE, share, policy.minimum_bake_seconds * rate)
     return StepPower(
         percent=percent,
         outage_seconds=_expected_for(policy.consecutive_failures) / (rate * share),
         enough_seconds=enough,
         shortest=shortest,
         longest=longest,
-        kind_error_ratio=_smallest_ratio(kind, share, policy.maximum_bake_seconds * rate * KIND_SHARE),
         guards=caught and enough <= policy.maximum_bake_seconds,
     )
 
@@ -229,18 +209,14 @@ def _step(policy: CanaryPolicy, percent: float, rate: float, tests: tuple[_Test,
 def _smallest_ratio(test: _Test, share: float, requests: float) -> float | None:
     """The smallest of a fine grid of ratios that is caught within so many requests."""
     worst = 1.0 / test.event_share
-    steps = math.floor(math.log(worst / test.regressed.ratio) / math.log(_FINER))
-    ratios = [*(test.regressed.ratio * _FINER**number for number in range(1, steps + 1)), worst]
-
-    def caught(ratio: float) -> bool:
-        return chance_within(requests, test.regressed, test.limit, Arms(share, test.event_share, ratio)) >= POWER
-
-    if not caught(worst):
+    steps = math.floor(math.log(worst / test.ratio) / math.log(_FINER))
+    ratios = [*(test.ratio * _FINER**number for number in range(1, steps + 1)), worst]
+    if not test.catches(worst, share, requests):
         return None
     low, high = -1, len(ratios) - 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if caught(ratios[middle]) else (middle, high)
+        low, high = (low, middle) if test.catches(ratios[middle], share, requests) else (middle, high)
     return ratios[high]
 
 
@@ -281,14 +257,9 @@ def _proposal(policy: CanaryPolicy, rate: float, steps: tuple[StepPower, ...], e
 def _bake_seconds(policy: CanaryPolicy, rate: float, share: float, errors: _Test) -> float:
     """The shortest bake in which a serious rise is caught and `minimum_requests` are seen."""
     seconds = _round_up(_expected_for(policy.minimum_requests) / (rate * share))
-    while seconds <= _LONGEST_BAKE_SECONDS and not _catches_serious(errors, share, seconds * rate):
+    while seconds <= _LONGEST_BAKE_SECONDS and not errors.catches(SERIOUS_RISE, share, seconds * rate):
         seconds = _round_up(seconds * _FINER)
     return seconds
-
-
-def _catches_serious(errors: _Test, share: float, requests: float) -> bool:
-    arms = Arms(share, errors.event_share, SERIOUS_RISE)
-    return chance_within(requests, errors.regressed, errors.limit, arms) >= POWER
 
 
 def _round_up(seconds: float) -> float:

@@ -374,8 +374,6 @@ def problems_of(place: TargetPlace, policy: CanaryPolicy) -> Iterator[str]:
     router, metrics = place.router, place.metrics
     if policy.session_header is not None and not router.keeps_sessions:
         yield f"router {router.kind} keeps no sessions, and the policy has session_header {policy.session_header}"
-    elif policy.session_header is not None and metrics is not None:
-        yield f"metrics {metrics.kind} count requests, and the policy counts sessions"
     if fine := [percent for percent in policy.steps_percent if round(percent * 100.0, 6) % router.share_unit]:
         shares = ", ".join(f"{percent:g}" for percent in fine)
         yield f"router {router.kind} splits by {router.share_unit / 100.0:g} %, and steps_percent has {shares}"

@@ -12,9 +12,7 @@ from llm_pipeline.config.release import ExpectedScore, ResolvedRelease
 from llm_pipeline.loadtest.duration import SampleSize
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.canary_power import (
-    KIND_SHARE,
     POWER,
-    WAVERING,
     CanaryPower,
     Caught,
     StepPower,
@@ -118,30 +116,12 @@ def canary_lines(power: CanaryPower) -> list[str]:
         f"{POWER:g}, if {_percent(power.error_share)} of stable's requests fail and {_percent(power.slow_share)} are "
         "slow)"
     )
-    return [title, *indented_columns([header, *rows], 1), *_assumed(power)]
-
-
-def _assumed(power: CanaryPower) -> list[str]:
-    """What the table cannot show: rare kinds of requests, servers that waver by themselves, and what answers say."""
-    kinds = ", ".join(
-        f"{_rise(step.kind_error_ratio, power.error_share)} at {step.percent:g} %" for step in power.steps
+    assumed = (
+        f"  latencies are counted in blocks of {duration(power.block_seconds)}; where stable's latency varies by "
+        "itself, only larger rises are told from that. Of answers it sees whether they are empty or cut, not whether "
+        "they are wrong"
     )
-    rare = (
-        f"  errors caught in a kind of requests that is {_percent(KIND_SHARE)} of the traffic (streamed answers, say), "
-        f"within the longest bake: {kinds}"
-    )
-    blocks = (
-        f"  latencies are counted in blocks of {duration(power.block_seconds)}, of which at least four are needed, "
-        "as far as stable does not vary as much by itself: that is learned before the first step and since, and the "
-        "candidate is assumed to vary as stable does. Where the odds of a slow request vary by "
-        f"{_percent(WAVERING)} for longer than a step, only a rise of the odds by x {power.wavering_ratio:.2g} is "
-        "told from chance"
-    )
-    contents = (
-        "  answers are compared by length, finish reason, repetition and characters, those over gRPC by length of time "
-        "only; that fluent answers are wrong, or loops longer than 500 characters, is not seen"
-    )
-    return [rare, blocks, contents]
+    return [title, *indented_columns([header, *rows], 1), assumed]
 
 
 def _rows(step: StepPower, power: CanaryPower) -> list[tuple[str, ...]]:

@@ -181,17 +181,8 @@ def _error_panel(axes: Any, seconds: Any, samples: Sequence[TimelinePoint]) -> N
         axes.set_title("errors per interval: none")
 
 
-_STYLES: tuple[tuple[str, Any], ...] = (
-    ("bad", "-"),
-    ("candidate", "-"),
-    ("baseline", "-"),
-    ("unsure", "-"),
-    ("good", "-"),
-    ("candidate", (0, (3, 1.5))),
-    ("baseline", (0, (3, 1.5))),
-    ("unsure", (0, (3, 1.5))),
-)
-"""Colour and line of each metric, in the order of the analysis: errors come first."""
+_STYLES = ("bad", "candidate", "baseline", "unsure")
+"""Colour of each metric, in the order of the analysis: failed answers come first."""
 
 _LEAST = 1e-3
 """Evidence for the null hypothesis, which decides nothing, is drawn no lower."""
@@ -208,9 +199,8 @@ def plot_evidence(study: CanaryStudy, evidence: EvidenceSeries) -> Plot:
         regressed, split = panels = figure.subplots(2, 1, sharex=True, height_ratios=(1.5, 0.8))
         values = np.array([look.regressed for look in evidence.looks])
         _series_panel(regressed, seconds, values, evidence.metrics)
-        for limit in sorted(set(evidence.regressed_at)):
-            _threshold(regressed, limit, _owners(evidence, limit))
-        columns = 3 if figure.get_figwidth() < NARROW_INCHES else 4
+        _threshold(regressed, evidence.regressed_at, "worse")
+        columns = 2 if figure.get_figwidth() < NARROW_INCHES else 4
         rows = math.ceil(len(evidence.metrics) / columns)
         regressed.set_title("worse than tolerated: e-values", pad=8.0 + 14.0 * rows)
         regressed.legend(
@@ -240,11 +230,11 @@ def evidence_in_words(evidence: EvidenceSeries) -> str:
     """The strongest evidence of a regression beside its threshold."""
     looks = evidence.looks
     highest = [max(look.regressed[number] for look in looks) for number in range(len(evidence.metrics))]
-    nearest = max(range(len(highest)), key=lambda number: highest[number] / evidence.regressed_at[number])
-    reached = "reached" if highest[nearest] >= evidence.regressed_at[nearest] else "did not reach"
+    nearest = highest.index(max(highest))
+    reached = "reached" if highest[nearest] >= evidence.regressed_at else "did not reach"
     return (
         f"The strongest evidence against the candidate, {evidence.metrics[nearest]}, {reached} its threshold: "
-        f"e-value {e_value(highest[nearest])}, threshold {e_value(evidence.regressed_at[nearest])}. An e-value "
+        f"e-value {e_value(highest[nearest])}, threshold {e_value(evidence.regressed_at)}. An e-value "
         f"is what a bet against a hypothesis has made of 1: if the hypothesis holds, it ever reaches a threshold of x "
         f"with a chance of at most 1 / x."
     )
@@ -260,8 +250,8 @@ def e_value(value: float) -> str:
 def _series_panel(axes: Any, seconds: Any, values: Any, names: Sequence[str]) -> None:
     drawn = np.clip(values, _LEAST, _MOST)
     for number, name in enumerate(names):
-        role, line = _STYLES[number % len(_STYLES)] if len(names) > 1 else ("ink", "-")
-        axes.plot(seconds, drawn[:, number], color=colour(role), linestyle=line, linewidth=1.8, label=name)
+        role = _STYLES[number] if len(names) > 1 else "ink"
+        axes.plot(seconds, drawn[:, number], color=colour(role), linewidth=1.8, label=name)
     axes.set_yscale("log")
     lowest = 10.0 ** math.floor(math.log10(min(0.1, float(drawn.min()))))
     axes.set_ylim(lowest, 10.0 ** (math.log10(max(1e3, float(drawn.max()))) + 0.9))
@@ -277,15 +267,3 @@ def _threshold(axes: Any, value: float, what: str) -> None:
         f"{what} at {e_value(value)}", (0.0, value), xycoords=axes.get_yaxis_transform(), textcoords="offset points",
         xytext=(3, 2), ha="left", va="bottom", fontsize=9, color=colour("ink"),
     )  # fmt: skip
-
-
-def _owners(evidence: EvidenceSeries, limit: float) -> str:
-    """Whose threshold a value is."""
-    owners = [name for name, own in zip(evidence.metrics, evidence.regressed_at, strict=True) if own == limit]
-    return (
-        f"{owners[0]}: worse"
-        if len(owners) == 1
-        else "worse"
-        if len(owners) == len(evidence.metrics)
-        else "others: worse"
-    )

@@ -219,7 +219,7 @@ def _metrics(record: CanaryRecord) -> dict[str, Metric]:
     if step is not None:
         metrics["candidate_requests"] = step.candidate.requests
         metrics["stable_requests"] = step.stable.requests
-        metrics["candidate_errors"] = step.candidate.errors
+        metrics["candidate_errors"] = step.candidate.failed
         metrics["lost_requests"] = step.candidate.lost + step.stable.lost
     return metrics
 

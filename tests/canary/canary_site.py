@@ -41,7 +41,6 @@ FAST_POLICY = {
     "slow_ratio": 3.0,
     "slow_quantiles": [0.95],
     "look_seconds": 0.2,
-    "block_seconds": 0.05,
 }
 
 

@@ -5,32 +5,44 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from llm_pipeline.canary.analysis import AnalysisState, observe
-from llm_pipeline.canary.arm_counts import window
-from llm_pipeline.canary.metric_events import Limit, MetricLimits
+from llm_pipeline.canary.metrics import Limit, Thresholds, window
 from llm_pipeline.canary.observations import ObservedRequest
-from llm_pipeline.canary.slow_limits import Thresholds
-from llm_pipeline.config.policy import CanaryPolicy
 
-POLICY = CanaryPolicy(minimum_bake_seconds=10, maximum_bake_seconds=60, minimum_requests=20)
 LIMITS = Thresholds(
     requests=100,
-    metrics=(
-        MetricLimits(name="errors"),
-        MetricLimits(
-            name="slow first token", limits=tuple(Limit(value=by * 50.0, label=f"{by} x") for by in (1, 2, 4, 8))
-        ),
-        MetricLimits(
-            name="slow end to end", limits=tuple(Limit(value=by * 100.0, label=f"{by} x") for by in (1, 2, 4, 8))
-        ),
-    ),
+    limits={
+        "failed answers": (Limit(),),
+        "slow first token": (Limit(milliseconds=50.0, label="p90"), Limit(milliseconds=200.0, label="4 x p90")),
+        "slow end": (Limit(milliseconds=100.0, label="p90"), Limit(milliseconds=400.0, label="4 x p90")),
+        "empty or cut answers": (Limit(),),
+    },
 )
 
 
-def watched(state: AnalysisState, requests: Iterable[ObservedRequest], since: float = 0.0) -> AnalysisState:
+def request(arm="blue", *, at=0.0, fault=False, refused=False, total=20.0, first=10.0, **changes) -> ObservedRequest:
+    values = {
+        "started_at": at,
+        "arm": arm,
+        "on_trial": arm == "green",
+        "fault": fault,
+        "error": fault or refused,
+        "refused": refused,
+        "lost": refused,
+        "cancelled": False,
+        "streaming": True,
+        "first_byte_milliseconds": first,
+        "total_milliseconds": total,
+        "bytes_sent": 100,
+    }
+    return ObservedRequest(**{**values, **changes})
+
+
+def watched(state: AnalysisState, requests: Iterable[ObservedRequest]) -> AnalysisState:
     """The analysis after one look for each block of time; the candidate is in green."""
+    seconds = state.thresholds.block_seconds
     looks: dict[int, list[ObservedRequest]] = {}
-    for request in requests:
-        looks.setdefault(int(request.started_at / state.thresholds.block_seconds), []).append(request)
+    for one in requests:
+        looks.setdefault(int(one.started_at / seconds), []).append(one)
     for _, seen in sorted(looks.items()):
-        state = observe(state, window(seen, "green", state.thresholds, since))
+        state = observe(state, window(seen, "green", state.thresholds, 0.0), seconds)
     return state

@@ -49,6 +49,9 @@ POLICY = {
     "look_seconds": 0.001,
 }
 
+LONGER = {"minimum_bake_seconds": 0.06, "maximum_bake_seconds": 5.0}
+"""Steps long enough for several blocks of time, without which nobody is called slow."""
+
 
 class Killed(BaseException):
     """The controller's process is gone."""

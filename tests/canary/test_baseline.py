@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime
 
 import pytest
-from test_analysis_of_answers import request
+from looking import request
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.access_log import LogCursor
@@ -47,8 +47,8 @@ def test_stables_history_of_an_hour_is_learned_from_as_far_as_it_is_production(h
     found = baseline(log, production_hours=hours)
     assert found.thresholds is not None
     assert found.requests == pytest.approx(seconds, abs=5)
-    blocks = found.thresholds.learned["slow end to end"].scales[0].segments
-    assert blocks == pytest.approx(seconds / 10, abs=2)
+    variation = found.thresholds.variations["slow end"]
+    assert variation.segments * variation.blocks == pytest.approx(seconds / 10, abs=variation.blocks)
 
 
 def test_a_long_log_is_not_read_while_stable_has_little_traffic() -> None:

@@ -25,7 +25,7 @@ def test_a_good_candidate_takes_all_traffic_step_by_step_in_numbers_and_loses_no
     site.users(rate=20)
     judgements = [site.step(20)]
     assert re.fullmatch(
-        r"no regression at 20 %: \d+ candidate and \d+ stable requests, errors 0 and 0, "
+        r"no regression at 20 %: \d+ candidate and \d+ stable requests, failures 0 and 0, "
         r"p95 first byte (\d+|-) and \d+ ms",
         judgements[0].summary,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from simulated import Site
+from simulated import LONGER, Site
 
 from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.approvals import read_approval
@@ -108,7 +108,7 @@ def test_an_undecided_step_rolls_back_by_policy(site) -> None:
 
 
 def test_a_slower_candidate_is_frozen_by_policy_until_a_person_decides(site) -> None:
-    site.policy |= {"on_regression": "freeze", "maximum_bake_seconds": 5}
+    site.policy |= {**LONGER, "on_regression": "freeze"}
     site.slow = True
     assert site.step(20).verdict == "NO_GO"
     assert (pause(site), site.weights()) == (PauseReason.REGRESSED, {"blue": 8_000, "green": 2_000})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from simulated import PATIENCE, Killed, Site
+from simulated import LONGER, PATIENCE, Killed, Site
 
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.router import all_to
@@ -53,7 +53,8 @@ def test_settlement_moves_no_traffic_that_is_another_canarys(site) -> None:
 
 
 def test_a_candidate_that_turns_slow_at_the_last_step_is_compared_with_stable_and_rolled_back(site) -> None:
-    site.requests_per_look = 5_000
+    site.policy |= LONGER
+    site.requests_per_look = 2_000
     assert site.steps(20, 50) == ["GO", "GO"]
     site.slow = True
     assert site.steps(100) == ["NO_GO"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.canary.access_log import AccessLog, LogCursor
-from llm_pipeline.canary.metric_events import Unit, unit_of
+from llm_pipeline.canary.metrics import METRICS, value_of
 from llm_pipeline.canary.observations import ObservedRequest, timeline
 
 ADDRESSES = {"127.0.0.1:1": "blue", "127.0.0.1:2": "green"}
@@ -257,8 +257,8 @@ def test_a_grpc_status_is_a_refusal_or_a_fault(path, status, refused) -> None:
 @pytest.mark.parametrize("route", ["/v2/models/llm/generate", "/inference.GRPCInferenceService/ModelStreamInfer"])
 def test_of_tritons_own_api_the_status_alone_is_judged(path, route) -> None:
     well, failed = one(path, path=route, total_ms=70_000), one(path, path=route, code=503)
-    units = [unit_of(request, on_trial=True) for request in (well, failed)]
-    assert units == [Unit(on_trial=True, stratum="0", error=False), Unit(on_trial=True, stratum="0", error=True)]
+    values = [[value_of(request, metric) for metric in METRICS] for request in (well, failed)]
+    assert values == [[0.0, None, None, None], [1.0, None, None, None]]
 
 
 def test_how_slowly_a_user_sends_is_no_time_of_the_server(path) -> None:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
-from looking import LIMITS, POLICY
+from looking import LIMITS
 
 from llm_pipeline.canary.analysis import AnalysisState, StepState, begin, begin_step, observe
-from llm_pipeline.canary.arm_counts import window
 from llm_pipeline.canary.evidence import decide
+from llm_pipeline.canary.metrics import window
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.step_summary import StepArms, format_step, step_in_numbers
+from llm_pipeline.config.policy import CanaryPolicy
+
+POLICY = CanaryPolicy(minimum_bake_seconds=10, maximum_bake_seconds=60, minimum_requests=20)
 
 
 def request(arm: str, *, at: float = 1.0, fault: bool = False, first: float = 10.0, **changes) -> ObservedRequest:
@@ -17,7 +20,7 @@ def request(arm: str, *, at: float = 1.0, fault: bool = False, first: float = 10
 
 
 def step_of(requests: list[ObservedRequest], share: float = 0.25) -> tuple[AnalysisState, StepState, StepArms]:
-    state = observe(begin_step(begin(LIMITS, POLICY), share), window(requests, "green", LIMITS, 0.0))
+    state = observe(begin_step(begin(LIMITS, POLICY), share), window(requests, "green", LIMITS, 0.0), 1.0)
     assert state.step is not None
     return state, state.step, StepArms.of(requests, "green", 0.0)
 
@@ -33,12 +36,12 @@ def sentence(requests: list[ObservedRequest], share: float = 0.25) -> str:
 
 
 def test_the_sentence_names_both_arms() -> None:
-    assert sentence(seen()) == ("100 candidate and 300 stable requests, errors 0 and 0, p95 first byte 24 and 22 ms")
+    assert sentence(seen()) == ("100 candidate and 300 stable requests, failures 0 and 0, p95 first byte 24 and 22 ms")
 
 
 def test_an_arm_without_answers_has_no_latency() -> None:
-    assert sentence(seen(candidate=0)).endswith("errors 0 and 0, p95 first byte - and 22 ms")
-    assert sentence([]) == "0 candidate and 0 stable requests, errors 0 and 0, p95 last byte - and - ms"
+    assert sentence(seen(candidate=0)).endswith("failures 0 and 0, p95 first byte - and 22 ms")
+    assert sentence([]) == "0 candidate and 0 stable requests, failures 0 and 0, p95 last byte - and - ms"
 
 
 def test_without_streams_the_last_byte_is_named() -> None:
@@ -46,7 +49,7 @@ def test_without_streams_the_last_byte_is_named() -> None:
 
 
 def test_at_100_percent_there_is_one_arm() -> None:
-    assert sentence(seen(stable=0), 1.0) == "100 candidate requests, errors 0, p95 first byte 24 ms"
+    assert sentence(seen(stable=0), 1.0) == "100 candidate requests, failures 0, p95 first byte 24 ms"
 
 
 def test_requests_before_the_step_do_not_count_for_its_latencies() -> None:
@@ -63,13 +66,13 @@ def test_the_table_is_one_text_with_both_arms_the_split_the_e_values_and_the_ver
     lines = [" ".join(line.split()) for line in text.strip().splitlines()]
     assert lines[0] == "step 25 %, 30 s candidate (green) stable (blue)"
     assert "requests 100 300" in lines
-    assert "errors 1/100 (1.0 %) 0/300 (0.0 %)" in lines
+    assert "failures 1/100 (1.0 %) 0/300 (0.0 %)" in lines
     assert "first byte p50 / p95, ms 24 / 60 22 / 22" in lines
-    assert any(line.startswith("slow first token beyond 50 ms (1 x) 5/99 (5.1 %) 0/300 (0.0 %) ") for line in lines)
-    assert any(line.startswith("slow end to end beyond 100 ms (1 x) 5/99 (5.1 %) 0/300 (0.0 %) ") for line in lines)
+    assert any(line.startswith("slow first token beyond 50 ms (p90) 5/99 (5.1 %) 0/300 (0.0 %) ") for line in lines)
+    assert any(line.startswith("slow end beyond 100 ms (p90) 5/99 (5.1 %) 0/300 (0.0 %) ") for line in lines)
     assert any(line.startswith("split: 25.0 % of 400 requests measured, 25 % intended; e-value") for line in lines)
-    errors = next(line for line in lines if line.startswith("errors 1/100 (1.0 %) 0/300 (0.0 %) "))
-    assert errors.split()[-1] == "40", "errors have half of alpha"
+    failed = next(line for line in lines if line.startswith("failed answers 1/100 (1.0 %) 0/300 (0.0 %) "))
+    assert failed.split()[-1] == "80", "alpha is split over four"
     assert lines[-1] == f"{judgement.verdict}: {judgement.summary}"
 
 
@@ -90,12 +93,12 @@ def test_what_answers_tell_is_in_the_table_and_left_out_where_nothing_is_told() 
 
 
 def test_what_is_not_compared_is_said() -> None:
-    limits = LIMITS.model_copy(update={"left_out": ("slow end to end beyond p99: 99 of 500 requests",)})
+    limits = LIMITS.model_copy(update={"left_out": ("slow end: the source has no such buckets",)})
     state = begin_step(begin(limits, POLICY), 0.25)
     _, step, arms = step_of(seen())
     judgement = decide(state, POLICY, 30.0).judgement
     text = format_step(state, step, arms, judgement=judgement, policy=POLICY, seconds=30.0)
-    assert "\nnot compared: slow end to end beyond p99: 99 of 500 requests\n" in text
+    assert "\nnot compared: slow end: the source has no such buckets\n" in text
 
 
 def test_a_step_without_any_request_still_has_a_table() -> None:

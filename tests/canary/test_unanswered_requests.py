@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from simulated import Site
+from simulated import LONGER, Site
 
 pytestmark = pytest.mark.usefixtures("fast")
 
@@ -15,6 +15,7 @@ def site(tmp_path) -> Site:
 
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_a_candidate_whose_users_leave_without_an_answer_is_rolled_back(site, share) -> None:
+    site.policy |= LONGER
     site.abandoned = share
     assert site.steps(20, 50, 100) == ["NO_GO"]
     assert site.weights() == {"blue": 10_000}
@@ -22,6 +23,7 @@ def test_a_candidate_whose_users_leave_without_an_answer_is_rolled_back(site, sh
 
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_a_candidate_whose_users_still_wait_is_rolled_back_before_they_leave(site, share) -> None:
+    site.policy |= LONGER
     site.waiting = share
     assert site.steps(20, 50, 100) == ["NO_GO"]
     assert site.weights() == {"blue": 10_000}
@@ -30,5 +32,5 @@ def test_a_candidate_whose_users_still_wait_is_rolled_back_before_they_leave(sit
 def test_a_candidate_whose_answers_repeat_one_word_is_rolled_back(site) -> None:
     site.garbled = True
     assert site.steps(20, 50, 100) == ["NO_GO"]
-    assert "repetitive answers" in site.record().judgement.summary  # type: ignore[union-attr]
+    assert "empty or cut answers" in site.record().judgement.summary  # type: ignore[union-attr]
     assert site.weights() == {"blue": 10_000}

@@ -43,16 +43,10 @@ def problem(configs: Path, edit):
 
 
 def test_a_router_that_keeps_no_sessions_is_refused_for_a_policy_that_wants_them(problem) -> None:
-    sticky = STEPS + "\n  unit: session\n  session_header: x-session"
+    sticky = STEPS + "\n  session_header: x-session"
     assert problem(GATEWAY + COUNTED, sticky) == (
         "target cpu: router gateway_api keeps no sessions, and the policy has session_header x-session"
     )
-
-
-def test_counts_tell_nothing_of_sessions(problem) -> None:
-    sticky = STEPS + "\n  unit: session\n  session_header: x-session"
-    told = problem(ROUTER + COUNTED, sticky)
-    assert told == "target cpu: metrics prometheus count requests, and the policy counts sessions"
 
 
 def test_a_router_without_a_record_of_requests_needs_metrics(problem) -> None:

@@ -11,24 +11,23 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary import analysis
 from llm_pipeline.canary.analysis import with_look
-from llm_pipeline.canary.arm_counts import window
 from llm_pipeline.canary.events import CanaryEvent, EventKind
 from llm_pipeline.canary.evidence import Outcome, decide
+from llm_pipeline.canary.metrics import fix_thresholds, window
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.record import CanaryRecord, Mark, Phase
-from llm_pipeline.canary.slow_limits import fix_thresholds
 from llm_pipeline.canary.timeline import write_timeline
 from llm_pipeline.config.policy import CanaryPolicy
 
 BEGAN_AT = 1_763_715_600.0
-POLICY = CanaryPolicy(steps_percent=(5, 25, 50, 100), minimum_bake_seconds=60, minimum_requests=20, block_seconds=2)
+POLICY = CanaryPolicy(steps_percent=(5, 25, 50, 100), minimum_bake_seconds=60, minimum_requests=20)
 LOOK_SECONDS = 2.0
 CONTROLLER = "demo-tiny-0a1b2c3d@worker-7.412"
 
 
 @dataclass
 class SimulatedCanary:
-    """Requests at a rate a second; from `worse_from` percent on the candidate is slower by `factor` and fails more."""
+    """Requests at a rate a second; from `worse_from` percent on the candidate is slower by `factor`."""
 
     root: Path
     rate: float = 20.0
@@ -79,7 +78,7 @@ class SimulatedCanary:
             requests = list(self._requests(since, since + LOOK_SECONDS, percent))
             self._log += requests
             self._now += LOOK_SECONDS
-            tests = analysis.observe(tests, window(requests, "green", tests.thresholds, began))
+            tests = analysis.observe(tests, window(requests, "green", tests.thresholds, began), LOOK_SECONDS)
             looks = with_look(self.record.looks, tests, at=self._now, percent=percent)
             decision = decide(tests, POLICY, self._now - began)
             self._set(analysis=tests, looks=looks, watched_seconds=self._now - began, judgement=decision.judgement)
@@ -103,7 +102,7 @@ class SimulatedCanary:
         while at < until:
             mine = draw.random() < percent / 100
             bad = mine and self.worse_from is not None and percent >= self.worse_from
-            failed = draw.random() < (0.03 if bad else 0.002)
+            failed = draw.random() < 0.002
             first = 45.0 * draw.lognormvariate(0.0, 0.35) * (self.factor if bad else 1.0)
             tokens = max(1, int(draw.gauss(40, 12)))
             stream = tokens * draw.gauss(4.0, 0.4)

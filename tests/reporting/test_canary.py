@@ -48,8 +48,8 @@ def test_each_step_is_told_by_its_own_artifact_and_all_else_by_the_latest(study:
     assert first.measured_percent == pytest.approx(5.0, abs=3.0)
     slow = next(metric for metric in second.metrics if metric.name.startswith("slow first token beyond"))
     assert slow.verdict is Verdict.NO_GO
-    assert slow.e_value >= slow.regressed_at == pytest.approx(360.0)
-    assert slow.candidate_events / slow.candidate_units > slow.stable_events / slow.stable_units
+    assert slow.e_value >= slow.regressed_at == pytest.approx(80.0)
+    assert slow.candidate_events / slow.candidate_requests > slow.stable_events / slow.stable_requests
 
 
 def test_a_step_of_an_earlier_attempt_is_not_told_as_one_of_the_latest(regressed: list[Path], tmp_path: Path) -> None:
@@ -64,10 +64,9 @@ def test_the_timeline_keeps_the_e_values_that_decided(regressed: list[Path]) -> 
     assert evidence is not None
     assert step is not None
     at = evidence.metrics.index("slow first token")
-    assert [metric.regressed_at for metric in step.metrics] == list(evidence.regressed_at)
     assert evidence.looks[-1].regressed[at] == pytest.approx(step.metrics[at].e_value, rel=0.01)
-    assert evidence.looks[-1].regressed[at] >= evidence.regressed_at[at]
-    assert all(look.regressed[at] < evidence.regressed_at[at] for look in evidence.looks[:-1])
+    assert evidence.looks[-1].regressed[at] >= evidence.regressed_at
+    assert all(look.regressed[at] < evidence.regressed_at for look in evidence.looks[:-1])
     assert evidence.looks[0].at == pytest.approx(17.0)
 
 
@@ -103,8 +102,7 @@ def test_the_page_shows_intended_and_measured_split_rates_and_evidence(page: str
         "traffic to the candidate: intended, and measured as dots",
         "requests per second",
         "worse than tolerated: e-values",
-        "others: worse at 360",
-        "errors: worse at 40",
+        "worse at 80",
         "wrong at 1,000",
     ):
         assert f">{title}</text>" in page
@@ -115,7 +113,7 @@ def test_the_evidence_is_told_in_words(study: CanaryStudy) -> None:
     words = evidence_in_words(study.evidence)
     assert re.match(
         r"The strongest evidence against the candidate, slow first token, reached its threshold: "
-        r"e-value [\d,]+, threshold 360\. ",
+        r"e-value [\d,]+, threshold 80\. ",
         words,
     )
     early = study.evidence.model_copy(update={"looks": study.evidence.looks[:5]})
@@ -174,4 +172,4 @@ def test_a_good_canary_reaches_no_threshold(tmp_path: Path) -> None:
     assert [step.percent for step in good.steps] == list(POLICY.steps_percent)
     assert good.evidence is not None
     for look in good.evidence.looks:
-        assert all(value < limit for value, limit in zip(look.regressed, good.evidence.regressed_at, strict=True))
+        assert max(look.regressed) < good.evidence.regressed_at

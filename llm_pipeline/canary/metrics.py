@@ -1,0 +1,309 @@
+"""The four metrics of a canary: what counts of a request, their limits from stable's own, and both arms' counts.
+
+    failed answers         the server failed it, hidden by fail-over or not; what a server refused (4xx) never counts
+    slow first token       of streamed answers, beyond limits that were fixed from stable before the first step
+    slow end               of all answers, in the same way
+    empty or cut answers   no text, no final chunk, given up by the server, or a loop of repetitions
+
+A request counts from its start. While it hangs it is judged by its age, once that exceeds what may be waited for. If
+its user left, its time is judged only if it exceeded the first limit: users do not know their arm, so those of both
+are equally patient.
+
+Refused requests are left out everywhere: users who send bad requests send many. A candidate that refuses what stable
+answers has fewer requests than its share, and the test of the split tells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal, get_args
+
+from pydantic import Field
+
+from llm_pipeline.base.records import Frozen
+from llm_pipeline.canary.observations import ObservedRequest, quantile
+from llm_pipeline.canary.router import SlotName
+from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.statistics.variation import Variation
+
+Metric = Literal["failed answers", "slow first token", "slow end", "empty or cut answers"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+LATENCIES: tuple[Metric, ...] = ("slow first token", "slow end")
+
+SLOW_FACTOR = 4.0
+"""The last limit is this multiple of stable's highest quantile: where a whole machine slows down, all of stable's
+requests exceed the quantiles, and nothing can exceed them more often."""
+
+REQUESTS_BEYOND = 5
+"""How many of stable's requests must lie beyond a quantile before it becomes a limit."""
+
+LONGEST_WAIT_MILLISECONDS = 30_000.0
+"""A request that hangs is judged at this age, or at the last limit if that is less: steps can be this short."""
+
+MOST_IN_FLIGHT = 1024
+"""How many requests in flight are remembered; further ones are counted when they end."""
+
+_LOOP = 0.9  # of a text's pieces occurred before in it
+_FORGOTTEN_SECONDS = 60.0  # without a new line, by the log's own time: the router that handled the request is gone
+_BLOCK_SECONDS, _BLOCKS_A_STEP = 10.0, 6
+_FEWEST_SHARE = 0.2  # of the policy's `minimum_requests`, for a metric to be compared
+
+
+class Limit(Frozen):
+    """A limit beyond which a request is an event.
+
+    Attributes:
+        milliseconds: 0 for metrics whose events happen or do not.
+        label: Where it comes from, e.g. `p90` or `4 x p99` of stable's.
+    """
+
+    milliseconds: float = 0.0
+    label: str = ""
+
+
+class Thresholds(Frozen):
+    """What is fixed before the first step.
+
+    Attributes:
+        requests: Stable's requests that it was fixed from.
+        limits: Those of each metric that is compared, rising.
+        block_seconds: Length of a block of time, the unit of evidence.
+        variations: How stable's share of slow requests varied until then.
+        left_out: What is not compared, and why, for people.
+    """
+
+    requests: int
+    limits: dict[Metric, tuple[Limit, ...]]
+    block_seconds: float = _BLOCK_SECONDS
+    variations: dict[Metric, Variation] = Field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+
+    def first(self, metric: Metric) -> float | None:
+        """The first limit in milliseconds; None where the metric is not compared."""
+        return self.limits[metric][0].milliseconds if metric in self.limits else None
+
+
+class Counts(Frozen):
+    """One arm's requests that a metric can judge, and how many of them exceed each of its limits."""
+
+    requests: int = 0
+    events: tuple[int, ...]
+
+    def plus(self, other: Counts) -> Counts:
+        """Both together."""
+        events = tuple(a + b for a, b in zip(self.events, other.events, strict=True))
+        return Counts(requests=self.requests + other.requests, events=events)
+
+
+class BothCounts(Frozen):
+    """One metric's counts of both arms."""
+
+    candidate: Counts
+    stable: Counts
+
+    @classmethod
+    def none(cls, limits: int) -> BothCounts:
+        """Nothing yet."""
+        nothing = Counts(events=(0,) * limits)
+        return cls(candidate=nothing, stable=nothing)
+
+    def plus(self, other: BothCounts) -> BothCounts:
+        """Both together."""
+        return BothCounts(candidate=self.candidate.plus(other.candidate), stable=self.stable.plus(other.stable))
+
+
+class ArmCounts(Frozen):
+    """One arm's requests that started, without refused ones; how many its server failed, and its users lost."""
+
+    requests: int = 0
+    failed: int = 0
+    lost: int = 0
+
+    def plus(self, other: ArmCounts) -> ArmCounts:
+        """Both together."""
+        return ArmCounts(
+            requests=self.requests + other.requests, failed=self.failed + other.failed, lost=self.lost + other.lost
+        )
+
+
+class Hanging(Frozen):
+    """A request in flight: when it was seen last (seconds since 1970), and the metrics that have judged it."""
+
+    at: float
+    judged: tuple[Metric, ...] = ()
+
+
+class Window(Frozen):
+    """Both arms between two looks.
+
+    Attributes:
+        failed_in_a_row: The candidate's failures in a row at the window's end.
+        all_failed: Every candidate request of the window failed, so the run of the last window goes on.
+        in_flight: What had not ended at the window's end, by identity.
+        saw_anything: Any request, ended or in flight.
+        behind: There is more in the log than a look reads.
+    """
+
+    candidate: ArmCounts = ArmCounts()
+    stable: ArmCounts = ArmCounts()
+    failed_in_a_row: int = 0
+    all_failed: bool = True
+    counts: dict[Metric, BothCounts] = Field(default_factory=dict)
+    in_flight: dict[str, Hanging] = Field(default_factory=dict)
+    saw_anything: bool = False
+    behind: bool = False
+
+
+def window(
+    requests: Iterable[ObservedRequest],
+    candidate: SlotName,
+    thresholds: Thresholds,
+    since: float,
+    in_flight: dict[str, Hanging] | None = None,
+) -> Window:
+    """Count both arms over requests that started at or after `since` (before it, another split was in force).
+
+    Args:
+        requests: What the log told since the last look: a line when a request ends, one a second while it is in flight.
+        candidate: The slot on trial.
+        thresholds: What was fixed before the first step.
+        since: Seconds since 1970.
+        in_flight: What was in flight at the last look.
+    """
+    current = [request for request in requests if request.started_at >= since]
+    newest = max((request.seen_at for request in current), default=0.0)
+    waiting = {name: one for name, one in (in_flight or {}).items() if one.at >= newest - _FORGOTTEN_SECONDS}
+    values: dict[Metric, tuple[list[float], list[float]]] = {metric: ([], []) for metric in thresholds.limits}
+    arms = {True: ArmCounts(), False: ArmCounts()}
+    for request in current:
+        before = waiting.pop(request.identity, None)
+        if request.in_flight and before is None and (not request.identity or len(waiting) >= MOST_IN_FLIGHT):
+            continue
+        mine, judged = request.arm == candidate, before.judged if before else ()
+        for metric, limits in thresholds.limits.items():
+            value = value_of(request, metric)
+            if value is not None and metric not in judged and _tells(request, metric, value, limits):
+                judged = (*judged, metric)
+                values[metric][not mine].append(value)
+        if request.in_flight:
+            waiting[request.identity] = Hanging(at=request.seen_at, judged=judged)
+        arms[mine] = arms[mine].plus(
+            ArmCounts(
+                requests=before is None and not request.refused,
+                failed=request.fault,
+                lost=request.fault and request.lost,
+            )
+        )
+    ended = [request for request in current if request.arm == candidate and not request.in_flight]
+    ended.sort(key=lambda request: request.started_at)
+    in_a_row = next((n for n, request in enumerate(reversed(ended)) if not request.fault), len(ended))
+    return Window(
+        candidate=arms[True],
+        stable=arms[False],
+        failed_in_a_row=in_a_row,
+        all_failed=in_a_row == len(ended),
+        counts={
+            metric: BothCounts(candidate=count(mine, limits), stable=count(theirs, limits))
+            for (metric, limits), (mine, theirs) in zip(thresholds.limits.items(), values.values(), strict=True)
+        },
+        in_flight=waiting,
+        saw_anything=bool(current),
+    )
+
+
+def value_of(request: ObservedRequest, metric: Metric) -> float | None:
+    """The value that is compared with a metric's limits: milliseconds, or 1 for an event; None if there is none.
+
+    The time of a request that has not ended, or whose user left, is a lower bound.
+    """
+    unanswered = request.in_flight or request.cancelled
+    if metric == "failed answers":
+        return None if unanswered or request.refused else float(request.fault)
+    if request.error or request.by_status_only:
+        return None
+    if metric == "slow end":
+        return request.total_milliseconds
+    if metric == "slow first token":
+        first = request.total_milliseconds if unanswered else None
+        first = first if request.first_byte_milliseconds is None else request.first_byte_milliseconds
+        return first if request.streaming else None
+    if unanswered or request.truncated is None:
+        return None
+    return float(request.truncated or bool(request.empty) or (request.repetition or 0.0) > _LOOP)
+
+
+def _tells(request: ObservedRequest, metric: Metric, value: float, limits: Sequence[Limit]) -> bool:
+    """Whether a time is known, or already exceeds what may be waited for."""
+    known = metric == "slow first token" and request.first_byte_milliseconds is not None
+    if known or not (request.in_flight or request.cancelled):
+        return True
+    first, last = limits[0].milliseconds, limits[-1].milliseconds
+    return value > (first if request.cancelled else max(first, min(last, LONGEST_WAIT_MILLISECONDS)))
+
+
+def count(values: Sequence[float], limits: Sequence[Limit]) -> Counts:
+    """How many of the values exceed each of the limits."""
+    events = tuple(sum(value > limit.milliseconds for value in values) for limit in limits)
+    return Counts(requests=len(values), events=events)
+
+
+def fix_thresholds(requests: Iterable[ObservedRequest], policy: CanaryPolicy) -> Thresholds | None:
+    """What "slow" will mean, from stable's requests before the first step; None while there are too few.
+
+    A metric is compared only if stable had enough requests for it: first tokens need streamed answers, and the answers'
+    text a router that can read it.
+    """
+    stable = [request for request in requests if not (request.in_flight or request.error)]
+    answered = [request for request in stable if not request.cancelled]
+    if len(answered) < policy.minimum_requests:
+        return None
+    limits: dict[Metric, tuple[Limit, ...]] = {}
+    left_out = []
+    for metric in METRICS:
+        values = [value for request in answered if (value := value_of(request, metric)) is not None]
+        if _FEWEST_SHARE * policy.minimum_requests > len(values):
+            left_out.append(f"{metric}: only {len(values)} of stable's requests show it")
+        elif metric in LATENCIES:
+            limits[metric] = _slow_limits(values, policy.slow_quantiles)
+        else:
+            limits[metric] = (Limit(),)
+    seconds = block_seconds(policy)
+    return Thresholds(
+        requests=len(answered),
+        limits=limits,
+        block_seconds=seconds,
+        variations={
+            metric: _learned(answered, metric, limits[metric], seconds) for metric in LATENCIES if metric in limits
+        },
+        left_out=tuple(left_out),
+    )
+
+
+def _slow_limits(values: Sequence[float], levels: Sequence[float]) -> tuple[Limit, ...]:
+    """The quantiles that are known, the first in any case, and a multiple of the highest of them."""
+    known = [levels[0], *(level for level in levels[1:] if len(values) >= requests_needed(level))]
+    quantiles = [Limit(milliseconds=quantile(values, level) or 0.0, label=f"p{level * 100:g}") for level in known]
+    top = quantiles[-1]
+    return (*quantiles, Limit(milliseconds=SLOW_FACTOR * top.milliseconds, label=f"{SLOW_FACTOR:g} x {top.label}"))
+
+
+def _learned(requests: Sequence[ObservedRequest], metric: Metric, limits: Sequence[Limit], seconds: float) -> Variation:
+    """How stable varied, by blocks of time; the oldest block, which is not complete, is left out."""
+    until = max(request.started_at for request in requests)
+    blocks: dict[int, list[float]] = {}
+    for request in requests:
+        if (value := value_of(request, metric)) is not None:
+            blocks.setdefault(int((until - request.started_at) / seconds), []).append(value)
+    counted = (count(blocks.get(number, []), limits) for number in reversed(range(max(blocks))))
+    return Variation.learned([(block.requests, block.events) for block in counted], len(limits))
+
+
+def requests_needed(level: float) -> int:
+    """How many of stable's requests make a quantile a limit; 500 for 0.99."""
+    return math.ceil(REQUESTS_BEYOND / (1.0 - level) - 1e-9)
+
+
+def block_seconds(policy: CanaryPolicy) -> float:
+    """The length of a block of time: 10 s, or so short that the shortest step has six."""
+    return min(_BLOCK_SECONDS, policy.minimum_bake_seconds / _BLOCKS_A_STEP)
