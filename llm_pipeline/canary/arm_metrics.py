@@ -59,8 +59,8 @@ class ArmWindow(Frozen):
     """One arm's requests in one window.
 
     Attributes:
-        requests: Requests that the router gave to the arm.
-        errors: Those that its servers failed, hidden by fail-over or not, and those that were refused.
+        requests: Requests that the router gave to the arm, without those that were refused (4xx).
+        errors: Those that its servers failed, hidden by fail-over or not.
         lost: Errors that users saw.
         first_token: Streamed answers by the time to their first token; None where the source has none.
         end_to_end: Answers by the time to their last byte; None where the source has none.

@@ -138,7 +138,8 @@ class Window(Frozen):
     """Both arms between two looks.
 
     Attributes:
-        failed_in_a_row: The candidate's failures in a row at the window's end.
+        failed_in_a_row: The candidate's failures in a row at the window's end; neither a refusal nor a user who leaves
+            ends them.
         all_failed: Every candidate request of the window failed, so the run of the last window goes on.
         in_flight: What had not ended at the window's end, by identity.
         saw_anything: Any request, ended or in flight.
@@ -174,38 +175,41 @@ def window(
     current = [request for request in requests if request.started_at >= since]
     newest = max((request.seen_at for request in current), default=0.0)
     waiting = {name: one for name, one in (in_flight or {}).items() if one.at >= newest - _FORGOTTEN_SECONDS}
-    values: dict[Metric, tuple[list[float], list[float]]] = {metric: ([], []) for metric in thresholds.limits}
+    values: dict[Metric, dict[bool, list[float]]] = {metric: {True: [], False: []} for metric in thresholds.limits}
     arms = {True: ArmCounts(), False: ArmCounts()}
     for request in current:
         before = waiting.pop(request.identity, None)
         if request.in_flight and before is None and (not request.identity or len(waiting) >= MOST_IN_FLIGHT):
-            continue
-        mine, judged = request.arm == candidate, before.judged if before else ()
+            continue  # it counts when it ends
+        mine = request.arm == candidate
+        judged = before.judged if before else ()
         for metric, limits in thresholds.limits.items():
             value = value_of(request, metric)
             if value is not None and metric not in judged and _tells(request, metric, value, limits):
                 judged = (*judged, metric)
-                values[metric][not mine].append(value)
+                values[metric][mine].append(value)
         if request.in_flight:
             waiting[request.identity] = Hanging(at=request.seen_at, judged=judged)
         arms[mine] = arms[mine].plus(
             ArmCounts(
-                requests=before is None and not request.refused,
-                failed=request.fault,
-                lost=request.fault and request.lost,
+                requests=int(before is None and not request.refused),
+                failed=int(request.fault),
+                lost=int(request.fault and request.lost),
             )
         )
-    ended = [request for request in current if request.arm == candidate and not request.in_flight]
-    ended.sort(key=lambda request: request.started_at)
-    in_a_row = next((n for n, request in enumerate(reversed(ended)) if not request.fault), len(ended))
+    told = [r for r in current if r.arm == candidate and not (r.in_flight or r.cancelled or r.refused)]
+    told.sort(key=lambda request: request.started_at)
+    in_a_row = next((n for n, request in enumerate(reversed(told)) if not request.fault), len(told))
     return Window(
         candidate=arms[True],
         stable=arms[False],
         failed_in_a_row=in_a_row,
-        all_failed=in_a_row == len(ended),
+        all_failed=in_a_row == len(told),
         counts={
-            metric: BothCounts(candidate=count(mine, limits), stable=count(theirs, limits))
-            for (metric, limits), (mine, theirs) in zip(thresholds.limits.items(), values.values(), strict=True)
+            metric: BothCounts(
+                candidate=count(values[metric][True], limits), stable=count(values[metric][False], limits)
+            )
+            for metric, limits in thresholds.limits.items()
         },
         in_flight=waiting,
         saw_anything=bool(current),

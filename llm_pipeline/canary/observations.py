@@ -58,8 +58,6 @@ class ObservedRequest:
         bytes_sent: Size of the answer's body.
         stream_milliseconds: From the answer's first byte to its last; None without an answer.
         request_bytes: Size of the request's body.
-        session: Fingerprint of the session's name; None without one.
-        client: Fingerprint of the client's address; None where the router does not log it.
         identity: The request's id, the same in all its lines; empty where the router does not log it.
         server: The slot that answered, or was asked last; None where that is not known.
         output_tokens: By the answer's own count; None where the router could not read it.
@@ -67,7 +65,6 @@ class ObservedRequest:
         empty: The answer has no text and calls no tool; None where it could not be read to its end.
         truncated: The answer has no final chunk, or the server gave it up; None like `empty`.
         repetition: Share of the text's pieces that occurred before in it; None where the text is short or unread.
-        odd_characters: Share of the text's characters that are neither letters nor spaces; None like `repetition`.
     """
 
     started_at: float
@@ -83,8 +80,6 @@ class ObservedRequest:
     bytes_sent: int
     stream_milliseconds: float | None = None
     request_bytes: int = 0
-    session: str | None = None
-    client: str | None = None
     identity: str = ""
     route: str = ""
     by_status_only: bool = False
@@ -96,7 +91,6 @@ class ObservedRequest:
     empty: bool | None = None
     truncated: bool | None = None
     repetition: float | None = None
-    odd_characters: float | None = None
 
     @property
     def seen_at(self) -> float:
@@ -239,9 +233,7 @@ def _request(
     server = slot_of_address(entry.get("host"))
     elsewhere = (_count(entry["attempts"]) or 0) > 1 or server != arm
     route = next((route for route in _ROUTES if path.endswith(route)), "")
-    asking = (
-        (_positive(entry.get("asked_ms")) or 0.0) if route else 0.0
-    )  # a gRPC stream may ask for longer than it lasts
+    asking = 0.0 if not route else _positive(entry.get("asked_ms")) or 0.0  # a gRPC stream asks as long as it lasts
     broken, refused = ending == "failed", ending == "refused"
     fault = broken or (ending == "answered" and elsewhere)
     has_text = entry.get("has_text") if route and ending in ("answered", "failed") else None
@@ -264,8 +256,6 @@ def _request(
         bytes_sent=_count(entry.get("bytes")) or 0,
         stream_milliseconds=_positive(entry.get("stream_ms")),
         request_bytes=_count(entry.get("request_bytes")) or 0,
-        session=_fingerprint(entry.get("session")),
-        client=_fingerprint(entry.get("client")),
         identity=str(entry.get("id") or ""),
         route=route,
         by_status_only=not route,
@@ -274,7 +264,6 @@ def _request(
         empty=has_text != "1" and reason not in _CALLS_TOOLS if read else None,
         truncated=reason in _GIVEN_UP if read else None,
         repetition=_positive(entry.get("repetition")) if read else None,
-        odd_characters=_positive(entry.get("odd_characters")) if read else None,
     )
 
 
@@ -296,14 +285,6 @@ def _arm(cluster: object) -> tuple[SlotName | None, bool]:
     name = str(cluster)
     slot = plain_name(name).removesuffix("_grpc").removesuffix("_openai")
     return _SLOTS.get(slot), name.endswith(FAILOVER_SUFFIX)
-
-
-def _fingerprint(value: Any) -> str | None:
-    """Raises ValueError or TypeError for what is no hexadecimal number: whoever counts takes it for one."""
-    if not value:
-        return None
-    int(value, 16)
-    return str(value)
 
 
 def _no_number(word: str) -> float:

@@ -177,8 +177,7 @@ class CanaryPolicy(ConfigModel):
         slow_quantiles: A request is slow beyond these quantiles of stable's latencies, fixed before step one. One is
             left out if fewer than five of stable's requests are beyond it: 0.99 needs 500 requests.
         session_header: Request header that names the session, whose requests then stay with one version. They still
-            count one by one. The router's log keeps a fingerprint of it that is not a cryptographic one: names should
-            be long and random.
+            count one by one.
         consecutive_failures: This many candidate failures in a row roll back at once.
         look_seconds: Time between two looks at the data.
         replay_requests_per_second: If users send less than this, prompts of the workload are sent to the users' port as

@@ -78,7 +78,8 @@ def test_what_neither_arm_shows_any_more_holds_no_step_but_missing_answers_do() 
 def test_failures_in_a_row_roll_back_at_once_also_across_looks() -> None:
     state, decision = look(started(), [request("green", fault=True) for _ in range(3)], elapsed=0.5)
     assert decision.outcome is Outcome.CONTINUE
-    state, _ = look(state, [request("blue")], elapsed=1.0)
+    nobodys = [request("blue"), request("green", at=9, refused=True), request("green", at=9, cancelled=True)]
+    state, _ = look(state, nobodys, elapsed=1.0)
     _, decision = look(state, [request("green", fault=True) for _ in range(2)], elapsed=1.5)
     assert decision.outcome is Outcome.REGRESSED
     assert verdicts(decision) == {"immediate guard": Verdict.NO_GO}

@@ -108,8 +108,8 @@ def test_a_user_who_goes_away_is_no_failure(path) -> None:
 
 def test_an_answer_is_read_with_what_it_told(path) -> None:
     told = {"has_text": "1", "output_tokens": 12, "finish_reason": "stop", "stream_ms": 55, "request_bytes": 321}
-    request = one(path, stream="1", session="0a1b", **told)
-    assert (request.output_tokens, request.finish_reason, request.session) == (12, "stop", "0a1b")
+    request = one(path, stream="1", **told)
+    assert (request.output_tokens, request.finish_reason) == (12, "stop")
     assert (request.empty, request.truncated, request.request_bytes) == (False, False, 321)
     assert request.per_token_milliseconds == 5.0
 
@@ -230,8 +230,6 @@ DAMAGED = [
     line(stream_ms=[]).encode(),
     line(code={}).encode(),
     line(output_tokens=float("nan"), has_text="1").encode(),
-    line(session="0a!b").encode(),
-    line(client=7).encode(),
 ]
 
 

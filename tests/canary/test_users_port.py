@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -196,19 +195,3 @@ def test_a_grpc_path_without_grpc_is_not_found(port: int) -> None:
 def test_a_grpc_call_of_an_http_path_is_not_implemented(port: int) -> None:
     code, _ = asyncio.run(call(port, "/v2/repository/models/llm/unload"))
     assert code is grpc.StatusCode.UNIMPLEMENTED
-
-
-@pytest.mark.parametrize(("trusted", "clients"), [(0, 1), (1, 2)])
-def test_whom_a_proxy_names_counts_as_the_client_only_where_that_proxy_is_trusted(
-    tmp_path: Path, trusted: int, clients: int
-) -> None:
-    site = Site(tmp_path)
-    site.place = site.place.model_copy(update={"trusted_proxies": trusted})
-    try:
-        site.up()
-        for user in ("192.0.2.7", "192.0.2.8"):
-            headers = {"content-type": "application/json", "x-forwarded-for": user}
-            assert ask(site.place.port, "POST", "/v2/models/llm/generate", generation(), headers).status == 200
-        assert len({request.client for request in site.logged()}) == clients
-    finally:
-        site.down()

@@ -73,8 +73,6 @@ class EnvoyPlace(RouterModel):
 
     Attributes:
         limits: What users may take of its port.
-        trusted_proxies: Proxies of yours before it that append a client's address to `x-forwarded-for`; with 0 the
-            address of the connection is the client's.
         port: Where users connect: HTTP/1.1, HTTP/2 and gRPC.
         admin_port: Loopback port of its admin interface.
         address: The address that users connect to; `0.0.0.0` for every one of this host.
@@ -83,7 +81,6 @@ class EnvoyPlace(RouterModel):
 
     kind: Literal["envoy"] = "envoy"
     limits: UserLimits = UserLimits()
-    trusted_proxies: Annotated[int, Field(ge=0, le=10)] = 0
     port: Port
     admin_port: Port
     address: IpAddress = "127.0.0.1"

@@ -66,8 +66,8 @@ def start_router(
     files = RouterFiles(state.resolve())
     with _one_starter(files.state):
         if (running := find_router(state)) is not None:
-            asked = {"limits": place.limits, "trusted_proxies": place.trusted_proxies}
-            router = StartedEnvoy(files, running.place.model_copy(update=asked), running.slots)
+            asked = running.place.model_copy(update={"limits": place.limits})
+            router = StartedEnvoy(files, asked, running.slots)
             router.update_configuration()
             if router.place != running.place:
                 router.note_place()

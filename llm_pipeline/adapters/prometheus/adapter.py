@@ -32,8 +32,8 @@ class PrometheusSource(MetricSourceModel):
         ca_file: Certificates that its TLS certificate is checked against; None for the system's.
         slot_label: The label that tells the slots apart.
         slots: Its value for each slot. Series with any other value are an error: narrow the selectors.
-        requests: Counter of all requests.
-        errors: Counter of the requests that failed, e.g. `http_requests_total{code=~"4..|5.."}`.
+        requests: Counter of the requests without refused ones, e.g. `http_requests_total{code!~"4.."}`.
+        errors: Counter of those that a server failed, e.g. `http_requests_total{code=~"5.."}`.
         first_token: Histogram of the time to the first token of streamed answers, its `_bucket` series.
         end_to_end: Histogram of the time to the last byte, its `_bucket` series.
         bucket_unit: What `le` is in.

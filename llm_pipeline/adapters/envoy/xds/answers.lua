@@ -1,23 +1,11 @@
 -- What the answers of OpenAI's API hold; of Triton's own API the access log has the status alone.
 -- Servers report failures inside a stream under status 200; the access log must still see them.
 -- And what users got: tokens (of all chunks), the last finish reason, whether there was any text. A field may be split
--- over chunks, so the end of what was searched is kept, but no more of it than a field is long. Of a session's name and
--- a client's address only fingerprints leave this filter; they are no cryptographic ones, so names should be long random
--- ones. The address is the connection's own, unless a proxy that is trusted names another: anybody else can make one up.
--- Answers that broke off leave nothing: their flags tell.
+-- over chunks, so the end of what was searched is kept, but no more of it than a field is long. Answers that broke off
+-- leave nothing: their flags tell.
 
 local FILTER = "envoy.filters.http.lua"
 local KEPT = 255
-
-local function fingerprint(value)
-  local one, other = 7, 11
-  for at = 1, math.min(#value, 256) do
-    local byte = string.byte(value, at)
-    one = (one * 131 + byte) % 2147483647
-    other = (other * 257 + byte) % 2147483629
-  end
-  return string.format("%08x%08x", one, other)
-end
 
 local function put(handle, key, value)
   handle:streamInfo():dynamicMetadata():set(FILTER, key, value)
@@ -34,9 +22,8 @@ local function each(tails, pattern, text, found)
   tails[pattern] = string.sub(joined, math.max(from, #joined - KEPT + 1))
 end
 
--- The newest part of an answer's text, as it stands in JSON, and what is cheap to say of it: repetition (the share of
--- its pieces of six bytes that were there before) and odd characters (the share that are neither letters nor spaces).
--- A text shorter than SHORTEST says nothing.
+-- The newest part of an answer's text, as it stands in JSON, and its repetition: the share of its pieces of six bytes
+-- that were there before. A text shorter than SHORTEST says nothing.
 local TEXT, SHORTEST, PIECE = 512, 64, 6
 
 local function keep(text, piece)
@@ -82,9 +69,7 @@ local function describe(handle, text)
     local piece = string.sub(newest, at, at + PIECE - 1)
     if not seen[piece] then seen[piece], distinct = true, distinct + 1 end
   end
-  local _, plain = string.gsub(newest, "[%a%s]", "")
   put(handle, "repetition", 1 - distinct / pieces)
-  put(handle, "odd_characters", 1 - plain / #newest)
 end
 
 local function tell(handle, answer)
@@ -107,13 +92,6 @@ function envoy_on_request(handle)
     handle:respond({ [":status"] = "400", ["content-type"] = "application/json" }, text)
     return
   end
-  local header = handle:metadata():get("session_header")
-  local value = header and handle:headers():get(header)
-  if value then put(handle, "session", fingerprint(value)) end
-  -- Behind proxies that are trusted, this is the user's address and not the proxy's; older Envoys know the latter only.
-  local stream = handle:streamInfo()
-  local address = (stream.downstreamRemoteAddress or stream.downstreamDirectRemoteAddress)(stream)
-  put(handle, "client", fingerprint((string.gsub(address, ":%d+$", ""))))
   local api = string.match(handle:headers():get(":path"), "^/v1/([%a/]*completions)")
   if not api then return end
   put(handle, "api", api)

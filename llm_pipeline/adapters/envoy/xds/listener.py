@@ -49,9 +49,6 @@ ACCESS_LOG_FIELDS: Mapping[str, str] = {
     "finish_reason": "%DYNAMIC_METADATA(envoy.filters.http.lua:finish_reason)%",
     "has_text": "%DYNAMIC_METADATA(envoy.filters.http.lua:has_text)%",
     "repetition": "%DYNAMIC_METADATA(envoy.filters.http.lua:repetition)%",
-    "odd_characters": "%DYNAMIC_METADATA(envoy.filters.http.lua:odd_characters)%",
-    "session": "%DYNAMIC_METADATA(envoy.filters.http.lua:session)%",
-    "client": "%DYNAMIC_METADATA(envoy.filters.http.lua:client)%",
 }
 """A JSON line for each request that ended, and one a second for each in flight.
 
@@ -125,7 +122,6 @@ def _for_strangers(place: EnvoyPlace) -> Json:
         "path_with_escaped_slashes_action": "REJECT_REQUEST",
         "use_remote_address": True,  # or everybody could send Envoy's own headers, which set timeouts and retries
         "internal_address_config": {"cidr_ranges": [_NOBODY]},
-        "xff_num_trusted_hops": place.trusted_proxies,
         "stream_idle_timeout": STREAM_IDLE,
         "request_timeout": STREAM_IDLE,
         "request_headers_timeout": f"{limits.header_seconds:g}s",

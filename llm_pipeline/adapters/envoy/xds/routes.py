@@ -81,17 +81,17 @@ def _named_release(releases: Mapping[str, str]) -> Json:
 
 def _offered(state: RouteState, apis: Mapping[Protocol, UsersApi]) -> Iterator[Json]:
     """The routes to the servers; all split alike."""
-    common = _for_the_filter(session_header=state.sticky_header)
     for protocol, api in apis.items():
         weighted = _weighted(state, protocol, api)
         if protocol == "grpc":
             for path in api.grpc_calls:
-                yield {"match": {"path": path, "grpc": {}}, "route": weighted, **common}
+                yield {"match": {"path": path, "grpc": {}}, "route": weighted}
             for path in api.grpc_streams:
-                yield {"match": {"path": path, "grpc": {}}, "route": weighted, **common, **_UNBUFFERED}
+                yield {"match": {"path": path, "grpc": {}}, "route": weighted, **_UNBUFFERED}
             continue
-        posted = _for_the_filter(session_header=state.sticky_header, json_levels=api.json_levels)
-        for method, path, told in (("GET", api.reads, common), ("POST", api.asks, posted)):
+        levels = {"metadata": {"filter_metadata": {LUA: {"json_levels": api.json_levels}}}}
+        told = levels if api.json_levels is not None else {}
+        for method, path in (("GET", api.reads), ("POST", api.asks)):
             asked = [{"name": ":method", "string_match": {"exact": method}}]
             yield {"match": {"safe_regex": {"regex": path}, "headers": asked}, "route": weighted, **told}
 
@@ -104,12 +104,6 @@ def _longer_than(length: int) -> Json:
 def _refusal(status: HTTPStatus, match: Json) -> Json:
     """Envoy's own answer, at once; the listener puts it into words, and gRPC clients get a status of gRPC."""
     return {"match": {"prefix": "/", **match}, "direct_response": {"status": status.value}, **_UNBUFFERED}
-
-
-def _for_the_filter(**known: str | int | None) -> Json:
-    """What the filter that reads requests and answers has to know of a route."""
-    given = {name: value for name, value in known.items() if value is not None}
-    return {"metadata": {"filter_metadata": {LUA: given}}} if given else {}
 
 
 def weights_of(document: Json) -> dict[str, int]:
