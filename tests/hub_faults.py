@@ -35,6 +35,7 @@ class Fault(Frozen):
         times: How many answers are wrong.
         retry_after_seconds: `Retry-After` header of a `status` fault.
         headers: More headers of a `status` fault.
+        body: Of a `status` fault.
     """
 
     kind: Literal["cut", "short", "stall", "status", "corrupt", "slow", "no_range", "unanswered", "mangled", "hang"]
@@ -45,6 +46,7 @@ class Fault(Frozen):
     status: int = Field(default=503, ge=200, le=599)
     retry_after_seconds: int | None = None
     headers: dict[str, str] = Field(default={})
+    body: str = ""
     bytes_per_second: int = Field(default=65536, ge=1)
 
 
@@ -78,7 +80,7 @@ def fault_middleware(faults: Faults) -> Callable[[web.Request, Handler], Any]:
         if fault.kind == "status":
             retry = fault.retry_after_seconds
             wait = {} if retry is None else {"Retry-After": str(retry)}
-            return web.Response(status=fault.status, headers=fault.headers | wait)
+            return web.Response(status=fault.status, headers=fault.headers | wait, text=fault.body)
         if fault.kind == "hang":
             await asyncio.sleep(_FOR_EVER)
         if fault.kind == "unanswered":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,13 +21,12 @@ from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
     HTTPError,  # of the HTTP library that this version of the client uses
-    LocalEntryNotFoundError,
     OfflineModeIsEnabled,
     RemoteEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import build_hf_headers, parse_ratelimit_headers
+from huggingface_hub.utils import build_hf_headers, disable_progress_bars, parse_ratelimit_headers
 
 from llm_pipeline import __version__
 from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
@@ -41,11 +41,15 @@ _UNPACKED = {"Accept-Encoding": "identity"}
 """Header of every request: what comes is hashed as it is stored."""
 
 TIMEOUT_SECONDS = max(30, HF_HUB_ETAG_TIMEOUT)
-_TRANSIENT_STATUSES = {408, 425, 429}
+_TRANSIENT_STATUSES = {408, 412, 425, 429}  # 412: somebody else changed the branch meanwhile
 _SERVER_ERROR = 500
 _NO_TOKEN_OR_A_WRONG_ONE = 401
 _FORBIDDEN = 403
 _NOT_FOUND = 404
+_READ_WITHOUT_CHECKS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What the client raises at an answer of another shape than the API's."""
+
+_LONGEST_WORDS = 300
 
 
 class HubRefused(SourceRefused):
@@ -127,16 +131,10 @@ class Hub:
             HubUnavailable: The hub cannot be asked now.
             IntegrityError: The answer does not have the shape that the API promises, or is not of the commit asked for.
         """
-        try:
-            with self.errors_at(where):
-                found = self.api.repo_info(name, revision=revision, repo_type=kind, timeout=TIMEOUT_SECONDS, **options)
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-        ) as error:  # the client reads without checks
-            raise malformed_answer(where, f"{type(error).__name__}: {error}") from error
+        with self.errors_at(where):
+            found = self.api.repo_info(name, revision=revision, repo_type=kind, timeout=TIMEOUT_SECONDS, **options)
+        if not all(isinstance(sibling.rfilename, str) for sibling in found.siblings or ()):
+            raise malformed_answer(where, "it lists a file without a name")
         if not found.sha:
             raise malformed_answer(where, "it names no commit")
         if re.fullmatch(r"[0-9a-f]{40}", revision) and found.sha != revision:
@@ -164,14 +162,18 @@ class Hub:
         Raises:
             HubRefused: No access, or no such repository, revision or file.
             HubUnavailable: Throttled, a server error, a timeout, or no connection.
+            IntegrityError: The answer does not have the shape that the API promises.
             ConfigError: Something that the client does not accept as a repository id.
         """
         try:
             yield
-        except (HTTPError, OfflineModeIsEnabled, HFValidationError, LocalEntryNotFoundError) as error:
-            raise self._translate(error, where) from error
+        except (HTTPError, OfflineModeIsEnabled, OSError, RuntimeError, *_READ_WITHOUT_CHECKS) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # of this machine's disk
+                raise
+            met = None if isinstance(error, HTTPError) else error.__cause__  # others may be the client's own, around it
+            raise self._translated(met or error, where) from error
 
-    def _translate(self, error: Exception, where: str) -> PipelineError:
+    def _translated(self, error: BaseException, where: str) -> PipelineError:
         if isinstance(error, HFValidationError):
             return ConfigError(f"the hub's client does not accept this name: {error}", where=where)
         if isinstance(error, OfflineModeIsEnabled):
@@ -182,6 +184,9 @@ class Hub:
             )
         if isinstance(error, HfHubHTTPError) and error.response is not None:
             return self._refusal(error, error.response.status_code, where)
+        if isinstance(error, _READ_WITHOUT_CHECKS):
+            told = " ".join(str(error).split())
+            return malformed_answer(where, f"{type(error).__name__}: {told}"[:_LONGEST_WORDS])
         return HubUnavailable(
             f"no answer from {self.endpoint}: {type(error).__name__}: {_first_line(error)}",
             where=where,
@@ -221,7 +226,7 @@ class Hub:
 
     def _token_hint(self) -> str:
         if self.has_token:
-            return f"check the name, and that the token in {self.token_variable} is valid and may read it"
+            return f"check the name, and that the token in {self.token_variable} is valid and may do that"
         return f"check the name; for a private repository put a read token into {self.token_variable}"
 
 
@@ -243,7 +248,7 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
     return max(0.0, (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), "")
 
 
@@ -269,6 +274,8 @@ def connect(endpoint: str | None, token_variable: str) -> Hub:
     if any(not character.isprintable() or character.isspace() for character in token):
         raise ConfigError("the token holds white space or control characters", where=f"${token_variable}")
     quiet_third_parties()  # the client set its own level when it was imported
+    if not sys.stderr.isatty():
+        disable_progress_bars()
     api = HfApi(
         endpoint=address,
         token=token or False,

@@ -1,24 +1,21 @@
-"""Files of data sets: fetched one after the other, every byte verified, and kept, so that each comes once."""
+"""Files of data sets: fetched, every byte verified, and kept, so that each comes once."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from llm_pipeline.artifacts.pinned import HubFile, PinnedDataSet
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.durable import replace_durably
-from llm_pipeline.base.logging import get_logger
 from llm_pipeline.hub.access import Hub, NotOnTheHub
+from llm_pipeline.hub.download import fetch_files
 from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.hub.kept_data_sets import using
-from llm_pipeline.hub.source import FileBytes
+from llm_pipeline.hub.source import FileSource
 from llm_pipeline.hub.sources import HubDataSets
-from llm_pipeline.hub.transfer import DirectoryNeed, Transfer, require_space
-
-log = get_logger(__name__)
 
 _PIN = "pinned.json"
 
@@ -32,7 +29,7 @@ class DataSetFiles:
         kept: Directory for the files of all data sets; what is there, and right, is not fetched again.
     """
 
-    source: FileBytes
+    source: FileSource
     kept: Path
 
     def fetch(self, pinned: PinnedDataSet, files: Sequence[HubFile], destination: Path) -> None:
@@ -45,12 +42,12 @@ class DataSetFiles:
             DiskTooSmall: The files do not fit.
         """
         directory = self.kept / pinned.id / pinned.commit
-        transfer = Transfer(self.source, pinned, directory)
         with using(directory):
-            for file, verified in zip(files, _fetched(transfer, files), strict=True):
+            fetch_files(self.source, pinned, files, directory)
+            for file in files:
                 target = destination / file.path
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(verified, target)
+                shutil.copyfile(directory / file.path, target)
 
 
 def fetch_dataset_file(hub: Hub, dataset: str, commit: str, path: str, kept: Path) -> tuple[Path, HubFile]:
@@ -75,19 +72,8 @@ def fetch_dataset_file(hub: Hub, dataset: str, commit: str, path: str, kept: Pat
     directory = kept / dataset / commit
     with using(directory):
         pinned = _pinned(hub, dataset, commit, path, directory)
-        (verified,) = _fetched(Transfer(HubSource(hub, "dataset"), pinned, directory), pinned.files)
-        return verified, pinned.files[0]
-
-
-def _fetched(transfer: Transfer, files: Sequence[HubFile]) -> Iterator[Path]:
-    """The verified files in the transfer's directory, once there is room for all of them."""
-    partial = {file: transfer.partial_file(file) for file in files}
-    missing = sum(file.size - (path.stat().st_size if path.exists() else 0) for file, path in partial.items())
-    require_space(DirectoryNeed("work_root", transfer.partial, max(0, missing)))
-    for file in files:
-        verified = transfer.fetch(file)
-        log.info("verified", data_set=transfer.model.name, file=file.path, bytes=file.size)
-        yield verified
+        fetch_files(HubSource(hub, "dataset"), pinned, pinned.files, directory)
+        return directory / path, pinned.files[0]
 
 
 def _pinned(hub: Hub, dataset: str, commit: str, path: str, directory: Path) -> PinnedDataSet:

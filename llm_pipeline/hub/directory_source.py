@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -19,28 +20,16 @@ from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.base.progress import made_progress
 from llm_pipeline.hub.git_ids import blob_hasher, blob_id, commit_id, lfs_pointer
 from llm_pipeline.hub.model_card import CARD_FILE, MAXIMUM_CARD_BYTES, card_fields, stated_license
-from llm_pipeline.hub.source import Body, ModelLook, SourceRefused, report_resolved
+from llm_pipeline.hub.source import ModelLook, SourceRefused, report_resolved
 
 _BLOCK = 1024 * 1024
-
-
-@contextmanager
-def open_body(path: Path, start: int, where: str) -> Iterator[Body]:
-    """A regular file's bytes from `start` on; a link in its place is not followed.
-
-    Raises:
-        SourceRefused: It is gone, may not be read, or is no regular file.
-    """
-    with _open_regular(path, where) as stream:
-        stream.seek(start)
-        yield Body(start=start, chunks=iter(lambda: stream.read(_BLOCK), b""))
 
 
 def read_part(path: Path, start: int, length: int) -> bytes:
     """Some bytes of a regular file; fewer at its end.
 
     Raises:
-        SourceRefused: As `open_body`.
+        SourceRefused: It is gone, may not be read, or is no regular file.
     """
     with _open_regular(path, str(path)) as stream:
         stream.seek(start)
@@ -53,6 +42,7 @@ def read_part(path: Path, start: int, length: int) -> bytes:
 
 @contextmanager
 def _open_regular(path: Path, where: str) -> Iterator[BinaryIO]:
+    """A regular file's bytes; a link in its place is not followed."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a named pipe would block for ever
     except OSError as error:
@@ -147,9 +137,12 @@ class DirectorySource:
             raise ConfigError("there is no such directory", where=where, hint="correct model.source")
         return select_files(self._paths(), where=where)
 
-    def open(self, model: PinnedModel, file: HubFile, start: int) -> AbstractContextManager[Body]:
+    def fetch(self, model: PinnedModel, file: HubFile, directory: Path) -> None:
         del model
-        return open_body(self.root / file.path, start, str(self.root / file.path))
+        source, target = self.root / file.path, directory / file.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _open_regular(source, str(source)) as stream, target.open("wb") as copy:
+            shutil.copyfileobj(stream, copy, _BLOCK)
 
     def _paths(self) -> list[str]:
         paths = []
@@ -169,8 +162,8 @@ class DirectorySource:
     def _hashed(self, path: str) -> HubFile:
         size = (self.root / path).lstat().st_size
         sha256, blob = hashlib.sha256(), blob_hasher(size)
-        with open_body(self.root / path, 0, str(self.root / path)) as body:
-            for chunk in body.chunks:
+        with _open_regular(self.root / path, str(self.root / path)) as stream:
+            while chunk := stream.read(_BLOCK):
                 made_progress()
                 sha256.update(chunk)
                 if size < LARGE_BYTES:

@@ -1,33 +1,47 @@
-"""A verified, resumable download of a pinned model.
+"""Verified downloads: the source's own client brings the files, and none is taken before all of its bytes were hashed.
 
-A file appears in the destination only when every byte of it was hashed and is what was pinned: SHA-256 for files in
-LFS, Git's blob id for small ones of the hub. Killed at any byte, the same call goes on where it stopped.
+They are compared with what was pinned: SHA-256 for files in LFS, Git's blob id for small ones of the hub. Each arrives
+beside the directory that it is for, in `<directory>.partial`, and is hashed and moved there while others come. Killed
+at any moment, the same call goes on with the files that were whole.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import hashlib
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
 
 from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
-from llm_pipeline.base.directory_listing import walk_files
-from llm_pipeline.base.errors import ConfigError, Transient
-from llm_pipeline.base.file_lock import flocked_within
+from llm_pipeline.base.digest import blocks_of
+from llm_pipeline.base.errors import IntegrityError, Terminal
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.base.quantities import duration
+from llm_pipeline.base.progress import Progress
+from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.hub.checkpoint import check_checkpoint
-from llm_pipeline.hub.source import Source
-from llm_pipeline.hub.transfer import DirectoryNeed, Transfer, TransferStopped, difference, require_space
+from llm_pipeline.hub.git_ids import blob_hasher
+from llm_pipeline.hub.source import FileSource
 
 log = get_logger(__name__)
 
+_ATTEMPTS = 2
+_FILES_AT_ONCE = 8
 _MEGABYTE = 1_000_000
+
+
+class WrongBytes(IntegrityError):
+    """The bytes that came are not the file's."""
+
+
+class DiskTooSmall(Terminal):
+    """The model does not fit on the disk that it should go to."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +52,7 @@ class DownloadReport:
         files: Files of the model.
         bytes: Bytes of the model.
         fetched_files: Files that were not there yet.
-        fetched_bytes: Bytes that came over the network, this time.
+        fetched_bytes: Their bytes.
         seconds: Wall time, hashing included.
     """
 
@@ -54,135 +68,160 @@ class DownloadReport:
         return self.fetched_bytes / _MEGABYTE / self.seconds if self.seconds else 0.0
 
 
-def download_model(
-    source: Source,
-    model: PinnedModel,
-    destination: Path,
-    *,
-    connections: int = 8,
-    report_every_seconds: float = 10.0,
-) -> DownloadReport:
-    """Download a pinned model's files, and nothing else, into a directory.
-
-    Partial files live beside the destination, in `<destination>.partial`, and are removed at the end.
+def download_model(source: FileSource, model: PinnedModel, destination: Path) -> DownloadReport:
+    """Download a pinned model's files, and nothing else, into a directory, and check that it is sound.
 
     Args:
         source: Where the files come from, from `open_source`.
         model: The model, resolved by a source of the same name.
         destination: Directory for the files; may hold what an earlier, interrupted call left.
-        connections: Files fetched side by side.
-        report_every_seconds: How often progress is logged.
 
     Raises:
-        DiskTooSmall: The missing bytes do not fit; nothing was fetched.
+        DiskTooSmall: The missing bytes do not fit; or the disk filled up meanwhile.
         IntegrityError: A file's bytes are wrong twice, or the files are no sound model; the message names the file.
         Unsupported: The model asks for code from its repository.
         SourceRefused: The source does not give us a file.
-        SourceUnavailable: The source cannot be reached, after several attempts.
-        ConfigError: The destination holds files that are not the model's.
-        Transient: Another process downloads into this destination.
+        SourceUnavailable: The source cannot be reached.
     """
     started = time.monotonic()
-    partial = destination.with_name(f"{destination.name}.partial")
-    destination.mkdir(parents=True, exist_ok=True)
-    partial.mkdir(parents=True, exist_ok=True)
-    busy = Transient("another process downloads into this directory", where=str(partial))
-    with flocked_within(partial / "lock", 0.0, busy):
-        missing = _missing_files(model, destination)
-        transfer = Transfer(source, model, partial)
-        needed = sum(file.size for file in missing) - _bytes_in(transfer, missing)
-        require_space(DirectoryNeed("work_root", partial, needed))
-        with _progress(transfer, missing, destination, report_every_seconds):
-            _fetch_all(transfer, missing, destination, connections)
-        check_checkpoint(model, destination)
-    shutil.rmtree(partial)
+    fetched = fetch_files(source, model, model.files, destination)
+    check_checkpoint(model, destination)
     seconds = time.monotonic() - started
-    return DownloadReport(len(model.files), model.size, len(missing), max(0, needed), seconds)
+    return DownloadReport(len(model.files), model.size, len(fetched), _bytes_of(fetched), seconds)
 
 
-def _missing_files(model: PinnedModel, destination: Path) -> list[HubFile]:
-    """The files that are not there yet, byte for byte; what is there and wrong is removed."""
-    expected = {file.path for file in model.files}
-    present = {path.relative_to(destination).as_posix() for path in walk_files(destination)}
-    if foreign := sorted(present - expected):
-        raise ConfigError(
-            f"the destination holds files that are not the model's: {foreign[:4]}",
-            where=str(destination),
-            hint="choose an empty directory",
-        )
-    missing = []
-    for file in model.files:
-        path = destination / file.path
-        if path.is_symlink() or not path.exists() or difference(path, file):
-            path.unlink(missing_ok=True)
-            missing.append(file)
+def fetch_files(source: FileSource, model: PinnedModel, files: Sequence[HubFile], directory: Path) -> list[HubFile]:
+    """Have files of a pinned model in a directory; returns those that the source had to be asked for.
+
+    Raises:
+        As `download_model`, without what is said of sound models.
+    """
+    partial = directory.with_name(f"{directory.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    ordered = sorted(files, key=lambda file: file.size, reverse=True)
+    with _full_disks(directory), ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="download") as pool:
+        there = pool.map(lambda file: difference(directory / file.path, file), ordered)
+        missing = [file for file, problem in zip(ordered, there, strict=True) if problem]
+        require_space(DirectoryNeed("work_root", directory, _bytes_of(missing)))
+        with _progress(directory, partial, missing):
+            begun = [pool.submit(_fetch, source, model, file, partial, directory) for file in missing]
+            try:
+                for future in as_completed(begun):
+                    future.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+    shutil.rmtree(partial, ignore_errors=True)
     return missing
 
 
-def _bytes_in(transfer: Transfer, files: Sequence[HubFile]) -> int:
-    """Bytes of the files that are in partial files already."""
-    partials = {transfer.partial_file(file) for file in files}
-    return sum(path.stat().st_size for path in partials if path.exists())
+def _fetch(source: FileSource, model: PinnedModel, file: HubFile, partial: Path, directory: Path) -> None:
+    arrived, target = partial / file.path, directory / file.path
+    for _ in range(_ATTEMPTS):
+        source.fetch(model, file, partial)
+        problem = difference(arrived, file)
+        if not problem:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            arrived.replace(target)
+            log.info("verified", file=file.path, bytes=file.size)
+            return
+        log.warning("wrong bytes", file=file.path, problem=problem)
+        arrived.unlink(missing_ok=True)
+    raise WrongBytes(
+        f"the bytes are not those that were pinned, in {_ATTEMPTS} attempts: {problem}",
+        where=f"{model.name}: {file.path}",
+        hint="a proxy or mirror may change the bytes; if not, the repository is damaged",
+    )
 
 
-def _fetch_all(transfer: Transfer, files: Sequence[HubFile], destination: Path, connections: int) -> None:
-    """Fetch the files side by side; the first failure stops the others at their next chunk."""
-    by_content: dict[Path, list[HubFile]] = {}
-    for file in sorted(files, key=lambda file: file.size, reverse=True):
-        by_content.setdefault(transfer.partial_file(file), []).append(file)
-    with ThreadPoolExecutor(connections, thread_name_prefix="download") as pool:
-        try:
-            futures = [pool.submit(_fetch_one, transfer, same, destination) for same in by_content.values()]
-            wait(futures, return_when=FIRST_EXCEPTION)
-        finally:
-            transfer.stop.set()
-            pool.shutdown(cancel_futures=True)
-    errors = [error for future in futures if not future.cancelled() and (error := future.exception())]
-    for error in sorted(errors, key=lambda error: isinstance(error, TransferStopped)):
-        raise error
+def difference(path: Path, file: HubFile) -> str:
+    """How a local file differs from what was pinned; empty when it is the same, byte for byte."""
+    if path.is_symlink() or not path.is_file():
+        return "missing"
+    if (size := path.stat().st_size) != file.size:
+        return f"{size} bytes instead of {file.size}"
+    expected = file.sha256 or file.blob_sha1
+    if expected is None:  # an object that only its entity tag names: the source refuses to read another one
+        return ""
+    hasher = hashlib.sha256() if file.sha256 else blob_hasher(file.size)
+    for block in blocks_of(path):
+        hasher.update(block)
+    actual, name = hasher.hexdigest(), "SHA-256" if file.sha256 else "Git blob"
+    return "" if actual == expected else f"{name} {actual} instead of {expected}"
 
 
-def _fetch_one(transfer: Transfer, same_content: Sequence[HubFile], destination: Path) -> None:
-    partial = transfer.fetch(same_content[0])
-    for file in same_content:
-        target = destination / file.path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if file is same_content[-1]:
-            partial.replace(target)
-        else:
-            shutil.copyfile(partial, target)
-        log.info("verified", file=file.path, bytes=file.size)
-
-
-def progress_line(done: int, total: int, bytes_per_second: float) -> str:
-    """Progress in one line for people: bytes, share, rate and time to go."""
-    rate = f"{bytes_per_second / _MEGABYTE:.1f} MB/s"
-    to_go = f"{duration((total - done) / bytes_per_second)} to go" if bytes_per_second > 0 else "stalled"
-    share = f"{100 * done / total:.0f} %" if total else "100 %"
-    return f"downloading: {done / _MEGABYTE:,.0f} of {total / _MEGABYTE:,.0f} MB ({share}), {rate}, {to_go}"
+def _bytes_of(files: Iterable[HubFile]) -> int:
+    return sum(file.size for file in files)
 
 
 @contextmanager
-def _progress(transfer: Transfer, files: Sequence[HubFile], destination: Path, every: float) -> Iterator[None]:
-    """Log bytes, rate and time to go, until the block ends."""
-    total, ended, started = sum(file.size for file in files), Event(), time.monotonic()
+def _progress(directory: Path, partial: Path, files: Sequence[HubFile]) -> Iterator[None]:
+    """Log how far files are on their way to a directory, whoever writes them, until the block ends."""
+    progress, ended = Progress("downloading", _bytes_of(files) // _MEGABYTE, "MB"), Event()
 
-    def done() -> int:
-        arrived = sum(file.size for file in files if (destination / file.path).exists())
-        return arrived + _bytes_in(transfer, files)
+    def watch() -> None:
+        seen = 0
+        while not ended.wait(1.0):
+            with contextlib.suppress(OSError):  # a file was moved meanwhile
+                arriving = sum(path.stat().st_blocks * 512 for path in partial.rglob("*") if path.is_file())
+                verified = _bytes_of(file for file in files if (directory / file.path).exists())
+                if (there := (arriving + verified) // _MEGABYTE) > seen:
+                    progress.advance(there - seen)
+                    seen = there
 
-    before = done()
-
-    def report() -> None:
-        while not ended.wait(every):
-            now = done()
-            rate = max(0, now - before) / (time.monotonic() - started)
-            log.info(progress_line(now, total, rate))
-
-    thread = Thread(target=report, name="download-progress", daemon=True)
+    thread = Thread(target=watch, name="download-progress", daemon=True)
     thread.start()
     try:
         yield
     finally:
         ended.set()
         thread.join()
+
+
+@contextmanager
+def _full_disks(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DiskTooSmall("the disk is full", where=str(directory), hint="free some space") from error
+
+
+@dataclass(frozen=True)
+class DirectoryNeed:
+    """A directory that bytes will go to; it need not exist yet.
+
+    Attributes:
+        name: What it is in the deployment, e.g. `work_root`.
+        directory: Where it is.
+        needed: Bytes that will go there.
+    """
+
+    name: str
+    directory: Path
+    needed: int
+
+
+def require_space(*places: DirectoryNeed) -> None:
+    """Refuse what does not fit; directories on one file system share its space.
+
+    Raises:
+        DiskTooSmall: With what is needed and what is free.
+    """
+    by_disk: dict[int, list[DirectoryNeed]] = {}
+    for place in places:
+        by_disk.setdefault(_existing(place.directory).stat().st_dev, []).append(place)
+    for sharing in by_disk.values():
+        needed = sum(place.needed for place in sharing)
+        free = shutil.disk_usage(_existing(sharing[0].directory)).free
+        if needed > free:
+            names = " and ".join(place.name for place in sharing)
+            raise DiskTooSmall(
+                f"{byte_size(needed)} are still to be fetched and only {byte_size(free)} are free",
+                where=f"{names} ({sharing[0].directory})",
+                hint=f"free some space, or move {names} of the deployment to a larger disk",
+            )
+
+
+def _existing(path: Path) -> Path:
+    return path if path.exists() else _existing(path.parent)

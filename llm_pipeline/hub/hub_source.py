@@ -1,32 +1,41 @@
-"""The hub as a source: pins through its API, reads files over HTTP with the client's session and headers."""
+"""The hub as a source: pins through its API, and has its client bring the files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import Any, TypeVar
 
 from huggingface_hub import hf_hub_url
-from huggingface_hub.constants import MAX_HTTP_DOWNLOAD_SIZE
-from huggingface_hub.utils import get_session, hf_raise_for_status
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import hf_raise_for_status, http_stream_backoff
 from pydantic import ValidationError
 
 from llm_pipeline.artifacts.model_files import Selection, select_files
 from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.hub.access import (
     TIMEOUT_SECONDS,
     Hub,
+    HubUnavailable,
     RepositoryDisabled,
+    RepositoryKind,
     RepositoryRenamed,
     listed_file,
     malformed_answer,
 )
 from llm_pipeline.hub.model_card import stated_license
-from llm_pipeline.hub.source import Body, ModelLook, report_resolved, taken
+from llm_pipeline.hub.source import ModelLook, report_resolved
+
+log = get_logger(__name__)
 
 _PARTIAL_CONTENT = 206
-_RANGE_NOT_SATISFIABLE = 416
+_WAITS_SECONDS = (1, 2, 4)
+_LONGEST_WAIT_SECONDS = 10.0
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -34,60 +43,66 @@ class HubSource:
     """A hub that models are read from."""
 
     hub: Hub
-    repositories: Literal["model", "dataset"] = "model"
-
-    _timeout_seconds: ClassVar[float] = TIMEOUT_SECONDS
-    _longest_answer: ClassVar[int] = MAX_HTTP_DOWNLOAD_SIZE
-    """The hub's content delivery network sends no more in one answer; ranges of larger files are fine."""
+    repositories: RepositoryKind = "model"
 
     def resolve(self, model_id: str, revision: str) -> PinnedModel:
-        model, selection = _pin(self.hub, model_id, revision)
+        model, selection = _patiently(lambda: _pin(self.hub, model_id, revision))
         report_resolved(model, selection)
         return model
 
     def look(self, model_id: str, revision: str) -> ModelLook:
-        model, _ = _pin(self.hub, model_id, revision)
-        files = {file.path: file for file in model.files}
+        model, _ = _patiently(lambda: _pin(self.hub, model_id, revision))
+        sizes = {file.path: file.size for file in model.files}
+        return ModelLook(model.name, sizes, lambda path, start, length: self._read(model, path, start, length))
 
-        def read(path: str, start: int, length: int) -> bytes:
-            with self._open(model, files[path], start, length) as body:
-                return taken(body, start, length)
+    def fetch(self, model: PinnedModel, file: HubFile, directory: Path) -> None:
+        with self.hub.errors_at(self._page_of(model)):
+            self.hub.api.hf_hub_download(
+                model.id,
+                file.path,
+                repo_type=self.repositories,
+                revision=model.commit,
+                local_dir=directory,
+                cache_dir=directory / ".cache",
+                etag_timeout=TIMEOUT_SECONDS,
+            )
 
-        return ModelLook(model.name, {file.path: file.size for file in model.files}, read)
-
-    def open(self, model: PinnedModel, file: HubFile, start: int) -> AbstractContextManager[Body]:
-        return self._open(model, file, start, file.size - start)
-
-    @contextmanager
-    def _open(self, model: PinnedModel, file: HubFile, start: int, length: int) -> Iterator[Body]:
-        url = hf_hub_url(
-            model.id, file.path, repo_type=self.repositories, revision=model.commit, endpoint=self.hub.endpoint
-        )
-        headers = self.hub.headers()
-        length = min(length, self._longest_answer)
-        to_the_end = start + length >= file.size
-        if start or not to_the_end:
-            headers["Range"] = f"bytes={start}-{'' if to_the_end else start + length - 1}"
+    def _read(self, model: PinnedModel, path: str, start: int, length: int) -> bytes:
+        """Some bytes of a file; a server may ignore the range and send everything."""
+        if not length:
+            return b""
+        url = hf_hub_url(model.id, path, repo_type=self.repositories, revision=model.commit, endpoint=self.hub.endpoint)
+        headers = self.hub.headers() | {"Range": f"bytes={start}-{start + length - 1}"}
         with (
-            self.hub.errors_at(f"{self._page_of(model)}: {file.path}"),
-            get_session().stream("GET", url, headers=headers, timeout=self._timeout_seconds) as response,
+            self.hub.errors_at(f"{self._page_of(model)}: {path}"),
+            http_stream_backoff("GET", url, headers=headers, timeout=TIMEOUT_SECONDS) as answer,
         ):
-            if response.status_code == _RANGE_NOT_SATISFIABLE:
-                yield Body(start=0, chunks=iter(()))
-                return
-            hf_raise_for_status(response)
-            yield Body(start=_first_byte(response, start), chunks=response.iter_raw())
+            hf_raise_for_status(answer)
+            before = 0 if answer.status_code == _PARTIAL_CONTENT else start
+            found = bytearray()
+            for chunk in answer.iter_bytes():
+                found += chunk
+                if len(found) >= before + length:
+                    break
+            return bytes(found[before : before + length])
 
     def _page_of(self, model: PinnedModel) -> str:
         """Its name as in the address of its page, where the terms of a gated repository are accepted."""
         return model.name if self.repositories == "model" else f"datasets/{model.name}"
 
 
-def _first_byte(response: Any, asked: int) -> int:
-    """The file's byte that the answer starts with; a server may ignore ranges and send everything."""
-    content_range = str(response.headers.get("Content-Range", ""))
-    granted = response.status_code == _PARTIAL_CONTENT and content_range.startswith(f"bytes {asked}-")
-    return asked if granted else 0
+def _patiently(ask: Callable[[], Answer]) -> Answer:
+    """Ask again a hub that answers that it cannot now, after the time that it names."""
+    for wait in _WAITS_SECONDS:
+        try:
+            return ask()
+        except HubUnavailable as error:
+            seconds = wait if error.retry_after_seconds is None else error.retry_after_seconds
+            if not isinstance(error.__cause__, HfHubHTTPError) or seconds > _LONGEST_WAIT_SECONDS:
+                raise
+            log.warning("the hub is asked again", reason=error.message, wait_seconds=seconds)
+            time.sleep(seconds)
+    return ask()
 
 
 def _pin(hub: Hub, model_id: str, revision: str) -> tuple[PinnedModel, Selection]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_pipeline.artifacts.model_files import WEIGHTS_SUFFIX, select_files
@@ -17,20 +18,11 @@ from llm_pipeline.config.s3_place import S3Place
 from llm_pipeline.hub.directory_source import LARGE_BYTES, require_revision
 from llm_pipeline.hub.git_ids import blob_id, commit_id, lfs_pointer
 from llm_pipeline.hub.model_card import CARD_FILE, MAXIMUM_CARD_BYTES, card_fields, stated_license
-from llm_pipeline.hub.source import (
-    Body,
-    ModelLook,
-    SourceRefused,
-    SourceTooSlow,
-    SourceUnavailable,
-    WrongBytes,
-    report_resolved,
-)
+from llm_pipeline.hub.source import ModelLook, SourceRefused, SourceUnavailable, report_resolved
 
 if TYPE_CHECKING:
     from llm_pipeline.store.s3_bucket import Bucket, S3Object
 
-_CHUNK = 256 * 1024
 _ASKED_AT_ONCE = 8
 
 
@@ -43,10 +35,6 @@ class S3Source:
     """
 
     access: S3Place
-    _place: tuple[str, str] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_place", self.access.bucket_and_prefix)
 
     def resolve(self, model_id: str, revision: str) -> PinnedModel:
         """Pins the objects: small ones are read and hashed, large ones pinned by what S3 states of them."""
@@ -77,32 +65,15 @@ class S3Source:
             lambda path, start, length: self._bytes(objects[path], start, length),
         )
 
-    @contextmanager
-    def open(self, model: PinnedModel, file: HubFile, start: int) -> Iterator[Body]:
-        from botocore.exceptions import FlexibleChecksumError
-
-        from llm_pipeline.store.s3_answers import failed_requests, until_whole
-        from llm_pipeline.store.s3_session import translated
+    def fetch(self, model: PinnedModel, file: HubFile, directory: Path) -> None:
+        from llm_pipeline.store.s3_bucket import Wanted
 
         version = model.versions.get(file.path)
         if version is None:
             raise SourceRefused("no version of it was pinned", where=file.path, hint="resolve the release again")
-        bucket, prefix = self._place
-        wanted = {"Bucket": bucket, "Key": f"{prefix}/{file.path}", "IfMatch": version.entity_tag}
-        wanted |= {"Range": f"bytes={start}-"} if start else {"ChecksumMode": "ENABLED"}
-        if version.version_id is not None:
-            wanted["VersionId"] = version.version_id
-        try:
-            answer = until_whole(lambda: self._bucket.client.get_object(**wanted))
-            with closing(answer["Body"]) as stream:
-                if start and not str(answer.get("ContentRange", "")).startswith(f"bytes {start}-"):
-                    raise SourceUnavailable("the answer is not the requested part", where=file.path)
-                yield Body(start=start, chunks=stream.iter_chunks(_CHUNK))
-        except FlexibleChecksumError as error:
-            raise WrongBytes(str(error), where=self._bucket.address(file.path)) from error
-        except failed_requests() as error:
-            known = translated(error, self._bucket.address(file.path))
-            raise _as_source_error(known) from error
+        with _source_errors():
+            wanted = Wanted(file.path, version.entity_tag, version.version_id)
+            self._bucket.download({file.path: wanted}, directory)
 
     @cached_property
     def _bucket(self) -> Bucket:
@@ -154,7 +125,7 @@ def _gone(where: str) -> SourceRefused:
 
 
 def _as_source_error(error: PipelineError) -> PipelineError:
-    from llm_pipeline.store.s3_session import Absent, Changed, OverLimit
+    from llm_pipeline.store.s3_session import Absent, Changed
 
     if isinstance(error, Changed):
         return IntegrityError(
@@ -162,9 +133,8 @@ def _as_source_error(error: PipelineError) -> PipelineError:
         )
     if isinstance(error, Absent):
         return _gone(error.where)
-    kind = SourceTooSlow if isinstance(error, OverLimit) else SourceUnavailable
-    kind_of_error = kind if isinstance(error, Transient) else SourceRefused
-    return kind_of_error(error.message, where=error.where, hint=error.hint)
+    kind = SourceUnavailable if isinstance(error, Transient) else SourceRefused
+    return kind(error.message, where=error.where, hint=error.hint)
 
 
 def _blob_in_tree(file: HubFile) -> str:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from llm_pipeline.artifacts.model_files import Selection
 from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
-from llm_pipeline.base.errors import IntegrityError, Terminal, Transient
+from llm_pipeline.base.errors import Terminal, Transient
 from llm_pipeline.base.logging import get_logger
 
 PUBLIC_ENDPOINT = "https://huggingface.co"
@@ -41,27 +41,6 @@ class SourceUnavailable(Transient):
         self.retry_after_seconds = retry_after_seconds
 
 
-class SourceTooSlow(SourceUnavailable):
-    """The source sends so little that the file would never be whole: a new connection may do better."""
-
-
-class WrongBytes(IntegrityError):
-    """The bytes that came are not the file's: fetched again they may be."""
-
-
-@dataclass(frozen=True)
-class Body:
-    """A stream of a file's bytes.
-
-    Attributes:
-        start: The first byte of the file that they hold: what was asked for, or 0 where a source cannot start there.
-        chunks: The bytes, in order. It may end early: whoever reads counts.
-    """
-
-    start: int
-    chunks: Iterator[bytes]
-
-
 @dataclass(frozen=True)
 class ModelLook:
     """A model's files before it is pinned.
@@ -77,26 +56,24 @@ class ModelLook:
     read: Callable[[str, int, int], bytes]
 
 
-class FileBytes(Protocol):
-    """Gives the bytes of files that are pinned already."""
+class FileSource(Protocol):
+    """Gives files that are pinned already."""
 
-    def open(self, model: PinnedModel, file: HubFile, start: int) -> AbstractContextManager[Body]:
-        """The bytes of a file, from `start` on.
+    def fetch(self, model: PinnedModel, file: HubFile, directory: Path) -> None:
+        """Bring a file into a directory, under its path; several threads do so at once.
+
+        Whether its bytes are the right ones is not its business: `fetch_files` hashes all that comes from any source.
 
         Raises:
             SourceRefused: No access to it any more.
-            SourceUnavailable: Throttled, a server error, a timeout, a lost connection: now, or while bytes come.
-            WrongBytes: The source found out itself that what it sent is damaged.
+            SourceUnavailable: Throttled, a server error, a timeout, a lost connection.
             IntegrityError: The file is no longer what was pinned.
+            OSError: The directory cannot be written to.
         """
 
 
-class Source(FileBytes, Protocol):
-    """A place that models are read from.
-
-    It says what a model is at a moment (`resolve`) and gives the bytes of its files (`open`). Whether the bytes are
-    the right ones is not its business: `Transfer` hashes all that comes from any source.
-    """
+class Source(FileSource, Protocol):
+    """A place that models are read from: it says what a model is at a moment, and gives its files."""
 
     def resolve(self, model_id: str, revision: str) -> PinnedModel:
         """Pin a branch, tag or commit, choose its files, and check that they may be read.
@@ -118,20 +95,6 @@ class Source(FileBytes, Protocol):
             Unsupported: No safetensors weights, or not a full model.
             IntegrityError: The listing is malformed, or names unsafe files.
         """
-
-
-def taken(body: Body, start: int, length: int) -> bytes:
-    """Some bytes of a file out of a body that begins at `start` or before it; fewer at the file's end."""
-    parts: list[bytes] = []
-    before, wanted = start - body.start, length
-    for chunk in body.chunks:
-        part = chunk[before : before + wanted] if before < len(chunk) else b""
-        before = max(0, before - len(chunk))
-        parts.append(part)
-        wanted -= len(part)
-        if not wanted:
-            break
-    return b"".join(parts)
 
 
 def report_resolved(model: PinnedModel, selection: Selection) -> None:

@@ -9,7 +9,6 @@ No file of a data set is run, and none is chosen here: pinned, it lists every fi
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,7 +29,7 @@ from llm_pipeline.hub.directory_source import DirectorySource
 from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.hub.model_card import CARD_FILE
 from llm_pipeline.hub.s3_source import S3Source
-from llm_pipeline.hub.source import Body, FileBytes, Source, SourceRefused
+from llm_pipeline.hub.source import FileSource, Source, SourceRefused
 
 
 def open_source(source: str, access: HubAccess, store: StoreModel) -> Source:
@@ -61,7 +60,7 @@ def _s3_access(source: str, store: StoreModel) -> S3Place:
 log = get_logger(__name__)
 
 
-class DataSets(FileBytes, Protocol):
+class DataSets(FileSource, Protocol):
     """A place that data sets are read from."""
 
     def pin(self, name: str, revision: str) -> PinnedDataSet:
@@ -119,8 +118,8 @@ class HubDataSets:
             self.hub.require_access(pinned, min(data, key=lambda file: file.size), where, "dataset")
         return pinned
 
-    def open(self, model: PinnedModel, file: HubFile, start: int) -> AbstractContextManager[Body]:
-        return HubSource(self.hub, "dataset").open(model, file, start)
+    def fetch(self, model: PinnedModel, file: HubFile, directory: Path) -> None:
+        HubSource(self.hub, "dataset").fetch(model, file, directory)
 
     def _info(self, name: str, revision: str, where: str) -> Any:
         try:
@@ -163,5 +162,5 @@ class DirectoryOfDataSets:
             )
         return DirectorySource(directory).pin(name, revision)
 
-    def open(self, model: PinnedModel, file: HubFile, start: int) -> AbstractContextManager[Body]:
-        return DirectorySource(self.root / model.id).open(model, file, start)
+    def fetch(self, model: PinnedModel, file: HubFile, directory: Path) -> None:
+        DirectorySource(self.root / model.id).fetch(model, file, directory)

@@ -4,38 +4,22 @@
 
 Large files are sent first, each under its SHA-256, and are no part of the branch until the commit names them: what
 reads the branch sees all of the files or none. Ended anywhere, the same call goes on: the hub says which large files it
-has, and a commit that was made is found. Everything goes over the hub's own address and its storage by the LFS
-protocol, also where the client could use another one: that is what a deployment's network and tests are made for.
+has, and a commit that was made is found. It is one commit because `upload_folder` makes several of what takes minutes.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from json import JSONDecodeError
 from pathlib import Path
-from typing import Any
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, constants
-from huggingface_hub.errors import HfHubHTTPError, HTTPError
-from huggingface_hub.utils import disable_progress_bars, get_session
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
 from llm_pipeline.artifacts.pinned import DEFAULT_REVISION, HubFile
 from llm_pipeline.base.digest import sha256_bytes
-from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Transient
+from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.hub.access import (
-    AccessForbidden,
-    Hub,
-    HubRefused,
-    HubUnavailable,
-    NotAuthenticated,
-    NotOnTheHub,
-    listed_file,
-    malformed_answer,
-)
+from llm_pipeline.hub.access import Hub, NotOnTheHub, listed_file
 from llm_pipeline.hub.git_ids import blob_id
 from llm_pipeline.hub.model_card import CARD_FILE
 
@@ -43,11 +27,6 @@ log = get_logger(__name__)
 
 _OF_THE_HUB = frozenset({".gitattributes"})
 """Files that the hub puts into every repository."""
-
-_STILL_SECONDS = 300.0
-"""Longest wait for a connection, or for a part of a file to be taken."""
-
-_CHANGED_MEANWHILE = 412
 
 
 @dataclass(frozen=True)
@@ -119,14 +98,14 @@ def push_files(
     Raises:
         ConfigError: There is no token, the repository is somebody's own, or public and shall not be.
         HubRefused: The hub does not let us, or takes no such file or card.
-        HubUnavailable: The hub cannot be asked now; the same call goes on where this one stopped.
+        HubUnavailable: The hub cannot be asked now, or somebody else pushed meanwhile; the same call goes on where this
+            one stopped.
         IntegrityError: The commit does not hold what was sent.
-        Transient: Somebody else pushed meanwhile.
     """
     _require_token(hub, repository)
     held = _held(hub, repository)
     if held is None:
-        with _sending(hub, repository):
+        with hub.errors_at(repository):
             hub.api.create_repo(repository, private=private or None, exist_ok=True)
         log.info("created the repository", repository=repository, private=private)
         held = _require_held(hub, repository)
@@ -134,7 +113,20 @@ def push_files(
     url = f"{hub.endpoint}/{repository}"
     if not _differences(held, files):
         return Pushed(repository, held.commit, url, made=False)
-    now = _after_commit(hub, repository, held, files, message)
+    wanted = {file.path for file in files}
+    gone = [CommitOperationDelete(path) for path in sorted(held.files.keys() - wanted - _OF_THE_HUB)]
+    sent = [CommitOperationAdd(file.path, file.content) for file in files]
+    try:
+        with hub.errors_at(repository):
+            made = hub.api.create_commit(
+                repository, [*gone, *sent], commit_message=message, revision=DEFAULT_REVISION, parent_commit=held.commit
+            )
+        now = _require_held(hub, repository, made.oid)  # not the branch: somebody else may have pushed since
+    except PipelineError as error:
+        now = _require_held(hub, repository)
+        if _differences(now, files):
+            hint = f"{error.hint}; push again: what the hub has is not sent twice"
+            raise type(error)(error.message, where=repository, hint=hint) from error
     if wrong := _differences(now, files):
         raise IntegrityError(
             f"the commit does not hold what was sent: {'; '.join(wrong[:5])}",
@@ -201,77 +193,3 @@ def _differences(held: _Held, files: Sequence[PushedFile]) -> list[str]:
         difference = "missing" if listed is None else file.differs(listed)
         found += [f"{file.path}: {difference}"] if difference else []
     return found
-
-
-def _after_commit(hub: Hub, repository: str, held: _Held, files: Sequence[PushedFile], message: str) -> _Held:
-    """What the commit holds; where no answer came that can be used, the branch says whether it was made.
-
-    Not what the branch holds: somebody else may have pushed since, and that is no fault of this commit.
-    """
-    try:
-        made = _commit(hub, repository, held, files, message)
-    except (HubUnavailable, IntegrityError) as error:
-        now = _held(hub, repository)
-        if now is None or _differences(now, files):
-            hint = f"{error.hint}; push again: what the hub has is not sent twice"
-            raise type(error)(error.message, where=repository, hint=hint) from error
-        return now
-    return _require_held(hub, repository, made)
-
-
-def _commit(hub: Hub, repository: str, held: _Held, files: Sequence[PushedFile], message: str) -> str:
-    """Make the commit and return its id."""
-    wanted = {file.path for file in files}
-    operations: list[Any] = [
-        CommitOperationDelete(path, is_folder=False) for path in sorted(held.files.keys() - wanted - _OF_THE_HUB)
-    ]
-    for file in files:
-        added = CommitOperationAdd(file.path, file.content)
-        added.upload_info.sha256 = bytes.fromhex(file.sha256)  # known: no file is read only to be hashed
-        operations.append(added)
-    with _sending(hub, repository):
-        made = hub.api.create_commit(
-            repository, operations, commit_message=message, revision=DEFAULT_REVISION, parent_commit=held.commit
-        )
-        return str(made.oid)
-
-
-@contextmanager
-def _sending(hub: Hub, repository: str) -> Iterator[None]:
-    """Send something with the client: by HTTP alone, with an end to every wait, and with our errors."""
-    constants.HF_HUB_DISABLE_XET = True  # what the variable of that name says; the client reads that only once
-    if not sys.stderr.isatty():
-        disable_progress_bars()
-    session = get_session()
-    before, session.timeout = session.timeout, _STILL_SECONDS
-    try:
-        with hub.errors_at(repository):
-            try:
-                yield
-            except RuntimeError as error:  # the client's own, around what sending a large file ended with
-                cause = error.__cause__
-                raise (cause if isinstance(cause, (HTTPError, ValueError, KeyError, TypeError)) else error) from None
-    except HubRefused as error:
-        raise _explained(hub, repository, error) from error
-    except JSONDecodeError as error:  # a page of a proxy, or of a hub that has too much to do
-        raise HubUnavailable(
-            f"an answer from {hub.endpoint} is no JSON: {error}",
-            where=repository,
-            hint="check that hub.endpoint is a model hub, and the proxy (HTTPS_PROXY)",
-        ) from error
-    except ValueError as error:  # the client's word for a card or a large file that the hub does not take
-        raise HubRefused(f"the hub refuses what was sent: {error}", where=repository) from error
-    except (KeyError, TypeError, AttributeError) as error:  # the client reads without checks
-        raise malformed_answer(repository, f"{type(error).__name__}: {error}") from error
-    finally:
-        session.timeout = before
-
-
-def _explained(hub: Hub, repository: str, error: HubRefused) -> PipelineError:
-    cause = error.__cause__
-    if isinstance(cause, HfHubHTTPError) and cause.response.status_code == _CHANGED_MEANWHILE:
-        return Transient("somebody else changed the branch meanwhile", where=repository, hint="push again")
-    if isinstance(error, AccessForbidden | NotAuthenticated):
-        hint = f"the token in {hub.token_variable} must be valid, and one that may write to {repository}"
-        return type(error)(error.message, where=repository, hint=hint)
-    return error

@@ -22,8 +22,8 @@ from llm_pipeline.config.model import ConfigModel, Line, Revision
 from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.config.quantization import NAMED_SET, Calibration
 from llm_pipeline.config.release import ready_checkpoint
+from llm_pipeline.hub.download import DirectoryNeed, require_space
 from llm_pipeline.hub.model_card import license_change, require_license
-from llm_pipeline.hub.transfer import DirectoryNeed, require_space
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.release.changes import changing
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput

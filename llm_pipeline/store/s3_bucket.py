@@ -7,15 +7,17 @@ import hashlib
 import mimetypes
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 from llm_pipeline.base.errors import IntegrityError, Terminal, Transient
+from llm_pipeline.base.progress import made_progress
 from llm_pipeline.base.timed_connection import AnswerTooLong, passed_limit
 from llm_pipeline.config.s3_place import S3Place
 from llm_pipeline.store.s3_answers import (
@@ -77,6 +79,14 @@ class S3Checksum:
     sha256: str | None
     parts: int
     claimed: str | None
+    version_id: str | None = None
+
+
+class Wanted(NamedTuple):
+    """An object as it was seen: another one under its name is another."""
+
+    name: str
+    etag: str
     version_id: str | None = None
 
 
@@ -231,6 +241,37 @@ class Bucket:
                 if failures == ATTEMPTS:
                     raise translated(error, self.address(item.name)) from error
                 back_off(failures - 1)
+
+    def download(self, objects: Mapping[str, Wanted], directory: Path) -> None:
+        """Bring objects to files, by their paths in a directory; boto3's own transfer manager does the work.
+
+        Raises:
+            Changed: An object is not what is wanted any more.
+            Transient: S3 gives no answer.
+            OSError: The directory cannot be written to.
+        """
+        from s3transfer.exceptions import RetriesExceededError
+        from s3transfer.manager import TransferConfig, TransferManager
+
+        with TransferManager(self.client, TransferConfig(max_request_concurrency=WORKERS)) as manager:
+            begun = {}
+            for path, wanted in objects.items():
+                target = directory / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                place = self._at(wanted.name)
+                version = {"VersionId": wanted.version_id} if wanted.version_id else {}
+                begun[path] = manager.download(place["Bucket"], place["Key"], str(target), extra_args=version)
+            for path, transfer in begun.items():
+                where = self.address(objects[path].name)
+                try:
+                    transfer.result()
+                except RetriesExceededError as error:
+                    raise translated(error.last_exception, where) from error
+                except failed_requests() as error:
+                    raise translated(error, where) from error
+                if transfer.meta.etag != objects[path].etag:
+                    raise Changed("it is not the object that is wanted any more", where=where)
+                made_progress()
 
     def delete(self, name: str, condition: Condition | None = None) -> None:
         """Remove an object, if there is one.

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 sys.path.append(str(Path(__file__).parents[1]))
 
@@ -43,6 +44,8 @@ TOKEN = "hf_writerofthistestonly"
 
 @pytest.fixture
 def writer(local_hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """A connection with a token that may write what it creates."""
+    """A connection with a token that may write what it creates, to a hub that speaks LFS alone."""
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     return connect(local_hub.endpoint, TOKEN_VARIABLE)

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import pytest
 
-from llm_pipeline.hub.transfer import SPARE_BYTES, DirectoryNeed, DiskTooSmall, require_space
+from llm_pipeline.hub.download import DirectoryNeed, DiskTooSmall, require_space
 
 FREE = 1_000_000_000
-MOST = FREE - SPARE_BYTES
+MOST = FREE
 
 
 class Usage(NamedTuple):
@@ -34,7 +34,7 @@ def test_two_copies_on_one_disk_need_twice_the_space(tmp_path: Path) -> None:
         DirectoryNeed("store", tmp_path / "store", MOST // 2),
     )
     require_space(*halves)
-    with pytest.raises(DiskTooSmall, match=r"938 MB are still to be fetched and only 1,000 MB") as caught:
+    with pytest.raises(DiskTooSmall, match=r"1 GB are still to be fetched and only 1 GB") as caught:
         require_space(*halves, DirectoryNeed("store", tmp_path / "store", 2_000_000))
     assert "work_root and store" in caught.value.where
 

@@ -23,7 +23,6 @@ from llm_pipeline.base.confinement import confined
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.demo.hub import publish_revision
-from llm_pipeline.hub.transfer import Transfer
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import execute
 from llm_pipeline.store import open_store
@@ -114,7 +113,7 @@ class World:
 def world(tmp_path: Path, local_hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # other tests of this process may have it on
-    monkeypatch.setattr(Transfer, "_backoff_unit_seconds", 0.01)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _seconds: None)
     return World(tmp_path, local_hub)
 
 
@@ -179,7 +178,6 @@ def test_tasks_that_bring_their_data_need_nothing_of_the_hub(world: World) -> No
 
 def test_a_stopped_fetch_goes_on_at_the_same_commit_though_the_branch_has_moved(world: World) -> None:
     first = world.publish()
-    world.hub.fail("cut", "test-00001.parquet", after_bytes=500)
     world.hub.fail("status", "test-00001.parquet", times=5)
     kind, message, _ = refusal(world.run(task()))
     assert kind == "HubUnavailable", message
@@ -188,7 +186,6 @@ def test_a_stopped_fetch_goes_on_at_the_same_commit_though_the_branch_has_moved(
     result = world.run(task())
     assert isinstance(result, StageResult), result
     assert held_data_sets(world.store.fetch(result.artifacts["eval_data"]))[0].commit == first
-    assert world.hub.downloads("test-00001.parquet")[-1][1] == "bytes=500-"
     assert len(prompts(world.loaded(result))) == 10
 
 
@@ -217,7 +214,7 @@ def test_a_wrong_byte_is_fetched_again_once_and_then_refused(world: World) -> No
     (world.source / "NOTES.txt").write_text("another commit")
     world.publish()
     kind, message, _ = refusal(world.run(task(), release="another"))
-    assert (kind, "in two attempts" in message) == ("WrongBytes", True)
+    assert (kind, "in 2 attempts" in message) == ("WrongBytes", True)
 
 
 def test_a_gated_data_set_needs_the_deployments_token(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

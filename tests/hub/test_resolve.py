@@ -13,12 +13,20 @@ from huggingface_hub import constants
 
 from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient, Unsupported
+from llm_pipeline.hub import hub_source
 from llm_pipeline.hub.access import Hub, HubRefused, HubUnavailable, RepositoryRenamed, connect
 from llm_pipeline.hub.hub_source import HubSource
 
 from .conftest import TOKEN_VARIABLE, LocalHub, safetensors_bytes
 
 SECRET = "hf_canarytokenthatmustnotleak"
+
+
+@pytest.fixture(autouse=True)
+def _asked_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an answer means is told by the first one; another test asks again."""
+    if "again" not in request.node.name:
+        monkeypatch.setattr(hub_source, "_WAITS_SECONDS", ())
 
 
 def resolve_revision(hub: Hub, model_id: str, revision: str = "main") -> PinnedModel:
@@ -140,6 +148,47 @@ def test_throttling_and_server_errors_are_transient(local_hub: LocalHub, hub: Hu
         resolve_revision(hub, "demo/tiny")
     assert caught.value.family == "transient"
     assert caught.value.retry_after_seconds == 7
+
+
+def test_a_hub_that_is_busy_for_a_moment_is_asked_again_after_the_time_that_it_names(
+    local_hub: LocalHub, hub: Hub
+) -> None:
+    commit, began = local_hub.publish(), time.monotonic()
+    local_hub.fail("status", "/revision/main", status=503, retry_after_seconds=1)
+    local_hub.fail("status", "config.json", status=503, retry_after_seconds=1)
+    look = HubSource(hub).look("demo/tiny", "main")
+    assert look.name == f"demo/tiny@{commit[:12]}"
+    assert look.read("config.json", 2, 13) == b"architectures"
+    assert time.monotonic() - began >= 2
+
+
+def test_a_wait_of_hours_is_not_waited_for_before_the_hub_is_asked_again(local_hub: LocalHub, hub: Hub) -> None:
+    local_hub.publish()
+    local_hub.fail("status", "/revision/main", status=429, retry_after_seconds=7200)
+    with pytest.raises(HubUnavailable) as caught:
+        resolve_revision(hub, "demo/tiny")
+    assert caught.value.retry_after_seconds == 7200
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ({"body": "[" * 300_000}, "RecursionError"),
+        (
+            {"body": '{"id": "demo/tiny", "sha": "' + "0" * 40 + '", "siblings": [{"rfilename": null}]}'},
+            "without a name",
+        ),
+        ({"status": 302, "headers": {"Location": f"https://{'a' * 300}/"}}, "label too long"),
+    ],
+    ids=["nested deep", "a file without a name", "a redirect to no host"],
+)
+def test_an_answer_made_to_break_its_reader_is_refused_with_one_clear_error(
+    local_hub: LocalHub, hub: Hub, answer: dict[str, object], told: str
+) -> None:
+    local_hub.publish()
+    local_hub.fail("status", "/revision/main", **({"status": 200} | answer))
+    with pytest.raises(IntegrityError, match=f"cannot be used.*{told}"):
+        resolve_revision(hub, "demo/tiny")
 
 
 BAD_TOKEN = {"X-Error-Message": "Invalid credentials in Authorization header"}

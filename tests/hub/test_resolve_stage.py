@@ -13,8 +13,8 @@ import yaml
 from pydantic import JsonValue
 
 from llm_pipeline.config.overrides import Overrides
-from llm_pipeline.hub import transfer
-from llm_pipeline.hub.transfer import DiskTooSmall
+from llm_pipeline.hub import download
+from llm_pipeline.hub.download import DiskTooSmall
 from llm_pipeline.planning import host
 from llm_pipeline.questions import budget_question, planned_text
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
@@ -100,7 +100,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Sets the bytes that are free on every disk, for this stage's own check."""
 
     def set_free(count: int) -> None:
-        monkeypatch.setattr(transfer.shutil, "disk_usage", lambda _: Usage(10**12, 0, count))
+        monkeypatch.setattr(download.shutil, "disk_usage", lambda _: Usage(10**12, 0, count))
         monkeypatch.setattr(host, "free_bytes", lambda _: 10**12)
 
     return set_free
@@ -194,13 +194,13 @@ def test_a_release_of_another_config_is_no_release_before(release: Release, loca
 def test_a_disk_that_cannot_hold_work_and_store_is_named_with_the_numbers(
     release: Release, local_hub: LocalHub, free: Callable[[int], None]
 ) -> None:
-    free(transfer.SPARE_BYTES + 5_999_000)
+    free(5_999_000)
     error = release.refusal().error
     assert error.type == DiskTooSmall.__name__
-    assert error.message == "6 MB are still to be fetched and only 70 MB are free"
+    assert error.message == "6 MB are still to be fetched and only 6 MB are free"
     assert error.where.startswith("work_root and store")
     assert only_looked_at(local_hub)
-    free(transfer.SPARE_BYTES + 6_002_000)
+    free(6_002_000)
     release.resolve()
 
 

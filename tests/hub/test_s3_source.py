@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
-from llm_pipeline.base.bounded_aws import AnswerLimits
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.config.store import store_settings
 from llm_pipeline.hub.download import download_model
 from llm_pipeline.hub.s3_source import S3Source
-from llm_pipeline.hub.source import Body, SourceRefused, SourceTooSlow, SourceUnavailable
-from llm_pipeline.hub.transfer import Transfer
-from llm_pipeline.store import s3_bucket
+from llm_pipeline.hub.source import SourceRefused
 
 from .conftest import CONFIG, safetensors_bytes
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from s3_faults import dripping, faulty, is_a
 
 WEIGHTS = safetensors_bytes()
 FILES = {
@@ -58,11 +48,6 @@ class Prefix:
 @pytest.fixture
 def prefix(s3: Any) -> Prefix:
     return Prefix(s3)
-
-
-@pytest.fixture(autouse=True)
-def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Transfer, "_backoff_unit_seconds", 0.01)
 
 
 def content(directory: Path) -> dict[str, bytes]:
@@ -121,31 +106,6 @@ def test_in_a_bucket_with_versions_the_pinned_one_is_read_after_a_change(prefix:
     assert content(tmp_path / "checkpoint") == FETCHED
 
 
-def test_an_interrupted_read_goes_on_at_its_byte(
-    prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, asked = prefix.resolve(), []
-    whole = S3Source.open
-
-    @contextmanager
-    def interrupted(source: S3Source, model: PinnedModel, file: HubFile, start: int) -> Iterator[Body]:
-        with whole(source, model, file, start) as body:
-            if file.path != "model.safetensors":
-                yield body
-                return
-            asked.append(start)
-            yield Body(body.start, _cut(body.chunks) if len(asked) == 1 else body.chunks)
-
-    def _cut(chunks: Iterator[bytes]) -> Iterator[bytes]:
-        yield next(chunks)
-        raise SourceUnavailable("cut")
-
-    monkeypatch.setattr(S3Source, "open", interrupted)
-    download_model(prefix.source, model, tmp_path / "checkpoint")
-    assert asked == [0, 256 * 1024]
-    assert content(tmp_path / "checkpoint") == FETCHED
-
-
 def test_a_deleted_object_is_refused(prefix: Prefix, tmp_path: Path) -> None:
     model = prefix.resolve()
     prefix.client.delete_object(Bucket=prefix.bucket, Key="models/tiny/model.safetensors")
@@ -180,16 +140,3 @@ def test_no_credentials_are_refused_with_what_to_set(prefix: Prefix, monkeypatch
     with pytest.raises(SourceRefused, match="no credentials") as caught:
         prefix.resolve()
     assert "AWS_ACCESS_KEY_ID" in caught.value.hint
-
-
-def test_an_object_that_drips_is_given_up_although_each_attempt_gets_further(
-    prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, access, connect = prefix.resolve(), prefix.source.access, s3_bucket.connect
-    monkeypatch.setattr(s3_bucket, "connect", lambda config: connect(config, AnswerLimits(window_seconds=0.1)))
-    with faulty(access.endpoint or "") as faults:
-        faults.inject(dripping(0.02, at_once=300_000), when=is_a("GET", "model.safetensors"), times=1000)
-        source = S3Source(access.model_copy(update={"endpoint": faults.endpoint}))
-        with pytest.raises(SourceTooSlow, match="fewer than 10000 a second"):
-            Transfer(source, model, tmp_path).fetch(weights_of(model))
-    assert len(faults.requests) == 5
