@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import struct
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 from aiohttp import web
 from hub_faults import Fault, Faults, fault_middleware
 from hub_uploads import LONGEST_COMMIT_BYTES, add_uploads
+from huggingface_hub import constants
 from tiny_tokenizer import TOKENIZER
 
 from llm_pipeline.base.digest import sha256_bytes
@@ -83,7 +85,8 @@ class LocalHub:
 
 @contextmanager
 def serve_local_hub(directory: Path) -> Iterator[LocalHub]:
-    """A hub on a free port; large files come in parts of a million bytes."""
+    """A hub on a free port, which does not speak Xet; large files come in parts of a million bytes."""
+    constants.HF_HUB_DISABLE_XET, os.environ["HF_HUB_DISABLE_XET"] = True, "1"
     root = directory / "hub"
     root.mkdir()
     faults = Faults()

@@ -56,7 +56,10 @@ class HubSource:
         return ModelLook(model.name, sizes, lambda path, start, length: self._read(model, path, start, length))
 
     def fetch(self, model: PinnedModel, file: HubFile, directory: Path) -> None:
-        with self.hub.errors_at(self._page_of(model)):
+        _patiently(lambda: self._download(model, file, directory))
+
+    def _download(self, model: PinnedModel, file: HubFile, directory: Path) -> None:
+        with self.hub.errors_at(f"{self._page_of(model)}: {file.path}"):
             self.hub.api.hf_hub_download(
                 model.id,
                 file.path,

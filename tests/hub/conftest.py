@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
 
 sys.path.append(str(Path(__file__).parents[1]))
 
@@ -44,8 +43,6 @@ TOKEN = "hf_writerofthistestonly"
 
 @pytest.fixture
 def writer(local_hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """A connection with a token that may write what it creates, to a hub that speaks LFS alone."""
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    """A connection with a token that may write what it creates."""
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     return connect(local_hub.endpoint, TOKEN_VARIABLE)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from time import sleep
 from typing import NamedTuple
 
 import pytest
@@ -239,7 +240,7 @@ def test_kill_9_then_the_same_call_goes_on_with_the_files_that_were_whole(
     deadline, whole = time.monotonic() + 60, ("config.json", "tokenizer.json")
     while not (local_hub.downloads(WEIGHTS) and all((destination / name).exists() for name in whole)):
         assert time.monotonic() < deadline, "the download does not move"
-        time.sleep(0.02)
+        sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert WEIGHTS not in content(destination)
