@@ -17,7 +17,7 @@ from lm_eval.models.openai_completions import LocalCompletionsAPI
 from lm_eval.models.utils import normalize_gen_kwargs
 
 from llm_pipeline.accuracy.scorer import CheckedModel, begin_token, template_arguments
-from llm_pipeline.base.errors import PipelineError, Transient, Unsupported
+from llm_pipeline.base.errors import ConfigError, PipelineError, Transient, Unsupported
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.release import CheckpointEvaluation
 from llm_pipeline.serving.completions import COMPLETIONS_PATH, header_secrets, refusal_text, shown
@@ -27,6 +27,8 @@ _REQUESTS_IN_FLIGHT = 32
 _ATTEMPTS = 3
 _MAXIMUM_STOP_WORDS = 8
 """A request takes no more; what comes after another stop word is cut off by the scorer."""
+_DENIED = ("HTTP 401", "HTTP 403")
+_KEY = "the variable that the endpoint names as api_key_variable holds another key than the server wants"
 _PLAIN = {"top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 """Said with every request: a server takes what is left out from the model's generation_config.json."""
 _PLAIN_DRAWS = {"top_k": -1, "min_p": 0.0}
@@ -85,6 +87,7 @@ class ServedModel(CheckedModel, LocalCompletionsAPI):  # type: ignore[misc]  # l
 
         Raises:
             Transient: The server does not answer, or answers with an error, three times.
+            ConfigError: It refuses access.
             Unsupported: It does not echo prompts with their logprobs.
         """
         return self._asked(super().loglikelihood, requests)
@@ -103,6 +106,8 @@ class ServedModel(CheckedModel, LocalCompletionsAPI):  # type: ignore[misc]  # l
             raise
         except Exception as error:  # noqa: BLE001 - whatever an answer that is none leads to
             said = self._words.said or f"{type(error).__name__}: {error}"
+            if said.startswith(_DENIED):
+                raise ConfigError(f"the server refuses access: {said}", where=self.base_url, hint=_KEY) from None
             problem = f"no usable answer in {_ATTEMPTS} attempts: {said}"
             raise Transient(problem, where=self.base_url) from None  # the cause holds the headers
         finally:

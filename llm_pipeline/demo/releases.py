@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from llm_pipeline.base.errors import ExitCode, Transient
 from llm_pipeline.base.logging import write_readable_lines
 from llm_pipeline.base.text_table import underlined
-from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
@@ -21,6 +20,7 @@ from llm_pipeline.local_run import LocalRun
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.record import report_name
 from llm_pipeline.release_progress import ReleaseProgress
+from llm_pipeline.stages.load_test import STAGE
 from llm_pipeline.store import open_store
 from llm_pipeline.store.pointers import Pointer, read_pointers
 
@@ -170,6 +170,12 @@ def _stage_of(task: TaskState) -> tuple[str, str]:
     return task.task_id.rpartition(".")[2], subject
 
 
+def load_decided_nothing(flow: ReleaseProgress) -> bool:
+    """Whether a load test ended without a decision, as on a busy machine."""
+    tested = [flow.find("load_test", target) for target in flow.targets]
+    return any(STAGE.may_decide_again(result.judgement) for result in tested if result is not None)
+
+
 def verdict_rows(flow: ReleaseProgress) -> Iterator[list[str]]:
     """Rows of the verdict table: stage, subject, verdict, what was measured."""
     gates = [result for result in flow.results().values() if result.judgement is not None]
@@ -259,12 +265,13 @@ class Demo:
         """
         name = f"{self._model.release}-baseline"
         for _ in range(_FIRST_RELEASE_TRIES):
-            verdict = LocalRun(self._layout.release(name), approve=lambda _question: True).run()
+            run = LocalRun(self._layout.release(name), approve=lambda _question: True)
+            run.run()
             if (production := self._production()) is not None:
                 return production
-            if verdict not in (Verdict.INCONCLUSIVE, Verdict.ANOMALOUS):
-                break
-            self._console.step("nothing was decided; what was undecided is measured again")
+            if run.flow is None or not load_decided_nothing(run.flow):
+                break  # anything else would come to the same
+            self._console.step("the load test decided nothing; it is measured again")
         raise Transient(
             "the unquantized model did not reach production; the lines above say what stopped it",
             where=name,

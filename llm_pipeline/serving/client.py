@@ -65,6 +65,7 @@ class Generation:
         finish_reason: `length`, `stop` or `cancelled`; empty when the final chunk is missing.
         status: HTTP status; 0 when there was no answer.
         error: Why the answer cannot be used; empty when it can.
+        late: It cannot because it was not whole in time, which is no wrong answer.
         sent_at: `time.perf_counter()` at the send.
         first_token_seconds: First chunk with text in it; None without one.
         total_seconds: Until the last byte.
@@ -76,6 +77,7 @@ class Generation:
     finish_reason: str = ""
     status: int = 0
     error: str = ""
+    late: bool = False
     sent_at: float = 0.0
     first_token_seconds: float | None = None
     total_seconds: float = 0.0
@@ -99,6 +101,7 @@ class _Reading:
     finish_reason: str = ""
     status: int = 0
     error: str = ""
+    late: bool = False
     first_token_seconds: float | None = None
 
     def elapsed(self) -> float:
@@ -137,6 +140,7 @@ class _Reading:
             finish_reason=self.finish_reason,
             status=self.status,
             error=self.error or self.reader.lacks() or (flaw[1] if flaw else ""),
+            late=self.late,
             sent_at=self.sent_at,
             first_token_seconds=self.first_token_seconds,
             total_seconds=self.elapsed(),
@@ -240,6 +244,7 @@ class GenerationClient:
                 else:
                     reading.add(await read_body(answer))
         except TimeoutError:
+            reading.late = not reading.error
             reading.error = reading.error or f"no complete answer within {self._timeout.total:g} s"
         except NO_ANSWER as error:
             reading.error = reading.error or f"{type(error).__name__}: {error}"

@@ -16,7 +16,7 @@ from openai_server import KEY, OpenAiDouble
 from small_tasks import CHOICE, SAY, write_chat_model, write_tasks
 
 from llm_pipeline.accuracy.evaluate import evaluate_baseline, evaluate_served
-from llm_pipeline.base.errors import IntegrityError, Transient, Unsupported
+from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient, Unsupported
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
@@ -94,7 +94,7 @@ def test_what_a_server_refuses_is_told_without_its_key(inputs, tmp_path, monkeyp
     with (
         caplog.at_level(logging.DEBUG),
         OpenAiDouble(key=KEY) as server,
-        pytest.raises(Transient, match="401: Incorrect API key") as refused,
+        pytest.raises(ConfigError, match="401: Incorrect API key") as refused,
     ):
         served(server, inputs, tmp_path, key="TEST_KEY")
     told = f"{refused.value!r} {refused.value.__cause__} {caplog.text} {capfd.readouterr()}"

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.demo.local_airflow import TaskState
-from llm_pipeline.demo.releases import Console, FollowedRun
+from llm_pipeline.demo.releases import Console, FollowedRun, load_decided_nothing
 
 
 def airflow(log: list[str]) -> Any:
@@ -44,3 +45,12 @@ def test_a_task_that_failed_without_a_verdict_says_why(log, said, capsys):
     assert ("out of memory -> use a smaller batch" in shown) is said
     assert "traceback" not in shown
     assert client.asked == {"attempt": 2, "map_index": 1}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "again"), [(None, False), (Verdict.GO, False), (Verdict.NO_GO, False), (Verdict.INCONCLUSIVE, True)]
+)
+def test_only_a_load_test_that_decided_nothing_is_worth_a_second_try(verdict, again) -> None:
+    found = None if verdict is None else SimpleNamespace(judgement=SimpleNamespace(verdict=verdict))
+    flow = SimpleNamespace(targets=("cpu",), find=lambda stage, _: found if stage == "load_test" else None)
+    assert load_decided_nothing(flow) is again  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -87,6 +88,16 @@ def test_answers_in_one_piece_every_time_are_replayed_whatever_the_server_counts
     assert judged(Scripted((TOKENS, 1.0), (1, 1.0), (TOKENS, 1.0))).verdict == "GO"
     assert judged(Scripted((2, 1.0), (1, 1.0))).verdict == "GO"  # so it always sends
     assert judged(Scripted((TOKENS, 1.0), (8, 1.0))).verdict == "GO"  # drafts of twelve tokens
+
+
+@pytest.mark.parametrize(("late", "verdict"), [(True, "INCONCLUSIVE"), (False, "NO_GO")])
+def test_no_answer_in_time_is_no_wrong_answer(late: bool, verdict: str) -> None:
+    class Busy(Scripted):
+        def _next(self, count: int) -> list[Generation]:
+            return [replace(super()._next(1)[0], error="no complete answer within 30 s", late=late)] * count
+
+    evidence = judged(Busy((TOKENS, 1.0), (TOKENS, 1.0)))
+    assert (evidence.verdict, evidence.detail) == (verdict, "Not answered: no complete answer within 30 s")
 
 
 def test_without_a_count_chance_tells_and_without_chance_nobody_can() -> None:
