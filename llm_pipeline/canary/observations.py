@@ -233,7 +233,7 @@ def _request(
     server = slot_of_address(entry.get("host"))
     elsewhere = (_count(entry["attempts"]) or 0) > 1 or server != arm
     route = next((route for route in _ROUTES if path.endswith(route)), "")
-    asking = 0.0 if not route else _positive(entry.get("asked_ms")) or 0.0  # a gRPC stream asks as long as it lasts
+    asking = _positive(entry.get("asked_ms")) or 0.0
     broken, refused = ending == "failed", ending == "refused"
     fault = broken or (ending == "answered" and elsewhere)
     has_text = entry.get("has_text") if route and ending in ("answered", "failed") else None

@@ -2,7 +2,8 @@
 
 A Triton server lets anyone who reaches it unload models, change logging and map shared memory. So routers pass on only
 inference, health and metadata of the one model, by whole paths; model control stays on the server's own address. A
-model's configuration and statistics reveal other users and the host's files, so they are not passed on either.
+model's configuration and statistics reveal other users and the host's files, so they are not passed on either. Nor are
+streams of gRPC: clients that leave some of them end Triton 2.51, which then frees a request twice.
 
 Source: the protocol extensions in `docs/protocol` of triton-inference-server/server, and KServe's open inference
 protocol, version 2.
@@ -41,7 +42,6 @@ class UsersApi:
         second_opinions: Refusals that are asked of the other slot, too, while a release is on trial.
         json_levels: Lists and objects within each other that a posted body may have; None where the server bounds them.
         grpc_calls: Methods with one request and one answer.
-        grpc_streams: Methods that are a stream of requests and of answers.
     """
 
     reads: str
@@ -51,7 +51,6 @@ class UsersApi:
     second_opinions: tuple[HTTPStatus, ...]
     json_levels: int | None = None
     grpc_calls: tuple[str, ...] = ()
-    grpc_streams: tuple[str, ...] = ()
 
 
 TRITON_API = UsersApi(
@@ -68,7 +67,6 @@ TRITON_API = UsersApi(
         ),
         "/grpc.health.v1.Health/Check",
     ),
-    grpc_streams=(f"{_GRPC_SERVICE}ModelStreamInfer",),
 )
 
 OPENAI_API = UsersApi(
@@ -88,11 +86,13 @@ OPENAI_API = UsersApi(
 """The answers of `/v1/responses` and `/v1/embeddings` are not read, so they are not passed on."""
 
 OPENAI_BESIDE_TRITON = replace(OPENAI_API, reads="/v1/models(/.+)?", healthy_below=HTTPStatus.MULTIPLE_CHOICES)
-"""Our own process, whose health is for its operator."""
+"""What is started here, whose health is for its operator."""
 
 
-def apis_of(slots: Mapping[Any, SlotServer]) -> dict[Protocol, UsersApi]:
+def apis_of(slots: Mapping[Any, SlotServer], *, only_openai: bool = False) -> dict[Protocol, UsersApi]:
     """What users of a place's slots may ask for, by the protocol of the servers that are asked; HTTP is the last."""
     if speaks_openai(slots):
         return {"http": OPENAI_API}
+    if only_openai:
+        return {"http": OPENAI_BESIDE_TRITON}
     return {"grpc": TRITON_API, "openai": OPENAI_BESIDE_TRITON, "http": TRITON_API}

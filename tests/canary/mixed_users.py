@@ -1,6 +1,6 @@
 """Users of all kinds at once, as a process: mixed_users.py PORT RATE RECORD.
 
-Completions, whole and streamed, unary gRPC and gRPC streams; the record says, too, which server gave the answers.
+Completions, whole and streamed, and unary gRPC; the record says, too, which server gave the answers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc.aio
 from arriving_users import ArrivingUsers, IncompleteAnswer, serve
 
-SHARES = {"unary": 0.5, "sse": 0.2, "grpc unary": 0.2, "grpc stream": 0.1}
+SHARES = {"unary": 0.5, "sse": 0.3, "grpc unary": 0.2}
 ANSWER_SECONDS = float(os.environ.get("USERS_WAIT_SECONDS", "30"))
 """A user waits so long for a whole answer."""
 
@@ -34,7 +34,6 @@ class Users(ArrivingUsers):
             "unary": self._unary,
             "sse": self._events,
             "grpc unary": self._grpc_unary,
-            "grpc stream": self._grpc_stream,
         }
 
     async def connect(self, stack: contextlib.AsyncExitStack) -> None:
@@ -61,16 +60,6 @@ class Users(ArrivingUsers):
         call = random.choice(self.channels).unary_unary(f"{_SERVICE}ModelInfer")  # noqa: S311
         answer: bytes = await call(b"one", timeout=self.answer_seconds)
         return answer.decode()
-
-    async def _grpc_stream(self) -> str:
-        channel = random.choice(self.channels)  # noqa: S311
-        call = channel.stream_stream(f"{_SERVICE}ModelStreamInfer")(timeout=self.answer_seconds)
-        await call.write(b"one")
-        await call.done_writing()
-        answers = [answer async for answer in call]
-        if len(answers) != _TOKENS:
-            raise IncompleteAnswer(f"{len(answers)} of {_TOKENS} tokens")
-        return bytes(answers[-1]).decode()
 
 
 def _body(*, stream: bool) -> dict[str, object]:

@@ -40,7 +40,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 GENERATE = "/v2/models/llm/generate"
 INFER = "/inference.GRPCInferenceService/ModelInfer"
-STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 JSON = {"content-type": "application/json"}
 MIB = 1024 * 1024
 LIMITS = UserLimits(largest_request_mib=4, connections=40, streams_per_connection=8, header_seconds=1.0, memory_mib=512)
@@ -138,18 +137,6 @@ def test_a_grpc_call_that_is_too_large_is_refused(port) -> None:
     error = asyncio.run(refusal())
     assert error.code() not in (grpc.StatusCode.OK, grpc.StatusCode.DEADLINE_EXCEEDED)
     assert "larger than 4 MiB" in str(error.details())
-
-
-def test_a_grpc_stream_may_carry_more_than_one_request_may(port) -> None:
-    async def answers() -> int:
-        async with grpc.aio.insecure_channel(f"{HOST}:{port}") as channel:
-            stream = channel.stream_stream(STREAM)(timeout=20)
-            for _ in range(3):
-                await stream.write(b"x" * (2 * MIB))
-            await stream.done_writing()
-            return len([message async for message in stream])
-
-    assert asyncio.run(answers()) == 18
 
 
 def test_headers_that_arrive_slowly_do_not_hold_a_connection(port) -> None:

@@ -53,7 +53,7 @@ def test_a_request_is_read_with_its_arm_and_times(path) -> None:
 
 
 def test_grpc_arms_are_the_same_slots(path) -> None:
-    assert one(path, cluster="green_grpc_failover", host="127.0.0.1:2", path="/x/ModelStreamInfer").arm == "green"
+    assert one(path, cluster="green_grpc_failover", host="127.0.0.1:2", path="/x/ModelInfer").arm == "green"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_an_answer_without_text_is_empty(path) -> None:
     "unread",
     [
         {"path": "/v2/models/llm/generate"},
-        {"path": "/inference.GRPCInferenceService/ModelStreamInfer"},
+        {"path": "/inference.GRPCInferenceService/ModelInfer"},
         {"has_text": None},
         {"has_text": "0", "code": 503},
     ],
@@ -252,7 +252,7 @@ def test_a_grpc_status_is_a_refusal_or_a_fault(path, status, refused) -> None:
     assert (request.error, request.refused, request.fault) == (refused is not None, bool(refused), refused is False)
 
 
-@pytest.mark.parametrize("route", ["/v2/models/llm/generate", "/inference.GRPCInferenceService/ModelStreamInfer"])
+@pytest.mark.parametrize("route", ["/v2/models/llm/generate", "/inference.GRPCInferenceService/ModelInfer"])
 def test_of_tritons_own_api_the_status_alone_is_judged(path, route) -> None:
     well, failed = one(path, path=route, total_ms=70_000), one(path, path=route, code=503)
     values = [[value_of(request, metric) for metric in METRICS] for request in (well, failed)]
@@ -262,5 +262,3 @@ def test_of_tritons_own_api_the_status_alone_is_judged(path, route) -> None:
 def test_how_slowly_a_user_sends_is_no_time_of_the_server(path) -> None:
     request = one(path, asked_ms=700, first_byte_ms=705, total_ms=709)
     assert (request.first_byte_milliseconds, request.total_milliseconds) == (5.0, 9.0)
-    stream = one(path, path="/x/ModelStreamInfer", cluster="blue_grpc", asked_ms=9, first_byte_ms=5, total_ms=9)
-    assert (stream.first_byte_milliseconds, stream.total_milliseconds) == (5.0, 9.0)

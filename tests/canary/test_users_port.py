@@ -179,13 +179,24 @@ def test_the_metadata_of_a_grpc_answer_names_the_release(site: Site) -> None:
     async def names() -> set[str | None]:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{site.place.port}") as channel:
             called = channel.unary_unary(f"{SERVICE}ModelInfer")(b"", timeout=10)
-            streamed = channel.stream_stream(f"{SERVICE}ModelStreamInfer")(iter([b""]), timeout=10)
-            said = [await called.initial_metadata(), await streamed.initial_metadata()]
-        return {dict(metadata).get("x-llm-release") for metadata in said}
+            return {dict(await called.initial_metadata()).get("x-llm-release")}
 
     deadline = time.monotonic() + 60
     while (found := asyncio.run(names())) != {"r1"}:
         assert time.monotonic() < deadline, found
+
+
+def test_a_stream_of_grpc_which_can_end_triton_is_not_implemented_and_the_answer_says_what_is(port: int) -> None:
+    async def refusal() -> grpc.aio.AioRpcError:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stream = channel.stream_stream(f"{SERVICE}ModelStreamInfer")(iter([b""]), timeout=10)
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await stream.read()
+            return raised.value
+
+    error = asyncio.run(refusal())
+    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert "ask by /v1/chat/completions" in str(error.details())
 
 
 def test_a_grpc_path_without_grpc_is_not_found(port: int) -> None:

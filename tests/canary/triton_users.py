@@ -1,6 +1,6 @@
 """Users of a real Triton, as a process: triton_users.py PORT RATE RECORD WAIT_SECONDS KIND...
 
-Kinds: unary, sse, grpc-unary, grpc-stream; each request is one of those named. They arrive as a Poisson process and
+Kinds: unary, sse; each request is one of those named. They arrive as a Poisson process and
 leave after WAIT_SECONDS. The record says what became of every request. SIGTERM ends the arrivals; the last record
 accounts for all.
 """
@@ -17,10 +17,6 @@ from collections import Counter
 from pathlib import Path
 
 import aiohttp
-import numpy as np
-import tritonclient.grpc as triton
-import tritonclient.grpc.aio as asynchronous
-from tritonclient.utils import InferenceServerException
 
 WORDS = ("amber", "birch", "cedar", "dune", "ember", "fjord", "glade", "heron")
 TOKENS = 12
@@ -33,7 +29,7 @@ class Refused(Exception):
 
 class Users:
     def __init__(self, port: int, wait_seconds: float, kinds: list[str]) -> None:
-        self.url, self.address = f"http://127.0.0.1:{port}/v1/completions", f"127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{port}/v1/completions"
         self.wait_seconds, self.kinds = wait_seconds, kinds
         self.sent = self.answered = 0
         self.reasons: Counter[str] = Counter()
@@ -41,10 +37,7 @@ class Users:
 
     async def run(self, rate: float, stop: asyncio.Event) -> None:
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
-        async with (
-            aiohttp.ClientSession(connector=connector) as self.session,
-            asynchronous.InferenceServerClient(self.address) as self.client,
-        ):
+        async with aiohttp.ClientSession(connector=connector) as self.session:
             due = time.monotonic()
             while not stop.is_set():
                 due += random.expovariate(rate)
@@ -57,13 +50,13 @@ class Users:
     async def _one(self, kind: str) -> None:
         self.sent += 1
         prompt = " ".join(random.choices(WORDS, k=6))  # noqa: S311
-        ask = {"unary": self._unary, "sse": self._sse, "grpc-unary": self._infer, "grpc-stream": self._stream}[kind]
+        ask = {"unary": self._unary, "sse": self._sse}[kind]
         try:
             await asyncio.wait_for(ask(prompt), self.wait_seconds)
             self.answered += 1
         except TimeoutError:
             self.reasons[f"{kind}: left after {self.wait_seconds:g} s"] += 1
-        except (aiohttp.ClientError, InferenceServerException, Refused, OSError) as error:
+        except (aiohttp.ClientError, Refused, OSError) as error:
             self.reasons[f"{kind}: {type(error).__name__} {error}"[:160]] += 1
 
     async def _unary(self, prompt: str) -> None:
@@ -78,23 +71,6 @@ class Users:
             if response.status != 200 or chunks[-1:] != [b"data: [DONE]\n"]:
                 raise Refused(f"{response.status} {chunks[-1:]}")
 
-    async def _infer(self, prompt: str) -> None:
-        await self._last_of_stream(prompt, stream=False)
-
-    async def _stream(self, prompt: str) -> None:
-        await self._last_of_stream(prompt, stream=True)
-
-    async def _last_of_stream(self, prompt: str, *, stream: bool) -> None:
-        """The model answers gRPC in streams only: in one message, or token by token."""
-
-        async def requests():
-            yield {"model_name": "llm", "inputs": inputs(prompt, stream=stream), "enable_empty_final_response": True}
-
-        answers = self.client.stream_infer(requests())
-        async for _, error in answers:
-            if error is not None:
-                raise Refused(str(error))
-
     def record(self) -> str:
         failed = sum(self.reasons.values())
         return json.dumps({"sent": self.sent, "ok": self.answered, "failed": failed, "reasons": self.reasons})
@@ -102,21 +78,6 @@ class Users:
 
 def body(prompt: str) -> dict[str, object]:
     return {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-
-
-def inputs(prompt: str, *, stream: bool) -> list[triton.InferInput]:
-    values = [
-        ("text_input", np.array([prompt.encode()], dtype=object), "BYTES"),
-        ("max_tokens", np.array([TOKENS], dtype=np.int64), "INT64"),
-        ("stream", np.array([stream]), "BOOL"),
-        ("ignore_eos", np.array([True]), "BOOL"),
-    ]
-    found = []
-    for name, value, kind in values:
-        tensor = triton.InferInput(name, [1], kind)
-        tensor.set_data_from_numpy(value)
-        found.append(tensor)
-    return found
 
 
 async def main() -> None:

@@ -164,7 +164,7 @@ async def set_drill(request: web.Request) -> web.Response:
 
 
 async def start_grpc(port: int) -> grpc.aio.Server:
-    """ModelInfer and ModelStreamInfer on their real paths; messages are the server's name, which no proxy reads."""
+    """ModelInfer on its real path; messages are the server's name, which no proxy reads."""
     import grpc.aio
 
     async def infer(message: bytes, context: grpc.aio.ServicerContext) -> bytes:
@@ -175,17 +175,7 @@ async def start_grpc(port: int) -> grpc.aio.Server:
         await asyncio.sleep(Faults.drill.token_milliseconds * (GRPC_TOKENS - 1) / 1000)
         return NAME.encode()
 
-    async def stream(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        async for _ in requests:
-            if not await think():
-                await context.abort(grpc.StatusCode.INTERNAL, "drill")
-            async for _ in token_times(GRPC_TOKENS):
-                yield NAME.encode()
-
-    methods = {
-        "ModelInfer": grpc.unary_unary_rpc_method_handler(infer),
-        "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(stream),
-    }
+    methods = {"ModelInfer": grpc.unary_unary_rpc_method_handler(infer)}
 
     async def obey(_: bytes, __: grpc.aio.ServicerContext) -> bytes:
         return NAME.encode()

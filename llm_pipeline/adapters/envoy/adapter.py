@@ -49,7 +49,7 @@ class UserLimits(ConfigModel):
 
     Attributes:
         largest_request_mib: Larger bodies are refused with 413; smaller ones are kept until their answer begins, so
-            that the other slot can answer when one fails. A gRPC stream may carry more, and then is not tried again.
+            that the other slot can answer when one fails.
         connections: Open at once, of all users together; further ones are closed.
         streams_per_connection: Requests at once on one HTTP/2 connection; further ones wait.
         header_seconds: Longest time to send a request's headers, and to agree on TLS.
@@ -77,6 +77,7 @@ class EnvoyPlace(RouterModel):
         admin_port: Loopback port of its admin interface.
         address: The address that users connect to; `0.0.0.0` for every one of this host.
         tls: The certificate of that port; None for plain text.
+        only_openai: Users ask by OpenAI's API alone, and not by Triton's routes, which other servers have not.
     """
 
     kind: Literal["envoy"] = "envoy"
@@ -85,6 +86,7 @@ class EnvoyPlace(RouterModel):
     admin_port: Port
     address: IpAddress = "127.0.0.1"
     tls: ServerCertificate | None = None
+    only_openai: bool = False
 
     keeps_sessions: ClassVar[bool] = True
     logs_requests: ClassVar[bool] = True
@@ -106,6 +108,10 @@ class EnvoyPlace(RouterModel):
     def users_certificate(self) -> str | None:
         """That of its port."""
         return self.tls.certificate if self.tls is not None else None
+
+    @property
+    def offers_triton(self) -> bool:
+        return not self.only_openai
 
     @property
     def admin_url(self) -> str:

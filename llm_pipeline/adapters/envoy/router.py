@@ -94,7 +94,9 @@ class EnvoyRouter:
         self.files = files
         self.place = place
         self.slots = slots
-        self._addresses = {slot: addresses_of(server, LOCAL_HOST) for slot, server in slots.items()}
+        self._addresses = {
+            slot: addresses_of(server, LOCAL_HOST, only_openai=place.only_openai) for slot, server in slots.items()
+        }
         self._rejected_before_write: int | None = None
 
     def nearest(self, want: RouteState) -> RouteState:
@@ -157,7 +159,7 @@ class EnvoyRouter:
             OSError: The disk refuses.
         """
         files, place = self.files, self.place
-        _replace_changed(files.clusters, clusters.clusters(self.slots, LOCAL_HOST))
+        _replace_changed(files.clusters, clusters.clusters(self.slots, LOCAL_HOST, only_openai=place.only_openai))
         if place.tls is not None:
             _replace_changed(files.secrets, listener.secrets(place.tls))
         _replace_changed(files.listeners, listener.listeners(files.xds, place, files.access_log))
@@ -208,7 +210,8 @@ class EnvoyRouter:
             if slot in known
             for address in addresses.values()
         }
-        return routes.routes(state, revision, self.place.limits, names, apis_of(self.slots))
+        apis = apis_of(self.slots, only_openai=self.place.only_openai)
+        return routes.routes(state, revision, self.place.limits, names, apis)
 
     def converged(self, revision: str) -> bool | None:
         """Whether Envoy acts on the revision.

@@ -25,13 +25,13 @@ _SHORTER = {"idle_timeout": "60s"}
 """Than the endpoint keeps a connection, which would end while a request is on its way."""
 
 
-def clusters(slots: Mapping[SlotName, SlotServer], host: str = LOCAL_HOST) -> Json:
+def clusters(slots: Mapping[SlotName, SlotServer], host: str = LOCAL_HOST, *, only_openai: bool = False) -> Json:
     """All clusters of every slot and protocol; `host` is where the slots' ports are."""
-    apis = apis_of(slots)
+    apis = apis_of(slots, only_openai=only_openai)
     resources = [
         cluster
         for slot, server in slots.items()
-        for protocol, (where, port) in addresses_of(server, host).items()
+        for protocol, (where, port) in addresses_of(server, host, only_openai=only_openai).items()
         for cluster in _slot_clusters(slot, protocol, address(port, where), apis[protocol])
     ]
     return discovery("1", resources)

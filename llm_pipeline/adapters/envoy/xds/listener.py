@@ -140,7 +140,7 @@ def _refusals(limits: UserLimits) -> Iterator[Json]:
     """Envoy's own answers, as clients of OpenAI's API and of Triton's expect them."""
     by_openais_api = {"header_filter": {"header": {"name": ":path", "string_match": {"prefix": "/v1/"}}}}
     words = {
-        HTTPStatus.NOT_FOUND: "not offered: this endpoint serves inference, health and metadata of its model",
+        HTTPStatus.NOT_FOUND: "not offered: ask by /v1/chat/completions or /v1/completions",
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE: f"the request is larger than {limits.largest_request_mib} MiB",
     }
     for status, text in words.items():

@@ -51,8 +51,10 @@ def replace_json(path: Path, document: dict[str, Any]) -> None:
     replace_durably(path, json.dumps(document).encode())
 
 
-def addresses_of(server: SlotServer, host: str) -> dict[Protocol, tuple[str, int]]:
-    """Host and port by protocol; `host` is where the ports of a Triton are."""
+def addresses_of(server: SlotServer, host: str, *, only_openai: bool = False) -> dict[Protocol, tuple[str, int]]:
+    """Host and port by protocol; `host` is where the ports of our own servers are."""
     if isinstance(server, OpenAiSlot):
         return {"http": server.address}
+    if only_openai:
+        return {"http": (host, server.openai)}
     return {"http": (host, server.http), "grpc": (host, server.grpc), "openai": (host, server.openai)}

@@ -86,8 +86,6 @@ def _offered(state: RouteState, apis: Mapping[Protocol, UsersApi]) -> Iterator[J
         if protocol == "grpc":
             for path in api.grpc_calls:
                 yield {"match": {"path": path, "grpc": {}}, "route": weighted}
-            for path in api.grpc_streams:
-                yield {"match": {"path": path, "grpc": {}}, "route": weighted, **_UNBUFFERED}
             continue
         levels = {"metadata": {"filter_metadata": {LUA: {"json_levels": api.json_levels}}}}
         told = levels if api.json_levels is not None else {}
