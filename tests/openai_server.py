@@ -35,6 +35,7 @@ class OpenAiDouble:
         fault: A fault of every answer; it can be changed later.
         key: API key that it wants; none by default.
         counts: Whether it has metrics.
+        port: Where it listens; 0 for any.
 
     Attributes:
         seen: Bodies of the requests that it could read.
@@ -44,8 +45,16 @@ class OpenAiDouble:
     """
 
     def __init__(
-        self, *, model: str = "llm", fault: str = "", key: str = "", counts: bool = True, states_context: bool = True
+        self,
+        *,
+        model: str = "llm",
+        fault: str = "",
+        key: str = "",
+        counts: bool = True,
+        states_context: bool = True,
+        port: int = 0,
     ) -> None:
+        self._port = port
         self.seen: list[dict[str, Any]] = []
         self.heads: list[str | None] = []
         self.model, self.root, self.url = model, "/checkpoints/llm", ""
@@ -86,7 +95,7 @@ class OpenAiDouble:
         application.router.add_post("/v1/completions", self._complete)
         runner = web.AppRunner(application, shutdown_timeout=0.1)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", self._port).start()
         return runner
 
     def _denied(self, request: web.Request) -> web.Response | None:
@@ -151,7 +160,7 @@ vllm:request_queue_time_seconds_sum{{{labels}}} {len(self.seen) * 0.002}
 
     def _refusal(self, asked: Any) -> web.Response | None:
         prompt, tokens = asked.get("prompt"), asked.get("max_tokens", 16)
-        if asked.get("model") != self.model:
+        if asked.get("model", self.model) != self.model:
             return web.json_response({"error": {"message": "The model does not exist.", "code": 404}}, status=404)
         if not prompt or not isinstance(tokens, int) or not 1 <= tokens < self.longest:
             raise ValueError("prompt or max_tokens")

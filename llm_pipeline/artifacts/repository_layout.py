@@ -15,6 +15,9 @@ ENGINE_DIRECTORY = "engine"
 ENDPOINT_FILE = "endpoint.json"
 """Beside `model.py`: how OpenAI's API is spoken to this model; see `endpoint_description`."""
 
+SERVE_FILE = "serve.json"
+"""Beside `model.py`, where the engine's own server takes Triton's place; see `serve_command`."""
+
 LLM_FILE = "model.yaml"
 CHECKPOINT_DIRECTORY = "checkpoint"
 """Beside `model.py`, for the LLM API; the checkpoint also for vLLM."""

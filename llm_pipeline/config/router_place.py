@@ -38,6 +38,11 @@ class RouterModel(ConfigModel):
     if TYPE_CHECKING:
         kind: str
 
+    @property
+    def offers_triton(self) -> bool:
+        """Whether users may ask by Triton's own routes, too."""
+        return True
+
     def ports_here(self) -> tuple[int, ...]:
         """Ports that it takes on this host, where we start it; `stop` ends it then, too."""
         return ()

@@ -177,6 +177,9 @@ class Target(ConfigModel):
         runtime: How a GPU engine runs the model.
         build: Options of the build.
         serving: How Triton serves the engine.
+        server: What serves it: Triton, or the engine's own server with OpenAI's API: `vllm serve` of engine `vllm`,
+            `trtllm-serve` of `tensorrt_llm_llmapi`. Such a server has neither Triton's routes nor our bounds on its
+            queue, and runs on this host only.
     """
 
     name: Name
@@ -195,6 +198,7 @@ class Target(ConfigModel):
     runtime: RuntimeOptions = RuntimeOptions()
     build: EngineBuildOptions = EngineBuildOptions()
     serving: ServingOptions = ServingOptions()
+    server: Literal["triton", "vllm", "trtllm"] = "triton"
 
     @field_validator("engine_options", mode="wrap")
     @classmethod
@@ -213,8 +217,10 @@ class Target(ConfigModel):
 
     @model_serializer(mode="wrap")
     def _without_options_that_it_has_not(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Stage keys of engines of ours are what they were before engines had options."""
+        """Stage keys are what they were before targets had these."""
         document: dict[str, Any] = handler(self)
+        if document.get("server") == "triton":
+            del document["server"]
         if document.get("engine_options", ...) is None:
             del document["engine_options"]
         return document

@@ -66,6 +66,20 @@ class EngineBuilder(Protocol):
         """
 
 
+class OwnServer(NamedTuple):
+    """A server with OpenAI's API that an engine brings, for a target that wants it in Triton's place.
+
+    Attributes:
+        name: The target's `server`.
+        program: Its command, which lies beside the interpreter that it is installed for.
+        metrics_path: Where it has its Prometheus metrics, on the port of OpenAI's API.
+    """
+
+    name: str
+    program: str
+    metrics_path: str
+
+
 @dataclass(frozen=True)
 class EngineAdapter(Adapter):
     """What an entry point `llm_pipeline.engines` names; see `Adapter`. Its module imports no library of the engine.
@@ -83,6 +97,7 @@ class EngineAdapter(Adapter):
         warnings: What works on a target, though perhaps not as meant, whatever the recipe; None for nothing.
         runtime: Distribution that runs the engine; reports show its version.
         beside_triton: Whether that distribution must be in the environment that Triton runs the served model in.
+        own_server: The server that it brings itself; None for none.
         words: The engine's name in sentences.
         reads: Options that it reads of `runtime`, `build` and `serving` of a target; `plan` warns of others that are
             set. Options of an option are named one by one (`kv_cache.reuse_blocks`) or all (`kv_cache.*`). It reads the
@@ -110,6 +125,7 @@ class EngineAdapter(Adapter):
     warnings: Callable[[Target], Sequence[str]] | None = None
     runtime: str = ""
     beside_triton: bool = False
+    own_server: OwnServer | None = None
     words: str = ""
     reads: Mapping[str, frozenset[str]] = field(default_factory=dict)
     tools: tuple[str, ...] = ()
@@ -166,6 +182,12 @@ def engine_adapter(name: str) -> EngineAdapter:
     """
     found: EngineAdapter = adapter("engines", name)
     return found
+
+
+def own_server_of(target: Target) -> OwnServer | None:
+    """The server that a target wants in Triton's place, as its engine brings it; None for Triton."""
+    own = engine_adapter(target.engine).own_server
+    return own if own is not None and own.name == target.server else None
 
 
 def engine_builder(name: str, options: EngineModel | None = None) -> EngineBuilder:

@@ -26,7 +26,7 @@ from llm_pipeline.canary.watchdog import is_recent, last_heard, last_pass
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.builder import engine_adapter
+from llm_pipeline.engines.builder import engine_adapter, own_server_of
 from llm_pipeline.operations import airflow_pools as airflow
 from llm_pipeline.operations.place_status import Health
 from llm_pipeline.operations.secret_sources import secret_sources
@@ -157,6 +157,17 @@ def _runtimes(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Che
         if engine.beside_triton and place is not None and place.servers_here():
             look = partial(_runtime, deployment, place.environment, engine.runtime)
             yield _attempt(f"runtime of {target.name}", look, otherwise="warning")
+        if (own := own_server_of(target)) and place is not None:
+            look = partial(_command, deployment, place.environment, own.program)
+            yield _attempt(f"server of {target.name}", look, otherwise="warning")
+
+
+def _command(deployment: Deployment, environment: str, program: str) -> str:
+    found = Path(deployment.interpreter(environment)).parent / program
+    if not found.exists():
+        hint = "install it there, or set server: triton in the target"
+        raise Unsupported(f"there is no command {found}", where=f"environment {environment}", hint=hint)
+    return str(found)
 
 
 def _runtime(deployment: Deployment, environment: str, distribution: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from math import ceil
+from pathlib import Path
 
 from llm_pipeline.artifacts.model_rules import DEFAULT_TEMPLATE
 from llm_pipeline.base.errors import ConfigError, Unsupported
@@ -17,8 +18,9 @@ from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.quantization import BLOCKWISE, NAMED_SET, Calibration, QuantizationRecipe
 from llm_pipeline.config.server_place import OpenAiSlot
+from llm_pipeline.config.target import Target
 from llm_pipeline.config.workload import longest
-from llm_pipeline.engines.builder import engine_adapter
+from llm_pipeline.engines.builder import engine_adapter, own_server_of
 from llm_pipeline.loadtest.workload import check_workload, longest_request
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host
@@ -326,6 +328,7 @@ def check_routers(loaded: LoadedRelease) -> None:
         if (place := loaded.config.place_of(target.name)) in places
         for problem in (
             *slot_problems(places[place], drills=loaded.release.drill is not None),
+            *own_server_problems(loaded, target, places[place]),
             *problems_of(places[place], policy.canary),
         )
     ]
@@ -333,7 +336,7 @@ def check_routers(loaded: LoadedRelease) -> None:
         raise ConfigError(
             "\n".join(problems),
             where=f"{loaded.path}: deployment {loaded.deployment.name}",
-            hint="change the policy, or staging, router and metrics of the target's place",
+            hint="change the policy, the target, or staging, router and metrics of its place",
         )
 
 
@@ -367,6 +370,31 @@ def slot_problems(place: TargetPlace, *, drills: bool) -> Iterator[str]:
     if slots and drills:
         yield "a drill needs servers that are started here, and blue and green are servers with OpenAI's API"
     yield from router.slot_problems(slots)
+
+
+def own_server_problems(loaded: LoadedRelease, target: Target, place: TargetPlace) -> Iterator[str]:
+    """Why a place cannot run the server that a target wants instead of Triton."""
+    own, brings = own_server_of(target), engine_adapter(target.engine).own_server
+    if target.server == "triton":
+        return
+    if own is None:
+        takes = f"triton or {brings.name}" if brings else "triton"
+        yield f"server of engine {target.engine} may be {takes}, not {target.server}"
+        return
+    if place.router.offers_triton:
+        yield f"{own.program} has none of Triton's routes, which users are offered: set only_openai of an envoy"
+    if not place.staging.is_process_here:
+        yield f"{own.program} is started on this host only, and staging is of kind {place.staging.kind}"
+    if target.parallelism.world_size > target.gpus_per_node:
+        yield f"{own.program} is started on one host, and the target's ranks need several"
+    if loaded.release.drill is not None:
+        yield f"a drill is made by the model's code in Triton, and {own.program} has none"
+    if not target.serving.add_special_tokens:
+        yield f"{own.program} adds special tokens unless a request says no, and serving.add_special_tokens is false"
+    environment = loaded.deployment.environments.get(place.environment)
+    python = Path((environment.interpreter_here() if environment else None) or "/nonexistent/python")
+    if target.accelerator == "cpu" and python.exists() and not (python.parent / own.program).exists():
+        yield f"there is no command {own.program} beside {python}, the place's interpreter"
 
 
 def problems_of(place: TargetPlace, policy: CanaryPolicy) -> Iterator[str]:

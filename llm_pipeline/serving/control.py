@@ -139,16 +139,17 @@ def open_control(place: ServerPlace, slot: StagingSlot) -> ServerControl:
     return control
 
 
-def endpoint_of(place: ServerPlace, *, release_name: str, target_name: str) -> Endpoint:
+def endpoint_of(place: ServerPlace, *, release_name: str, target_name: str, own_metrics: str = "") -> Endpoint:
     """Where the server of a place answers, whether it runs or not.
 
     Args:
         place: The place.
         release_name: Name of the release config, by which a Service of a cluster is named.
         target_name: Name of the target, likewise.
+        own_metrics: As in `loopback_endpoint`.
     """
     if isinstance(place, ServerPorts):
-        return loopback_endpoint(place)
+        return loopback_endpoint(place, own_metrics)
     given: Endpoint | None = getattr(place, "endpoint", None)
     return given or adapter("server_controls", place.kind).endpoint(place, release_name, target_name)
 

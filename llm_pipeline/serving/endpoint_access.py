@@ -100,7 +100,8 @@ def require_served(endpoint: Endpoint, digest: str) -> None:
         IntegrityError: One of ours serves another repository; and as `_card`.
         Transient, ConfigError: As `_card`.
     """
-    root = model_root(endpoint)
+    card = _card(endpoint)
+    root = card.get("root") or card["id"]  # `trtllm-serve` has the one as the other
     if endpoint.openai_model is None and root != served_name(digest):
         raise IntegrityError(
             f"the server there has {root!r}, not repository {digest[:12]}",

@@ -21,6 +21,7 @@ from llm_pipeline.artifacts import golden as golden_prompts
 from llm_pipeline.artifacts.endpoint_description import EndpointDescription
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.golden import GoldenPrompt
+from llm_pipeline.artifacts.model_rules import ModelRules
 from llm_pipeline.artifacts.repository_layout import (
     BASE_FILES,
     CONFIG_FILE,
@@ -175,7 +176,7 @@ def write_served_model(
         release=engine.ref.digest[:12],
         chat=rules.chat,
         chat_template_arguments=dict(engine.chat_template_arguments),
-        sampling=rules.sampling.model_dump(exclude_none=True, exclude={"do_sample", "max_new_tokens"}),
+        sampling=sampling_defaults(rules),
         features=tuple(features),
         maximum_tokens_per_request=engine.limits.maximum_tokens_per_request,
         maximum_sequences=engine.limits.maximum_sequences,
@@ -184,6 +185,11 @@ def write_served_model(
     text = text_format.MessageToString(served_config(engine, features, parameters or {}))
     (repository / MODEL_NAME / CONFIG_FILE).write_text(text, encoding="utf-8")
     return version
+
+
+def sampling_defaults(rules: ModelRules) -> dict[str, int | float]:
+    """What requests have that do not say; an answer may be as long as the server takes it."""
+    return rules.sampling.model_dump(exclude_none=True, exclude={"do_sample", "max_new_tokens"})
 
 
 def served_config(engine: PackagedEngine, features: Collection[str], parameters: Mapping[str, str]) -> ModelConfig:

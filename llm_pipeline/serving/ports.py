@@ -13,9 +13,16 @@ LOOPBACK = "127.0.0.1"
 _CONNECT_SECONDS = 5.0
 
 
-def loopback_endpoint(ports: ServerPorts) -> Endpoint:
-    """The endpoint of a server on loopback ports of this host."""
-    return Endpoint(url=f"http://{LOOPBACK}:{ports.openai}", metrics_url=f"http://{LOOPBACK}:{ports.metrics}/metrics")
+def loopback_endpoint(ports: ServerPorts, own_metrics: str = "") -> Endpoint:
+    """The endpoint of a server on loopback ports of this host.
+
+    Args:
+        ports: The server's ports.
+        own_metrics: Path of the metrics on the port of OpenAI's API, of a server that is no Triton.
+    """
+    url = f"http://{LOOPBACK}:{ports.openai}"
+    metrics = f"{url}{own_metrics}" if own_metrics else f"http://{LOOPBACK}:{ports.metrics}/metrics"
+    return Endpoint(url=url, metrics_url=metrics)
 
 
 def require_free(ports: ServerPorts, *, what: str) -> None:

@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llm_pipeline.artifacts.checkpoint_directory import check_directory
 from llm_pipeline.base.directory_listing import refuse_unreadable
@@ -66,6 +66,14 @@ def remove_segments(prefix: str) -> int:
     for segment in found:
         segment.unlink(missing_ok=True)
     return len(found)
+
+
+class Launch(NamedTuple):
+    """A server's process: its argument list, its whole environment, and what it may read beside its own state."""
+
+    command: list[str]
+    environment: dict[str, str]
+    readable: tuple[Path, ...]
 
 
 @dataclass(frozen=True)
@@ -161,10 +169,8 @@ def inspect_interpreter(python: Path, home: TritonHome) -> StubInterpreter:
 def prepare_runtime(state: Path, home: TritonHome, interpreter: StubInterpreter) -> None:
     """Lay out a slot's `runtime`: `backends/` with the stub of the interpreter's version, and `caches/`, afresh."""
     directory = state / "runtime"
-    for before in (state / _TEMPORARY, directory):
-        _remove(before)
-    for own in (state / _HOME, state / _TEMPORARY):
-        own.mkdir(parents=True, exist_ok=True)
+    _remove(directory)
+    own_directories(state)
     if home.libraries is None:
         directory.mkdir(parents=True)
         for part in ("backends", "caches"):
@@ -174,6 +180,13 @@ def prepare_runtime(state: Path, home: TritonHome, interpreter: StubInterpreter)
         shutil.copytree(home.server / part, directory / part)
     python_backend = directory / "backends" / "python"
     shutil.copy2(home.server / "python_backend_stubs" / interpreter.version / STUB, python_backend / STUB)
+
+
+def own_directories(state: Path) -> None:
+    """Make a server's home, which it keeps, and its place for temporary files, which is emptied."""
+    _remove(state / _TEMPORARY)
+    for own in (state / _HOME, state / _TEMPORARY):
+        own.mkdir(parents=True, exist_ok=True)
 
 
 def link_repository(repository: Path, view: Path, links: Mapping[str, Path] | None = None) -> None:
@@ -207,41 +220,50 @@ def _remove(directory: Path) -> None:
         shutil.rmtree(directory)
 
 
-def server_environment(
-    home: TritonHome, interpreter: StubInterpreter, state: Path, additions: Mapping[str, str] | None
-) -> dict[str, str]:
-    """The server's whole environment. Of this process's it has the user, the locale, the time zone and all about GPUs.
+def server_environment(home: TritonHome, interpreter: StubInterpreter, state: Path) -> dict[str, str]:
+    """A Triton's whole environment: see `plain_environment_of`. It ends with the process of its model.
 
-    An installed server also gets what its container says of libraries. Servers fetch and report nothing, and end with
-    the process of their model. What libraries keep in the home directory, such as kernels compiled for a GPU, goes
-    below `state`.
+    An installed server also gets what its container says of libraries.
+    """
+    own = plain_environment_of(interpreter.python, state)
+    return {**own, **_places(home, interpreter), _OWN_SERVER_VARIABLE: "1"}
+
+
+def plain_environment_of(python: Path, state: Path) -> dict[str, str]:
+    """The environment of a server with the software of an interpreter.
+
+    Of this process's it has the user, the locale, the time zone and all about GPUs. Servers fetch and report nothing.
+    What libraries keep in the home directory, such as kernels compiled for a GPU, goes below `state`.
     """
     inherited = engine_environment() | {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    own = {"HOME": str(state / _HOME), "TMPDIR": str(state / _TEMPORARY)}
-    places = _places(home, interpreter)
-    return {**inherited, **own, **places, **OFFLINE, _OWN_SERVER_VARIABLE: "1", **(additions or {})}
+    compiler = f"{os.environ.get('CUDA_HOME', _CUDA_HOME)}/bin"  # kernels are compiled as servers start, too
+    own = {
+        "HOME": str(state / _HOME),
+        "TMPDIR": str(state / _TEMPORARY),
+        "PATH": f"{python.parent}:{_SYSTEM_PATH}:{compiler}",
+    }
+    return {**inherited, **own, **OFFLINE}
 
 
-def server_reads(
-    home: TritonHome,
-    interpreter: StubInterpreter,
-    state: Path,
-    repository: Path,
-    links: Mapping[str, Path] | None = None,
-) -> tuple[Path, ...]:
-    """All that a server may read beside the system's directories: see `confinement`, which denies the rest."""
-    software = (home.server, *filter(None, (home.libraries,)), interpreter.library_directory, *interpreter.places)
-    return (*software, state, repository, *(links or {}).values())
+def server_reads(home: TritonHome, interpreter: StubInterpreter) -> tuple[Path, ...]:
+    """The software that a Triton reads: see `confinement`, which denies what is not named."""
+    return (home.server, *filter(None, (home.libraries,)), interpreter.library_directory, *interpreter.places)
+
+
+def interpreter_reads(python: Path) -> tuple[Path, ...]:
+    """What a server with the software of an interpreter reads of it.
+
+    Raises:
+        ConfigError: It does not run.
+    """
+    facts = _interpreter_facts(python)
+    return tuple(map(Path, filter(None, (facts["library_directory"], *facts["places"]))))
 
 
 def _places(home: TritonHome, interpreter: StubInterpreter) -> dict[str, str]:
     if home.libraries is None:
         return {name: os.environ[name] for name in _OF_THE_CONTAINER if name in os.environ}
-    compiler = f"{os.environ.get('CUDA_HOME', _CUDA_HOME)}/bin"  # kernels are compiled as servers start, too
-    return {
-        "PATH": f"{interpreter.python.parent}:{_SYSTEM_PATH}:{compiler}",
-        "LD_LIBRARY_PATH": f"{interpreter.library_directory}:{home.libraries}",
-    }
+    return {"LD_LIBRARY_PATH": f"{interpreter.library_directory}:{home.libraries}"}
 
 
 def _installed_interpreter() -> StubInterpreter:

@@ -5,7 +5,8 @@
     stop_server(state, drain_seconds=30)
 
 The state directory holds the pid record, the log, what is being served, and the runtime files of the server. With it
-starts and ends the process that speaks OpenAI's API (`openai_process`).
+starts and ends the process that speaks OpenAI's API (`openai_process`). Where the repository names a server that speaks
+it itself, that one is started instead of both (`own_server`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pydantic import ValidationError
 
 from llm_pipeline.artifacts.endpoint_description import EndpointDescription
 from llm_pipeline.artifacts.repository_layout import ENDPOINT_FILE, MODEL_NAME, MODEL_VERSION
+from llm_pipeline.artifacts.serve_command import read_serve_command
 from llm_pipeline.base import detached
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.confinement import confined
@@ -43,10 +45,12 @@ from llm_pipeline.serving.openai_process import (
     start_openai,
     stop_openai,
 )
+from llm_pipeline.serving.own_server import own_failure, prepare_own_server
 from llm_pipeline.serving.ports import LOOPBACK, loopback_endpoint, require_free
 from llm_pipeline.serving.server_log import failure_lines
 from llm_pipeline.serving.slot_fence import FencingToken, admit, exclusive
 from llm_pipeline.serving.triton_runtime import (
+    Launch,
     inspect_interpreter,
     link_repository,
     open_home,
@@ -72,7 +76,7 @@ class SlotBusy(ConfigError):
 
 
 class RunningServer(Frozen):
-    """A Triton server and what it serves.
+    """A server and what it serves.
 
     Attributes:
         repository: The model repository directory, read-only.
@@ -80,6 +84,7 @@ class RunningServer(Frozen):
         ports: Its loopback ports.
         process: The server's process.
         models: The repository's models, all of which must be loaded.
+        own_metrics: Path of its metrics, where it is an engine's own server with OpenAI's API; empty for a Triton.
         environment_digest: Digest of the environment variables that the starter added.
         started_at: When it was started, UTC.
         ready_seconds: Time from the start to a loaded model.
@@ -90,6 +95,7 @@ class RunningServer(Frozen):
     ports: ServerPorts
     process: detached.DetachedProcess
     models: tuple[str, ...] = (MODEL_NAME,)
+    own_metrics: str = ""
     environment_digest: str
     started_at: datetime
     ready_seconds: float = 0.0
@@ -102,7 +108,7 @@ class RunningServer(Frozen):
     @property
     def endpoint(self) -> Endpoint:
         """Where it is asked on loopback, and its metrics."""
-        return loopback_endpoint(self.ports)
+        return loopback_endpoint(self.ports, self.own_metrics)
 
     @property
     def http_url(self) -> str:
@@ -128,8 +134,9 @@ class RunningServer(Frozen):
     @property
     def ready(self) -> bool:
         """Whether the server runs and says that its models are loaded, and OpenAI's API is spoken."""
-        loaded = self.alive and all(
-            _get(self.ports.http, f"/v2/models/{model}/ready")[0] == HTTPStatus.OK for model in self.models
+        loaded = self.alive and (
+            bool(self.own_metrics)
+            or all(_get(self.ports.http, f"/v2/models/{model}/ready")[0] == HTTPStatus.OK for model in self.models)
         )
         return loaded and openai_is_ready(self.ports)
 
@@ -185,32 +192,42 @@ def start_server(
             return _same_or_refuse(running, repository, ports, environment)
         _sweep(state)
         require_free(ports, what=f"triton server for {repository}")
-        home = open_home(triton_home)
-        interpreter = inspect_interpreter(python, home)
-        prepare_runtime(state, home, interpreter)
         link_repository(repository, state / "repository", links)
         _rotate_log(state)
         models = _models(repository)
         gpus = {} if ports.gpus is None else gpu_variables(ports.gpus)  # else those of this process, maybe not all
-        variables = {**gpus, **(environment or {})}
+        own = read_serve_command(repository)
+        if own is not None:
+            launch = prepare_own_server(own, python, state, port=ports.openai, digest=digest)
+        else:
+            home = open_home(triton_home)
+            interpreter = inspect_interpreter(python, home)
+            prepare_runtime(state, home, interpreter)
+            launch = Launch(
+                _command(home.program, ports, state, digest, models),
+                server_environment(home, interpreter, state),
+                server_reads(home, interpreter),
+            )
         start = partial(
             detached.start,
-            f"tritonserver {state.name}",
-            _command(home.program, ports, state, digest, models),
+            f"server {state.name}",
+            launch.command,
             state / "process.json",
             log=state / "server.log",
-            environment=server_environment(home, interpreter, state, variables),
+            environment={**launch.environment, **gpus, **(environment or {})},
             directory=state / "repository",
         )
-        readable = (*server_reads(home, interpreter, state, repository, links), *map(Path, ports.readable))
+        readable = (*launch.readable, state, repository, *(links or {}).values(), *map(Path, ports.readable))
         process = confined(start, readable, network=True)
-        start_openai(state, ports, repository, digest)
+        if own is None:
+            start_openai(state, ports, repository, digest)
         server = RunningServer(
             repository=repository,
             digest=digest,
             ports=ports,
             process=process,
             models=models,
+            own_metrics=own.metrics_path if own is not None else "",
             environment_digest=_environment_digest(environment),
             started_at=datetime.now(UTC),
         )
@@ -286,7 +303,8 @@ def stop_server(state: Path, *, drain_seconds: float = 0, digest: str = "", toke
 def _serves_another(state: Path, digest: str) -> bool:
     """Whether a server of another repository runs or loads here: its command line says so before it is ready."""
     process = detached.load(state / "process.json")
-    return process is not None and process.session_alive and f"--id={served_name(digest)}" not in process.command
+    named = {served_name(digest), f"--id={served_name(digest)}"}
+    return process is not None and process.session_alive and named.isdisjoint(process.command)
 
 
 def _models(repository: Path) -> tuple[str, ...]:
@@ -343,7 +361,7 @@ def _await_ready(server: RunningServer, state: Path, wait_seconds: float) -> Run
     while not server.ready:
         if not server.alive:
             _sweep(state)
-            reason = failure_lines(server.process.log)
+            reason = _failure(server)
             raise ServerFailed(
                 f"the server ended while it started:\n{reason}", where=str(server.repository), hint=_log_hint(server)
             )
@@ -356,7 +374,7 @@ def _await_ready(server: RunningServer, state: Path, wait_seconds: float) -> Run
         if time.monotonic() - started > wait_seconds:
             _sweep(state)
             raise Transient(
-                f"the models were not loaded within {wait_seconds:g} s:\n{failure_lines(server.process.log)}",
+                f"the models were not loaded within {wait_seconds:g} s:\n{_failure(server)}",
                 where=str(server.repository),
                 hint=_log_hint(server),
             )
@@ -365,6 +383,10 @@ def _await_ready(server: RunningServer, state: Path, wait_seconds: float) -> Run
     replace_durably(state / "server.json", ready.model_dump_json(indent=1).encode())
     _log.info("server ready", slot=state.name, pid=ready.pid, url=ready.http_url, seconds=ready.ready_seconds)
     return ready
+
+
+def _failure(server: RunningServer) -> str:
+    return own_failure(server.process.log) if server.own_metrics else failure_lines(server.process.log)
 
 
 def _log_hint(server: RunningServer) -> str:

@@ -91,7 +91,9 @@ def served_release(flow: ReleaseProgress, target: str) -> ServedRelease:
 
 def staging_endpoint(flow: ReleaseProgress, target: str) -> Endpoint:
     """Where the staged candidate answers."""
+    from llm_pipeline.engines.builder import own_server_of
     from llm_pipeline.serving.control import endpoint_of
 
-    place = flow.place(target).staging
-    return endpoint_of(place, release_name=flow.release.name, target_name=target)
+    place, own = flow.place(target).staging, own_server_of(flow.release.target(target))
+    metrics = own.metrics_path if own is not None else ""
+    return endpoint_of(place, release_name=flow.release.name, target_name=target, own_metrics=metrics)

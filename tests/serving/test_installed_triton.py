@@ -55,13 +55,13 @@ def test_what_the_host_says_of_gpus_reaches_either_server_as_it_reaches_builds_a
     assert gpus <= plain_environment().keys()  # what stages get of it
     for home in (open_home(WHEEL), open_home(installed)):
         interpreter = inspect_interpreter(PYTHON, home)
-        environment = server_environment(home, interpreter, tmp_path, {"LLM_PIPELINE_DRILL": "{}"})
-        assert gpus | {"CUDA_HOME", "LD_LIBRARY_PATH", "LLM_PIPELINE_DRILL"} <= environment.keys()
+        environment = server_environment(home, interpreter, tmp_path)
+        assert gpus | {"CUDA_HOME", "LD_LIBRARY_PATH"} <= environment.keys()
         assert not {"HF_TOKEN", "NVIDIA_API_KEY", "PYTHONPATH"} & environment.keys()
         assert environment["TRTLLM_NO_USAGE_STATS"] == "1"
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     wheel = open_home(WHEEL)
-    assert "/opt/cuda/bin" in server_environment(wheel, interpreter, tmp_path, None)["PATH"].split(":")
+    assert "/opt/cuda/bin" in server_environment(wheel, interpreter, tmp_path)["PATH"].split(":")
     prepare_runtime(tmp_path, home, interpreter)
     assert (tmp_path / "runtime/backends/python" / STUB).is_file()
 

@@ -147,7 +147,7 @@ def test_every_flag_is_one_of_the_real_server(tmp_path: Path):
         pytest.skip("no tritonserver here")
     found = open_home(home)
     interpreter = inspect_interpreter(home.parent / "model" / "bin" / "python", found)
-    program, environment = [str(found.program), "--help"], server_environment(found, interpreter, tmp_path, None)
+    program, environment = [str(found.program), "--help"], server_environment(found, interpreter, tmp_path)
     answer = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
     known = set(re.findall(r"^\s*(--[a-z-]+)", answer.stdout + answer.stderr, re.MULTILINE))
     assert {"--help", "--model-repository"} <= known

@@ -30,13 +30,16 @@ from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.demo.hub import publish_revision
 from llm_pipeline.planning.host import cpu_flags
 from llm_pipeline.release_progress import ReleaseProgress
+from llm_pipeline.serving.triton_server import RunningServer, find_server
 from llm_pipeline.store import open_store
+from llm_pipeline.store.pointers import read_pointers
 
 pytestmark = pytest.mark.thorough
 
 ROOT = Path(__file__).parents[2]
 CONTROL = ROOT / ".envs" / "control" / "bin" / "python"
 TARGET, FIRST_PORT = "cpu_vllm", 24500
+OWN = "cpu_vllm_serve"
 NEEDED = "avx512f"
 LIMITS = {"maximum_sequences": 8, "maximum_tokens_per_request": 128, "maximum_batched_tokens": 256}
 RELEASE = {
@@ -65,16 +68,19 @@ class Host:
     def __init__(self, root: Path, hub: LocalHub) -> None:
         self.configs, self._hub = root / "configs", hub
         shutil.copytree(ROOT / "configs", self.configs)
-        ports = iter(range(FIRST_PORT, FIRST_PORT + 50))
+        ports = iter(range(FIRST_PORT, FIRST_PORT + 60))
+        own = place_document(ports)
+        own["router"]["only_openai"] = True
         self._write("deployments/vllm", {
             **{name: str(root / name) for name in ("store", "work_root", "state_root")},
             "hub": {"endpoint": hub.endpoint},
             "environments": {"control": str(CONTROL), "model": sys.executable},
             "triton_home": str(ROOT / ".envs" / "triton"),
-            "places": {name: place_document(ports) for name in (TARGET, "experts")},
+            "places": {name: place_document(ports) for name in (TARGET, "experts")} | {"own": own},
         })  # fmt: skip
-        target = yaml.safe_load((self.configs / f"targets/{TARGET}.yaml").read_text())
-        self._write(f"targets/{TARGET}", target | {"limits": LIMITS})
+        target = yaml.safe_load((self.configs / f"targets/{TARGET}.yaml").read_text()) | {"limits": LIMITS}
+        self._write(f"targets/{TARGET}", target)
+        self._write(f"targets/{OWN}", target | {"name": OWN, "server": "vllm"})
         policy = yaml.safe_load((self.configs / "policies/demo.yaml").read_text())
         for gate in ("accuracy", "served_accuracy"):
             policy[gate] |= GATE
@@ -107,10 +113,19 @@ class Host:
 
     def answer(self, place: str, prompt: str) -> str:
         """What production says."""
-        url = f"http://127.0.0.1:{self.deployment.places[place].router.port}/v2/models/llm/generate"
-        body = json.dumps({"text_input": prompt, "max_tokens": 8}).encode()
+        url = f"http://127.0.0.1:{self.deployment.places[place].router.port}/v1/completions"
+        body = json.dumps({"prompt": prompt, "max_tokens": 8}).encode()
         with urlopen(Request(url, body, {"Content-Type": "application/json"}), timeout=60) as answered:
-            return str(json.load(answered)["text_output"])
+            return str(json.load(answered)["choices"][0]["text"])
+
+    def server(self, place: str) -> RunningServer:
+        """Production's server."""
+        state = Path(self.deployment.state_root) / place
+        found = find_server(
+            state / read_pointers(open_store(self.deployment.store), "acme/plain", place)[0].production.slot
+        )
+        assert found is not None
+        return found
 
     def stop(self) -> None:
         """End what serves."""
@@ -194,6 +209,25 @@ def test_a_gptq_checkpoint_is_released(host, source, tmp_path):
     if verdict(flow, "accuracy", "int4") is Verdict.GO:  # rounding to nearest may cost too much
         assert released.returncode == ExitCode.GO, released.stderr
         assert host.answer(TARGET, "7 + 5 =").strip()
+
+
+def test_vllms_own_server_serves_a_release_and_gives_its_place_to_triton_by_a_canary(host, source):
+    host.publish("acme/plain", source)
+    first = host.run("own", "acme/plain", ["none"], targets=[OWN], places={OWN: "own"})
+    assert first.returncode == ExitCode.GO, first.stderr
+    flow = host.flow("own")
+    gates = ("staging", "served_accuracy", "load_test")
+    assert {gate: verdict(flow, gate, OWN) for gate in gates} == dict.fromkeys(gates, Verdict.GO)
+    server = host.server("own")
+    assert server.own_metrics == "/metrics"
+    assert Path(server.process.command[0]).name == "vllm"
+    assert host.answer("own", "7 + 5 =").strip()
+
+    second = host.run("triton", "acme/plain", ["none"], places={TARGET: "own"})
+    assert second.returncode == ExitCode.GO, second.stderr
+    assert "first deployment" not in host.flow("triton").result("canary", f"{TARGET}:50").judgement.summary
+    assert not host.server("own").own_metrics
+    assert host.answer("own", "7 + 5 =").strip()
 
 
 def test_a_plain_mixture_of_experts_is_released(host, tmp_path):

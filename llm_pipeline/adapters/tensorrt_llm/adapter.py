@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llm_pipeline.adapters.tensorrt_llm.engine_repository import write_engine_set
-from llm_pipeline.adapters.tensorrt_llm.llmapi_repository import write_llm_api
+from llm_pipeline.adapters.tensorrt_llm.llmapi_repository import SERVER, write_llm_api
 from llm_pipeline.artifacts.repository_layout import ENGINE_MODEL, MODEL_NAME
 from llm_pipeline.base.adapters import OnCall
 from llm_pipeline.config.target import EngineModel
@@ -24,6 +24,7 @@ LLM_API = EngineAdapter(
     warnings=OnCall("llm_pipeline.adapters.tensorrt_llm.plan:llm_args_warnings"),
     write_repository=write_llm_api,
     runtime=_DISTRIBUTION,
+    own_server=SERVER,
     words="the LLM API",
     reads={
         "build": frozenset({"time_limit_minutes"}),

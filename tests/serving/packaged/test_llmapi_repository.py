@@ -12,6 +12,7 @@ import yaml
 pytest.importorskip("tritonclient")
 
 from llm_pipeline.artifacts.golden import GoldenPrompt
+from llm_pipeline.artifacts.serve_command import read_serve_command
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.serving.model_repository import write_repository
@@ -50,6 +51,19 @@ def test_the_checkpoint_is_linked_and_not_copied(write):
     files = {str(path.relative_to(repository / "llm/1")) for path in (repository / "llm/1").rglob("*")}
     code = {"llm_model_base.py", "model.py", "served_model.py"}
     assert files == {"endpoint.json", "engine", "engine/engine.json", "model.yaml", *code}
+
+
+def test_its_own_server_has_the_arguments_of_the_build_and_counts(write):
+    """Never run here: the options are those of TensorRT-LLM's `commands/serve.py`."""
+    repository = write(server="trtllm")
+    command = read_serve_command(repository)
+    file = "llm/1/serve_options.yaml"
+    assert command.of(Path("/env/bin"), model="llm_pipeline:d", port=8000) == [
+        "/env/bin/trtllm-serve", "llm_pipeline:d", "--host", "127.0.0.1", "--port", "8000",
+        "--extra_llm_api_options", file,
+    ]  # fmt: skip
+    options = yaml.safe_load((repository / file).read_text())
+    assert options == {**ARGUMENTS, "return_perf_metrics": True, "enable_iter_perf_stats": True}
 
 
 def test_an_engine_without_arguments_is_refused(write):

@@ -1,0 +1,55 @@
+"""An engine's own server with OpenAI's API in Triton's place: one process on the port of that API, and no endpoint.
+
+`triton_server` starts it, finds it and stops it as it does a Triton, wherever a repository has a `serve.json`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from llm_pipeline.artifacts.repository_layout import CHECKPOINT_DIRECTORY, MODEL_NAME, MODEL_VERSION
+from llm_pipeline.artifacts.serve_command import ServeCommand
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.serving.endpoint_access import served_name
+from llm_pipeline.serving.triton_runtime import Launch, interpreter_reads, own_directories, plain_environment_of
+
+_SHOWN_LINES = 12
+_TAIL_BYTES = 256 * 1024
+_ERROR = re.compile(r"\b\w*(Error|Exception)\b: |\berror: ")
+
+
+def prepare_own_server(command: ServeCommand, python: Path, state: Path, *, port: int, digest: str) -> Launch:
+    """Lay out what the server needs beside its view of the repository; what is to be started.
+
+    Its model is a link with the repository's name: so the API says which repository it is, as our own endpoint does.
+
+    Raises:
+        ConfigError: The command is not there, or the interpreter does not run.
+    """
+    python = python.absolute()
+    program = python.parent / command.program
+    if not program.is_file():
+        raise ConfigError(
+            f"there is no command {command.program}, which is to serve the release",
+            where=str(program),
+            hint="install it in the environment of the place, or set server: triton in the target",
+        )
+    own_directories(state)
+    (state / "repository" / served_name(digest)).symlink_to(
+        Path(MODEL_NAME, str(MODEL_VERSION), CHECKPOINT_DIRECTORY), target_is_directory=True
+    )
+    return Launch(
+        command.of(python.parent, model=served_name(digest), port=port),
+        plain_environment_of(python, state) | command.environment,
+        interpreter_reads(python),
+    )
+
+
+def own_failure(log: Path) -> str:
+    """The lines of its log that explain a failed start: the last errors, else its end."""
+    with log.open("rb") as stream:
+        end = stream.seek(0, 2)
+        stream.seek(max(0, end - _TAIL_BYTES))
+        lines = stream.read().decode(errors="replace").splitlines()
+    return "\n".join(([line for line in lines if _ERROR.search(line)] or lines)[-_SHOWN_LINES:])
