@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -12,19 +11,16 @@ import numpy as np
 
 from llm_pipeline.canary.analysis import LARGEST
 from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
-from llm_pipeline.canary.timeline import EvidenceSeries, TimelineMark
-from llm_pipeline.reporting.figure import NARROW_INCHES, Plot, colour, draw_plot
+from llm_pipeline.canary.timeline import EvidenceSeries
+from llm_pipeline.reporting.figure import Plot, colour, draw_plot
 from llm_pipeline.reporting.model import CanaryStudy
 
 Quantiles = Callable[[ArmPoint], tuple[float | None, float | None]]
 """Median and 95th percentile of an arm's latency in an interval."""
 
+_NEAR_SHARE = 0.03
 _MOST_MEASUREMENTS = 48
 """Of the split: each is over so many requests that chance moves it little."""
-
-_MARK_DISTANCE = 0.012
-_CHARACTER_INCHES = 0.07
-_LEVEL_POINTS = 12.0
 
 
 def plot_canary(study: CanaryStudy) -> Plot:
@@ -35,18 +31,23 @@ def plot_canary(study: CanaryStudy) -> Plot:
     def draw(figure: Any) -> None:
         panels = figure.subplots(5, 1, sharex=True, height_ratios=(1.0, 1.0, 1.4, 1.4, 0.8))
         split, rates, first_token, end_to_end, errors = panels
-        highest = write_marks(split, study, figure.get_figwidth())
-        _split_panel(split, seconds, samples, pad=8.0 + _LEVEL_POINTS * (highest + 1))
+        _split_panel(split, seconds, samples)
         _rate_panel(rates, samples)
         _latency_panel(first_token, study, "first token", attrgetter("first_token_p50", "first_token_p95"))
         _latency_panel(end_to_end, study, "end to end", attrgetter("end_to_end_p50", "end_to_end_p95"))
         _error_panel(errors, seconds, samples)
-        for axes in panels:
-            for mark in study.marks:
-                axes.axvline(mark.at_seconds, color=colour("muted"), linewidth=0.9, linestyle=(0, (2, 2)))
-        errors.set_xlabel("seconds into the canary")
-        first, last = span(study)
-        errors.set_xlim(first - 0.01 * (last - first), last + 0.01 * (last - first))
+        first, last = _mark_moments(panels, study)
+        labels: dict[float, str] = {}
+        for mark in study.marks:
+            before = next(reversed(labels), first - last)
+            if mark.at_seconds - before < _NEAR_SHARE * (last - first):  # two texts would overlap
+                labels[before] += f", {mark.label}"
+            else:
+                labels[mark.at_seconds] = mark.label
+        moments = split.secondary_xaxis("top")
+        moments.set_xticks(list(labels), list(labels.values()), rotation=25, ha="left")
+        moments.tick_params(length=0, labelsize=9, labelcolor=colour("ink"))
+        moments.spines["top"].set_visible(False)
 
     requests = sum(sample.candidate.requests for sample in samples)
     failed = sum(sample.candidate.errors for sample in samples)
@@ -58,112 +59,78 @@ def plot_canary(study: CanaryStudy) -> Plot:
         f"{requests:,} requests were sent to the candidate, {failed:,} of them ended in an error; "
         f"users lost {lost:,} on either side. Moments: {marks}.",
         draw,
-        size=(11.4, 8.6),
-        narrow_size=(6.4, 8.6),
+        size=(11.4, 9.0),
     )
 
 
-def write_marks(axes: Any, study: CanaryStudy, figure_inches: float) -> int:
-    """Write the marks above the panel, each on the lowest level where it meets no other; returns the highest level."""
-    first, last = span(study)
-    inches = (figure_inches - 1.0) / (last - first)
-    ends: list[float] = []
-    for mark in _merged(study):
-        width = (len(mark.label) + 1) * _CHARACTER_INCHES / inches
-        turned = mark.at_seconds + width > last
-        start = mark.at_seconds - width if turned else mark.at_seconds
-        level = next((level for level, end in enumerate(ends) if end <= start), len(ends))
-        ends[level : level + 1] = [start + width]
-        axes.annotate(
-            mark.label, (mark.at_seconds, 1.0), xycoords=axes.get_xaxis_transform(), textcoords="offset points",
-            xytext=(0, 3 + _LEVEL_POINTS * level), ha="right" if turned else "left", fontsize=9, color=colour("ink"),
-            annotation_clip=False,
-        )  # fmt: skip
-    return max(len(ends) - 1, 0)
-
-
-def span(study: CanaryStudy) -> tuple[float, float]:
-    """First and last second of a plot."""
+def _mark_moments(panels: Sequence[Any], study: CanaryStudy) -> tuple[float, float]:
+    """Draw a line through all panels at each moment, and the time axis below the last; returns its ends."""
     looks = study.evidence.looks if study.evidence else ()
-    moments = [
-        *(sample.at_seconds for sample in study.samples),
-        *(mark.at_seconds for mark in study.marks),
-        *(look.at for look in looks),
-    ]
-    return min(0.0, *moments), max(1.0, *moments)
+    shown = [*(s.at_seconds for s in study.samples), *(m.at_seconds for m in study.marks), *(look.at for look in looks)]
+    first, last = min(0.0, *shown), max(1.0, *shown)
+    for axes in panels:
+        for mark in study.marks:
+            axes.axvline(mark.at_seconds, color=colour("muted"), linewidth=0.9, linestyle=(0, (2, 2)))
+    panels[-1].set_xlim(first - 0.01 * (last - first), last + 0.01 * (last - first))
+    panels[-1].set_xlabel("seconds into the canary")
+    return first, last
 
 
-def _merged(study: CanaryStudy) -> list[TimelineMark]:
-    """Marks too close for two texts side by side share one."""
-    began, ended = span(study)
-    merged: list[TimelineMark] = []
-    for mark in study.marks:
-        if merged and mark.at_seconds - merged[-1].at_seconds < _MARK_DISTANCE * (ended - began):
-            last = merged.pop()
-            merged.append(TimelineMark(at_seconds=last.at_seconds, label=f"{last.label}, {mark.label}"))
-        else:
-            merged.append(mark)
-    return merged
-
-
-def _split_panel(axes: Any, seconds: Any, samples: Sequence[TimelinePoint], *, pad: float) -> None:
+def _split_panel(axes: Any, seconds: Any, samples: Sequence[TimelinePoint]) -> None:
     percent = [sample.percent for sample in samples]
     axes.fill_between(seconds, percent, step="post", color=colour("candidate"), alpha=0.28, linewidth=0)
-    axes.step(seconds, percent, where="post", color=colour("candidate"), linewidth=2.0, label="intended")
-    measured = list(measured_split(samples))
-    if measured:
-        moments, shares = zip(*measured, strict=True)
-        axes.plot(moments, shares, "o", markersize=3.4, color=colour("ink"), label="measured", clip_on=False, zorder=3)
+    axes.step(seconds, percent, where="post", color=colour("candidate"), linewidth=2.0)
+    if measured := measured_split(samples):
+        axes.plot(*zip(*measured, strict=True), "o", markersize=3.4, color=colour("ink"), clip_on=False)
     axes.set_ylim(0.0, 102.0)
     axes.set_yticks((0, 50, 100), ("0 %", "50 %", "100 %"))
-    axes.set_title("traffic to the candidate: intended, and measured as dots", pad=pad)
+    axes.set_title("traffic to the candidate: intended, and measured as dots")
 
 
-def measured_split(samples: Sequence[TimelinePoint]) -> Iterator[tuple[float, float]]:
+def measured_split(samples: Sequence[TimelinePoint]) -> list[tuple[float, float]]:
     """The middle of a few intervals of one step, and the candidate's share of their requests in percent."""
     size = max(1, math.ceil(len(samples) / _MOST_MEASUREMENTS))
-    for _, same in groupby(samples, key=lambda sample: sample.percent):
-        step = list(same)
-        for group in (step[first : first + size] for first in range(0, len(step), size)):
-            mine = sum(sample.candidate.requests for sample in group)
-            total = mine + sum(sample.stable.requests for sample in group)
-            if total:
-                yield (group[0].at_seconds + group[-1].at_seconds + group[-1].length_seconds) / 2, 100.0 * mine / total
+    measured, group = [], list[TimelinePoint]()
+    for sample, following in zip(samples, (*samples[1:], None), strict=True):
+        group.append(sample)
+        if following is None or len(group) == size or following.percent != sample.percent:
+            mine = sum(one.candidate.requests for one in group)
+            if total := mine + sum(one.stable.requests for one in group):
+                middle = (group[0].at_seconds + sample.at_seconds + sample.length_seconds) / 2
+                measured.append((middle, 100.0 * mine / total))
+            group = []
+    return measured
+
+
+def _arms(samples: Sequence[TimelinePoint]) -> tuple[tuple[str, str, list[ArmPoint]], ...]:
+    """Each arm's name, its role in a plot, and its points."""
+    return (
+        ("stable", "baseline", [sample.stable for sample in samples]),
+        ("candidate", "candidate", [sample.candidate for sample in samples]),
+    )
 
 
 def _rate_panel(axes: Any, samples: Sequence[TimelinePoint]) -> None:
     edges = np.array([*(sample.at_seconds for sample in samples), samples[-1].at_seconds + samples[-1].length_seconds])
-    for arm, role, arms in (
-        ("stable", "baseline", [sample.stable for sample in samples]),
-        ("candidate", "candidate", [sample.candidate for sample in samples]),
-    ):
-        rates = np.array([one.requests for one in arms]) / np.diff(edges)
+    for arm, role, points in _arms(samples):
+        rates = np.array([one.requests for one in points]) / np.diff(edges)
         axes.stairs(rates, edges, baseline=None, color=colour(role), linewidth=1.8, label=arm)
     axes.set_ylim(bottom=0.0)
-    axes.set_title("requests per second", pad=20)
-    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.0, ncols=2, fontsize=9, handlelength=1.6)
+    _title(axes, "requests per second")
 
 
 def _latency_panel(axes: Any, study: CanaryStudy, name: str, quantiles: Quantiles) -> None:
     """Both arms' latency; a candidate with few requests shows as dots, joined where intervals follow each other."""
     seconds = [sample.at_seconds for sample in study.samples]
     any_value = False
-    for arm, role, arms in (
-        ("stable", "baseline", [sample.stable for sample in study.samples]),
-        ("candidate", "candidate", [sample.candidate for sample in study.samples]),
-    ):
-        middle, slow = (_series(values) for values in zip(*map(quantiles, arms), strict=True))
+    for arm, role, points in _arms(study.samples):
+        middle, slow = np.array([quantiles(point) for point in points], dtype=float).T  # None becomes NaN
         shown: dict[str, Any] = {"color": colour(role), "marker": "o", "markersize": 3.0}
         axes.plot(seconds, middle, linewidth=2.0, label=f"{arm} p50", **shown)
         axes.plot(seconds, slow, linewidth=1.2, linestyle=(0, (3, 1.5)), label=f"{arm} p95", **shown)
         any_value = any_value or bool(np.isfinite(middle).any())
     axes.set_ylim(bottom=0.0)
-    axes.set_title(f"{name}, milliseconds{'' if any_value else ': no answers'}", pad=20)
-    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.0, ncols=4, fontsize=9, handlelength=1.6)
-
-
-def _series(values: Sequence[float | None]) -> Any:
-    return np.array([np.nan if value is None else value for value in values])
+    _title(axes, f"{name}, milliseconds{'' if any_value else ': no answers'}")
 
 
 def _error_panel(axes: Any, seconds: Any, samples: Sequence[TimelinePoint]) -> None:
@@ -175,13 +142,18 @@ def _error_panel(axes: Any, seconds: Any, samples: Sequence[TimelinePoint]) -> N
     axes.set_ylim(0.0, max(1.0, 1.25 * float((stable + canary).max(initial=0.0))))
     axes.yaxis.get_major_locator().set_params(integer=True, nbins=3)
     if stable.any() or canary.any():
-        axes.set_title("errors per interval", pad=20)
-        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.0, ncols=2, fontsize=9)
+        _title(axes, "errors per interval")
     else:
         axes.set_title("errors per interval: none")
 
 
-_STYLES = ("bad", "candidate", "baseline", "unsure")
+def _title(axes: Any, text: str) -> None:
+    """The title, and the legend on its line."""
+    axes.set_title(text)
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.0, ncols=4, fontsize=9, handlelength=1.6)
+
+
+_ROLES = ("bad", "candidate", "baseline", "unsure")
 """Colour of each metric, in the order of the analysis: failed answers come first."""
 
 _LEAST = 1e-3
@@ -196,25 +168,27 @@ def plot_evidence(study: CanaryStudy, evidence: EvidenceSeries) -> Plot:
     seconds = np.array([look.at for look in evidence.looks])
 
     def draw(figure: Any) -> None:
-        regressed, split = panels = figure.subplots(2, 1, sharex=True, height_ratios=(1.5, 0.8))
-        values = np.array([look.regressed for look in evidence.looks])
-        _series_panel(regressed, seconds, values, evidence.metrics)
-        _threshold(regressed, evidence.regressed_at, "worse")
-        columns = 2 if figure.get_figwidth() < NARROW_INCHES else 4
-        rows = math.ceil(len(evidence.metrics) / columns)
-        regressed.set_title("worse than tolerated: e-values", pad=8.0 + 14.0 * rows)
-        regressed.legend(
-            loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.0, ncols=columns, fontsize=9, handlelength=1.8
+        panels = figure.subplots(2, 1, sharex=True, height_ratios=(1.5, 0.8))
+        worse = np.array([look.regressed for look in evidence.looks])
+        split = np.array([[look.split] for look in evidence.looks])
+        for axes, values, limit in (
+            (panels[0], worse, evidence.regressed_at),
+            (panels[1], split, evidence.split_wrong_at),
+        ):
+            for number, drawn in enumerate(np.clip(values, _LEAST, _MOST).T):
+                name, role = (evidence.metrics[number], _ROLES[number]) if values is worse else ("split", "ink")
+                axes.plot(seconds, drawn, color=colour(role), linewidth=1.8, label=name)
+            axes.axhline(limit, color=colour("ink"), linewidth=1.1, linestyle=(0, (4, 2)))
+            axes.set_yscale("log")
+            axes.set_ylim(min(0.1, values.min()), 10 * max(1e3, limit, values.max()))
+            axes.yaxis.get_major_locator().set_params(numticks=6)
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axes.yaxis.set_minor_formatter(lambda _value, _: "")
+        _title(panels[0], f"worse than tolerated: e-values, {e_value(evidence.regressed_at)} decides")
+        panels[1].set_title(
+            f"traffic split otherwise than intended: e-value, {e_value(evidence.split_wrong_at)} decides"
         )
-        _series_panel(split, seconds, np.array([[look.split] for look in evidence.looks]), ["split"])
-        _threshold(split, evidence.split_wrong_at, "wrong")
-        split.set_title("traffic split otherwise than intended: e-value of the step")
-        for axes in panels:
-            for mark in study.marks:
-                axes.axvline(mark.at_seconds, color=colour("muted"), linewidth=0.9, linestyle=(0, (2, 2)))
-        first, last = span(study)
-        split.set_xlim(first - 0.01 * (last - first), last + 0.01 * (last - first))
-        split.set_xlabel("seconds into the canary")
+        _mark_moments(panels, study)
 
     return draw_plot(
         f"evidence-{study.target}",
@@ -222,21 +196,19 @@ def plot_evidence(study: CanaryStudy, evidence: EvidenceSeries) -> Plot:
         evidence_in_words(evidence),
         draw,
         size=(11.4, 5.0),
-        narrow_size=(6.4, 5.6),
     )
 
 
 def evidence_in_words(evidence: EvidenceSeries) -> str:
     """The strongest evidence of a regression beside its threshold."""
-    looks = evidence.looks
-    highest = [max(look.regressed[number] for look in looks) for number in range(len(evidence.metrics))]
-    nearest = highest.index(max(highest))
-    reached = "reached" if highest[nearest] >= evidence.regressed_at else "did not reach"
+    highest = [max(values) for values in zip(*(look.regressed for look in evidence.looks), strict=True)]
+    strongest = max(highest)
+    reached = "reached" if strongest >= evidence.regressed_at else "did not reach"
     return (
-        f"The strongest evidence against the candidate, {evidence.metrics[nearest]}, {reached} its threshold: "
-        f"e-value {e_value(highest[nearest])}, threshold {e_value(evidence.regressed_at)}. An e-value "
-        f"is what a bet against a hypothesis has made of 1: if the hypothesis holds, it ever reaches a threshold of x "
-        f"with a chance of at most 1 / x."
+        f"The strongest evidence against the candidate, {evidence.metrics[highest.index(strongest)]}, {reached} its "
+        f"threshold: e-value {e_value(strongest)}, threshold {e_value(evidence.regressed_at)}. An e-value is what a "
+        f"bet against a hypothesis has made of 1: if the hypothesis holds, it ever reaches a threshold of x with a "
+        f"chance of at most 1 / x."
     )
 
 
@@ -245,25 +217,3 @@ def e_value(value: float) -> str:
     if value >= LARGEST:
         return f"over {LARGEST:.0e}"
     return f"{value:,.0f}" if value >= _WHOLE_FROM else f"{value:.3g}"
-
-
-def _series_panel(axes: Any, seconds: Any, values: Any, names: Sequence[str]) -> None:
-    drawn = np.clip(values, _LEAST, _MOST)
-    for number, name in enumerate(names):
-        role = _STYLES[number] if len(names) > 1 else "ink"
-        axes.plot(seconds, drawn[:, number], color=colour(role), linewidth=1.8, label=name)
-    axes.set_yscale("log")
-    lowest = 10.0 ** math.floor(math.log10(min(0.1, float(drawn.min()))))
-    axes.set_ylim(lowest, 10.0 ** (math.log10(max(1e3, float(drawn.max()))) + 0.9))
-    axes.yaxis.get_major_locator().set_params(numticks=6)
-    axes.set_yticks([tick for tick in axes.get_yticks() if lowest <= tick <= axes.get_ylim()[1]])
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}" if value < 1e4 else f"1e{math.log10(value):.0f}")  # noqa: PLR2004 - five digits
-    axes.yaxis.set_minor_formatter(lambda _value, _: "")
-
-
-def _threshold(axes: Any, value: float, what: str) -> None:
-    axes.axhline(value, color=colour("ink"), linewidth=1.1, linestyle=(0, (4, 2)))
-    axes.annotate(
-        f"{what} at {e_value(value)}", (0.0, value), xycoords=axes.get_yaxis_transform(), textcoords="offset points",
-        xytext=(3, 2), ha="left", va="bottom", fontsize=9, color=colour("ink"),
-    )  # fmt: skip

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from llm_pipeline.accuracy.evaluation import EvaluationSummary, read_summary
 from llm_pipeline.base.errors import PipelineError
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
 from llm_pipeline.canary.timeline import read_summary as read_step_summary
 from llm_pipeline.canary.timeline import read_timeline
@@ -46,7 +47,7 @@ from llm_pipeline.reporting.model import (
 )
 from llm_pipeline.reporting.production import Results, find_rollback
 from llm_pipeline.reporting.spending import read_spending
-from llm_pipeline.reporting.variants import TrialReader, VariantReader
+from llm_pipeline.reporting.trials import checkpoint_bytes, read_trials
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.pointers import read_pointers
 
@@ -185,14 +186,22 @@ class _Collector:
         targets = [target.name for target in record.release.targets]
         pointers = {name: read_pointers(self._store, record.model.id, record.place_of(name))[0] for name in targets}
         loads, canaries = self._loads(targets), self._canaries(targets)
-        variants = VariantReader(self._store, record, results, self._try).variants(pointers)
         failures = read_failures(self._store, record.release_id, results, self._gaps)
         before = self._summary("baseline", "")
         decisions = self._try("decisions", lambda: read_decisions(self._store, record.release_id))
         refused = refusal(decisions or (), self._flow.resolved_at)
         accuracy = self._accuracy()
-        reader = TrialReader(results, self._summary, self._passed_over, self._planned("targets", TargetPlan))
-        ladder = [record.release.recipe(name) for name in climbing_order(record.release, record.facts)]
+        published = checkpoint_bytes(results, "download", "", self._size)
+        trials = read_trials(
+            record,
+            results,
+            accuracy,
+            failures,
+            size=self._size,
+            summary=self._summary,
+            passed_over=lambda recipe: self._try(f"the ladder of {recipe}", lambda: self._flow.passed_over(recipe)),
+            planned=self._planned("targets", TargetPlan),
+        )
         return ReportData(
             release_id=record.release_id,
             title=record.release.name,
@@ -202,12 +211,12 @@ class _Collector:
             collected_at=datetime.now(UTC),
             headline=release_headline(record, results, pointers, failures, canaries, refused=refused),
             facts=(*released_facts(record, results, pointers), *self._budget()),
-            highlights=highlights(variants, accuracy, loads, canaries),
+            highlights=highlights(trials, published, accuracy, loads, canaries),
             failures=failures,
             gates=self._gates(),
             margin=record.release.policy.accuracy.margin,
-            trials=reader.trials(ladder, variants, accuracy, failures),
-            variants=variants,
+            published_bytes=published,
+            trials=trials,
             accuracy=accuracy,
             loads=loads,
             canaries=canaries,
@@ -262,8 +271,8 @@ class _Collector:
         name = f"summary of {stage} {subject}".rstrip()
         return None if directory is None else self._try(name, lambda: read_summary(directory))
 
-    def _passed_over(self, recipe: str) -> str | None:
-        return self._try(f"the ladder of {recipe}", lambda: self._flow.passed_over(recipe))
+    def _size(self, ref: ArtifactRef) -> int | None:
+        return self._try(f"size of {ref}", lambda: self._store.manifest(ref).size)
 
     def _planned(self, part: str, model: type[PlanT]) -> tuple[PlanT, ...]:
         """What the plan said of each target, of each stage, or of all together; nothing without a plan."""

@@ -34,9 +34,6 @@ VERDICT_ROLE = {
 }
 """The plot role of a verdict; None: there is none."""
 
-NARROW_INCHES = 8.0
-"""Figures below this width are drawn for a narrow screen."""
-
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
@@ -65,19 +62,6 @@ def colour(role: str) -> str:
     return _COLOURS[role]
 
 
-def label_bar(axes: Any, end: float, row: float, text: str, *, role: str = "ink", bold: bool = False) -> None:
-    """Write a bar's value just behind its end."""
-    axes.annotate(
-        text,
-        (end, row),
-        xytext=(5, 0),
-        textcoords="offset points",
-        va="center",
-        color=colour(role),
-        weight="bold" if bold else "normal",
-    )
-
-
 def legend_below(figure: Any, axes: Any) -> None:
     """The legend outside the axes, where it can cover no curve."""
     handles, names = axes.get_legend_handles_labels()
@@ -99,36 +83,22 @@ class Plot:
         name: Unique in a report; the ids within start with it.
         title: Read by screen readers first, and shown as the caption.
         description: What the plot shows, in words and figures.
-        svg: Inline SVG for a wide column.
-        narrow_svg: The same for a narrow screen; empty when one serves both.
+        svg: Inline SVG.
     """
 
     name: str
     title: str
     description: str
     svg: str
-    narrow_svg: str = ""
 
 
 def draw_plot(
-    name: str,
-    title: str,
-    description: str,
-    draw: Callable[[Any], None],
-    *,
-    size: tuple[float, float],
-    narrow_size: tuple[float, float] | None = None,
+    name: str, title: str, description: str, draw: Callable[[Any], None], *, size: tuple[float, float]
 ) -> Plot:
-    """Draw a figure of `size` inches, and once more in `narrow_size` when one is given.
+    """Draw a figure of `size` inches; `draw` is given the empty one.
 
-    `draw` is given the empty figure. Nothing global is changed and no window system is needed.
+    Nothing global is changed and no window system is needed.
     """
-    prefix = re.sub(r"[^A-Za-z0-9]+", "-", name)
-    narrow = _svg(f"{prefix}-narrow", title, description, draw, narrow_size) if narrow_size else ""
-    return Plot(name, title, description, _svg(prefix, title, description, draw, size), narrow)
-
-
-def _svg(name: str, title: str, description: str, draw: Callable[[Any], None], size: tuple[float, float]) -> str:
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -139,7 +109,8 @@ def _svg(name: str, title: str, description: str, draw: Callable[[Any], None], s
         draw(figure)
         stream = io.StringIO()
         FigureCanvasSVG(figure).print_svg(stream, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    return _inline(stream.getvalue(), name, title, description)
+    prefix = re.sub(r"[^A-Za-z0-9]+", "-", name)
+    return Plot(name, title, description, _inline(stream.getvalue(), prefix, title, description))
 
 
 def _coloured_style() -> dict[str, str]:

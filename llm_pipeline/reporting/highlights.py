@@ -7,21 +7,30 @@ from collections.abc import Iterator, Sequence
 from llm_pipeline.base.quantities import byte_size, duration
 from llm_pipeline.inspection.release_index import Figure
 from llm_pipeline.loadtest.outcome import WindowSummary, deciding_windows, quantile_of
-from llm_pipeline.reporting.model import AccuracyStudy, CanaryStudy, LoadStudy, Variant
+from llm_pipeline.reporting.model import AccuracyStudy, CanaryStudy, LoadStudy, Trial
 from llm_pipeline.reporting.quantities import measure, points
 
 
 def highlights(
-    variants: Sequence[Variant],
+    trials: Sequence[Trial],
+    published_bytes: int | None,
     accuracy: Sequence[AccuracyStudy],
     loads: Sequence[LoadStudy],
     canaries: Sequence[CanaryStudy],
 ) -> tuple[Figure, ...]:
     """Size, speed and accuracy of each chosen recipe, then each load test and canary."""
-    baseline = next((variant for variant in variants if variant.is_baseline), None)
     found: list[Figure] = []
-    for chosen in (variant for variant in variants if variant.chosen):
-        found += [*_size(chosen, baseline), *_speed(chosen, baseline), *_accuracy(chosen, accuracy)]
+    for chosen in (trial for trial in trials if trial.chosen_on):
+        if chosen.bytes:
+            share = f"{100 * chosen.size_ratio:.0f} % of the baseline's " if chosen.size_ratio else ""
+            note = f"{share}{byte_size(published_bytes)}" if share and published_bytes else ""
+            found.append(Figure(label=f"Size, {chosen.name}", value=byte_size(chosen.bytes), note=note))
+        for engine in chosen.engines:
+            if engine.single_stream:
+                note = f"{engine.batched:,.0f} with {engine.sequences or 'several'} requests" if engine.batched else ""
+                value = f"{engine.single_stream:,.0f} tokens/s"
+                found.append(Figure(label=f"Engine alone, {engine.target}", value=value, note=note))
+        found += _accuracy(chosen, accuracy)
     return (
         *found,
         *(figure for load in loads for figure in _load(load)),
@@ -29,32 +38,7 @@ def highlights(
     )
 
 
-def _size(chosen: Variant, baseline: Variant | None) -> Iterator[Figure]:
-    if chosen is not baseline:
-        note = ""
-        if baseline:
-            note = f"{100 * chosen.bytes / baseline.bytes:.0f} % of the baseline's {byte_size(baseline.bytes)}"
-        yield Figure(label=f"Size, {chosen.name}", value=byte_size(chosen.bytes), note=note)
-
-
-def _speed(chosen: Variant, baseline: Variant | None) -> Iterator[Figure]:
-    """The engine alone, one request; compared only with a baseline that was built for the same target and device."""
-    for engine in chosen.engines:
-        if not engine.single_stream:
-            continue
-        batched = f"{engine.batched:,.0f} with {engine.sequences or 'several'} requests" if engine.batched else ""
-        compared = [
-            f"one alone is {100 * engine.single_stream / other.single_stream:.0f} % of the baseline"
-            for other in (baseline.engines if baseline and baseline is not chosen else ())
-            if (other.target, other.device) == (engine.target, engine.device) and other.single_stream
-        ]
-        notes = [note for note in (batched, *compared) if note]
-        yield Figure(
-            label=f"Engine alone, {engine.target}", value=f"{engine.single_stream:,.0f} tokens/s", note="; ".join(notes)
-        )
-
-
-def _accuracy(chosen: Variant, accuracy: Sequence[AccuracyStudy]) -> Iterator[Figure]:
+def _accuracy(chosen: Trial, accuracy: Sequence[AccuracyStudy]) -> Iterator[Figure]:
     for study in accuracy:
         loss = study.comparison.pooled.loss
         if study.name == chosen.name and loss:

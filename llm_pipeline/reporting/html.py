@@ -19,7 +19,6 @@ from llm_pipeline.reporting.load_plots import draw_load
 from llm_pipeline.reporting.model import ReportData, stage_label, verdict_in_words
 from llm_pipeline.reporting.quantities import measure, points
 from llm_pipeline.reporting.timeline_plot import plot_timeline
-from llm_pipeline.reporting.variants_plot import origins, plot_variants
 
 _TEMPLATE = "template.html.jinja"
 
@@ -54,7 +53,6 @@ def render_report(data: ReportData) -> str:
         verdict=verdict_in_words(data),
         plots=plots,
         symbol=_SYMBOL,
-        origins=origins(data.variants),
         advice=advice,
         failed_in_words=failure_in_words,
         load_tables=findings,
@@ -69,8 +67,6 @@ def draw_plots(data: ReportData) -> Iterator[Plot]:
         yield plot_accuracy(data.accuracy)
     if pareto_points(data.trials):
         yield plot_pareto(data.trials, data.margin)
-    if data.variants:
-        yield plot_variants(data.variants)
     for load in data.loads:
         yield from draw_load(load)
     for study in data.canaries:

@@ -26,7 +26,7 @@ from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.release.step import Effect
 from llm_pipeline.reporting.highlights import load_figures
-from llm_pipeline.reporting.model import AccuracyStudy, ReportData, Variant, stage_label
+from llm_pipeline.reporting.model import AccuracyStudy, ReportData, stage_label
 from llm_pipeline.reporting.production import UNQUANTIZED
 from llm_pipeline.reporting.quantities import points
 
@@ -145,7 +145,7 @@ def _recipe(facts: CardFacts) -> Iterator[str]:
     if recipe.modelopt_recipe:
         rows.append(("Recipe of modelopt", recipe.modelopt_recipe))
     quantized = facts.result("quantize", facts.recipe)
-    before = next((one.bytes for one in facts.report.variants if one.is_baseline), None)
+    before = facts.report.published_bytes
     share = f", {100 * facts.bytes / before:.1f} % of the base" if before and facts.quantized else ""
     rows.append(("Size", byte_size(facts.bytes) + share))
     if quantized is not None:
@@ -199,20 +199,17 @@ def _speed(facts: CardFacts) -> Iterator[str]:
         if load.target in facts.targets
         for figure in load_figures(load)
     ]
-    variant = next((one for one in facts.report.variants if one.name == facts.recipe), None)
-    rows = [*_engines(facts, variant), *rows]
+    trial = next((one for one in facts.report.trials if one.name == facts.recipe), None)
+    engines = [
+        (f"Engine, {engine.target}", engine.in_words, engine.device)
+        for engine in (trial.engines if trial else ())
+        if engine.target in facts.targets and engine.in_words
+    ]
+    rows = [*engines, *rows]
     if rows:
         yield "## Speed"
         yield ""
         yield from _table(("", "", ""), rows)
-
-
-def _engines(facts: CardFacts, variant: Variant | None) -> Iterator[tuple[str, str, str]]:
-    for engine in variant.engines if variant else ():
-        if engine.target in facts.targets and engine.single_stream:
-            together = f"{engine.batched:,.0f} with {engine.sequences or 'several'} requests" if engine.batched else ""
-            note = "; ".join(filter(None, (together, engine.device)))
-            yield f"Engine alone, {engine.target}", f"{engine.single_stream:,.0f} tokens/s", note
 
 
 def _gates(facts: CardFacts) -> Iterator[str]:

@@ -14,7 +14,6 @@ from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.loadtest.outcome import (
     Latency,
     RatePoint,
-    SecondOfTraffic,
     WindowSummary,
     deciding_windows,
     quantile_of,
@@ -32,82 +31,55 @@ def plot_over_time(load: LoadStudy) -> Plot:
     A stall stands at the arrival of the request that had it.
     """
     windows = deciding_windows(load.outcome)
-    starts = [0.0, *accumulate(float(len(window.seconds)) for window in windows)]
+    starts = list(accumulate(float(len(window.seconds)) for window in windows))
     moments = [second for window in windows for second in window.seconds]
     step = max(1, math.ceil(len(moments) / _MOST_INTERVALS))
     groups = [moments[first : first + step] for first in range(0, len(moments), step)]
     edges = np.minimum(np.arange(len(groups) + 1) * float(step), len(moments))
-    worst = max((_stall(group) for group in groups), default=0.0)
+    longest = np.array([max(second.longest_stall_milliseconds or 0.0 for second in group) for group in groups])
     failed = sum(second.failed for second in moments)
+    limit = load.policy.service_level.longest_stall_milliseconds
+
+    def rates(name: str) -> Any:
+        return np.array([sum(getattr(second, name) for second in group) for group in groups]) / np.diff(edges)
 
     def draw(figure: Any) -> None:
         traffic, tokens, stalls = panels = figure.subplots(3, 1, sharex=True, height_ratios=(1.3, 1.0, 1.0))
-        _traffic_panel(traffic, groups, edges)
-        tokens.stairs(
-            _rates([sum(s.output_tokens for s in group) for group in groups], edges), edges, baseline=None,
-            color=colour("candidate"), linewidth=1.8,
-        )  # fmt: skip
+        traffic.stairs(rates("arrived"), edges, baseline=None, color=colour("muted"), linewidth=1.3, label="arrived")
+        traffic.stairs(rates("good"), edges, baseline=None, color=colour("good"), linewidth=1.8, label="good")
+        if failed:
+            traffic.stairs(rates("failed"), edges, color=colour("bad"), fill=True, label="failed")
+        traffic.set_title("requests per second")
+        traffic.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.0, ncols=3, fontsize=9)
+        tokens.stairs(rates("output_tokens"), edges, baseline=None, color=colour("candidate"), linewidth=1.8)
         tokens.set_title("output tokens per second")
-        tokens.set_ylim(bottom=0.0)
-        _stall_panel(stalls, load, groups, edges)
+        stalls.stairs(longest, edges, color=colour("candidate"), fill=True, alpha=0.75)
+        if limit is not None:
+            stalls.stairs(np.where(longest > limit, longest, 0.0), edges, color=colour("bad"), fill=True)
+            stalls.axhline(limit, color=colour("ink"), linewidth=1.2, linestyle=_DASHES)
+        named = "" if limit is None else f"; limit {measure(limit, 'ms')}"
+        stalls.set_title(f"longest stall within an answer, milliseconds{named}")
         for axes in panels:
-            for start in starts[1:-1]:
+            axes.set_ylim(bottom=0.0)
+            for start in starts[:-1]:
                 axes.axvline(start, color=colour("muted"), linewidth=0.9, linestyle=(0, (2, 2)))
         stalls.set_xlim(0.0, len(moments))
         stalls.set_xlabel("seconds, by scheduled arrival")
 
     phases = Counter(window.phase for window in windows)
     names = ", ".join(f"{phase} ({count} windows)" if count > 1 else phase for phase, count in phases.items())
-    words = f"{names[:1].upper()}{names[1:]}"
     several = ", one after another" if len(windows) > 1 else ""
     return draw_plot(
         f"over-time-{load.target}",
         f"Throughput and stalls over time, {load.target}",
-        f"{words}{several}; {failed:,} requests failed; the longest stall within an answer took "
-        f"{measure(worst, 'ms')}.",
+        f"{names[:1].upper()}{names[1:]}{several}; {failed:,} requests failed; the longest stall within an answer took "
+        f"{measure(float(longest.max(initial=0.0)), 'ms')}.",
         draw,
         size=(11.4, 5.6),
-        narrow_size=(6.4, 5.6),
     )
 
 
-def _traffic_panel(axes: Any, groups: Sequence[Sequence[SecondOfTraffic]], edges: Any) -> None:
-    arrived = _rates([sum(s.arrived for s in group) for group in groups], edges)
-    good = _rates([sum(s.good for s in group) for group in groups], edges)
-    failed = _rates([sum(s.failed for s in group) for group in groups], edges)
-    axes.stairs(arrived, edges, baseline=None, color=colour("muted"), linewidth=1.3, label="arrived")
-    axes.stairs(good, edges, baseline=None, color=colour("good"), linewidth=1.8, label="good")
-    if failed.any():
-        axes.stairs(failed, edges, color=colour("bad"), fill=True, label="failed")
-    axes.set_ylim(bottom=0.0)
-    axes.set_title("requests per second", pad=20)
-    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.0, ncols=3, fontsize=9)
-
-
-def _stall_panel(axes: Any, load: LoadStudy, groups: Sequence[Sequence[SecondOfTraffic]], edges: Any) -> None:
-    longest = np.array([_stall(group) for group in groups])
-    limit = load.policy.service_level.longest_stall_milliseconds
-    axes.stairs(longest, edges, color=colour("candidate"), fill=True, alpha=0.75)
-    if limit is not None:
-        over = np.where(longest > limit, longest, 0.0)
-        axes.stairs(over, edges, color=colour("bad"), fill=True)
-        axes.axhline(limit, color=colour("ink"), linewidth=1.2, linestyle=_DASHES)
-    named = "" if limit is None else f"; limit {measure(limit, 'ms')}"
-    axes.set_title(f"longest stall within an answer, milliseconds{named}")
-    axes.set_ylim(bottom=0.0)
-
-
-def _stall(group: Iterable[SecondOfTraffic]) -> float:
-    return max((second.longest_stall_milliseconds or 0.0 for second in group), default=0.0)
-
-
-def _rates(counts: Sequence[int], edges: Any) -> Any:
-    return np.array(counts) / np.diff(edges)
-
-
 _QUANTILES = (0.5, 0.9, 0.95, 0.99)
-_MARK_DISTANCE = 0.35
-_LEVEL_POINTS = 12.0
 _MARKER = {Verdict.GO: "o", Verdict.NO_GO: "X", Verdict.INCONCLUSIVE: "^", Verdict.ANOMALOUS: "D"}
 
 
@@ -232,22 +204,14 @@ def _quantiles_by_rate(
 
 
 def _rate_axis(axes: Any, load: LoadStudy) -> None:
-    """Offered rates from zero, with the workload's and the confirmed one marked above the axes."""
+    """Offered rates from zero, with the workload's and the confirmed one marked."""
     outcome = load.outcome
     axes.set_xlim(0.0, 1.06 * max(point.rate_per_second for point in outcome.rates))
     axes.set_xlabel("requests per second offered")
     target, confirmed = outcome.target_rate_per_second, outcome.confirmed_rate_per_second
-    marks = [(target, "workload, confirmed" if confirmed == target else "workload")]
-    if confirmed is not None and confirmed != target:
-        marks.append((confirmed, "confirmed"))
-    near = len(marks) > 1 and abs(marks[1][0] - marks[0][0]) < _MARK_DISTANCE * axes.get_xlim()[1]
-    for level, (rate, words) in enumerate(marks):
-        axes.axvline(rate, color=colour("muted"), linewidth=0.9, linestyle=(0, (2, 2)))
-        axes.annotate(
-            f"{words} {rate:.3g}/s", (rate, 1.0), xycoords=axes.get_xaxis_transform(), textcoords="offset points",
-            xytext=(0, 3 + _LEVEL_POINTS * level * near), ha="center", fontsize=9, color=colour("ink"),
-            annotation_clip=False,
-        )  # fmt: skip
+    for rate, words, line in ((target, "workload", (0, (2, 2))), (confirmed, "confirmed", "solid")):
+        if rate is not None:
+            axes.axvline(rate, color=colour("muted"), linewidth=0.9, linestyle=line, label=f"{words}, {rate:.3g}/s")
 
 
 _SIZE = (5.2, 3.4)

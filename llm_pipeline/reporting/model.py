@@ -69,39 +69,23 @@ class EngineSpeed(Frozen):
     """How fast a target's engine was when it was built, in output tokens per second.
 
     Attributes:
-        release_id: The release that built it; empty for the reported release itself.
         single_stream: One request alone; None when it was not measured.
         batched: `sequences` requests together; None when it was not measured.
         device: Full name of the device that built and measured it.
     """
 
     target: str
-    release_id: str = ""
     single_stream: float | None = None
     batched: float | None = None
     sequences: int | None = None
     device: str = ""
 
-
-class Variant(Frozen):
-    """A recipe that was tried, or what it is compared with: the baseline, the version in production before.
-
-    Attributes:
-        bytes: Size of its checkpoint.
-        verdict: Its accuracy gate's; None for what it is compared with, or before the gate ran.
-        is_reference: Not tried by this release: in production before it.
-        origin: Where the speeds are from when not from this release, as a person would say it.
-        engines: One for each target that an engine was built for.
-    """
-
-    name: str
-    bytes: int
-    verdict: Verdict | None = None
-    chosen: bool = False
-    is_baseline: bool = False
-    is_reference: bool = False
-    origin: str = ""
-    engines: tuple[EngineSpeed, ...] = ()
+    @property
+    def in_words(self) -> str:
+        """Both rates, as far as they were measured."""
+        alone = f"{self.single_stream:,.0f} tokens/s alone" if self.single_stream else ""
+        together = f"{self.batched:,.0f} with {self.sequences or 'several'} requests" if self.batched else ""
+        return ", ".join(filter(None, (alone, together)))
 
 
 class Trial(Frozen):
@@ -120,6 +104,7 @@ class Trial(Frozen):
         planned: Items that would have been asked had no look decided earlier.
         look: At which look the gate decided, from 1; None when that is not known.
         looks: How many looks were planned.
+        engines: As built for the targets that chose it.
         speeds: In words: as predicted for each target, and as measured by the builds.
     """
 
@@ -136,6 +121,7 @@ class Trial(Frozen):
     planned: int = 0
     look: int | None = None
     looks: int = 1
+    engines: tuple[EngineSpeed, ...] = ()
     speeds: tuple[str, ...] = ()
 
 
@@ -249,6 +235,7 @@ class ReportData(Frozen):
         title: The release config's name.
         recipe: In words: `recipe int4_awq`, or what became of the choice.
         margin: Accepted loss over all items, a fraction.
+        published_bytes: Size of the checkpoint as published; None where it is not known.
         trials: Every recipe, the cheapest first.
         evaluation_data: The data of the hub that the tasks read.
     """
@@ -265,8 +252,8 @@ class ReportData(Frozen):
     failures: tuple[FailedStage, ...] = ()
     gates: tuple[Gate, ...] = ()
     margin: float = 0.0
+    published_bytes: int | None = None
     trials: tuple[Trial, ...] = ()
-    variants: tuple[Variant, ...] = ()
     accuracy: tuple[AccuracyStudy, ...] = ()
     loads: tuple[LoadStudy, ...] = ()
     canaries: tuple[CanaryStudy, ...] = ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 
 from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.verdict import Judgement, Verdict
@@ -32,22 +31,6 @@ def serves(pointer: Pointer | None, release_id: str, results: Results, target: s
     packaged = results.get(("package", target))
     same = packaged is not None and pointer.repository in packaged.artifacts.values()
     return pointer.release_id == release_id or (same and ("settle", target) in results)
-
-
-def served_before(pointers: Pointers, release_id: str, results: Results, target: str) -> Pointer | None:
-    """What was in production before the release, or during its canary; None when the pointers no longer know."""
-    if serves(pointers.production, release_id, results, target):
-        return pointers.previous
-    ended = last_start(results)
-    for pointer in (pointers.production, pointers.previous):
-        if pointer and ended and pointer.promoted_at <= ended and pointer.release_id != release_id:
-            return pointer
-    return None
-
-
-def last_start(results: Results) -> datetime | None:
-    """When the release's latest stage began; reports, which can be made at any later time, do not count."""
-    return max((r.timings.started_at for r in results.values() if r.stage != "report"), default=None)
 
 
 _BACK = "rolling back"

@@ -14,6 +14,9 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("huggingface_hub")
 
 
+from llm_pipeline.reporting.collect import collect
+from llm_pipeline.reporting.html import render_report
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 
@@ -43,3 +46,15 @@ def promoted(sample: ModuleType, tmp_path_factory: pytest.TempPathFactory):
 def rolled_back(sample: ModuleType, tmp_path_factory: pytest.TempPathFactory):
     """A release that its canary took back."""
     return sample.whole_release(tmp_path_factory.mktemp("rolled-back"), good=False)
+
+
+@pytest.fixture(scope="session")
+def promoted_data(sample: ModuleType, promoted):
+    """What its report shows."""
+    return collect(promoted.store, sample.RELEASE)
+
+
+@pytest.fixture(scope="session")
+def promoted_page(promoted_data) -> str:
+    """Its report: to draw all plots takes seconds, so tests share it."""
+    return render_report(promoted_data)

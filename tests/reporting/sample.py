@@ -37,7 +37,6 @@ from llm_pipeline.config.release import (
 from llm_pipeline.config.target import Target
 from llm_pipeline.release.contract import StageFailure, StageResult, Timings
 from llm_pipeline.release.execute import KeyContent, StageRecord, failure_name, results_name, stage_record_name
-from llm_pipeline.release.newest import note_release
 from llm_pipeline.release.record import ReleaseRecord, release_record_name
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
@@ -303,31 +302,6 @@ def engine_speed(single: float, batched: float, *, device: str = "Test CPU") -> 
         "batched_sequences": 16,
         "device": device,
     }
-
-
-def other_release(
-    sample: SampleRelease, release_id: str, recipe: str, speeds: tuple[float, float], *, hours_earlier: int = 24
-) -> None:
-    """Another release of the same model in the same store: its record, its choice, its checkpoint, its build."""
-    document = sample.store.read_document(release_record_name(RELEASE))
-    assert document is not None
-    record = ReleaseRecord.model_validate(document.value)
-    earlier = START - timedelta(hours=hours_earlier)
-    record = record.model_copy(update={"release_id": release_id, "created_at": earlier})
-    sample.store.write_document(release_record_name(release_id), record.model_dump(mode="json"), None)
-    note_release(sample.store, record)
-    checkpoint = sample.publish("checkpoint", {"model.safetensors": recipe.encode() * 1000})
-    for stage, subject, metrics, artifacts in (
-        ("quantize", recipe, {}, {"checkpoint": checkpoint}),
-        ("choose", "cpu", {"recipe": recipe}, {}),
-        ("build", "cpu", engine_speed(*speeds), {}),
-    ):
-        timings = Timings(started_at=earlier, total_seconds=1.0)
-        result = StageResult(
-            release_id=release_id, stage=stage, subject=subject, key="0" * 64, metrics=metrics, artifacts=artifacts,
-            timings=timings,
-        )  # fmt: skip
-        sample.store.write_document(results_name(release_id, stage, subject), result.model_dump(mode="json"), None)
 
 
 def point_at(sample: SampleRelease, production: tuple[str, str], previous: tuple[str, str] | None = None) -> None:

@@ -30,7 +30,7 @@ def test_a_promoted_release_is_in_production_with_every_part(sample, promoted) -
     assert (data.headline.state, data.headline.verdict) == ("in production", Verdict.GO)
     assert "Recipe fp8 serves on cpu." in data.headline.sentence
     assert data.gaps == ()
-    assert [variant.name for variant in data.variants if variant.chosen] == ["fp8"]
+    assert [(one.name, one.chosen_on) for one in data.trials if one.chosen_on] == [("fp8", ("cpu",))]
     assert [study.name for study in data.accuracy] == [*sample.RECIPES, "served on cpu"]
     assert len(data.loads) == len(data.canaries) == 1
     (read,) = data.evaluation_data
@@ -122,7 +122,7 @@ def test_a_long_canary_is_thinned_without_losing_an_error() -> None:
 def test_a_release_that_only_was_resolved_is_on_its_way(sample, tmp_path: Path) -> None:
     data = collect(sample.SampleRelease(tmp_path).store, sample.RELEASE)
     assert (data.headline.state, data.headline.verdict) == ("on its way", None)
-    assert data.stages == data.gates == data.variants == ()
+    assert data.stages == data.gates == data.canaries == ()
 
 
 def test_recipes_still_being_tried_give_no_verdict_yet(sample, tmp_path: Path) -> None:

@@ -9,10 +9,9 @@ import pytest
 from load_sample import CONFIRMED_RATE, POLICY, sample_load_test
 
 from llm_pipeline.loadtest.outcome import write_outcome
-from llm_pipeline.reporting.collect import collect, read_load
+from llm_pipeline.reporting.collect import read_load
 from llm_pipeline.reporting.figure import Plot
 from llm_pipeline.reporting.highlights import highlights
-from llm_pipeline.reporting.html import render_report
 from llm_pipeline.reporting.load_plots import draw_load, plot_latency_by_rate, plot_over_time
 from llm_pipeline.reporting.model import LoadStudy
 
@@ -69,7 +68,7 @@ def test_the_latency_plots_name_their_axes_and_every_limit(plots: dict[str, Plot
 def test_latency_against_rate_holds_the_limits_against_the_quantile_of_the_attainment(
     study: LoadStudy, plots: dict[str, Plot]
 ) -> None:
-    shown = {"first token p95", "end to end p95", "its limit, 250 ms", "workload 20/s", "confirmed 50/s"}
+    shown = {"first token p95", "end to end p95", "its limit, 250 ms", "workload, 20/s", "confirmed, 50/s"}
     assert shown <= texts(plots["latency-by-rate-cpu"])
     stricter = study.model_copy(update={"policy": POLICY.model_copy(update={"attainment": 0.99})})
     assert "first token p99" in texts(plot_latency_by_rate(stricter))
@@ -112,19 +111,19 @@ def test_a_report_whose_records_were_not_kept_still_has_its_tables(tmp_path: Pat
 
 
 def test_the_figures_on_top_are_the_confirmed_rate_and_the_cost(study: LoadStudy) -> None:
-    rate, cost = highlights((), (), (study,), ())
+    rate, cost = highlights((), None, (), (study,), ())
     assert rate.value == f"{CONFIRMED_RATE:g}/s"
     assert "0 of 2,400 failed; first token p95 18" in rate.note
     assert cost.value == "0.42 USD"
     unconfirmed = with_outcome(study, confirmed_rate_per_second=None, token_cost=None)
-    (rate,) = highlights((), (), (unconfirmed,), ())
+    (rate,) = highlights((), None, (), (unconfirmed,), ())
     assert rate.value == "none confirmed"
     whole = [window.model_copy(update={"first_token": None}) for window in study.outcome.windows]
-    assert "; end to end p95" in highlights((), (), (with_outcome(study, windows=tuple(whole)),), ())[0].note
+    assert "; end to end p95" in highlights((), None, (), (with_outcome(study, windows=tuple(whole)),), ())[0].note
 
 
-def test_the_page_has_the_sentence_that_decided_and_every_table(sample, promoted) -> None:
-    page = render_report(collect(promoted.store, sample.RELEASE))
+def test_the_page_has_the_sentence_that_decided_and_every_table(promoted_page) -> None:
+    page = promoted_page
     part = page[page.index("<h2>Load test, cpu</h2>") : page.index("<h2>Canary, cpu</h2>")]
     for told in (
         "<strong>At 50/s the service level is met.</strong>",

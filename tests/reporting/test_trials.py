@@ -102,7 +102,6 @@ def test_targets_that_chose_differently_are_told_apart(sample, tmp_path: Path) -
     release.add("choose", "gpu", metrics={"recipe": "int8_smoothquant"})
     data = collect(release.store, sample.RELEASE)
     assert data.recipe == "recipe fp8 on cpu; int8_smoothquant on gpu"
-    assert [one.name for one in data.variants if one.chosen] == ["fp8", "int8_smoothquant"]
     assert {one.name: one.chosen_on for one in data.trials if one.chosen_on} == {
         "fp8": ("cpu",),
         "int8_smoothquant": ("gpu",),
@@ -125,5 +124,16 @@ def test_predicted_and_measured_speeds_are_told_apart(sample, tmp_path: Path) ->
     release.store.write_document(f"releases/{sample.RELEASE}/plan.json", plan, None)
     assert trial(collect(release.store, sample.RELEASE), "fp8").speeds == (
         "h200, predicted: 1.41 x the baseline alone, 1.30 x with 64 requests",
-        "cpu, measured: 118 tokens/s alone, 1,204 tokens/s with 16 requests",
+        "cpu, measured: 118 tokens/s alone, 1,204 with 16 requests",
     )
+
+
+def test_a_build_without_a_measurement_is_not_shown_as_zero(sample, tmp_path: Path) -> None:
+    release = sample.SampleRelease(tmp_path)
+    release.measure_baseline()
+    release.try_recipes(["fp8"])
+    metrics = {"single_stream_tokens_per_second": 0.0, "batched_tokens_per_second": 0.0}
+    release.add("build", "cpu", metrics=metrics)
+    data = collect(release.store, sample.RELEASE)
+    assert trial(data, "fp8").speeds == ()
+    assert not [figure for figure in data.highlights if "Engine" in figure.label]
