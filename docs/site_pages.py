@@ -168,7 +168,6 @@ def metrics_page() -> str:
         "|---|---|---|",
         *rows,
         "",
-        "See also [counters of releases](../notifications.md#traces-and-counters) and",
-        "[alert rules and dashboards](../notifications.md#metrics).",
+        "See also [alert rules and dashboards](../notifications.md#metrics).",
         "",
     ])  # fmt: skip

@@ -14,7 +14,8 @@ from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.base.verdict import Verdict, worst
 from llm_pipeline.config.overrides import Overrides
-from llm_pipeline.notifications.local_run import LocalTeller
+from llm_pipeline.notifications.event import Event, Origin, answered, asked, failed, judged
+from llm_pipeline.notifications.telling import keep_run, tell, tell_canary
 from llm_pipeline.operations.approval import answer
 from llm_pipeline.operations.decisions import decide, put
 from llm_pipeline.operations.promotion import replace_holders
@@ -78,7 +79,6 @@ class LocalRun:
         self._places = loaded.places
         self._model_id = loaded.config.model.id
         self._replace = replace
-        self._teller = LocalTeller(open_store(self._deployment.store), self._deployment, loaded.config.name)
         self._runner = Runners(self._deployment)
         self._claim = ReleaseClaim(
             open_store(self._deployment.store),
@@ -86,7 +86,6 @@ class LocalRun:
             Claimant.of(loaded.config, LocalProcess.here()),
         )
         self._job: Job | None = None
-        self._began: datetime | None = None
         self._started = time.monotonic()
         self._tasks: tuple[Task, ...] = ()
         self._endings = Endings(())
@@ -107,7 +106,7 @@ class LocalRun:
                 return self._run_in_turn()
         except PipelineError as error:
             if error not in self._errors:  # those were told when their stage ended
-                self._teller.failed("", "", error)
+                self._tell(failed(self._origin, "", "", error))
             raise
 
     def _run_in_turn(self) -> Verdict:
@@ -118,7 +117,6 @@ class LocalRun:
             self._claim.check()
             resolved = self._process(resolve_request(self._loaded, self._loaded.overrides.revision, by=user_here()))
             self.flow = ReleaseProgress.open(self._deployment, resolved.release_id)
-            self._teller.release_id = resolved.release_id
             return self._release(self.flow)
         finally:
             self._stop_stage()  # before the claim is given back
@@ -189,7 +187,7 @@ class LocalRun:
 
     def _failed(self, instance: Instance, error: PipelineError) -> None:
         step = instance.task.step
-        self._teller.failed(step.name, instance.subject, error, began=self._began)
+        self._tell(failed(self._origin, step.name, instance.subject, error))
         if step.scope is Scope.RECIPE:
             log.warning("%s failed, the next recipe is tried: %s", _name(instance), error)
         elif step.decides or step.effect is Effect.PRODUCTION:
@@ -230,11 +228,11 @@ class LocalRun:
             approved = ask(question.line)
             if approved is not None:
                 by = f"{user_here()}, run without Airflow"
-                told = decide(flow, task.step.name, offered, approved=approved, by=by)
-                decision = told.decision
+                decision = decide(flow, task.step.name, offered, approved=approved, by=by).decision
                 approved = decision.answer == "approved"
         if decision.answer != "waiting":
-            self._teller.answered(question.line, decision.answer, decision.by, instance.item)
+            told = answered(self._origin, question.line, subject=instance.item, answer=decision.answer, by=decision.by)
+            self._tell(told)
         if approved:
             return Ending.GOOD
         log.info("%s", question.open if approved is None else question.declined)
@@ -255,7 +253,8 @@ class LocalRun:
             return Ending.FAILED
         place, run = flow.record.place_of(target), flow.resolved_at.isoformat()
         answer(flow.store, release_id, place, percent, approved=approved, by="the terminal", run=run)
-        self._teller.answered(question, "approved" if approved else "denied", "the terminal", target)
+        said = "approved" if approved else "denied"
+        self._tell(answered(self._origin, question, subject=target, answer=said, by="the terminal"))
         if not approved:
             self._refusals.append(Verdict.NO_GO)
         return Ending.GOOD if approved else Ending.FAILED
@@ -263,7 +262,7 @@ class LocalRun:
     def _tell_question(self, ask: Approve, question: str, action: str, item: str) -> None:
         """Nobody waits for an answer that the command line gave ahead."""
         if ask is ask_on_terminal:
-            self._teller.asked(question, action, item)
+            self._tell(asked(self._origin, question, subject=item, until=None, action=action))
 
     def _stop_stage(self) -> None:
         if self._job is not None and self._runner.is_active(self._job):
@@ -283,29 +282,40 @@ class LocalRun:
     def _process(self, request: StageRequest) -> StageResult:
         """Run one stage's process, again after a transient error; one line when it is done."""
         for attempt in range(1, _ATTEMPTS + 1):
-            started, self._began = time.monotonic(), datetime.now(UTC)
+            started = time.monotonic()
             try:
                 self._job = self._runner.submit(request, placement(request))
                 result = self._wait(self._job, request.stage)
             except Transient as error:
                 if attempt == _ATTEMPTS:
                     raise
-                self._teller.failed(request.stage, request.subject, error, tried_again=True, began=self._began)
+                self._tell(failed(self._origin, request.stage, request.subject, error, tried_again=True))
                 told = isinstance(error, RemoteStageTransient)  # in the stage's own log, which is shown
                 why = error.kind if told else error.message
                 log.warning("%s: %s; trying again in %g s", request.stage, why, _BACK_OFF_SECONDS * attempt)
                 time.sleep(_BACK_OFF_SECONDS * attempt)
                 continue
             log.info("%s", self._line(result, time.monotonic() - started))
-            self._teller.ended(result, self._moved(request))
+            self._tell_end(result, request)
             return result
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _moved(self, request: StageRequest) -> str:
-        """The place whose traffic a stage moves; empty for one that moves none."""
+    def _tell_end(self, result: StageResult, request: StageRequest) -> None:
+        """Tell a verdict, and what happened to a canary that the stage moved; keep a release that has its report."""
+        self._tell(judged(Origin(self._deployment.name, result.release_id), result))
         step = step_named(request.stage)
-        acts = step is not None and step.effect is Effect.PRODUCTION
-        return self._places[request.subject.partition(":")[0]] if acts else ""
+        store = open_store(self._deployment.store)
+        if step is not None and step.effect is Effect.PRODUCTION:
+            tell_canary(store, self._deployment, self._places[request.subject.partition(":")[0]], result.release_id)
+        if step is not None and step.name == "report":
+            keep_run(store, self._deployment, result.release_id)
+
+    @property
+    def _origin(self) -> Origin:
+        return Origin(self._deployment.name, self.flow.record.release_id if self.flow else self._loaded.config.name)
+
+    def _tell(self, *events: Event | None) -> None:
+        tell(self._deployment, filter(None, events))
 
     def _wait(self, job: Job, stage: str) -> StageResult:
         relay = LogRelay(logging.getLogger(f"llm_pipeline.stage.{stage}"), log)

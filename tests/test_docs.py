@@ -228,7 +228,6 @@ PAGES_OF_ADAPTERS = {
     "server_controls": "staging",
     "runners": "cluster",
     "stores": "store",
-    "notifications": "notifications",
 }
 
 

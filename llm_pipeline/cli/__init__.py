@@ -7,7 +7,6 @@
 | `ls`, `show`, `verify`, `diff`, `claims`, `gc` | what a deployment's store holds (`store`) |
 | `status`, `start`, `stop`, `rollback`, `guard` | what serves users (`production`) |
 | `approve`, `approve-step`, `pause`, `resume` | what a person decides of a release on its way (`production`) |
-| `events` | what happened to releases (`events`) |
 | `doctor` | what this host has of what a deployment asks for (`doctor`) |
 | `render-args`, `render`, `pod` | LLM args, Kubernetes manifests (`serving`) |
 | `runbook`, `schema`, `completion` | what errors mean; what editors and shells complete from (`editing`) |
@@ -68,12 +67,12 @@ def _refuse_empty(parser: ArgumentParser, arguments: Sequence[str]) -> None:
 
 
 def _parser() -> ArgumentParser:
-    from llm_pipeline.cli import doctor, editing, events, formats, production, serving, store
+    from llm_pipeline.cli import doctor, editing, formats, production, serving, store
 
     tasks = {
         "Releases": (releases, formats),
         "The store": (store,),
-        "Production": (production, events, doctor),
+        "Production": (production, doctor),
         "Servers": (serving,),
         "Reading and editing": (editing,),
     }

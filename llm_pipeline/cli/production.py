@@ -150,8 +150,7 @@ def _start_staging(store: ArtifactStore, deployment: Deployment, place: str, ref
 
 
 def _stop(options: argparse.Namespace) -> int:
-    from llm_pipeline.notifications.channel import no_connections
-    from llm_pipeline.notifications.outbox import tell
+    from llm_pipeline.notifications.telling import tell_canary
     from llm_pipeline.operations.switching import stop_all
 
     if options.staging:
@@ -165,7 +164,8 @@ def _stop(options: argparse.Namespace) -> int:
         done = stop_all(store, deployment, place, drain_seconds=options.drain)
         write_lines([f"{place}: stopped {', '.join(done)}" if done else f"{place}: nothing ran, nothing was stopped"])
         write_lines(_left_alone(store, place))
-    tell(store, deployment, no_connections, canaries=dict.fromkeys(places, ""))
+    for place in places:
+        tell_canary(store, deployment, place)
     return ExitCode.GO
 
 
@@ -282,8 +282,7 @@ def _approve(options: argparse.Namespace) -> int:
 
 
 def _guard(options: argparse.Namespace) -> int:
-    from llm_pipeline.notifications.channel import no_connections
-    from llm_pipeline.notifications.outbox import tell
+    from llm_pipeline.notifications.telling import tell_canary
     from llm_pipeline.operations.guard import guard_once
     from llm_pipeline.operations.place_status import named_deployment
     from llm_pipeline.operations.status import deployment_status
@@ -292,7 +291,8 @@ def _guard(options: argparse.Namespace) -> int:
     deployment = _guarded(deployment, options.gpu_target)
     write_lines([f"{named_deployment(deployment.name, store.uri)}, places {', '.join(deployment.places) or 'none'}"])
     actions = guard_once(store, deployment)
-    tell(store, deployment, no_connections, canaries=dict.fromkeys(deployment.places, ""))
+    for place in deployment.places:
+        tell_canary(store, deployment, place)
     for action in actions:
         write_lines([f"{action.gpu_target}  {action.release_id}  {action.what}: {action.detail}"])
     if not actions:
@@ -345,8 +345,7 @@ def _add_rolling_back(commands: Commands) -> None:
 
 
 def _roll_back(options: argparse.Namespace) -> int:
-    from llm_pipeline.notifications.channel import no_connections
-    from llm_pipeline.notifications.outbox import tell
+    from llm_pipeline.notifications.telling import tell_canary
     from llm_pipeline.operations.rollback import force_at, roll_back_at
     from llm_pipeline.store.provenance import user_here
 
@@ -358,7 +357,7 @@ def _roll_back(options: argparse.Namespace) -> int:
         write_lines([f"{target}: {done}", "nothing is recorded: run it without --force once the store takes writes"])
         return ExitCode.GO
     production = roll_back_at(store, deployment, options.model_id, target, by=by, leaving=options.leaving).production
-    tell(store, deployment, no_connections, canaries={target: ""})
+    tell_canary(store, deployment, target)
     serving = f"{production.release_id} serves in {production.slot}" if production else "nothing serves"
     sys.stdout.write(f"{options.model_id} on {target}: {serving}\n")
     return ExitCode.GO

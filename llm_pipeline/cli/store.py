@@ -107,9 +107,8 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _verify_served(options: argparse.Namespace) -> int:
-    from llm_pipeline.notifications.channel import no_connections
-    from llm_pipeline.notifications.happened import verified
-    from llm_pipeline.notifications.outbox import tell
+    from llm_pipeline.notifications.event import verified
+    from llm_pipeline.notifications.telling import tell
     from llm_pipeline.operations.verification import summary, verify_place
 
     (deployment, store), found, last = opened(options), [], []
@@ -122,7 +121,7 @@ def _verify_served(options: argparse.Namespace) -> int:
         found += checks
         last.append(summary(place, checks))
         if wrong := [f"{check.what}: {check.problem}" for check in checks if check.problem]:
-            tell(store, deployment, no_connections, events=[verified(deployment.name, place, wrong)])
+            tell(deployment, [verified(deployment.name, place, wrong)])
     if options.json:
         write_json([check.model_dump(mode="json") for check in found])
     else:

@@ -206,6 +206,8 @@ class Deployment(ConfigModel):
         verification: When what serves is verified.
         owner: Who answers for the deployment's DAGs, in Airflow's lists.
         notifications: Who is told of what happens to releases: channels by names of yours. Secrets never stand here.
+        mlflow_experiment: Experiment of MLflow that keeps each release as a run, on the server that
+            `MLFLOW_TRACKING_URI` names in the environment of whoever runs releases; None for no such run.
         airflow_connections: Airflow connections that hold secrets, by the environment variable that hands each on to
             what Airflow runs: the connection's password, but for `AWS_ACCESS_KEY_ID`, which is its login. Such a
             variable must not be set for Airflow's processes as well.
@@ -231,6 +233,7 @@ class Deployment(ConfigModel):
     verification: VerificationSchedule = VerificationSchedule()
     owner: Owner = "llm-pipeline"
     notifications: Notifications = Field(default={})
+    mlflow_experiment: Word | None = None
     airflow_connections: Annotated[dict[VariableName, ConnectionId], Field(max_length=256)] = Field(default={})
     variables: VariableNames = ()
     _path_variables: frozenset[str] = PrivateAttr(default=frozenset())

@@ -27,6 +27,7 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import engine_adapter, own_server_of
+from llm_pipeline.notifications.telling import check_channel
 from llm_pipeline.operations import airflow_pools as airflow
 from llm_pipeline.operations.place_status import Health
 from llm_pipeline.operations.secret_sources import secret_sources
@@ -117,6 +118,8 @@ def _adapters(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Che
         found: Adapter = adapter(group, kind)
         if found.probe is not None:
             yield _attempt(subject, partial(found.probe, *settings))
+    for name, channel in deployment.notifications.items():
+        yield _attempt(f"notifications by {name}", partial(check_channel, channel), otherwise="warning")
 
 
 def _slots(deployment: Deployment) -> Iterator[Check]:
@@ -141,8 +144,6 @@ def _named(deployment: Deployment, targets: Sequence[Target]) -> Iterator[tuple[
         yield f"router of {name}", "routers", place.router.kind, place.router
         if place.metrics is not None:
             yield f"metrics of {name}", "metric_sources", place.metrics.kind, place.metrics, place.router
-    for name, channel in deployment.notifications.items():
-        yield f"notifications by {name}", "notifications", channel.kind, channel
     for target in targets:
         yield f"engine of {target.name}", "engines", target.engine, target.engine_options
 

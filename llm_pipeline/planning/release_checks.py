@@ -438,8 +438,6 @@ def _asked(loaded: LoadedRelease) -> Iterator[tuple[str, Iterable[str], Iterable
     for name in sorted({"control", "model", *(target.environment for target in loaded.release.targets)}):
         if environment := deployment.environments.get(name):
             yield f"environments.{name}", environment.problems(), environment.warnings()
-    for name, channel in deployment.notifications.items():
-        yield f"notifications.{name}", channel.problems(), channel.warnings()
     for target in loaded.release.targets:
         name = loaded.config.place_of(target.name)
         if place := deployment.places.get(name):

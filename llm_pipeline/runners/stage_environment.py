@@ -65,7 +65,7 @@ def withheld_secrets(request: StageRequest, deployment: Deployment) -> frozenset
 def named_secrets(deployment: Deployment) -> frozenset[str]:
     """The variables that a deployment names for secrets, whoever needs them."""
     everything = deployment.model_dump(mode="json", exclude={"variables", "environments"})
-    addresses = (getattr(channel, "variable", None) for channel in deployment.notifications.values())
+    addresses = (channel.variable for channel in deployment.notifications.values())
     return frozenset({*_names_in(everything), *secret_connections(deployment), *filter(None, addresses)})
 
 

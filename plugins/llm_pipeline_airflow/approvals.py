@@ -27,7 +27,7 @@ from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.untrusted_text import markdown
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.store import Store
-from llm_pipeline.notifications.happened import answered, asked
+from llm_pipeline.notifications.event import answered, asked
 from llm_pipeline.questions import planned_text, question_of, replaces_nothing
 from llm_pipeline.release.decision import Decision, decision_name
 from llm_pipeline.release.evidence_text import facts_table
@@ -39,7 +39,7 @@ from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.connections import config_with_secrets, fetch_secrets
 from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.logs import get_logger
-from llm_pipeline_airflow.notifications import ReleaseNotifier, attempt_of, page_of, tell
+from llm_pipeline_airflow.notifications import ReleaseNotifier, page_of, tell_canary
 from llm_pipeline_airflow.operators import RELEASE_ID_TEMPLATE
 from llm_pipeline_airflow.promotion import PromotionOrder
 from llm_pipeline_airflow.states import passed_targets, require_any
@@ -206,19 +206,17 @@ class DecisionOperator(ApprovalOperator):
 
     def events_of(self, origin: Origin, happened: Happened, context: Context) -> tuple[Event, ...] | None:
         """The question, and its answer; see `TellingOperator`."""
-        key, subject = attempt_of(context), str(getattr(self, "target", ""))
+        subject = str(getattr(self, "target", ""))
         if happened == "asked":
             page = self.generate_link_to_ui(task_instance=context["ti"]) if origin.link else ""
             command = f", or `{self.answer_command}`" if self.answer_command else ""
             until = datetime.now(UTC) + self.response_timeout if self.response_timeout else None
             action = f"approve or reject it in Airflow (Required Actions){command}."
-            return (
-                asked(replace(origin, link=page), self.subject, key=key, subject=subject, until=until, action=action),
-            )
+            return (asked(replace(origin, link=page), self.subject, subject=subject, until=until, action=action),)
         if self._answer is None:
             return None
         answer, by = self._answer
-        return (answered(origin, self.subject, key=key, subject=subject, answer=answer, by=by),)
+        return (answered(origin, self.subject, subject=subject, answer=answer, by=by),)
 
     def check_claim(self, context: Context) -> None:
         """Make sure that this release may still go on.
@@ -397,7 +395,7 @@ class StepApprovalOperator(DecisionOperator):
                 run=flow.resolved_at.isoformat(),
             )
             approval = told.approval
-        tell(flow.deployment, self._place(flow), flow.record.release_id, link=page_of(context))
+        tell_canary(flow.deployment, self._place(flow), flow.record.release_id, link=page_of(context))
         return self._obey(approval)
 
     def _place(self, flow: ReleaseProgress) -> str:

@@ -18,7 +18,7 @@ from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.runners.stage_environment import command_environment
 from llm_pipeline_airflow.connections import deployment_with_secrets
 from llm_pipeline_airflow.logs import get_logger
-from llm_pipeline_airflow.notifications import tell
+from llm_pipeline_airflow.notifications import tell_canary
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -69,7 +69,7 @@ class CommandOperator(BaseOperator):
         deployment = deployment_with_secrets(self.deployment_file)
         arguments = ("-m", "llm_pipeline", *command, "--deployment", self.deployment_file)
         code = self._run([_python(deployment), *arguments], command_environment(deployment))
-        tell(deployment, self.subject)
+        tell_canary(deployment, self.subject)
         if code == ExitCode.BAD_INPUT:
             raise AirflowFailException(f"{command[0]} {self.subject} was refused; see its log")
         if code == ExitCode.NO_GO:

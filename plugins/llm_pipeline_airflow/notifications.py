@@ -5,8 +5,6 @@ Every task of our DAGs has a `ReleaseNotifier` at each of Airflow's callbacks, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from urllib.parse import quote
@@ -16,9 +14,7 @@ from airflow.sdk.bases.notifier import BaseNotifier
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
 
-from llm_pipeline.base.errors import PipelineError, places_of
-from llm_pipeline.base.logging import Lines
-from llm_pipeline.notifications.channel import Connection
+from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.notifications.event import Event, Origin
 from llm_pipeline_airflow.links import REPORT_ROUTE
 from llm_pipeline_airflow.logs import get_logger
@@ -33,34 +29,14 @@ Happened = Literal["done", "failed", "retried", "asked"]
 log = get_logger(__name__)
 
 
-def tell(
-    deployment: Deployment, target: str = "", release_id: str = "", *, events: Sequence[Event] = (), link: str = ""
-) -> None:
-    """Tell people what they were not told yet; nothing that goes wrong here reaches the caller.
+def tell_canary(deployment: Deployment, target: str, release_id: str = "", *, link: str = "") -> None:
+    """Tell people what they were not told yet of a place's canary; nothing that goes wrong here reaches the caller."""
+    from llm_pipeline.notifications import telling
+    from llm_pipeline.store import open_store
 
-    Args:
-        deployment: Who is to be told.
-        target: Name of a place whose canary's events are told, too.
-        release_id: Whose canary; the one that the target had last by default.
-        events: What happened.
-        link: A page about it.
-    """
-    with _nothing_escapes():
-        from llm_pipeline.notifications import outbox
-        from llm_pipeline.store import open_store
-
-        canaries = {target: release_id} if target else {}
+    with telling.contained("reading a canary's events"):
         store = open_store(deployment.store)
-        outbox.tell(store, deployment, connection_of, events=events, canaries=canaries, link=link)
-
-
-@contextmanager
-def _nothing_escapes() -> Iterator[None]:
-    """People who are not told must not fail a canary, or a task."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 - logged without its text, which may hold a webhook's URL
-        log.warning("%s", Lines(f"no notification is sent: {type(error).__name__}\n{places_of(error)}"))
+        telling.tell_canary(store, deployment, target, release_id, connections=password_of, link=link)
 
 
 @runtime_checkable
@@ -84,15 +60,20 @@ class ReleaseNotifier(BaseNotifier):
 
     def notify(self, context: Context) -> None:
         """Tell it; see `BaseNotifier`."""
-        with _nothing_escapes():
+        from llm_pipeline.notifications.telling import contained, keep_run, tell
+        from llm_pipeline.store import open_store
+
+        with contained("reading whom to notify"):
             deployment, name = _whose(context["task"])
             if deployment is not None:
                 origin = _origin(deployment, name, context)
-                tell(deployment, events=self._events(origin, context))
+                tell(deployment, self._events(origin, context), password_of)
+                if self.happened == "done" and getattr(context["task"], "stage", "") == "report":
+                    keep_run(open_store(deployment.store), deployment, origin.release_id)
 
     def _events(self, origin: Origin, context: Context) -> tuple[Event, ...]:
         """What the task itself has to tell, or else its error."""
-        from llm_pipeline.notifications.happened import failed
+        from llm_pipeline.notifications.event import failed
 
         task, ti, error = context["task"], context["ti"], context.get("exception")
         own = task.events_of(origin, self.happened, context) if isinstance(task, TellingOperator) else None
@@ -101,8 +82,7 @@ class ReleaseNotifier(BaseNotifier):
         cause = error.__cause__ if isinstance(error.__cause__, PipelineError) else error
         stage, subject = getattr(task, "stage", "") or ti.task_id, str(getattr(task, "subject", ""))
         origin = replace(origin, link=ti.log_url if origin.link else "")
-        again, began = self.happened == "retried", getattr(ti, "start_date", None)
-        return (failed(origin, stage, subject, cause, key=attempt_of(context), tried_again=again, began=began),)
+        return (failed(origin, stage, subject, cause, tried_again=self.happened == "retried"),)
 
 
 def callbacks() -> dict[str, Any]:
@@ -112,12 +92,6 @@ def callbacks() -> dict[str, Any]:
         "on_failure_callback": ReleaseNotifier("failed"),
         "on_retry_callback": ReleaseNotifier("retried"),
     }
-
-
-def attempt_of(context: Context) -> str:
-    """What tells one attempt of a task from any other."""
-    ti = context["ti"]
-    return f"{ti.dag_id}/{ti.run_id}/{ti.task_id}/{ti.map_index}/{ti.try_number}"
 
 
 def page_of(context: Context, tab: str = f"/plugin/{REPORT_ROUTE}") -> str:
@@ -132,20 +106,13 @@ def page_of_run(dag_id: str, run_id: str, tab: str = f"/plugin/{REPORT_ROUTE}") 
     return f"{base.rstrip('/')}/dags/{quote(dag_id, safe='')}/runs/{quote(run_id, safe='')}{tab}" if base else ""
 
 
-def connection_of(name: str) -> Connection | None:
-    """What Airflow's connection of that name holds; None, and a line in the log, where it cannot be had."""
+def password_of(name: str) -> str | None:
+    """The password of Airflow's connection of that name; None, and a line in the log, where it cannot be had."""
     try:
-        found = AirflowConnection.get(name)
+        return AirflowConnection.get(name).password
     except (AirflowException, AirflowRuntimeError, ValueError) as error:  # the last: its text is no connection
         log.warning("no notification is sent by the connection %s: %s", name, type(error).__name__)
         return None
-    return Connection(
-        host=found.host or "",
-        port=found.port,
-        login=found.login or "",
-        password=found.password or "",
-        extra=found.extra_dejson,
-    )
 
 
 def _whose(task: Any) -> tuple[Deployment | None, str]:

@@ -21,8 +21,7 @@ from airflow.sdk.exceptions import (
 
 from llm_pipeline.base.errors import ErrorDocument, Terminal, Transient, from_document
 from llm_pipeline.base.logging import Lines, LogRelay
-from llm_pipeline.config.notifications import wants_stages
-from llm_pipeline.notifications.happened import ended, judged
+from llm_pipeline.notifications.event import judged
 from llm_pipeline.operations.promotion import replace_holders
 from llm_pipeline.release.contract import StageRequest, StageResult, TimeLimit
 from llm_pipeline.release.evidence_text import log_table, metric_table
@@ -249,10 +248,8 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         """The stage's verdict, if it came to a result; see `TellingOperator`."""
         if self._result is None:
             return None
-        events = [judged(origin, self._result)]
-        if wants_stages(self.configured.deployment.notifications):
-            events.append(ended(origin, self._result))
-        return tuple(event for event in events if event)
+        event = judged(origin, self._result)
+        return (event,) if event else ()
 
     def get_openlineage_facets_on_complete(self, _task_instance: Any) -> OperatorLineage | None:
         """What the stage read and made, for Airflow's OpenLineage provider; None for one that made the release."""

@@ -13,7 +13,7 @@ from llm_pipeline.release.contract import StageRequest
 from llm_pipeline_airflow.connections import config_with_secrets
 from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.logs import get_logger
-from llm_pipeline_airflow.notifications import page_of, tell
+from llm_pipeline_airflow.notifications import page_of, tell_canary
 from llm_pipeline_airflow.operators import StageOperator
 from llm_pipeline_airflow.states import passed_targets, task_states, unsuccessful
 
@@ -99,7 +99,7 @@ class NotifyingOperator(StageOperator):
     def _tell(self) -> None:
         with contained("reading whom to notify") as faults:  # the config may have changed: no reason to end a canary
             loaded = config_with_secrets(self.config_path)
-            tell(loaded.deployment, loaded.config.place_of(self.subject), self.release_id, link=self._page)
+            tell_canary(loaded.deployment, loaded.config.place_of(self.subject), self.release_id, link=self._page)
         for fault in faults:
             log.warning("no notification is sent: %s", fault)
 

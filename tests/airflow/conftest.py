@@ -20,10 +20,11 @@ import pytest
 
 if TYPE_CHECKING:
     from in_process_runner import InProcess
+    from people import People
     from real_airflow import RealAirflow
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(REPOSITORY / "tests" / folder) for folder in ("doubles", "airflow", "hub")]
+sys.path[:0] = [str(REPOSITORY / "tests" / folder) for folder in ("doubles", "airflow", "hub", "notifications")]
 STAGES = Path(__file__).parent / "stages_for_tests" / "run_stage.py"
 
 if importlib.util.find_spec("airflow") is None:  # the model environment
@@ -65,6 +66,7 @@ state_root: {root}/state
 environments: {{ control: {python}, model: {python} }}
 triton_home: {root}/triton
 places: {{ cpu-a: {place_a}, cpu-b: {place_b} }}
+notifications: {{ chat: {{ variable: CHAT_URL }} }}
 """
 TARGET = "{ accelerator: cpu, accelerator_count: 0, engine: openvino_cpu }"
 
@@ -124,6 +126,16 @@ def _interpreter(root: Path) -> Path:
 def project(tmp_path: Path) -> Project:
     """A release that needs no approval."""
     return write_project(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def told() -> Iterator[People]:
+    """Whom the deployments tell, in this process."""
+    from people import people
+
+    with people() as found, pytest.MonkeyPatch.context() as environment:
+        environment.setenv("CHAT_URL", found.url)
+        yield found
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
-from safetensors_files import write_safetensors
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "notifications"))
-
 from otlp_receiver import Telemetry, otlp_receiver
+from safetensors_files import write_safetensors
 
 from llm_pipeline.demo.hub import publish_revision
 from llm_pipeline.demo.local_airflow import AirflowAccess, start_airflow, stop_airflow

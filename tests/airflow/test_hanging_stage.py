@@ -12,7 +12,6 @@ from llm_pipeline_airflow.operators import StageOperator
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import PipelineError, StageCrashed, StageOutOfTime
 from llm_pipeline.local_run import LocalRun
-from llm_pipeline.notifications.stream import read
 from llm_pipeline.release import time_limit, time_limits
 from llm_pipeline.release.contract import TimeLimit
 from llm_pipeline.release.loading import load_release
@@ -29,20 +28,16 @@ def impatient(monkeypatch):
     monkeypatch.setattr(time_limit, "GRACE_SECONDS", 0.1)
 
 
-def test_a_run_without_airflow_ends_it_tells_people_and_tries_again(project, monkeypatch):
+def test_a_run_without_airflow_ends_it_tells_people_and_tries_again(project, monkeypatch, told):
     monkeypatch.setattr(time_limits, "_LEAST_SECONDS", 0.1)
     monkeypatch.setattr(time_limits, "_FACTOR", 1.5)
     project.script(resolve={"planned": {"download": 8}}, download={"hang": True}, baseline={"error": "terminal"})
     with pytest.raises(PipelineError, match="the test asked for a terminal error"):
         LocalRun(project.config, approve=lambda _: True).run()
-    told = list(read(open_store(f"file://{project.root}/store")))
-    (late,) = [event for event in told if event.kind == "deadline"]
-    assert (late.severity, late.title) == (
-        "warning", "Download of tiny-01234567-00000000: ran out of time, and is tried again",
-    )  # fmt: skip
-    assert "time limit of 12 s (1.5 x the planned 8.0 s)" in late.why
-    assert "raise longest_stage_hours of policy quick" in late.next_action.lower()
-    failures = [event.title for event in told if event.kind == "failure"]
+    (late,) = [message for message in told.messages if "is tried again" in message["title"]]
+    assert late["title"] == "Download of tiny-01234567-00000000: failed, and is tried again"
+    assert "time limit of 12 s (1.5 x the planned 8.0 s)" in late["message"]
+    failures = [title for title in told.titles if title.endswith(": failed")]
     assert failures, "the second try of the download went well, and the next stage was reached"
     assert all(title.startswith("Baseline") for title in failures)
 

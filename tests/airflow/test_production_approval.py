@@ -22,7 +22,6 @@ from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.cli import main
 from llm_pipeline.local_run import LocalRun
-from llm_pipeline.notifications.stream import read
 from llm_pipeline.operations.decisions import NotApproved, decide, put
 from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote
 from llm_pipeline.questions import production_question
@@ -257,19 +256,22 @@ def fired(trigger: DecisionTrigger, seconds: float = 30.0) -> dict:
 
 
 def test_a_question_that_waits_is_told_with_its_page_and_how_to_answer_and_so_is_its_answer(
-    task, flow, trigger, closed_forms
+    told, task, flow, trigger, closed_forms
 ) -> None:
-    *_, question = read(flow.store)
-    assert (question.kind, question.severity, question.release_id) == ("approval", "warning", RELEASE)
-    assert question.title == "Waiting for a person: Promote demo/tiny to production on cpu-a, cpu-b?"
-    assert f"`llm-pipeline approve {RELEASE} [--deny]`" in question.next_action
-    assert "UTC, or it is a rejection" in question.next_action
-    assert question.link == f"{AIRFLOW}/dags/tiny/runs/r/tasks/approve/required_actions?map_index=-1"
+    question = told.messages[-1]
+    assert question["title"] == "Waiting for a person: Promote demo/tiny to production on cpu-a, cpu-b?"
+    assert question["type"] == "warning"
+    for part in (
+        f"`llm-pipeline approve {RELEASE} [--deny]`",
+        "UTC, or it is a rejection",
+        f"{AIRFLOW}/dags/tiny/runs/r/tasks/approve/required_actions?map_index=-1",
+    ):
+        assert part in question["message"]
     assert decide(flow, "approve", BOTH, approved=False, by="bob").counted
     with pytest.raises(AirflowFailException):
         task.execute_complete(CONTEXT, fired(trigger))
     ReleaseNotifier("failed")({"task": task, "ti": TI})
-    assert [event.why for event in read(flow.store, after=question.number)] == ["denied by bob"]
+    assert "What: denied by bob" in told.messages[-1]["message"]
 
 
 @pytest.mark.parametrize(("approved", "option"), [(True, "Approve"), (False, "Reject")])

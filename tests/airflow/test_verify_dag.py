@@ -21,7 +21,6 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
-from llm_pipeline.notifications.stream import read
 from llm_pipeline.store import open_store
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointer, Pointers
@@ -82,12 +81,14 @@ def test_it_can_be_serialized(project):
     assert DagSerialization.to_dict(dag)["dag"]["dag_id"] == dag.dag_id
 
 
-def test_where_nothing_serves_there_is_nothing_wrong(deployment):
+def test_where_nothing_serves_there_is_nothing_wrong(deployment, told):
+    told.messages.clear()
     VerifyOperator(task_id="verify", deployment_file=str(deployment), subject="cpu-a").execute({})
-    assert list(read(open_store(load_yaml(deployment, Deployment).store))) == []
+    assert told.messages == []
 
 
-def test_a_finding_fails_the_task_with_one_message_and_is_told_once(deployment):
+def test_a_finding_fails_the_task_with_one_message_and_is_told_once(deployment, told):
+    told.messages.clear()
     store = open_store(load_yaml(deployment, Deployment).store)
     gone = ArtifactRef(kind="model_repository", digest="2" * 64)
     serves = Pointer(release_id="r2", repository=gone, slot="green", recipe="none", promoted_at=datetime.now(UTC))
@@ -102,11 +103,11 @@ def test_a_finding_fails_the_task_with_one_message_and_is_told_once(deployment):
         task_id, dag_id, run_id, try_number, map_index, log_url = "verify", "verify__here", "run", 1, 0, ""
 
     ReleaseNotifier("failed").notify({"task": operator, "ti": Instance(), "exception": caught.value})
-    (event,) = read(store)
-    assert (event.kind, event.severity, event.subject) == ("verification", "critical", "cpu-a")
-    assert "_COMPLETE.json" in event.why
+    (message,) = told.messages
+    assert (message["title"], message["type"]) == ("Verification of cpu-a in here: 1 wrong", "failure")
+    assert "_COMPLETE.json" in message["message"]
     ReleaseNotifier("failed").notify({"task": operator, "ti": Instance(), "exception": ConfigError("no such place")})
-    assert [event.kind for event in read(store)] == ["verification", "failure"]  # what is no finding is told as ever
+    assert told.titles[1:] == ["verify cpu-a of here: failed"]  # what is no finding is told as ever
 
 
 def test_every_dag_has_the_owner_of_its_deployment_and_tags_to_filter_by(project, deployment, monkeypatch):

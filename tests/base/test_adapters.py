@@ -23,17 +23,13 @@ from llm_pipeline.base import adapters
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.arm_metrics import open_source
-from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.open_router import access_log_of, name_release, open_router, router_as_it_is
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord
 from llm_pipeline.canary.router import all_to
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment, TargetPlace
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.target import Target
-from llm_pipeline.notifications.channel import no_connections
-from llm_pipeline.notifications.outbox import tell
 from llm_pipeline.operations.doctor import examine
 from llm_pipeline.operations.last_words import curl_line
 from llm_pipeline.planning.compatibility import Legal
@@ -53,9 +49,9 @@ from llm_pipeline.store import open_store
 
 PACKAGE = Path(__file__).parents[1] / "doubles" / "acme_adapters"
 ROOT = Path(__file__).parents[2]
-MOVED = {"metric_sources", "notifications", "routers", "runners", "server_controls", "stores"}
+MOVED = {"metric_sources", "routers", "runners", "server_controls", "stores"}
 """Groups whose models are in the folders of their adapters, in modules that a configuration may import."""
-GROUPS = ["engines", "routers", "metric_sources", "server_controls", "runners", "stores", "notifications"]
+GROUPS = ["engines", "routers", "metric_sources", "server_controls", "runners", "stores"]
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +101,6 @@ def document(tmp_path: Path, **changes: Any) -> dict[str, Any]:
         "environments": {"control": batch, "model": batch},
         "triton_home": str(tmp_path),
         "hub": {"endpoint": "http://127.0.0.1:9"},
-        "notifications": {"pager": {"kind": "acme_pager", "file": str(tmp_path / "pages.txt")}},
         **changes,
     }
 
@@ -203,23 +198,14 @@ def test_an_installed_server_control_starts_and_stops_a_server(tmp_path: Path, f
 
 
 @pytest.mark.usefixtures("installed")
-def test_an_installed_store_holds_a_release_and_an_installed_channel_is_told_of_it(tmp_path: Path, capsys) -> None:
+def test_an_installed_store_holds_documents(tmp_path: Path, capsys) -> None:
     where = deployment(tmp_path)
     assert where.store.model_dump(mode="json", exclude_none=True) == {
         "uri": "acme://shelf-7", "cache": f"{tmp_path}/work/cache", "shelf": f"{tmp_path}/shelf", "full": True,
     }  # fmt: skip
     assert Deployment.model_validate_json(where.model_dump_json()).store == where.store
-    store = open_store(where.store)
-    record = CanaryRecord(
-        release_id="tiny-1", target="cpu", repository=ArtifactRef(kind="model_repository", digest="a" * 64),
-        stable="blue", candidate="green", began_at=0.0,
-    )  # fmt: skip
-    CanaryJournal(store, "tiny-1", "cpu").save(record.with_event(EventKind.STARTED, "it began", by="a test"))
-
-    assert tell(store, where, no_connections, canaries={"cpu": "tiny-1"}) == 1
-    assert tell(store, where, no_connections, canaries={"cpu": "tiny-1"}) == 0
-    assert (tmp_path / "pages.txt").read_text() == "Canary of tiny-1 on cpu: started\n"
-    assert store.read_document("told/here.pager.json") is not None
+    open_store(where.store).write_document("a/b.json", {"kept": True}, None)
+    assert open_store(where.store).read_document("a/b.json").value == {"kept": True}
 
     path = tmp_path / "here.yaml"
     path.write_text(yaml.safe_dump(document(tmp_path)))
@@ -299,7 +285,6 @@ def test_plan_says_what_they_warn_of(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for warning in (
         "store: acme://shelf-7 is nearly full",
         "environments.model: partition night starts after dark",
-        "notifications.pager: who is on call is not said",
         "places.cpu.staging: acme_server is slow for cpu",
         "none on cpu: acme_copy says everything 2 times on cpu",
         "cpu: the operator of its acme router has to refuse users everything but inference",
@@ -313,15 +298,12 @@ def test_plan_refuses_what_they_cannot_do(tmp_path: Path) -> None:
     problems = list(problems_of(place(tmp_path), policy))
     assert "router acme splits by 1 %, and steps_percent has 2.5" in problems
     assert "router acme needs at least 5 % for a step" in problems
-    pager = {"kind": "acme_pager", "file": "/pages", "on_call": "nobody"}
     closed = {"runner": "acme_batch", "python": sys.executable, "partition": "closed"}
-    deployed = {"notifications": {"pager": pager}, "environments": {"control": closed, "model": closed}}
+    deployed = {"environments": {"control": closed, "model": closed}}
     with pytest.raises(ConfigError) as raised:
         plan_release(configs(tmp_path, "none", **deployed), store_seconds=0)
     assert raised.value.message == (
-        "environments.control: partition closed takes no jobs\n"
-        "environments.model: partition closed takes no jobs\n"
-        "notifications.pager: nobody is on call"
+        "environments.control: partition closed takes no jobs\nenvironments.model: partition closed takes no jobs"
     )
 
 
@@ -357,7 +339,6 @@ def test_doctor_has_their_probes(tmp_path: Path) -> None:
         "store's address": f"shelf {tmp_path}/shelf is there",
         "store": "acme://shelf-7: written and removed",
         "staging of cpu": "port 18000 is kept for acme's server",
-        "notifications by pager": "somebody has the pager",
         "engine of cpu": "acme_copy repeats 2 times",
     }.items():
         assert (checks[subject].state, checks[subject].detail) == ("ok", detail)
@@ -389,11 +370,6 @@ def test_their_kinds_stand_beside_ours() -> None:
         (Target, {"engine": "acme_copy"}, "no engine of kind 'acme_copy' is installed; kinds are: openvino_cpu, "),
         (Deployment, {"store": "acme://shelf"}, "no store of kind 'acme' is installed; kinds are: file, s3;"),
         (Deployment, {"environments": {"x": {"runner": "acme"}}}, "no runner of kind 'acme' is installed; kinds are: "),
-        (
-            Deployment,
-            {"notifications": {"x": {"kind": "acme"}}},
-            "no notification of kind 'acme' is installed; kinds are: webhook, email, apprise, mlflow, opentelemetry;",
-        ),
         (TargetPlace, {"staging": {"kind": "acme"}}, "no server control of kind 'acme' is installed; kinds are: local"),
         (TargetPlace, {"router": {"kind": "acme"}}, "no router of kind 'acme' is installed; kinds are: envoy, "),
         (TargetPlace, {"metrics": {"kind": "acme"}}, "no metric source of kind 'acme' is installed; kinds are"),
@@ -426,11 +402,10 @@ def test_settings_without_a_kind_that_can_be_read_are_refused(written: Any, told
 
 def test_a_kind_that_is_not_named_is_a_missing_key(tmp_path: Path) -> None:
     path = tmp_path / "local.yaml"
-    channels = "notifications:\n  team:\n    url: http://127.0.0.1\n"
-    path.write_text(f"store: /srv/store\n{channels}", encoding="utf-8")
+    path.write_text("store: /srv/store\nplaces:\n  cpu:\n    metrics:\n      url: http://127.0.0.1\n", encoding="utf-8")
     with pytest.raises(ConfigError) as raised:
         load_yaml(path, Deployment)
-    assert "local.yaml:3: missing key notifications.team.kind" in str(raised.value)
+    assert "missing key places.cpu.metrics.kind" in str(raised.value)
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -14,9 +14,7 @@ from llm_pipeline.canary import controller
 from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.record import Phase, read_events
-from llm_pipeline.notifications.event import Origin
-from llm_pipeline.notifications.happened import of_canary
-from llm_pipeline.notifications.message import message_of
+from llm_pipeline.notifications.event import Origin, of_canary
 from llm_pipeline.operations.guard import GuardedSite
 from llm_pipeline.operations.pausing import PauseReply, pause, resume
 from llm_pipeline.operations.rollback import ensure_rolled_back, roll_back
@@ -278,11 +276,10 @@ def test_people_are_told_of_a_pause_and_how_to_end_it(site, caplog) -> None:
     assert site.step(20).verdict == "GO"
     told = next(one for one in read_events(site.store, "r1", "cpu") if one.kind == "paused by a person")
     event = of_canary(Origin("here", "r1"), told, "cpu")
-    message = message_of(event)
-    assert event.kind == "pause"
+    assert event.severity == "warning"
     assert "alice paused it (the dashboard looks odd)" in told.summary
     assert "rolled back if nobody resumes it within 14400 s" in told.summary
-    assert "llm-pipeline resume cpu" in message.action
+    assert "llm-pipeline resume cpu" in event.next_action
     log = caplog.text
     assert "alice paused it" in log
     assert "bob resumed it" in log

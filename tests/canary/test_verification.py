@@ -14,7 +14,6 @@ from llm_pipeline.adapters.envoy.process import find_router
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.router import all_to
 from llm_pipeline.cli import main
-from llm_pipeline.notifications.stream import read
 from llm_pipeline.operations.switching import start_production
 from llm_pipeline.operations.verification import Check, summary, verify_place
 from llm_pipeline.serving.triton_server import find_server, stop_server
@@ -112,7 +111,7 @@ def test_a_server_that_gives_other_answers_or_serves_another_release_is_found(si
     }
 
 
-def test_the_command_fails_with_one_line_and_an_event_a_day(
+def test_the_command_fails_with_one_line(
     site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(site.deployment_file()))
@@ -126,9 +125,6 @@ def test_the_command_fails_with_one_line_and_an_event_a_day(
         last = capsys.readouterr().out.splitlines()[-1]
         assert last.startswith(f"cpu: 2 of 2 checks found something wrong: production:{MODEL}/cpu: llm/config.pbtxt")
         assert "not on this host" in last
-    (event,) = [one for one in read(site.store) if one.kind == "verification"]
-    assert (event.severity, event.subject, event.deployment) == ("critical", "cpu", "here")
-    assert "config.pbtxt" in event.why
     assert main(["verify", "--json"]) == 1
     assert {check["place"] for check in json.loads(capsys.readouterr().out)} == {"cpu"}
     assert main(["verify", "--place", "gpu"]) == 4

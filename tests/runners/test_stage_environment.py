@@ -70,7 +70,7 @@ def deployment_of(store: StoreModel, **given: Any) -> Deployment:
         environments={"control": sys.executable},
         triton_home="/triton",
         hub=HubAccess(token_variable="HUB_TOKEN"),
-        notifications={"chat": {"kind": "webhook", "variable": "SLACK_WEBHOOK"}},
+        notifications={"chat": {"variable": "SLACK_WEBHOOK"}},
         **given,
     )
 

@@ -1,1 +1,0 @@
-"""Notifications by Apprise: Teams, PagerDuty, Opsgenie, SMS and some hundred services more."""

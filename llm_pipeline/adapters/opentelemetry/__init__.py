@@ -1,1 +1,0 @@
-"""A release as a trace, with a span a stage, and counters of all releases, by OpenTelemetry."""

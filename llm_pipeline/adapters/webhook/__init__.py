@@ -1,1 +1,0 @@
-"""Notifications by a Slack-compatible webhook."""

@@ -1,0 +1,166 @@
+"""Sends events to people by Apprise, at once; a canary's events once, whoever sees them first."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from llm_pipeline.base.errors import PipelineError, Terminal, Unsupported, places_of
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import Frozen
+from llm_pipeline.canary.record import current_canary, read_events
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.notifications import SEVERITIES, Channel, Severity
+from llm_pipeline.notifications.event import Event, Origin, of_canary, plain
+from llm_pipeline.notifications.mlflow_run import keep_in_mlflow
+from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
+from llm_pipeline.store.documents import understood
+
+ConnectionReader = Callable[[str], str | None]
+"""From the name of an Airflow connection to its password; None where it cannot be had."""
+
+log = get_logger(__name__)
+
+_TYPES: dict[Severity, str] = {"info": "info", "warning": "warning", "critical": "failure"}
+
+
+class NotSent(Terminal):
+    """A channel cannot send. No error, log or repr of it shows any part of a URL."""
+
+
+class _Told(Frozen):
+    """Number of the last event of a canary that people were told."""
+
+    through: int = 0
+
+
+def no_connections(_: str) -> None:
+    """The `ConnectionReader` of a process that Airflow did not start."""
+
+
+def tell(deployment: Deployment, events: Iterable[Event], connections: ConnectionReader = no_connections) -> None:
+    """Send events on the deployment's channels.
+
+    Never raises, for people who are not told must not stop a release: errors are logged, without their texts.
+
+    Args:
+        deployment: Who is to be told.
+        events: What happened.
+        connections: Where secrets are, besides the environment; channels whose secret is not had are left to others.
+    """
+    told = list(events)
+    for name, channel in deployment.notifications.items():
+        wanted = SEVERITIES[SEVERITIES.index(channel.at_least) :]
+        with contained(f"sending by {name}"):
+            for event in told:
+                if event.severity in wanted:
+                    send(channel, event, connections)
+
+
+def tell_canary(
+    store: ArtifactStore,
+    deployment: Deployment,
+    place: str,
+    release_id: str = "",
+    *,
+    connections: ConnectionReader = no_connections,
+    link: str = "",
+) -> None:
+    """Tell people the events of a place's canary that nobody has told yet; see `tell`.
+
+    How far they were told is a document in the store, written before they are sent: of several who look, one tells.
+
+    Args:
+        store: The deployment's.
+        deployment: Who is to be told.
+        place: The place's name.
+        release_id: The release on trial; that which is, or was last, by default.
+        connections: As for `tell`.
+        link: A page about the release.
+    """
+    if not deployment.notifications:
+        return
+    with contained(f"telling of the canary at {place}"):
+        release_id = release_id or current_canary(store, place) or ""
+        if not release_id:
+            return
+        name = f"releases/{release_id}/told/{place}.json"
+        document = store.read_document(name)
+        known = understood(_Told, document.value, name) if document else _Told()
+        new = read_events(store, release_id, place, after=known.through)
+        if not new:
+            return
+        try:
+            store.write_document(
+                name, _Told(through=new[-1].number).model_dump(), document.revision if document else None
+            )
+        except Conflict:
+            return  # another process tells them
+        origin = Origin(deployment.name, release_id, link)
+        tell(deployment, [of_canary(origin, event, place) for event in new], connections)
+
+
+def keep_run(store: ArtifactStore, deployment: Deployment, release_id: str) -> None:
+    """Keep a release that has its report as a run of MLflow, where the deployment names an experiment; see `tell`."""
+    if deployment.mlflow_experiment:
+        with contained("keeping the release in MLflow"):
+            keep_in_mlflow(store, deployment.mlflow_experiment, release_id)
+
+
+def send(channel: Channel, event: Event, connections: ConnectionReader = no_connections) -> bool:
+    """Send one event; returns False where the channel's URLs cannot be had here.
+
+    Raises:
+        Unsupported: Apprise is not installed here.
+        NotSent: A URL is wrong, or its service did not take the event.
+    """
+    services = _services(channel, connections)
+    if not services:
+        return False
+    title, body = plain(event.title), event.text
+    if not services.notify(body, title, _TYPES[event.severity], body_format="text"):  # what others wrote is no markup
+        raise NotSent("a service did not take the message", hint="try its URL with the command `apprise`")
+    return True
+
+
+def check_channel(channel: Channel) -> str:
+    """What `doctor` says of a channel, without a message sent.
+
+    Raises:
+        Unsupported: Apprise is not installed here.
+        NotSent: A URL is wrong.
+    """
+    if channel.connection:
+        return f"sent by Airflow alone, from the connection {channel.connection}"
+    services = _services(channel, no_connections)
+    return f"{len(services)} services of Apprise" if services else f"nothing is sent from here: no {channel.variable}"
+
+
+def _services(channel: Channel, connections: ConnectionReader) -> Any:
+    """Apprise with a channel's URLs; empty where these cannot be had here."""
+    try:
+        import apprise
+    except ImportError as error:
+        raise Unsupported("Apprise is not installed in this interpreter", hint="pip install apprise") from error
+    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # it may show the URLs,
+    logging.getLogger("urllib3").setLevel(logging.INFO)  # and this one their paths
+    urls = os.environ.get(channel.variable) if channel.variable else connections(channel.connection or "")
+    services = apprise.Apprise()
+    for number, url in enumerate((urls or "").split(), start=1):
+        if not services.add(url):
+            raise NotSent(f"Apprise does not understand URL {number}", hint="try it with the command `apprise`")
+    return services
+
+
+@contextmanager
+def contained(what: str) -> Iterator[None]:
+    """End the block at an exception, and only the block: people who are not told must not stop a release."""
+    try:
+        yield
+    except PipelineError as error:
+        log.warning(f"{what} failed, people may not be told", reason=str(error))
+    except Exception as error:  # noqa: BLE001 - its text may hold where people are reached
+        log.warning(f"{what} failed, people may not be told", reason=type(error).__name__, raised_at=places_of(error))
