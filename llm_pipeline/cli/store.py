@@ -107,7 +107,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _verify_served(options: argparse.Namespace) -> int:
-    from llm_pipeline.notifications.event import verified
+    from llm_pipeline.notifications.event import Origin, verified
     from llm_pipeline.notifications.telling import tell
     from llm_pipeline.operations.verification import summary, verify_place
 
@@ -121,7 +121,7 @@ def _verify_served(options: argparse.Namespace) -> int:
         found += checks
         last.append(summary(place, checks))
         if wrong := [f"{check.what}: {check.problem}" for check in checks if check.problem]:
-            tell(deployment, [verified(deployment.name, place, wrong)])
+            tell(deployment, [verified(Origin(deployment.name, ""), place, "; ".join(wrong))])
     if options.json:
         write_json([check.model_dump(mode="json") for check in found])
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -62,9 +62,9 @@ class Event:
             **self.details,
             "At": self.at.strftime("%Y-%m-%d %H:%M:%S UTC"),
             "To do": self.next_action,
-            "See": self.origin.link,
         }
-        return "\n".join(f"{label}: {plain(value)}" for label, value in facts.items() if value)
+        lines = [f"{label}: {plain(value)}" for label, value in facts.items() if value]
+        return "\n".join([*lines, f"See: {self.origin.link}"] if self.origin.link else lines)  # our own, with a query
 
 
 def plain(text: str) -> str:
@@ -154,13 +154,13 @@ def failed(origin: Origin, stage: str, subject: str, error: BaseException, *, tr
     )
 
 
-def verified(deployment: str, place: str, problems: Sequence[str]) -> Event:
+def verified(origin: Origin, place: str, problems: str) -> Event:
     """What serves at a place is not what was released."""
     return Event(
-        Origin(deployment, ""),
+        origin,
         "critical",
-        f"Verification of {place} in {deployment}: {len(problems)} wrong",
-        "; ".join(problems),
+        f"Verification of {place} in {origin.deployment}: something is wrong",
+        problems,
         place,
         next_action=f"`llm-pipeline verify --place {place}` shows all of it; roll back, or release again.",
     )

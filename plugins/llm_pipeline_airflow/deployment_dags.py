@@ -18,6 +18,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from llm_pipeline.base.logging import Lines
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import each_file_read_once
+from llm_pipeline.notifications.event import verified
 from llm_pipeline.release.loading import load_release
 from llm_pipeline_airflow.command import CommandOperator, FoundWrong
 from llm_pipeline_airflow.connections import deployment_with_secrets
@@ -248,14 +249,15 @@ def _asker(context: Context) -> str:
 
 
 class VerifyOperator(CommandOperator):
-    """Verifies what serves on one target; it has told what it found before its task fails."""
+    """Verifies what serves on one target."""
 
     def command(self, context: Context) -> Sequence[str]:  # noqa: ARG002 - the same every time
         return ("verify", "--place", self.subject)
 
     def events_of(self, origin: Origin, happened: Happened, context: Context) -> tuple[Event, ...] | None:  # noqa: ARG002
-        """Nothing more of findings, which are an event already; else its error is all."""
-        return () if isinstance(context.get("exception"), FoundWrong) else None
+        """What it found; see `TellingOperator`."""
+        found = context.get("exception")
+        return (verified(origin, self.subject, str(found)),) if isinstance(found, FoundWrong) else None
 
 
 def verify_dag(used: UsedDeployment) -> DAG:

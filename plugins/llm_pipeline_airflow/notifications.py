@@ -109,7 +109,7 @@ def page_of_run(dag_id: str, run_id: str, tab: str = f"/plugin/{REPORT_ROUTE}") 
 def password_of(name: str) -> str | None:
     """The password of Airflow's connection of that name; None, and a line in the log, where it cannot be had."""
     try:
-        return AirflowConnection.get(name).password
+        return AirflowConnection.get(name).password or None
     except (AirflowException, AirflowRuntimeError, ValueError) as error:  # the last: its text is no connection
         log.warning("no notification is sent by the connection %s: %s", name, type(error).__name__)
         return None

@@ -104,7 +104,7 @@ def test_a_finding_fails_the_task_with_one_message_and_is_told_once(deployment, 
 
     ReleaseNotifier("failed").notify({"task": operator, "ti": Instance(), "exception": caught.value})
     (message,) = told.messages
-    assert (message["title"], message["type"]) == ("Verification of cpu-a in here: 1 wrong", "failure")
+    assert (message["title"], message["type"]) == ("Verification of cpu-a in here: something is wrong", "failure")
     assert "_COMPLETE.json" in message["message"]
     ReleaseNotifier("failed").notify({"task": operator, "ti": Instance(), "exception": ConfigError("no such place")})
     assert told.titles[1:] == ["verify cpu-a of here: failed"]  # what is no finding is told as ever
