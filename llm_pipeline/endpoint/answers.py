@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from llm_pipeline.artifacts.endpoint_description import EndpointDescription
 from llm_pipeline.endpoint.protocol import Asked, ChatRequest
@@ -160,7 +160,7 @@ class Answer:
 
 def event(document: Json) -> bytes:
     """A server-sent event."""
-    return b"data: " + json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + to_json(document) + b"\n\n"
 
 
 def _of_chat(tokens: Sequence[Json]) -> Json:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
 import aiohttp
+from pydantic_core import from_json
 
 from llm_pipeline.artifacts.repository_layout import FEATURES, INPUTS, MODEL_NAME
 from llm_pipeline.endpoint.protocol import ApiError
@@ -103,9 +103,9 @@ async def _events(answer: aiohttp.ClientResponse) -> AsyncGenerator[dict[str, An
     async for part in answer.content.iter_any():
         *events, rest = (rest + part).split(b"\n\n")
         for event in events:
-            yield json.loads(event.removeprefix(b"data:"))
+            yield from_json(event.removeprefix(b"data:"))
     if rest.strip():
-        yield json.loads(rest)
+        yield from_json(rest)
 
 
 def _piece(said: Mapping[str, Any]) -> Piece:
@@ -114,7 +114,7 @@ def _piece(said: Mapping[str, Any]) -> Piece:
         said["output_tokens"],
         said.get("input_tokens", 0),
         said["finish_reason"],
-        json.loads(said.get("logprobs") or "[]"),
+        from_json(told) if (told := said.get("logprobs")) else [],
     )
 
 
@@ -151,6 +151,11 @@ async def generate_all(
     Raises:
         ApiError: One was refused, or failed.
     """
+    if len(requests) == 1:  # as most are: without a task and a queue for its tokens
+        async with contextlib.aclosing(triton.generate(requests[0])) as pieces:
+            async for piece in pieces:
+                yield 0, piece
+        return
     come: asyncio.Queue[tuple[int, Piece] | BaseException | None] = asyncio.Queue()
     turn = asyncio.Semaphore(at_once)
 
