@@ -44,12 +44,12 @@ from llm_pipeline.adapters.envoy.router import RouterFiles
 from llm_pipeline.base import detached
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import ExitCode, PipelineError
-from llm_pipeline.canary.record import Phase, current_canary, read_canary_record
+from llm_pipeline.canary.record import Phase, read_canary_record
 from llm_pipeline.operations.guard import guard_once
-from llm_pipeline.operations.status import look_at
+from llm_pipeline.operations.status import deployment_status
 from llm_pipeline.release.contract import StageRequest
 from llm_pipeline.serving.triton_server import find_server
-from llm_pipeline.store.references import PlacedPointers
+from llm_pipeline.store.place_state import read_place
 
 RATE, ANSWER_SECONDS, RECORD_SECONDS = 20.0, 60.0, 0.5
 CALM_SECONDS = 240.0
@@ -230,8 +230,7 @@ class Chaos:
 
     def disagreements(self) -> list[str]:
         """What does not fit together now."""
-        placed = PlacedPointers(model_id=MODEL, target="cpu", pointers=self.site.pointers())
-        return [*look_at(self.site.store, self.site.deployment, "cpu", [placed]).problems]
+        return [*deployment_status(self.site.store, self.site.deployment).places[0].problems]
 
     def _fit_servers(self) -> set[str]:
         """Slots whose servers are ready and may answer users."""
@@ -243,7 +242,7 @@ class Chaos:
         fit |= {slot for slot, server in servers.items() if server is not None and server.digest in served}
         if (router := find_router(self.site.state("router"))) is not None:
             fit |= {slot for slot, weight in router.read()[0].weights.items() if weight}
-        release = current_canary(self.site.store, "cpu")
+        release = read_place(self.site.store, "cpu").on_trial
         record = read_canary_record(self.site.store, release, "cpu") if release else None
         if record and not record.settled and record.phase not in (Phase.PENDING, Phase.ROLLING_BACK):
             warm = now - self._ready_since.get(record.candidate, now) >= _WARMED_UP_SECONDS

@@ -43,7 +43,7 @@ from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.artifact_store import Document, StoredArtifact
 from llm_pipeline.store.documents import understood
 from llm_pipeline.store.lease import lease_of
-from llm_pipeline.store.references import PointerReference, placed_pointers
+from llm_pipeline.store.references import PointerReference, all_pointers
 
 _READERS = 16
 _DIGEST = re.compile(r"([0-9a-f]{12})[0-9a-f]{52}")
@@ -188,7 +188,7 @@ class _Run:
         self._rules = deployment.retention
         self._limit = now - timedelta(days=self._rules.keep_days)
         self._releases = _read_releases(store)
-        self._pointers = [reference for placed in placed_pointers(store) for reference in placed.references()]
+        self._pointers = all_pointers(store)
         self.kept = dict(self._kept())
         self.artifacts_kept = 0
 

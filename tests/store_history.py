@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from place_here import serve
 from resolved_release import tiny_release
 
 from llm_pipeline.artifacts.pinned import PinnedModel
@@ -26,8 +27,7 @@ from llm_pipeline.release.newest import note_release
 from llm_pipeline.release.record import ReleaseRecord, release_record_name
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.pointer_writing import write_pointers
-from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
+from llm_pipeline.store.place_state import Pointer, read_place
 from llm_pipeline.store.provenance import Provenance
 from llm_pipeline.store.signed_documents import replace_document, write_signed
 
@@ -152,7 +152,7 @@ class History:
         return StageResult.model_validate(document.value).artifacts["model_repository"]
 
     def settle(self, release_id: str) -> None:
-        pointers, revision = read_pointers(self.store, MODEL, TARGET)
+        pointers = read_place(self.store, TARGET)
         pointer = Pointer(
             release_id=release_id,
             repository=self.repository(release_id),
@@ -160,13 +160,12 @@ class History:
             recipe="fp8",
             promoted_at=self.now,
         )
-        write_pointers(self.store, MODEL, TARGET, Pointers(production=pointer, previous=pointers.production), revision)
+        serve(self.store, MODEL, TARGET, pointer, previous=pointers.production)
 
     def roll_back(self) -> None:
-        pointers, revision = read_pointers(self.store, MODEL, TARGET)
+        pointers = read_place(self.store, TARGET)
         if pointers.previous is not None:
-            swapped = Pointers(production=pointers.previous, previous=pointers.production)
-            write_pointers(self.store, MODEL, TARGET, swapped, revision)
+            serve(self.store, MODEL, TARGET, pointers.previous, previous=pointers.production)
 
     def canary(self, release_id: str, phase: Phase) -> None:
         record = CanaryRecord(
@@ -205,7 +204,7 @@ class History:
 
     def names(self) -> set[str]:
         """Every document and artifact there is."""
-        prefixes = ("releases", "stages", "pointers", "leases", "runs")
+        prefixes = ("releases", "stages", "places", "leases", "runs")
         documents = {name for prefix in prefixes for name in self.store.list_documents(prefix)}
         return documents | {f"{stored.ref.kind}/{stored.ref.digest}" for stored in self.store.artifacts()}
 

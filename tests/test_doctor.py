@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from place_here import serve
 
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
 from llm_pipeline.artifacts.host_facts import GpuFacts, HostFacts
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
@@ -22,9 +22,7 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.operations.airflow_pools import airflow_pools
 from llm_pipeline.operations.doctor import Check, _runtimes, examine
 from llm_pipeline.store import open_store
-from llm_pipeline.store.places import hand_over, settle_place
-from llm_pipeline.store.pointer_writing import write_pointers
-from llm_pipeline.store.pointers import Pointer, Pointers
+from llm_pipeline.store.place_state import Pointer
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -82,26 +80,6 @@ def test_what_is_there_is_ok_and_the_store_is_left_as_it_was(deployment_file: Pa
     }  # fmt: skip
     assert "package 0.1.0" in checks["environment control"]["detail"]
     assert not list((deployment_file.parent / "store").rglob("*.json"))
-
-
-def test_a_place_that_two_models_claim_fails_and_ls_pointers_says_so_too(deployment_file: Path, capsys):
-    store = open_store(load_yaml(deployment_file, Deployment).store)
-    for name in ("a", "b"):
-        repository = ArtifactRef(kind="model_repository", digest=name * 64)
-        since = datetime(2026, 1, 1, tzinfo=UTC)
-        pointer = Pointer(release_id=f"{name}-1", repository=repository, slot="blue", recipe="fp8", promoted_at=since)
-        write_pointers(store, f"demo/{name}", "cpu", Pointers(production=pointer), None)
-    said = "demo/a and demo/b say that they are in production there; nothing says which of them holds it"
-    code, checks = doctor(deployment_file, capsys)
-    assert (code, checks["place cpu"]["state"], checks["place cpu"]["detail"]) == (4, "failed", said)
-    assert "--replace" in checks["place cpu"]["fix"]
-    assert main(["ls", "pointers", "--deployment", str(deployment_file)]) == 0
-    assert capsys.readouterr().out.count(said) == 2
-    hand_over(store, "cpu", "demo/a", by="alice")
-    settle_place(store, "cpu", "demo/a", by="a-1")
-    _, checks = doctor(deployment_file, capsys)
-    assert checks["place cpu"]["state"] == "ok"
-    assert checks["place cpu"]["detail"].startswith("held by demo/a since")
 
 
 def test_a_guard_that_does_not_look_is_a_warning_and_one_that_does_is_fine(deployment_file: Path, capsys):
@@ -194,7 +172,7 @@ def put_into_production(deployment: Deployment, place: Path, built_on: GpuFacts)
         release_id="r1", repository=store.publish("model_repository", place / "repository"), slot="blue", recipe="fp8",
         promoted_at=datetime.now(UTC),
     )  # fmt: skip
-    write_pointers(store, MODEL, "h100", Pointers(production=pointer), None)
+    serve(store, MODEL, "h100", pointer)
 
 
 @pytest.mark.parametrize(

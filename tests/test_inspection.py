@@ -14,8 +14,7 @@ from store_history import GO, MODEL, NO_GO, TARGET, History
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.host_time import HostTime
-from llm_pipeline.canary.pause_request import PauseRequest, pause_name
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, canary_record_name, set_current_canary
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, canary_record_name
 from llm_pipeline.cli import main
 from llm_pipeline.config.store import Signing
 from llm_pipeline.inspection.comparison import Change, changes
@@ -25,7 +24,7 @@ from llm_pipeline.inspection.table import shortened
 from llm_pipeline.inspection.verification import verify_reference
 from llm_pipeline.release.record import release_record_name
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.pointers import read_pointers
+from llm_pipeline.store.place_state import PauseRequest, edit_place, read_place
 from llm_pipeline.store.references import ArtifactReference, resolve_reference
 
 
@@ -145,8 +144,8 @@ class TestDamage:
     @pytest.mark.parametrize(
         ("what", "document", "stays"),
         [
-            ("pointers", "pointers/demo/other/cpu.json", SECOND),
-            ("releases", "pointers/demo/other/cpu.json", SECOND),
+            ("pointers", "places/other.json", SECOND),
+            ("releases", "places/other.json", SECOND),
             ("releases", f"releases/{FIRST}/release.json", SECOND),
             ("releases", f"releases/{FIRST}/results/download.json", SECOND),
         ],
@@ -171,26 +170,26 @@ class TestDamage:
         assert run("ls", "artifacts")[0] == 5
 
     def test_what_is_shown_says_what_is_missing(self, history, run, damaged):
-        damaged("pointers/demo/other/cpu.json")
+        damaged("places/other.json")
         damaged(f"releases/{FIRST}/results/download.json")
         code, output, _ = run("show", FIRST)
         assert code == 5
         assert f"DAMAGED  releases/{FIRST}/results/download.json" in output
-        assert "DAMAGED  pointers/demo/other/cpu.json" in output
+        assert "DAMAGED  places/other.json" in output
         assert "model_repository" in output
         code, output, _ = run("show", str(ref_of(history, SECOND, "model_repository")))
         assert (code, f"production:{MODEL}/{TARGET}" in output) == (5, True)
 
-    def test_another_model_s_pointers_are_read_all_the_same(self, history, damaged):
-        damaged("pointers/demo/other/cpu.json")
+    def test_another_place_s_pointers_are_read_all_the_same(self, history, damaged):
+        damaged("places/other.json")
         assert resolve_reference(history.store, f"production:{MODEL}/{TARGET}").pointer.release_id == SECOND
-        assert read_pointers(history.store, MODEL, TARGET)[0].previous.release_id == FIRST
+        assert read_place(history.store, TARGET).previous.release_id == FIRST
 
     def test_the_damaged_pointers_themselves_are_one_clear_error(self, run, damaged):
-        damaged(f"pointers/demo/tiny/{TARGET}.json")
+        damaged(f"places/{TARGET}.json")
         code, _, error = run("show", f"production:{MODEL}/{TARGET}")
         assert code == 5
-        assert f"pointers/demo/tiny/{TARGET}.json" in error
+        assert f"places/{TARGET}.json" in error
         assert "restore it from a backup" in error
 
     def test_claims_of_other_models_are_shown(self, history, run, damaged):
@@ -230,17 +229,17 @@ class TestShowing:
         journal = CanaryJournal(history.store, SECOND, TARGET)
         journal.load()
         journal.save(record)
-        set_current_canary(history.store, TARGET, SECOND)
         asked = PauseRequest(attempt=0.0, by="alice", since=0.0, began=HostTime("", 0.0, 0.0), deadline_seconds=3600)
-        history.store.write_document(pause_name(SECOND, TARGET), asked.model_dump(), None)
+        paused_now = {"on_trial": SECOND, "pause": asked}
+        edit_place(history.store, TARGET, lambda state: state.model_copy(update=paused_now))
         paused = "paused by alice since 1970-01-01 00:00:00 UTC; rolled back at 1970-01-01 01:00:00 UTC"
         try:
             assert f"canary    {TARGET} {paused}" in run("show", SECOND)[1]
             assert f"{TARGET} {paused}" in run("ls")[1]
             assert json.loads(run("ls", "--json")[1])[0]["pauses"][0]["by"] == "alice"
         finally:
-            for name in (pause_name(SECOND, TARGET), f"canaries/{TARGET}.json", canary_record_name(SECOND, TARGET)):
-                history.store.delete_document(name)
+            edit_place(history.store, TARGET, lambda state: state.model_copy(update={"on_trial": "", "pause": None}))
+            history.store.delete_document(canary_record_name(SECOND, TARGET))
 
     def test_what_its_last_run_has_otherwise_than_the_config(self, tmp_path):
         history = History(tmp_path)

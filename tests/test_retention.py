@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from place_here import serve
 from store_history import MODEL, TARGET, History
 
 from llm_pipeline.base.errors import IntegrityError
@@ -23,8 +24,7 @@ from llm_pipeline.config.store import store_settings
 from llm_pipeline.hub.kept_data_sets import kept_data_sets, remove_kept, using
 from llm_pipeline.release.execute import read_stage_record
 from llm_pipeline.retention import RetentionReport, collect_garbage
-from llm_pipeline.store.pointer_writing import write_pointers
-from llm_pipeline.store.pointers import Pointers, read_pointers
+from llm_pipeline.store.place_state import read_place
 
 STRICT = {"keep_releases": 1, "keep_days": 1.0}
 
@@ -192,7 +192,7 @@ def test_what_is_published_again_or_reused_is_young_again(history: History):
     assert not history.store.renew(ref)
 
 
-@pytest.mark.parametrize("document", ["pointers/demo/tiny/cpu.json", "claims/demo/tiny.json"])
+@pytest.mark.parametrize("document", ["places/cpu.json", "claims/demo/tiny.json"])
 def test_while_it_is_not_known_what_is_in_use_nothing_goes(history: History, document: str):
     history.release(1)
     history.release(2)
@@ -327,7 +327,7 @@ class Drama:
         collect(self.history)
 
     def in_use(self) -> set[str]:
-        pointers, _ = read_pointers(self.history.store, MODEL, TARGET)
+        pointers = read_place(self.history.store, TARGET)
         serving = {pointer.release_id for pointer in (pointers.production, pointers.previous) if pointer}
         return serving | self.canaries | self.claimed
 
@@ -360,10 +360,10 @@ def test_pointers_keep_their_repository_also_without_its_release(history: Histor
     release_id = history.release(1)
     repository = history.repository(release_id)
     history.settle(release_id)
-    pointers, revision = read_pointers(history.store, MODEL, TARGET)
+    pointers = read_place(history.store, TARGET)
     assert pointers.production is not None
     moved = pointers.production.model_copy(update={"release_id": "another-00000001-00000001"})
-    write_pointers(history.store, MODEL, TARGET, Pointers(production=moved), revision)
+    serve(history.store, MODEL, TARGET, moved)
     history.release(2)
     collect(history, days=2)
     assert release_id not in kept(history)

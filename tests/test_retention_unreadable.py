@@ -13,12 +13,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from store_history import MODEL, TARGET, History
+from store_history import TARGET, History
 from unprivileged import directory_for_everyone, mode, without_root
 
 from llm_pipeline.base.errors import IntegrityError, PipelineError, Transient
 from llm_pipeline.retention import collect_garbage
-from llm_pipeline.store.pointers import pointers_name
+from llm_pipeline.store.place_state import place_name
 
 RULES = {"keep_releases": 1, "keep_days": 1.0}
 
@@ -46,12 +46,11 @@ def collect(history: History) -> None:
 
 
 def pointers_file(history: History) -> Path:
-    return history.root / "store" / pointers_name(MODEL, TARGET)
+    return history.root / "store" / place_name(TARGET)
 
 
 DIRECTORIES = [
-    "store/pointers",
-    "store/pointers/demo/tiny",
+    "store/places",
     "store/releases",
     "store/releases/tiny-00000002-00000064",
     "store/releases/tiny-00000002-00000064/results",
@@ -76,7 +75,7 @@ def test_where_a_directory_cannot_be_read_nothing_goes_and_it_is_named(history: 
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
-@pytest.mark.parametrize("directory", ["store/pointers", "store/releases", "store/artifacts/checkpoint", "work/jobs"])
+@pytest.mark.parametrize("directory", ["store/places", "store/releases", "store/artifacts/checkpoint", "work/jobs"])
 def test_where_the_disk_does_not_answer_nothing_goes(
     history: History, directory: str, number: int, monkeypatch: pytest.MonkeyPatch
 ):
@@ -110,7 +109,7 @@ def test_a_directory_that_is_removed_while_it_is_listed_is_no_error(history: His
     assert not going.exists()
 
 
-@pytest.mark.parametrize("name", ["store/pointers", "store/releases", "store/artifacts", "store/artifacts/checkpoint"])
+@pytest.mark.parametrize("name", ["store/places", "store/releases", "store/artifacts", "store/artifacts/checkpoint"])
 def test_a_link_to_a_file_system_that_is_not_mounted_is_no_empty_directory(history: History, name: str):
     place = history.root / name
     aside = place.rename(place.with_name("aside"))
@@ -126,7 +125,7 @@ def test_a_link_to_a_file_system_that_is_not_mounted_is_no_empty_directory(histo
 @pytest.mark.parametrize(
     "document",
     [
-        pointers_name(MODEL, TARGET),
+        place_name(TARGET),
         "releases/tiny-00000002-00000064/release.json",
         "releases/tiny-00000002-00000064/results/package.cpu.json",
         "claims/demo/tiny.json",
@@ -159,7 +158,7 @@ def test_where_a_root_is_damaged_nothing_goes_and_the_document_is_named(
     assert history.names() == before
 
 
-@pytest.mark.parametrize("document", [pointers_name(MODEL, TARGET), "claims/demo/tiny.json", "a stage"])
+@pytest.mark.parametrize("document", [place_name(TARGET), "claims/demo/tiny.json", "a stage"])
 def test_where_a_root_has_another_form_nothing_goes(history: History, document: str):
     name = history.store.list_documents("stages")[0] if document == "a stage" else document
     file = history.root / "store" / name

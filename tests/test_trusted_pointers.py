@@ -12,6 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from place_here import serve
 from signing_keys import signing_with_new_keys
 from store_history import GO, MODEL, NO_GO, TARGET, History
 
@@ -31,8 +32,7 @@ from llm_pipeline.release.execute import results_name, stage_record_name
 from llm_pipeline.release.record import release_record_name, trusted_record
 from llm_pipeline.release.trusted_pointers import pointer_problem, require_served
 from llm_pipeline.release_progress import ReleaseProgress
-from llm_pipeline.store.pointer_writing import write_pointers
-from llm_pipeline.store.pointers import Pointer, Pointers, pointers_name, read_pointers
+from llm_pipeline.store.place_state import Pointer, place_name, read_place
 from llm_pipeline.store.references import resolve_reference
 from llm_pipeline.store.signed_documents import replace_document
 
@@ -71,15 +71,15 @@ class Site(History):
 
     @property
     def previous(self) -> Pointer:
-        pointer = read_pointers(self.store, MODEL, TARGET)[0].previous
+        pointer = read_place(self.store, TARGET).previous
         assert pointer is not None
         return pointer
 
     def point_previous_to(self, repository: ArtifactRef) -> Pointer:
         """Edit the pointers, as anybody may who writes to the store."""
-        pointers, revision = read_pointers(self.store, MODEL, TARGET)
+        pointers = read_place(self.store, TARGET)
         forged = self.previous.model_copy(update={"repository": repository})
-        write_pointers(self.store, MODEL, TARGET, Pointers(production=pointers.production, previous=forged), revision)
+        serve(self.store, MODEL, TARGET, pointers.production, previous=forged)
         return forged
 
     def edit(self, name: str, change: Callable[[dict], object]) -> None:
@@ -231,7 +231,7 @@ class TestVerifying:
 
     def test_a_pointer_to_something_else_is_damaged(self, site: Site) -> None:
         site.point_previous_to(site.publish("checkpoint", "weights"))
-        assert list(site.problems_of(f"previous:{MODEL}/{TARGET}")) == [pointers_name(MODEL, TARGET)]
+        assert list(site.problems_of(f"previous:{MODEL}/{TARGET}")) == [place_name(TARGET)]
 
     def test_without_signatures_the_record_of_another_key_is_damaged(self, tmp_path: Path) -> None:
         site = Site(tmp_path, None)

@@ -240,9 +240,9 @@ def _is_worker(process: Any) -> bool:
 
 def _production(work: Path) -> dict[str, Any]:
     """What the target's pointer says of production."""
-    from llm_pipeline.store.pointers import pointers_name
+    from llm_pipeline.store.place_state import place_name
 
-    pointer = work / "store" / pointers_name(MODEL_ID, TARGET)
+    pointer = work / "store" / place_name(TARGET)
     production: dict[str, Any] = json.loads(pointer.read_text(encoding="utf-8"))["value"]["production"]
     return production
 

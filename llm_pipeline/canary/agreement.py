@@ -6,27 +6,24 @@ from collections.abc import Iterator, Mapping
 
 from llm_pipeline.canary.record import CanaryRecord, Phase
 from llm_pipeline.canary.router import ALL, RouteState, SlotName
-from llm_pipeline.canary.way_back_record import WayBack
-from llm_pipeline.store.pointers import Pointer, Pointers
+from llm_pipeline.store.place_state import PlaceState, Pointer
 
 
 def disagreements(
-    pointers: Pointers,
+    state: PlaceState,
     record: CanaryRecord | None,
-    way_back: WayBack | None,
     traffic: RouteState | None,
     serves: Mapping[SlotName, str | None],
 ) -> Iterator[str]:
     """What record, router and slots disagree on, one sentence each; empty while a canary is driven or settled.
 
     Args:
-        pointers: Of the model that holds the place.
+        state: What is written down of the place.
         record: Of the canary that the target had last.
-        way_back: The model's last.
         traffic: What the router was last told; None where it could not be asked.
         serves: Digest of what each slot's server serves; None for a slot without a server.
     """
-    production = pointers.production
+    production, way_back = state.production, state.way_back
     if way_back is not None and not way_back.done:
         yield f"the rollback from {way_back.left} to {way_back.to} was begun and is not finished"
     if record is not None and record.phase is Phase.ROLLING_BACK:
@@ -37,17 +34,17 @@ def disagreements(
         found = serves.get(production.slot)
         what = f"serves {found[:12]}" if found else "has no server"
         yield f"production is {production.release_id} in {production.slot}, but that slot {what}"
-    if traffic is not None and traffic.standby is not None and not _may_stand_by(pointers, record, traffic, serves):
+    if traffic is not None and traffic.standby is not None and not _may_stand_by(state, record, traffic, serves):
         yield f"the router uses {traffic.standby} as production's standby, and that slot serves no previous version"
     if traffic is not None and not is_moving(record, production):
         yield from _elsewhere(production, traffic)
 
 
 def _may_stand_by(
-    pointers: Pointers, record: CanaryRecord | None, traffic: RouteState, serves: Mapping[SlotName, str | None]
+    state: PlaceState, record: CanaryRecord | None, traffic: RouteState, serves: Mapping[SlotName, str | None]
 ) -> bool:
     """Whether the standby is the previous version, or a candidate whose canary is still running."""
-    allowed = {None, pointers.previous.repository.digest if pointers.previous else None}
+    allowed = {None, state.way_back_to.repository.digest if state.way_back_to else None}
     if record is not None and not record.settled and record.candidate == traffic.standby:
         allowed.add(record.repository.digest)
     return traffic.standby is not None and serves.get(traffic.standby) in allowed

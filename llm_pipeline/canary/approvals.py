@@ -1,70 +1,21 @@
-"""The question whether a canary step may begin, and its answer: a document in the store; the first answer wins.
+"""The question whether a canary step may begin, or a canary that waits may go on, and its answer.
 
-A step may begin only after a person approved it, or a canary keeps its weights and waits for a person. Both are one
-question about one step of one run. It may be answered before it is asked (an approval task that runs ahead of the
-step), and an answer that comes after the canary was rolled back changes nothing: it is kept as late, and says so.
+It is part of the place's document; the first answer wins. It may be answered before it is asked (an approval task that
+runs ahead of the step), and an answer that comes after the canary was rolled back changes nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable
 
 from llm_pipeline.base.host_time import HostTime
-from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryRecord, Pause, PauseReason
-from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
-from llm_pipeline.store.documents import understood
-
-Question = Literal["begin", "go on"]
-"""May the step begin; or: may a canary that waits at this step go on, as if the step had passed."""
-
-Answer = Literal["waiting", "approved", "denied", "timed out"]
+from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.place_state import PlaceState, Question, StepApproval, edit_place, read_place
 
 NOBODY = "nobody"
-_TRIES = 5
-
-
-class LateAnswer(Frozen):
-    """An answer that came after the question was closed; times are seconds since 1970."""
-
-    approved: bool
-    by: str
-    at: float
-
-
-class StepApproval(Frozen):
-    """A question and what became of it. Times are seconds since 1970.
-
-    Attributes:
-        run: The run of the release that it belongs to; answers of other runs do not count.
-        summary: What is asked, for people.
-        asked_at: None when it was answered before it was asked.
-        asked_here: The same on the host that asked.
-        deadline_seconds: How long it waits for an answer.
-        by: Who answered.
-        late: Answers that changed nothing.
-    """
-
-    run: str
-    percent: float
-    question: Question
-    summary: str = ""
-    asked_at: float | None = None
-    asked_here: HostTime | None = None
-    deadline_seconds: float = 0.0
-    answer: Answer = "waiting"
-    answered_at: float | None = None
-    by: str = ""
-    late: tuple[LateAnswer, ...] = ()
-
-    def overdue(self, now: HostTime) -> bool:
-        """Whether it waits for longer than it may."""
-        if self.answer != "waiting" or self.asked_here is None:
-            return False
-        return now.seconds_since(self.asked_here) > self.deadline_seconds
 
 
 def runs_of(record: CanaryRecord) -> set[str]:
@@ -72,20 +23,9 @@ def runs_of(record: CanaryRecord) -> set[str]:
     return {record.run, record.began_run} - {""}
 
 
-def approval_name(release_id: str, target: str, percent: float) -> str:
-    """Name of the document of a step's question."""
-    return f"releases/{release_id}/approvals/{target}-{percent:g}.json"
-
-
 def read_approval(store: ArtifactStore, release_id: str, target: str, percent: float) -> StepApproval | None:
     """The question about a step; None if it was neither put nor answered."""
-    return read_question(store, approval_name(release_id, target, percent))[0]
-
-
-def read_question(store: ArtifactStore, name: str) -> tuple[StepApproval | None, str | None]:
-    """A question by the name of its document, and its revision; twice None where there is none."""
-    document = store.read_document(name)
-    return (understood(StepApproval, document.value, name), document.revision) if document else (None, None)
+    return read_place(store, target).approval(release_id, percent)
 
 
 def ask(
@@ -94,7 +34,8 @@ def ask(
     target: str,
     percent: float,
     *,
-    runs: Sequence[str],
+    run: str,
+    also: Iterable[str] = (),
     question: Question,
     summary: str,
     deadline_seconds: float,
@@ -105,52 +46,49 @@ def ask(
     An answer of another run, or to another question about the step, does not count: the question is asked anew.
 
     Args:
-        store: Where the canary's record is.
+        store: Where the place's document is.
         release_id: The release on trial.
-        target: The target's name.
+        target: The place.
         percent: The step.
-        runs: The runs of the release whose answers count; the question is put by the first one.
+        run: The run of the release that asks.
+        also: Other runs whose answers count.
         question: What is asked.
         summary: The same for people, with its reason.
         deadline_seconds: How long it waits for an answer.
         anew: Ask again if the question was already answered; one that still waits is kept.
     """
-    name = approval_name(release_id, target, percent)
-    for _ in range(_TRIES):
-        known, revision = read_question(store, name)
+    here, runs = HostTime.now(), {run, *also}
+    asked = StepApproval(
+        release_id=release_id,
+        run=run,
+        percent=percent,
+        question=question,
+        summary=summary,
+        asked_at=here.wall,
+        asked_here=here,
+        deadline_seconds=deadline_seconds,
+    )
+
+    def put(state: PlaceState) -> PlaceState:
+        known = state.approval(release_id, percent)
         same = known is not None and known.run in runs and known.question == question
-        if known is not None and same and not (anew and known.answer != "waiting"):
-            return known
-        here = HostTime.now()
-        asked = StepApproval(
-            run=runs[0],
-            percent=percent,
-            question=question,
-            summary=summary,
-            asked_at=here.wall,
-            asked_here=here,
-            deadline_seconds=deadline_seconds,
-        )
-        try:
-            store.write_document(name, asked.model_dump(mode="json"), revision)
-        except Conflict:
-            continue
-        return asked
-    raise Conflict(f"{name} changes faster than it can be written")
+        stands = same and not (anew and known is not None and known.answer != "waiting")
+        return state if stands else state.with_approval(asked)
+
+    return edit_place(store, target, put).approval(release_id, percent) or asked
 
 
 def time_out(store: ArtifactStore, release_id: str, target: str, percent: float) -> StepApproval | None:
     """Close an unanswered question; returns it as it now is, perhaps answered at the last moment."""
-    name = approval_name(release_id, target, percent)
-    known, revision = read_question(store, name)
-    if known is None or known.answer != "waiting":
-        return known
-    closed = known.model_copy(update={"answer": "timed out", "answered_at": time.time(), "by": NOBODY})
-    try:
-        store.write_document(name, closed.model_dump(mode="json"), revision)
-    except Conflict:
-        return read_approval(store, release_id, target, percent)
-    return closed
+
+    def closed(state: PlaceState) -> PlaceState:
+        known = state.approval(release_id, percent)
+        if known is None or known.answer != "waiting":
+            return state
+        over = {"answer": "timed out", "answered_at": time.time(), "by": NOBODY}
+        return state.with_approval(known.model_copy(update=over))
+
+    return edit_place(store, target, closed).approval(release_id, percent)
 
 
 class Questions:
@@ -169,7 +107,8 @@ class Questions:
             self._plan.release_id,
             self._plan.target,
             percent,
-            runs=[self._plan.run, *runs_of(record)],
+            run=self._plan.run,
+            also=runs_of(record),
             question="begin" if begin else "go on",
             summary=f"{why}. {self.command(percent)}",
             deadline_seconds=self._plan.policy.pause_deadline_seconds,

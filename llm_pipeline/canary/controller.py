@@ -33,7 +33,7 @@ from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.canary import analysis, evidence
 from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.analysis import AnalysisState, with_look
-from llm_pipeline.canary.approvals import Questions, StepApproval
+from llm_pipeline.canary.approvals import Questions
 from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.evidence import Outcome, StepDecision, decide
 from llm_pipeline.canary.moving import (
@@ -46,7 +46,6 @@ from llm_pipeline.canary.moving import (
     wait_usable,
 )
 from llm_pipeline.canary.open_router import name_release
-from llm_pipeline.canary.pause_request import PauseRequest, read_pause
 from llm_pipeline.canary.plan import CanaryPlan, first_attempt, is_over, next_attempt
 from llm_pipeline.canary.record import (
     CanaryJournal,
@@ -54,8 +53,6 @@ from llm_pipeline.canary.record import (
     Pause,
     PauseReason,
     Phase,
-    current_canary,
-    set_current_canary,
 )
 from llm_pipeline.canary.rollback import end_canary, give_back, router_epoch
 from llm_pipeline.canary.router import (
@@ -73,6 +70,7 @@ from llm_pipeline.canary.step_summary import format_step, step_in_numbers
 from llm_pipeline.canary.traffic import Traffic
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
+from llm_pipeline.store.place_state import PauseRequest, PlaceState, StepApproval, edit_place, read_place
 
 log = get_logger(__name__)
 
@@ -218,8 +216,12 @@ class CanaryController:
         record = record.model_copy(update={"run": self._plan.run})
         if not record.settled:
             self._claim_routes()
-            set_current_canary(self._journal.store, self._plan.target, self._plan.release_id)
+            edit_place(self._journal.store, self._plan.target, self._on_trial)
         return self._resume(record) if record.phase is Phase.PAUSED else self._save(record)
+
+    def _on_trial(self, state: PlaceState) -> PlaceState:
+        self._lease.confirm()
+        return state.model_copy(update={"on_trial": self._plan.release_id})
 
     def _claim_routes(self) -> None:
         """Rewrite the current routes with our epoch: an earlier controller can no longer write any."""
@@ -234,8 +236,8 @@ class CanaryController:
     def _end_older_release(self) -> None:
         """Another release's canary on this target is rolled back first, however its controller ended."""
         store, target = self._journal.store, self._plan.target
-        other = current_canary(store, target)
-        if other is None or other == self._plan.release_id:
+        other = read_place(store, target).on_trial
+        if not other or other == self._plan.release_id:
             return
         journal = CanaryJournal(store, other, target)
         if (record := journal.load()) is None or record.settled:
@@ -369,7 +371,7 @@ class CanaryController:
     def _pause_request(self) -> PauseRequest | None:
         """The request as stored; while the store cannot be read, as it was read last: an outage resumes nothing."""
         try:
-            self._paused = read_pause(self._journal.store, self._plan.release_id, self._plan.target)
+            self._paused = read_place(self._journal.store, self._plan.target).pause
         except Transient as error:
             log.warning("cannot read whether a person paused or resumed it", reason=str(error))
         return self._paused

@@ -27,9 +27,7 @@ from llm_pipeline.canary.router import (
 )
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.serving.slot_fence import FencingToken
-from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.places import holder_of
-from llm_pipeline.store.pointers import read_pointers
+from llm_pipeline.store.place_state import PlaceState
 
 log = get_logger(__name__)
 
@@ -236,10 +234,9 @@ def _answers(slots: SlotControl, slot: SlotName, seconds: float) -> bool:
     return False
 
 
-def standby_after(store: ArtifactStore, record: CanaryRecord) -> SlotName | None:
+def standby_after(state: PlaceState, record: CanaryRecord) -> SlotName | None:
     """The slot that stands by once a promoted release has all traffic; None where another model served before it."""
-    holder = holder_of(store, record.target)
-    previous = read_pointers(store, holder.model_id, record.target)[0].previous if holder is not None else None
+    previous = state.way_back_to
     if previous is None or (previous.slot, previous.repository) != (record.stable, record.stable_repository):
         return None
     return record.stable

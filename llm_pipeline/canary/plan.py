@@ -16,7 +16,7 @@ from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import CanaryRecord, GuardRules, PastAttempt, Phase
 from llm_pipeline.canary.router import RouteState, other_slot
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.store.pointers import Pointer
+from llm_pipeline.store.place_state import Pointer
 
 HISTORY_LENGTH = 10
 """Earlier attempts that a record keeps."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from pydantic import Field
@@ -21,12 +21,12 @@ from llm_pipeline.canary.analysis import AnalysisState, Look
 from llm_pipeline.canary.arm_metrics import MetricsCursor
 from llm_pipeline.canary.events import CanaryEvent, EventKind, with_event
 from llm_pipeline.canary.metrics import Hanging
-from llm_pipeline.canary.pause_request import PauseRequest, StandingPause, read_pause
 from llm_pipeline.canary.router import RouteState, SlotName
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood
 from llm_pipeline.store.lease import lease_of
+from llm_pipeline.store.place_state import PauseRequest, PlaceState, read_place
 
 log = get_logger(__name__)
 
@@ -263,43 +263,10 @@ def canary_record_name(release_id: str, target: str) -> str:
     return f"releases/{release_id}/canary-{target}.json"
 
 
-class CurrentCanary(Frozen):
-    """The release of a target's latest canary: one document per target, so that no search is needed."""
-
-    release_id: str
-
-
-def current_canary(store: ArtifactStore, target: str) -> str | None:
-    """The release that was on trial last on a target, or still is; None before the first."""
-    name = _current_name(target)
-    document = store.read_document(name)
-    return understood(CurrentCanary, document.value, name).release_id if document else None
-
-
 def latest_canary(store: ArtifactStore, target: str) -> CanaryRecord | None:
     """The record of the canary that was on trial last on a target, or still is; None before the first."""
-    release_id = current_canary(store, target)
+    release_id = read_place(store, target).on_trial
     return read_canary_record(store, release_id, target) if release_id else None
-
-
-def set_current_canary(store: ArtifactStore, target: str, release_id: str) -> None:
-    """Note which release is on trial; for the holder of the target's lease.
-
-    Raises:
-        Fenced: Somebody else did at the same moment.
-    """
-    document = store.read_document(_current_name(target))
-    wanted = CurrentCanary(release_id=release_id).model_dump()
-    if document is not None and document.value == wanted:
-        return
-    try:
-        store.write_document(_current_name(target), wanted, document.revision if document else None)
-    except Conflict as error:
-        raise Fenced("another controller took over this target", where=_current_name(target)) from error
-
-
-def _current_name(target: str) -> str:
-    return f"canaries/{target}.json"
 
 
 def lease_name(target: str) -> str:
@@ -335,11 +302,37 @@ def read_canary_record(store: ArtifactStore, release_id: str, target: str) -> Ca
     return CanaryJournal(store, release_id, target).load()
 
 
-def standing_pause(store: ArtifactStore, record: CanaryRecord) -> StandingPause | None:
+class StandingPause(Frozen):
+    """Why a canary does not go on now. Times are seconds since 1970.
+
+    Attributes:
+        by: The person who paused it; empty where its controller did.
+        why: In that person's words, or the controller's reason; may be empty.
+        until: It is rolled back then, unless somebody resumes it or answers.
+    """
+
+    place: str
+    by: str
+    why: str
+    since: float
+    until: float
+
+    def __str__(self) -> str:
+        by = f" by {self.by}" if self.by else ""
+        why = f" ({self.why})" if self.why else ""
+        return f"paused{by} since {utc(self.since)}{why}; rolled back at {utc(self.until)} unless somebody acts"
+
+
+def utc(at: float) -> str:
+    """Seconds since 1970 as people read them."""
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def standing_pause(state: PlaceState, record: CanaryRecord) -> StandingPause | None:
     """What keeps a canary from going on: a person's pause, or else its controller's own; None for neither."""
     if record.settled or record.phase is Phase.ROLLING_BACK:
         return None
-    asked, own = read_pause(store, record.release_id, record.target), record.pause
+    asked, own = state.pause, record.pause
     if asked is not None and asked.holds(record.began_at):
         until = asked.since + asked.deadline_seconds
         return StandingPause(place=record.target, by=asked.by, why=asked.why, since=asked.since, until=until)

@@ -21,11 +21,12 @@ from llm_pipeline.canary.moving import (
     traffic_to,
     wait_usable,
 )
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, current_canary
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase
 from llm_pipeline.canary.router import RouterUnavailable, RouteState, TrafficRouter, all_to, other_slot
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
+from llm_pipeline.store.place_state import read_place
 
 log = get_logger(__name__)
 
@@ -82,7 +83,7 @@ def _is_over(store: ArtifactStore, record: CanaryRecord, *, even_promoted: bool)
     The caller may have been frozen since its last check. If a later release has ended this canary meanwhile, the
     traffic belongs to that release.
     """
-    if current_canary(store, record.target) not in (None, record.release_id):
+    if read_place(store, record.target).on_trial not in ("", record.release_id):
         return True
     if record.phase is Phase.PROMOTED:
         return not even_promoted

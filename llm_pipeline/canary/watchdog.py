@@ -7,20 +7,16 @@ changed, in seconds since its host's boot.
 
 from __future__ import annotations
 
-import contextlib
 import time
-
-from pydantic import ValidationError
 
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.quantities import duration
-from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.approvals import StepApproval
 from llm_pipeline.canary.record import CanaryRecord, Phase, canary_record_name, lease_name
-from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
+from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import LeaseState, lease_of
+from llm_pipeline.store.place_state import Heartbeat, PlaceState, Sighting, StepApproval, edit_place, read_place
 
 log = get_logger(__name__)
 
@@ -30,53 +26,18 @@ RECENT_SECONDS = 900.0
 """A guard whose last heartbeat is older than this counts as not running."""
 
 
-class Sighting(Frozen):
-    """The state in which the guard found a canary, and since when it has not changed.
-
-    Attributes:
-        found: Changes with everything that a living controller writes.
-        boot: The guard's host, and its boot.
-        since: Seconds since that boot.
-        since_wall: The same moment in seconds since 1970, for a guard that has moved to another host.
-    """
-
-    found: str
-    boot: str
-    since: float
-    since_wall: float
-
-
-class Heartbeat(Frozen):
-    """The guard's latest pass over a target: when it began, in seconds since 1970, and what it found.
-
-    Attributes:
-        sighting: Of the canary that had not ended; None when there was none.
-    """
-
-    at: float
-    sighting: Sighting | None = None
-
-
 def record_heartbeat(store: ArtifactStore, target: str, heartbeat: Heartbeat) -> None:
-    """Record that the guard checks a target now; of two guards at a time, one records it."""
-    document = store.read_document(_name(target))
-    revision = document.revision if document else None
-    with contextlib.suppress(Conflict):
-        store.write_document(_name(target), heartbeat.model_dump(), revision)
+    """Record that the guard checks a target now."""
 
+    def beaten(state: PlaceState) -> PlaceState:
+        return state.model_copy(update={"guard": heartbeat})
 
-def read_heartbeat(store: ArtifactStore, target: str) -> Heartbeat | None:
-    """The guard's last heartbeat; None if there is none, or if it cannot be read."""
-    document = store.read_document(_name(target))
-    try:
-        return Heartbeat.model_validate(document.value) if document is not None else None
-    except ValidationError:
-        return None
+    edit_place(store, target, beaten)
 
 
 def last_heard(store: ArtifactStore, target: str) -> float | None:
     """How many seconds ago a guard checked the target, or its clock is ahead of ours; None if none ever did."""
-    heartbeat = read_heartbeat(store, target)
+    heartbeat = read_place(store, target).guard
     return None if heartbeat is None else abs(time.time() - heartbeat.at)
 
 
@@ -95,10 +56,6 @@ def last_pass(heard_seconds: float | None) -> str:
 def is_guarded(store: ArtifactStore, target: str) -> bool:
     """Whether a guard checked the target lately; a controller leaves its canary to a guard that runs."""
     return is_recent(last_heard(store, target))
-
-
-def _name(target: str) -> str:
-    return f"guards/{target}.json"
 
 
 def overdue(
@@ -145,7 +102,7 @@ def silent_seconds(
         remember: Write the guard's heartbeat; without it, too, the times that the controller wrote are used.
     """
     target = record.target
-    known = read_heartbeat(store, target)
+    known = read_place(store, target).guard
     found = f"{record.release_id} {_revisions(store, record)} {approval}"
     before = known.sighting if known is not None else None
     same = before if before is not None and before.found == found else None

@@ -22,7 +22,7 @@ from llm_pipeline.release.record import report_name
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.stages.load_test import STAGE
 from llm_pipeline.store import open_store
-from llm_pipeline.store.pointers import Pointer, read_pointers
+from llm_pipeline.store.place_state import Pointer, read_place
 
 
 class Console:
@@ -316,4 +316,4 @@ class Demo:
         return int(str(record.get("sent", 0))), int(str(record.get("failed", 0)))
 
     def _production(self) -> Pointer | None:
-        return read_pointers(open_store(self._deployment.store), self._model.id, self._model.place)[0].production
+        return read_place(open_store(self._deployment.store), self._model.place).production

@@ -14,7 +14,7 @@ from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.canary.pause_request import StandingPause
+from llm_pipeline.canary.record import StandingPause
 from llm_pipeline.inspection.release_artifacts import SHOWN_DIGITS, DamagedRow, results_in_order, standing_pauses
 from llm_pipeline.inspection.table import readable_time, titled_columns
 from llm_pipeline.release.contract import StageResult
@@ -25,9 +25,8 @@ from llm_pipeline.release.record import read_release_record
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store.artifact_store import ArtifactStore, StoredArtifact
 from llm_pipeline.store.lease import lease_of
-from llm_pipeline.store.places import place_state
-from llm_pipeline.store.pointers import Pointer
-from llm_pipeline.store.references import readable_pointers, release_ids, stage_keys
+from llm_pipeline.store.place_state import Pointer, readable_places
+from llm_pipeline.store.references import pointers_of, readable_pointers, release_ids, stage_keys
 
 _READERS = 8
 
@@ -79,7 +78,7 @@ class StageRow(Frozen):
 
 
 class PointerRow(Pointer):
-    """A pointer; `place` says who holds the place, and what is wrong where several models claim it."""
+    """A pointer; `place` says who holds the place."""
 
     pointer: str
     place: str
@@ -124,9 +123,8 @@ def release_rows(store: ArtifactStore) -> list[ReleaseRow | DamagedRow]:
     """The releases, newest first."""
     serves: dict[str, list[str]] = {}
     pointers, unreadable = readable_pointers(store)
-    for placed in pointers:
-        for reference in placed.references():
-            serves.setdefault(reference.pointer.release_id, []).append(f"{reference.name} {placed.target}")
+    for reference in pointers:
+        serves.setdefault(reference.pointer.release_id, []).append(f"{reference.name} {reference.target}")
     pauses, unclear = standing_pauses(store)
     rows, damaged = [], [*(DamagedRow.of(one) for one in unreadable), *unclear]
     for name in release_ids(store):
@@ -218,22 +216,13 @@ def _stage_row(store: ArtifactStore, key: str) -> StageRow | None:
 
 def pointer_rows(store: ArtifactStore) -> list[PointerRow | DamagedRow]:
     """The pointers."""
-    pointers, damaged = readable_pointers(store)
-    rows: list[PointerRow | DamagedRow] = [DamagedRow.of(one) for one in damaged]
-    places: dict[str, str] = {}
-    for name in {placed.target for placed in pointers}:
-        try:
-            places[name] = str(place_state(store, name, pointers))
-        except PipelineError as error:
-            places[name] = "unknown"
-            if not damaged:
-                rows.append(DamagedRow(document=f"places/{name}.json", problem=str(error)))
+    places, damaged = readable_places(store)
     whole = [
-        PointerRow(pointer=str(reference), place=places.get(placed.target, ""), **reference.pointer.model_dump())
-        for placed in pointers
-        for reference in placed.references()
+        PointerRow(pointer=str(reference), place=str(place.state), **reference.pointer.model_dump())
+        for place in places
+        for reference in pointers_of(place.name, place.state)
     ]
-    return [*whole, *rows]
+    return [*whole, *(DamagedRow.of(one) for one in damaged)]
 
 
 LISTINGS: Mapping[str, Listing] = {

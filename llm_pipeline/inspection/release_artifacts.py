@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import PurePosixPath
 
 from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.base.records import ArtifactRef, Frozen
-from llm_pipeline.canary.pause_request import StandingPause
-from llm_pipeline.canary.record import current_canary, read_canary_record, standing_pause
+from llm_pipeline.canary.record import StandingPause, canary_record_name, read_canary_record, standing_pause
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import StageRecord, read_stage_record
 from llm_pipeline.release.record import ReleaseRecord, read_release_record
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.documents import DamagedDocument
+from llm_pipeline.store.place_state import readable_places
 from llm_pipeline.store.references import readable_pointers, release_ids
 
 SHOWN_DIGITS = 12
@@ -81,8 +80,7 @@ def stage_record(store: ArtifactStore, key: str) -> StageRecord:
 
 def users_of(store: ArtifactStore, ref: ArtifactRef) -> tuple[list[str], list[DamagedRow]]:
     """Who uses an artifact: pointers, then releases with what it is to them; and the documents that do not say."""
-    pointers, unreadable = readable_pointers(store)
-    references = [reference for placed in pointers for reference in placed.references()]
+    references, unreadable = readable_pointers(store)
     users = [str(reference) for reference in references if reference.pointer.repository == ref]
     damaged = [DamagedRow.of(one) for one in unreadable]
     for release_id in release_ids(store):
@@ -98,17 +96,16 @@ def users_of(store: ArtifactStore, ref: ArtifactRef) -> tuple[list[str], list[Da
 
 
 def standing_pauses(store: ArtifactStore) -> tuple[dict[str, list[StandingPause]], list[DamagedRow]]:
-    """The canaries that are paused now, by release; and the documents that do not say."""
+    """The canaries that are paused now, by release; and their records that do not say."""
     pauses: dict[str, list[StandingPause]] = {}
     damaged = []
-    for name in store.list_documents("canaries"):
-        place = PurePosixPath(name).stem
+    for place in readable_places(store)[0]:
         try:
-            release_id = current_canary(store, place)
-            record = read_canary_record(store, release_id, place) if release_id else None
-            if record is not None and (pause := standing_pause(store, record)) is not None:
+            record = read_canary_record(store, place.state.on_trial, place.name) if place.state.on_trial else None
+            if record is not None and (pause := standing_pause(place.state, record)) is not None:
                 pauses.setdefault(record.release_id, []).append(pause)
         except PipelineError as error:
+            name = canary_record_name(place.state.on_trial, place.name)
             damaged.append(DamagedRow(document=name, problem=str(error)))
     return pauses, damaged
 

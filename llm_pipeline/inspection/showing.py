@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import ArtifactRef, Frozen
-from llm_pipeline.canary.pause_request import StandingPause
+from llm_pipeline.canary.record import StandingPause
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.store import StoreModel
 from llm_pipeline.inspection.release_artifacts import (
@@ -32,7 +32,7 @@ from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest, ManifestFile
-from llm_pipeline.store.pointers import Pointer
+from llm_pipeline.store.place_state import Pointer
 from llm_pipeline.store.provenance import Provenance
 from llm_pipeline.store.references import (
     ArtifactReference,
@@ -227,8 +227,7 @@ def show(config: StoreModel, reference: Reference) -> View:
 
 def _release(flow: ReleaseProgress) -> ReleaseView:
     record = flow.record
-    pointers, unreadable = readable_pointers(flow.store)
-    pointing = [reference for placed in pointers for reference in placed.references()]
+    pointing, unreadable = readable_pointers(flow.store)
     results, damaged = readable_results(flow)
     pauses, unclear = standing_pauses(flow.store)
     return ReleaseView(

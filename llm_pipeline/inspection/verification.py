@@ -13,7 +13,7 @@ from llm_pipeline.release.trusted_pointers import pointer_problem
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.manifest import Difference
-from llm_pipeline.store.pointers import pointers_name
+from llm_pipeline.store.place_state import place_name
 from llm_pipeline.store.references import (
     ArtifactReference,
     PointerReference,
@@ -81,7 +81,7 @@ def _distrusted(store: ArtifactStore, reference: Reference) -> Iterator[tuple[st
             yield from _of_release(store, release_id)
         case PointerReference(_, model_id, target, pointer):
             if problem := pointer_problem(store, model_id, target, pointer):
-                yield str(reference), pointers_name(model_id, target), problem
+                yield str(reference), place_name(target), problem
         case StageReference(key):
             yield from _of_key(store, key, "record of the stage key")
         case ArtifactReference():

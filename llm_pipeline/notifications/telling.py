@@ -11,13 +11,14 @@ from typing import Any
 from llm_pipeline.base.errors import PipelineError, Terminal, Unsupported, places_of
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.record import current_canary, read_events
+from llm_pipeline.canary.record import read_events
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.notifications import SEVERITIES, Channel, Severity
 from llm_pipeline.notifications.event import Event, Origin, of_canary, plain
 from llm_pipeline.notifications.mlflow_run import keep_in_mlflow
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood
+from llm_pipeline.store.place_state import read_place
 
 ConnectionReader = Callable[[str], str | None]
 """From the name of an Airflow connection to its password; None where it cannot be had."""
@@ -84,7 +85,7 @@ def tell_canary(
     if not deployment.notifications:
         return
     with contained(f"telling of the canary at {place}"):
-        release_id = release_id or current_canary(store, place) or ""
+        release_id = release_id or read_place(store, place).on_trial
         if not release_id:
             return
         name = f"releases/{release_id}/told/{place}.json"

@@ -1,6 +1,6 @@
 """Approval of a canary's step: one answer, whoever gives it, on the command line, in Airflow or at the terminal.
 
-The first answer wins. One that comes after the canary was rolled back changes nothing: it is kept as late, and says so.
+The first answer wins. One that comes after the canary was rolled back changes nothing.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import time
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.approvals import LateAnswer, StepApproval, approval_name, read_question, runs_of
+from llm_pipeline.canary.approvals import runs_of
 from llm_pipeline.canary.record import CanaryRecord, Phase, read_canary_record
-from llm_pipeline.operations.acting import despite_others
 from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.place_state import PlaceState, StepApproval, edit_place
 
 
 class Answered(Frozen):
@@ -36,7 +36,7 @@ def answer(
     Args:
         store: Where the canary's record is.
         release_id: The release on trial.
-        target: The target's name.
+        target: The place.
         percent: The step.
         approved: The answer.
         by: Who answers.
@@ -46,50 +46,40 @@ def answer(
     Raises:
         ConfigError: There is no such canary, and no run to answer for.
     """
-    name = approval_name(release_id, target, percent)
+    word = "approved" if approved else "denied"
+    asked: StepApproval | None = None
+    late = ""
 
-    def attempt() -> Answered:
-        known, revision = read_question(store, name)
+    def answered(state: PlaceState) -> PlaceState:
+        nonlocal asked, late
         record = read_canary_record(store, release_id, target)
-        asked = _question(known, record, percent, run)
-        if asked is None:
-            raise ConfigError(
-                f"release {release_id} has no canary on {target}", hint="see `llm-pipeline show` for its id"
-            )
-        result = _answered(asked, record, approved=approved, by=by)
-        store.write_document(name, result.approval.model_dump(mode="json"), revision)
-        return result
+        asked = _question(state.approval(release_id, percent), record, release_id, percent, run)
+        late = _why_late(asked, record)
+        if late:
+            return state
+        asked = asked.model_copy(update={"answer": word, "answered_at": time.time(), "by": by})
+        return state.with_approval(asked)
 
-    return despite_others(attempt)
+    edit_place(store, target, answered)
+    if asked is None:  # never: it was asked of the edit
+        raise ConfigError(f"release {release_id} has no canary on {target}")
+    message = f"too late, nothing was changed: {late}" if late else f"{word}: step {percent:g} %"
+    return Answered(counted=not late, message=message, approval=asked)
 
 
-def _question(known: StepApproval | None, record: CanaryRecord | None, percent: float, run: str) -> StepApproval | None:
+def _question(
+    known: StepApproval | None, record: CanaryRecord | None, release_id: str, percent: float, run: str
+) -> StepApproval:
     """The question that an answer is for; a new one if the answer comes before the question."""
     runs = {run} if run else set()
     if record is not None and (not run or not record.settled or run in runs_of(record)):
         runs |= runs_of(record)
     if known is not None and (known.run in runs or not runs):
         return known
+    if not runs:
+        raise ConfigError(f"release {release_id} has no canary on its place", hint="see `llm-pipeline show` for its id")
     wanted = run or (record.began_run if record else "")
-    return StepApproval(run=wanted, percent=percent, question="begin") if runs else None
-
-
-def _answered(asked: StepApproval, record: CanaryRecord | None, *, approved: bool, by: str) -> Answered:
-    word, now = ("approved" if approved else "denied"), time.time()
-    why_late = _why_late(asked, record)
-    if not why_late:
-        update = {"answer": word, "answered_at": now, "by": by}
-        return Answered(
-            counted=True,
-            message=f"{word}: step {asked.percent:g} %",
-            approval=asked.model_copy(update=update),
-        )
-    late = (*asked.late, LateAnswer(approved=approved, by=by, at=now))[-10:]
-    return Answered(
-        counted=False,
-        message=f"too late, nothing was changed: {why_late}",
-        approval=asked.model_copy(update={"late": late}),
-    )
+    return StepApproval(release_id=release_id, run=wanted, percent=percent, question="begin")
 
 
 def _why_late(asked: StepApproval, record: CanaryRecord | None) -> str:

@@ -38,9 +38,7 @@ from llm_pipeline.serving.endpoint_access import require_model
 from llm_pipeline.serving.repository_links import refuse_other_host
 from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home
 from llm_pipeline.store import open_store
-from llm_pipeline.store.places import place_state
-from llm_pipeline.store.pointers import read_pointers
-from llm_pipeline.store.references import readable_pointers
+from llm_pipeline.store.place_state import read_place
 
 State = Literal["ok", "warning", "failed"]
 _START_SECONDS = 60
@@ -301,21 +299,19 @@ def _users_ports(deployment: Deployment) -> Iterator[Check]:
 
 
 def _places(deployment: Deployment) -> Iterator[Check]:
-    """Which model holds each place, and where several claim one."""
+    """Which model holds each place."""
     try:
         store = open_store(deployment.store)
-        pointers = readable_pointers(store)[0]
     except PipelineError:
         return  # said of the store
     for name in deployment.places:
         subject = f"place {name}"
         try:
-            found = place_state(store, name, pointers)
+            found = read_place(store, name)
         except PipelineError as error:
             yield Check(subject=subject, state="failed", detail=str(error), fix=error.hint)
             continue
-        fix = "release the one that keeps it with `llm-pipeline run --replace`" if found.problem else ""
-        yield Check(subject=subject, state="failed" if found.problem else "ok", detail=str(found), fix=fix)
+        yield Check(subject=subject, state="ok", detail=str(found))
 
 
 def _production(deployment: Deployment) -> Iterator[Check]:
@@ -388,7 +384,7 @@ def _engines(deployment: Deployment, targets: Sequence[Target], model_id: str) -
 
 def _engine(deployment: Deployment, target: Target, model_id: str) -> str:
     store = open_store(deployment.store)
-    production = read_pointers(store, model_id, target.name)[0].production
+    production = read_place(store, target.name).of(model_id).production
     if production is None:
         return "none is in production"
     refuse_other_host(store.fetch(production.repository))

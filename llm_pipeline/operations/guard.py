@@ -13,17 +13,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import PurePosixPath
 from typing import Literal
 
 from llm_pipeline.base.errors import Unsupported, as_pipeline_error, is_unexpected
 from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary import judgements as findings
-from llm_pipeline.canary.approvals import StepApproval, approval_name, read_approval, read_question, runs_of
+from llm_pipeline.canary.approvals import runs_of
 from llm_pipeline.canary.moving import Site
 from llm_pipeline.canary.open_router import access_log_of
 from llm_pipeline.canary.openai_slots import slots_of
@@ -32,12 +31,11 @@ from llm_pipeline.canary.record import (
     LEASE_SECONDS,
     CanaryJournal,
     CanaryRecord,
-    current_canary,
     lease_name,
     take_over,
 )
 from llm_pipeline.canary.rollback import end_canary
-from llm_pipeline.canary.watchdog import Heartbeat, is_driven, overdue, record_heartbeat, silent_seconds
+from llm_pipeline.canary.watchdog import is_driven, overdue, record_heartbeat, silent_seconds
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations.promotion import finish_promotion
 from llm_pipeline.operations.retirement import have_standby, retire_previous
@@ -46,9 +44,7 @@ from llm_pipeline.operations.served_place import ServedPlace, router_here
 from llm_pipeline.operations.switching import start_ended
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost, LeaseState, lease_of
-from llm_pipeline.store.places import PlaceTaken, refuse_stranger
-from llm_pipeline.store.pointers import read_pointers
-from llm_pipeline.store.references import PlacedPointers, readable_pointers
+from llm_pipeline.store.place_state import Heartbeat, StepApproval, read_place
 
 log = get_logger(__name__)
 
@@ -93,17 +89,13 @@ class GuardedSite(Site):
     target: str
     watch_seconds: float = LEASE_SECONDS
 
-    def guard(self, now: HostTime, models: Sequence[str]) -> list[GuardAction]:
-        """Guard the target's canary, then what serves and is kept warm of each model there; failures are reported."""
+    def guard(self, now: HostTime) -> list[GuardAction]:
+        """Guard the target's canary, then what serves and is kept warm there; failures are reported."""
         actions = self._attempt(self._release_on_trial(), lambda: self.guard_canary(now))
         actions += self._attempt("-", self._revive)
         actions += self._attempt("-", self._keep_log)
-        for model_id in models:
-            actions += self._attempt(model_id, partial(self._carry_on, model_id))
-            actions += self._attempt(model_id, partial(self._keep_serving, model_id))
-            actions += self._attempt(model_id, partial(self._settle, model_id))
-            actions += self._attempt(model_id, partial(self._have_standby, model_id, now))
-            actions += self._attempt(model_id, partial(self._retire, model_id, now))
+        for act in (self._carry_on, self._keep_serving, self._settle, self._have_standby, self._retire):
+            actions += self._attempt("-", partial(act, now))
         return actions
 
     def _attempt(self, about: str, act: Callable[[], list[GuardAction]]) -> list[GuardAction]:
@@ -114,7 +106,7 @@ class GuardedSite(Site):
 
     def _release_on_trial(self) -> str:
         try:
-            return current_canary(self.store, self.target) or "-"
+            return read_place(self.store, self.target).on_trial or "-"
         except Exception:  # noqa: BLE001 - whoever reads it next says so
             return "-"
 
@@ -124,10 +116,10 @@ class GuardedSite(Site):
         Raises:
             PipelineError: It could not be rolled back; the next pass tries again.
         """
-        release_id = current_canary(self.store, self.target)
+        release_id = read_place(self.store, self.target).on_trial
         record = CanaryJournal(self.store, release_id, self.target).load() if release_id else None
-        if release_id is None or record is None or record.settled:
-            if self.router is not None or release_id is None:
+        if record is None or record.settled:
+            if self.router is not None or not release_id:
                 record_heartbeat(self.store, self.target, Heartbeat(at=now.wall))
             return []
         approval = self._approval(record)
@@ -186,23 +178,12 @@ class GuardedSite(Site):
 
     def _approval(self, record: CanaryRecord) -> StepApproval | None:
         """The question that the canary waits for; by its pause, or else the next one that was asked or answered."""
+        known = read_place(self.store, self.target).approvals
+        mine = [one for one in known if one.release_id == record.release_id and one.run in runs_of(record)]
         if record.pause is not None:
-            return self._question(record, record.pause.percent)
-        prefix = approval_name(record.release_id, self.target, 0.0).rpartition("/")[0]
-        ahead = [
-            one
-            for name in self.store.list_documents(prefix)
-            if (one := read_question(self.store, name)[0]) is not None
-            and name == approval_name(record.release_id, self.target, one.percent)
-            and one.run in runs_of(record)
-            and one.question == "begin"
-            and one.percent > record.passed_percent
-        ]
+            return next((one for one in mine if one.percent == record.pause.percent), None)
+        ahead = [one for one in mine if one.question == "begin" and one.percent > record.passed_percent]
         return min(ahead, key=lambda one: one.percent, default=None)
-
-    def _question(self, record: CanaryRecord, percent: float) -> StepApproval | None:
-        found = read_approval(self.store, record.release_id, self.target, percent)
-        return found if found is not None and found.run in runs_of(record) else None
 
     def _revive(self) -> list[GuardAction]:
         """The router, if it has ended."""
@@ -216,33 +197,31 @@ class GuardedSite(Site):
                 access_log_of(self.router).keep()
         return []
 
-    def _place(self, model_id: str) -> ServedPlace:
+    @property
+    def _place(self) -> ServedPlace:
+        model_id = read_place(self.store, self.target).model_id
         return ServedPlace(self.store, model_id, self.target, lambda: self.router, self.slots, self.patience)
 
-    def _carry_on(self, model_id: str) -> list[GuardAction]:
-        """Complete a rollback whose process has ended, or that was not recorded, of the model that holds the place."""
-        try:
-            refuse_stranger(self.store, self.target, model_id)
-        except PlaceTaken:
-            return []
-        done = carry_on(self._place(model_id))
+    def _carry_on(self, _: HostTime) -> list[GuardAction]:
+        """Complete a rollback whose process has ended."""
+        done = carry_on(self._place)
         if done is None:
             return []
         detail = f"{done.by} requested it, and it had not been carried out: {done.to} serves"
         return [GuardAction(self.target, done.left, "rolled back", detail)]
 
-    def _keep_serving(self, model_id: str) -> list[GuardAction]:
+    def _keep_serving(self, _: HostTime) -> list[GuardAction]:
         """The server of what is production, if it has ended."""
-        started = start_ended(self._place(model_id))
+        started = start_ended(self._place)
         if started is None:
             return []
         return [
             GuardAction(self.target, started.release_id, "started", f"production's server in {started.slot} had ended")
         ]
 
-    def _settle(self, model_id: str) -> list[GuardAction]:
-        """Production whose pointers have moved, and whose settlement ended before its traffic had."""
-        production = read_pointers(self.store, model_id, self.target)[0].production
+    def _settle(self, _: HostTime) -> list[GuardAction]:
+        """Production whose settlement ended before its traffic had moved."""
+        production = read_place(self.store, self.target).production
         if production is None or self.router is None or self.router.read()[0].candidate != production.slot:
             return []
         try:
@@ -252,14 +231,14 @@ class GuardedSite(Site):
         detail = "it is in production and has all traffic now"
         return [GuardAction(self.target, production.release_id, "settled", detail)] if moved else []
 
-    def _have_standby(self, model_id: str, now: HostTime) -> list[GuardAction]:
-        started = have_standby(self._place(model_id), now.wall)
+    def _have_standby(self, now: HostTime) -> list[GuardAction]:
+        started = have_standby(self._place, now.wall)
         if started is None:
             return []
         return [GuardAction(self.target, started.release_id, "started", f"its server in {started.slot} had ended")]
 
-    def _retire(self, model_id: str, now: HostTime) -> list[GuardAction]:
-        stopped = retire_previous(self._place(model_id), now.wall)
+    def _retire(self, now: HostTime) -> list[GuardAction]:
+        stopped = retire_previous(self._place, now.wall)
         if stopped is None:
             return []
         detail = f"its rollback window is over; slot {stopped.slot} is free"
@@ -290,14 +269,7 @@ def guard_once(store: ArtifactStore, deployment: Deployment) -> list[GuardAction
         store: The deployment's.
         deployment: Its places are guarded, whose servers must be on this host.
     """
-    now = HostTime.now()
-    actions: list[GuardAction] = []
-    models: list[PlacedPointers] = []
-    try:
-        models, damaged = readable_pointers(store)
-        actions += [failed(PurePosixPath(one.name).stem, "-", one.error) for one in damaged]
-    except Exception as error:  # noqa: BLE001 - canaries are guarded without them
-        actions.append(failed("-", "-", error))
+    now, actions = HostTime.now(), list[GuardAction]()
     for target, place in deployment.places.items():
         try:
             site = GuardedSite(
@@ -310,5 +282,5 @@ def guard_once(store: ArtifactStore, deployment: Deployment) -> list[GuardAction
         except Exception as error:  # noqa: BLE001 - the other targets are guarded
             actions.append(failed(target, "-", error))
         else:
-            actions += site.guard(now, [placed.model_id for placed in models if placed.target == target])
+            actions += site.guard(now)
     return actions

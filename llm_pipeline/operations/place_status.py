@@ -9,11 +9,11 @@ from typing import Literal
 
 from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.pause_request import StandingPause
+from llm_pipeline.canary.record import StandingPause
 from llm_pipeline.canary.router import RouterCondition
 from llm_pipeline.canary.watchdog import last_pass
 from llm_pipeline.inspection.table import labelled, readable_time
-from llm_pipeline.store.pointers import Pointer
+from llm_pipeline.store.place_state import Pointer
 
 ServerCondition = Literal["answers", "is running but gives no answer", "has ended", "stopped"]
 
@@ -145,22 +145,17 @@ class PlaceStatus(Frozen):
 
 
 class DeploymentStatus(Frozen):
-    """The places that were looked at.
-
-    Attributes:
-        damaged: Documents of pointers that cannot be read, with the reason.
-    """
+    """The places that were looked at."""
 
     deployment: str
     store: str
     places: tuple[PlaceStatus, ...]
-    damaged: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> ExitCode:
         """0 where all that is in production is well, 1 where something is wrong, 5 where users get no answer."""
         found = {place.health for place in self.places}
-        if self.damaged or found & {Health.DEAD, Health.STOPPED, Health.ELSEWHERE} or found <= {Health.EMPTY}:
+        if found & {Health.DEAD, Health.STOPPED, Health.ELSEWHERE} or found <= {Health.EMPTY}:
             return ExitCode.INFRASTRUCTURE
         return ExitCode.NO_GO if Health.DEGRADED in found else ExitCode.GO
 
@@ -173,7 +168,6 @@ class DeploymentStatus(Frozen):
     def lines(self) -> Iterator[str]:
         """For people."""
         yield named_deployment(self.deployment, self.store)
-        yield from (f"DAMAGED {one}" for one in self.damaged)
         for place in self.places:
             yield from place.lines()
 

@@ -1,6 +1,6 @@
-"""Promotion: what a canary ended well with becomes production, in the pointers and in the routes.
+"""Promotion: what a canary ended well with becomes production, in the place's document and in the routes.
 
-The pointers move first, under the lease of the place. Then the share of the traffic that had stayed on stable goes to
+The document is first, under the lease of the place. Then the share of the traffic that had stayed on stable goes to
 the new production, and what served before stands by for as long as it is kept warm. Killed in between, the next one who
 asks finishes it, or the guard does.
 """
@@ -9,22 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.moving import epoch_above, standby_after, traffic_to
 from llm_pipeline.canary.patience import Patience
-from llm_pipeline.canary.record import CanaryJournal, Phase, read_canary_record
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, read_canary_record
 from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter, all_to
 from llm_pipeline.operations.acting import acting
 from llm_pipeline.operations.decisions import require_production_approved
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.places import claim_place, hand_over, serving_at, settle_place
-from llm_pipeline.store.pointer_writing import write_pointers
-from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
+from llm_pipeline.store.place_state import PlaceState, Pointer, edit_place, read_place
+from llm_pipeline.store.places import claim_place, hand_over, require_place
 
 log = get_logger(__name__)
 
@@ -41,7 +40,7 @@ def replace_holders(store: ArtifactStore, places: Iterable[str], model_id: str, 
         by: Who asks for it.
 
     Raises:
-        Conflict: Somebody else changed a place at the same moment; the same call is safe again.
+        Conflict: Others change a place all the time; the same call is safe again.
     """
     for place in places:
         hand_over(store, place, model_id, by=by)
@@ -76,7 +75,7 @@ def promote(
     *,
     find_router: Callable[[Pointer], TrafficRouter | None],
     patience: Patience,
-) -> Pointers:
+) -> PlaceState:
     """Make a release whose canary was promoted production; the one before it stays in its slot, warm.
 
     Idempotent: a release that already is production changes nothing. Nothing else makes a release production, so a
@@ -85,27 +84,26 @@ def promote(
     Args:
         store: Where record and pointers are.
         promotion: What is to be production.
-        find_router: Finds the place's router once the pointers have moved, or starts it; None where none ever ran.
+        find_router: Finds the place's router once it is production, or starts it; None where none ever ran.
         patience: How long the traffic's move is tried.
 
     Returns:
-        The pointers afterwards.
+        The place afterwards.
 
     Raises:
         NotApproved: The release wants a person's approval before production, and has none.
         NotPromoted: Its canary was not promoted, or over another production than the one of now.
         PlaceTaken: Another model holds the place.
         PlaceBusy: Somebody else acts on it now.
-        Conflict: Somebody else moved the pointers at the same moment.
-        RouterUnavailable: The routes cannot be written, or the router does not act on them; the pointers have moved.
+        RouterUnavailable: The routes cannot be written, or the router does not act on them; it is production.
     """
     with acting(store, promotion.target) as lease:
-        pointers = _move_pointers(store, promotion, lease)
-        router = find_router(pointers.production) if pointers.production is not None else None
+        state = _into_production(store, promotion, lease)
+        router = find_router(state.production) if state.production is not None else None
         if router is not None:
             journal = CanaryJournal(store, promotion.release_id, promotion.target)
             _give_all_traffic(journal, router, patience, lease)
-    return pointers
+    return state
 
 
 def finish_promotion(
@@ -121,43 +119,54 @@ def finish_promotion(
         return _give_all_traffic(CanaryJournal(store, release_id, target), router, patience, lease)
 
 
-def _move_pointers(store: ArtifactStore, promotion: Promotion, lease: Lease) -> Pointers:
+def _into_production(store: ArtifactStore, promotion: Promotion, lease: Lease) -> PlaceState:
     model_id, target, release_id = promotion.model_id, promotion.target, promotion.release_id
     claim_place(store, target, model_id, by=release_id)
-    pointers, revision = read_pointers(store, model_id, target)
-    if pointers.production is not None and pointers.production.repository == promotion.repository:
-        settle_place(store, target, model_id, by=release_id)
-        return pointers
-    require_production_approved(store, release_id, target)
-    promoted = _promoted(store, promotion)
-    others = tuple(one for one in pointers.taken_back if one != release_id)
-    moved = Pointers(production=promoted, previous=pointers.production, taken_back=others)
-    lease.confirm()  # a rollback takes it over, and its word is the last
-    write_pointers(store, model_id, target, moved, revision)
-    settle_place(store, target, model_id, by=release_id)
-    log.info("production moved", release=release_id, slot=promoted.slot, repository=str(promotion.repository))
-    return moved
+
+    def promoted(state: PlaceState) -> PlaceState:
+        serves = state.production
+        if serves is not None and serves.repository == promotion.repository and state.model_id == model_id:
+            return state
+        require_place(store, target, model_id)
+        require_production_approved(store, release_id, target)
+        record = _promoted(store, promotion, state)
+        now = datetime.now(UTC)
+        production = Pointer(
+            release_id=release_id,
+            repository=promotion.repository,
+            slot=record.candidate,
+            recipe=promotion.recipe,
+            promoted_at=now,
+        )
+        changes: dict[str, object] = {
+            "production": production,
+            "previous": serves,
+            "previous_model": state.model_id,
+            "keep_until": now + timedelta(hours=record.rules.rollback_window_hours),
+            "taken_back": tuple(one for one in state.taken_back if one != release_id),
+        }
+        if state.model_id != model_id:
+            changes |= {"model_id": model_id, "since": now, "by": release_id, "next_model": "", "next_by": ""}
+        lease.confirm()  # a rollback takes it over, and its word is the last
+        log.info("production moves", release=release_id, slot=record.candidate, repository=str(promotion.repository))
+        return state.model_copy(update=changes)
+
+    return edit_place(store, target, promoted)
 
 
-def _promoted(store: ArtifactStore, promotion: Promotion) -> Pointer:
-    """The pointer to what its canary promoted."""
-    target, release_id = promotion.target, promotion.release_id
-    serving, record = serving_at(store, target), read_canary_record(store, release_id, target)
+def _promoted(store: ArtifactStore, promotion: Promotion, state: PlaceState) -> CanaryRecord:
+    """The record of the canary that promoted it, over what serves now."""
+    target, release_id, production = promotion.target, promotion.release_id, state.production
+    record = read_canary_record(store, release_id, target)
     if record is None or record.phase is not Phase.PROMOTED or record.repository != promotion.repository:
-        state = "has no canary" if record is None else f"has a canary that is {record.phase}"
-        raise NotPromoted(f"release {release_id} {state} on {target}", hint="production is as it was")
-    if record.production_since != (serving.pointer.promoted_at if serving else None):
+        how = "has no canary" if record is None else f"has a canary that is {record.phase}"
+        raise NotPromoted(f"release {release_id} {how} on {target}", hint="production is as it was")
+    if record.production_since != (production.promoted_at if production else None):
         raise NotPromoted(
             f"production on {target} has moved since release {release_id} was promoted",
             hint="run the release again: its canary starts from the beginning",
         )
-    return Pointer(
-        release_id=release_id,
-        repository=promotion.repository,
-        slot=record.candidate,
-        recipe=promotion.recipe,
-        promoted_at=datetime.now(UTC),
-    )
+    return record
 
 
 def _give_all_traffic(journal: CanaryJournal, router: TrafficRouter, patience: Patience, lease: Lease) -> bool:
@@ -170,7 +179,7 @@ def _give_all_traffic(journal: CanaryJournal, router: TrafficRouter, patience: P
     if record is None or record.phase is not Phase.PROMOTED or state.candidate != record.candidate:
         return False
     epoch = epoch_above(lease.epoch, record.epoch, state.epoch)
-    standby = standby_after(journal.store, record)
+    standby = standby_after(read_place(journal.store, record.target), record)
     settled = all_to(record.candidate, owner=f"settled {record.release_id}", epoch=epoch, standby=standby)
     want = router.nearest(settled)
     record = journal.save(record.model_copy(update={"intended": want, "epoch": epoch}))

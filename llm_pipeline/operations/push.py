@@ -22,7 +22,6 @@ from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import ConfigError, ExitCode, Terminal
 from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.canary.way_back_record import read_way_back
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.model import HubId
 from llm_pipeline.operations.decisions import offered_targets
@@ -35,7 +34,7 @@ from llm_pipeline.reporting.hub_card import PROVENANCE_DIRECTORY, CardFacts, ren
 from llm_pipeline.reporting.model import stage_label
 from llm_pipeline.reporting.production import ended_in_rollback
 from llm_pipeline.store.manifest import MANIFEST_FILE, SIGNATURE_FILE
-from llm_pipeline.store.pointers import read_pointers
+from llm_pipeline.store.place_state import read_place
 
 if TYPE_CHECKING:
     from llm_pipeline.hub.upload import Pushed, PushedFile
@@ -199,8 +198,8 @@ def _require_passed(flow: ReleaseProgress, recipe: str, targets: Sequence[str], 
 
 def _taken_back(flow: ReleaseProgress, target: str) -> bool:
     """Whether the latest rollback of the target's place left this release, which has not come back since."""
-    model, place = flow.record.model.id, flow.record.place_of(target)
-    last, production = read_way_back(flow.store, model, place), read_pointers(flow.store, model, place)[0].production
+    state = read_place(flow.store, flow.record.place_of(target))
+    last, production = state.way_back, state.production
     serves = production is not None and production.release_id == flow.record.release_id
     return last is not None and last.left == flow.record.release_id and not serves
 

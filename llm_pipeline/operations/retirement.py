@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.moving import epoch_above, have_answering, retire, stand_down, traffic_to
 from llm_pipeline.canary.record import (
@@ -11,7 +9,6 @@ from llm_pipeline.canary.record import (
     GuardRules,
     latest_canary,
     lease_name,
-    read_canary_record,
 )
 from llm_pipeline.canary.router import all_to
 from llm_pipeline.operations.served_place import ServedPlace
@@ -19,8 +16,7 @@ from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease, LeaseHeld
-from llm_pipeline.store.places import holder_of, serving_at
-from llm_pipeline.store.pointers import Pointer, read_pointers
+from llm_pipeline.store.place_state import Pointer, read_place
 
 log = get_logger(__name__)
 
@@ -36,11 +32,11 @@ def retire_previous(place: ServedPlace, now: float) -> Pointer | None:
         What was stopped; None when nothing was.
     """
     store, target, router, slots = place.store, place.target, place.router, place.slots
-    pointers, _ = read_pointers(store, place.model_id, target)
-    production, previous = pointers.production or _successor(store, target), pointers.previous
+    known = read_place(store, target)
+    production, previous = known.production, known.previous
     if production is None or previous is None or previous.slot == production.slot or not slots.alive(previous.slot):
         return None
-    if now < warm_until(store, production, target) or router is None:
+    if known.keep_until is None or now < known.keep_until.timestamp() or router is None:
         return None
     try:
         with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
@@ -70,12 +66,11 @@ def have_standby(place: ServedPlace, now: float) -> Pointer | None:
         What was started; None when nothing was.
     """
     store, target, router, slots = place.store, place.target, place.router, place.slots
-    pointers = read_pointers(store, place.model_id, target)[0]
-    production, previous = pointers.production, pointers.previous
+    known = read_place(store, target)
+    production, previous = known.production, known.way_back_to
     if router is None or production is None or previous is None or previous.slot == production.slot:
         return None
-    holder = holder_of(store, target)
-    if holder is None or holder.model_id != place.model_id or now >= warm_until(store, production, target):
+    if known.keep_until is None or now >= known.keep_until.timestamp():
         return None
     owner = f"standby of {production.release_id}"
     backed = router.nearest(all_to(production.slot, owner=owner, epoch=0, standby=previous.slot))
@@ -95,7 +90,7 @@ def have_standby(place: ServedPlace, now: float) -> Pointer | None:
             epoch = epoch_above(lease.epoch, router.read()[0].epoch, slots.newest().epoch)
             started = slots.ended(previous.slot)
             if started:
-                require_served(store, place.model_id, target, previous)
+                require_served(store, known.model_id, target, previous)
                 token = FencingToken(epoch, lease.epoch)
                 have_answering(slots, previous.slot, previous.repository, token, seconds=place.patience.prove)
             log.info("the previous version is the standby", release=previous.release_id, slot=previous.slot)
@@ -109,16 +104,3 @@ def _on_trial(store: ArtifactStore, target: str) -> bool:
     """Whether a canary has not ended there."""
     record = latest_canary(store, target)
     return record is not None and not record.settled
-
-
-def _successor(store: ArtifactStore, target: str) -> Pointer | None:
-    """What serves where the model was before it handed the place over."""
-    serving = serving_at(store, target)
-    return serving.pointer if serving else None
-
-
-def warm_until(store: ArtifactStore, production: Pointer, target: str) -> float:
-    """When the version before production need not stay warm any more, in seconds since 1970."""
-    record = read_canary_record(store, production.release_id, target)
-    rules = record.rules if record else GuardRules()
-    return (production.promoted_at + timedelta(hours=rules.rollback_window_hours)).timestamp()

@@ -4,7 +4,7 @@
 |---|---|
 | on trial | its canary ends, stable has all traffic |
 | promoted, not yet settled | the same; it can no longer be settled |
-| production | the release before it is made to answer and takes all traffic; the pointers move |
+| production | the release before it is made to answer and takes all traffic, and is production |
 
 It names what it leaves, so that asking twice changes nothing: without a name that is what is on trial, or else what
 serves, unless that is there because another release was just taken back. What was taken back is never gone back to.
@@ -20,6 +20,7 @@ nothing, and the same rollback without it records what was done once the store t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 
@@ -47,7 +48,6 @@ from llm_pipeline.canary.rollback import end_canary
 from llm_pipeline.canary.router import RouterUnavailable, SlotName, TrafficRouter, all_to, other_slot
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.watchdog import is_guarded
-from llm_pipeline.canary.way_back_record import WayBack, read_way_back, write_way_back
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations.acting import despite_others
 from llm_pipeline.operations.served_place import (
@@ -63,9 +63,8 @@ from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease, LeaseHeld
+from llm_pipeline.store.place_state import PlaceState, Pointer, WayBack, edit_place, read_place
 from llm_pipeline.store.places import refuse_stranger
-from llm_pipeline.store.pointer_writing import write_pointers
-from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
 
 log = get_logger(__name__)
 
@@ -76,7 +75,7 @@ _FORCED = "forced rollback"
 
 def roll_back_at(
     store: ArtifactStore, deployment: Deployment, model_id: str, target: str, *, by: str, leaving: str = ""
-) -> Pointers:
+) -> PlaceState:
     """`roll_back`, at a place of a deployment.
 
     Raises:
@@ -87,7 +86,7 @@ def roll_back_at(
     return roll_back(place_with_router(store, deployment, model_id, target), by=by, leaving=leaving)
 
 
-def roll_back(place: ServedPlace, *, by: str, leaving: str = "") -> Pointers:
+def roll_back(place: ServedPlace, *, by: str, leaving: str = "") -> PlaceState:
     """Leave a release and bring back the one before it; whoever drives the target's canary is fenced off.
 
     Args:
@@ -96,7 +95,7 @@ def roll_back(place: ServedPlace, *, by: str, leaving: str = "") -> Pointers:
         leaving: The id of the release to leave, or its beginning; empty for what is on trial, or else what serves.
 
     Returns:
-        The pointers afterwards.
+        The place afterwards.
 
     Raises:
         PlaceTaken: Another model holds the place.
@@ -105,8 +104,8 @@ def roll_back(place: ServedPlace, *, by: str, leaving: str = "") -> Pointers:
         PipelineError: It cannot be done now; the same call is safe again.
     """
     refuse_stranger(place.store, place.target, place.model_id)
-    pointers = read_pointers(place.store, place.model_id, place.target)[0]
-    meant = leaving or newest(on_trial(place, pointers), pointers.production)
+    state = read_place(place.store, place.target)
+    meant = leaving or newest(on_trial(place, state), state.of(place.model_id).production)
     return despite_others(partial(_roll_back_once, place, by, leaving, meant))
 
 
@@ -142,23 +141,23 @@ def force(place: ServedPlace, *, by: str) -> str:
     busiest = max(state.weights, key=lambda one: state.weights[one])
     if state.owner.startswith(_FORCED):
         return f"all traffic was on {busiest} already"
-    pointers, trial = _as_far_as_readable(place)
+    known, trial = _as_far_as_readable(place)
     candidate = state.candidate or (trial.candidate if trial is not None and not trial.settled else None)
     slot, token = other_slot(candidate or busiest), slots.newest()
-    known = {one.slot: one.repository for one in (pointers.previous, pointers.production) if one is not None}
-    if have_answering(slots, slot, known.get(slot), token, seconds=place.patience.prove):
+    served = {one.slot: one.repository for one in (known.previous, known.production) if one is not None}
+    if have_answering(slots, slot, served.get(slot), token, seconds=place.patience.prove):
         wait_usable(router, slot, place.patience.usable)
     epoch = epoch_above(0, state.epoch, token.epoch)
     confirmed = traffic_to(router, all_to(slot, owner=f"{_FORCED} by {by}", epoch=epoch), place.patience)
     return f"all traffic is on {slot}" + ("" if confirmed else ", which the router did not confirm")
 
 
-def _as_far_as_readable(place: ServedPlace) -> tuple[Pointers, CanaryRecord | None]:
+def _as_far_as_readable(place: ServedPlace) -> tuple[PlaceState, CanaryRecord | None]:
     try:
-        return read_pointers(place.store, place.model_id, place.target)[0], latest_canary(place.store, place.target)
+        return read_place(place.store, place.target), latest_canary(place.store, place.target)
     except PipelineError as error:
         log.warning("what the store says of this place cannot be read", reason=str(error))
-        return Pointers(), None
+        return PlaceState(), None
 
 
 def carry_on(place: ServedPlace) -> WayBack | None:
@@ -167,7 +166,7 @@ def carry_on(place: ServedPlace) -> WayBack | None:
     Raises:
         PipelineError: It cannot be done now; the same call is safe again.
     """
-    found = read_way_back(place.store, place.model_id, place.target)
+    found = read_place(place.store, place.target).way_back
     if found is None or found.done:
         return None
     try:
@@ -178,7 +177,7 @@ def carry_on(place: ServedPlace) -> WayBack | None:
     return found
 
 
-def _roll_back_once(place: ServedPlace, by: str, leaving: str, meant: str) -> Pointers:
+def _roll_back_once(place: ServedPlace, by: str, leaving: str, meant: str) -> PlaceState:
     take_over(place.store, place.target)
     with Lease(place.store, lease_name(place.target), seconds=LEASE_SECONDS) as lease:
         return _RollBack(place, lease, by).run(leaving, meant)
@@ -193,38 +192,38 @@ class _RollBack:
         self._lease = lease
         self._by = by
 
-    def run(self, leaving: str, meant: str) -> Pointers:
+    def run(self, leaving: str, meant: str) -> PlaceState:
         """Rolls back; `meant` is the release that it would have left when it was requested."""
         last = self.finish_last()
         if last is not None and (not leaving or last.left.startswith(leaving)):
-            return self._pointers()[0]
-        pointers, _ = self._pointers()
-        trial, production = on_trial(self._place, pointers), pointers.production
+            return self._state()
+        state = self._state()
+        trial, mine = on_trial(self._place, state), state.of(self._place.model_id)
+        production = mine.production
         if not leaving and meant != newest(trial, production):
             log.info(f"{meant or 'nothing'} is no longer what would be left: nothing was changed")
-            return pointers
+            return state
         if trial is not None and (not leaving or trial.release_id.startswith(leaving)):
             return self._leave_trial(trial, production)
         if production is None or not production.release_id.startswith(leaving):
-            return self._not_there(pointers, leaving)
+            return self._not_there(mine, leaving)
         if not leaving and (left := left_for(self._place, production)):
             log.info(f"{left} was rolled back before: {production.release_id} serves, and nothing was changed")
-            return pointers
-        if pointers.previous is None:
+            return state
+        if mine.previous is None:
             hint = "release another one: a release that was rolled back does not return"
             raise ConfigError(f"{self._place.model_id} has no previous release on {self._target}", hint=hint)
-        require_served(self._store, self._place.model_id, self._target, pointers.previous)
+        require_served(self._store, self._place.model_id, self._target, mine.previous)
         if trial is not None:
             self._leave_trial(trial, production)
-        return self._carry_out(production.release_id, pointers.previous.release_id, repository=production.repository)
+        return self._carry_out(production.release_id, mine.previous.release_id, repository=production.repository)
 
     def finish_last(self) -> WayBack | None:
         """Carry out the last way back, if it is not done; returns it if so."""
-        found = read_way_back(self._store, self._place.model_id, self._target)
+        state = self._state()
+        found, trial, production = state.way_back, on_trial(self._place, state), state.production
         if found is None or found.done:
             return None
-        pointers, _ = self._pointers()
-        trial, production = on_trial(self._place, pointers), pointers.production
         if trial is not None and (trial.release_id, trial.began_at) == (found.left, found.began_at):
             self._end(trial)
         elif production is not None and production.release_id == found.left:
@@ -234,35 +233,29 @@ class _RollBack:
         self._note(found.model_copy(update={"done": True}))
         return found
 
-    def _leave_trial(self, trial: CanaryRecord, production: Pointer | None) -> Pointers:
+    def _leave_trial(self, trial: CanaryRecord, production: Pointer | None) -> PlaceState:
         if trial.phase is Phase.PROMOTED and trial.stable is None:
             hint = "it is the first one on this target: release another one"
             raise ConfigError(f"there is no release to return to from {trial.release_id}", hint=hint)
         to = production.release_id if production is not None else ""
         return self._carry_out(trial.release_id, to, repository=trial.repository, began_at=trial.began_at)
 
-    def _carry_out(self, left: str, to: str, *, repository: ArtifactRef, began_at: float | None = None) -> Pointers:
+    def _carry_out(self, left: str, to: str, *, repository: ArtifactRef, began_at: float | None = None) -> PlaceState:
         """Write down what is to be done, and do it."""
         asked_at = datetime.now(UTC)
-        self._note(
-            WayBack(
-                left=left, to=to, by=self._by, asked_at=asked_at, repository=repository, began_at=began_at, done=False
-            )
-        )
+        self._note(WayBack(left=left, to=to, by=self._by, asked_at=asked_at, repository=repository, began_at=began_at))
         self.finish_last()
-        return self._pointers()[0]
+        return self._state()
 
     def _end(self, trial: CanaryRecord) -> None:
-        if trial.phase is Phase.PROMOTED:  # whoever is about to settle it finds the pointers changed
-            pointers, revision = self._pointers()
-            self._write(pointers.without_release(trial.release_id), revision)
+        if trial.phase is Phase.PROMOTED:  # whoever is about to settle it finds it taken back
+            self._edit(lambda state: state.taking_back(trial.release_id))
         journal = CanaryJournal(self._store, trial.release_id, self._target)
         end_canary(journal, self._place.site, lease=self._lease, by=self._by, even_promoted=True)
 
     def _bring_back(self, production: Pointer, found: WayBack) -> None:
         """The release before production takes its place."""
-        pointers, revision = self._pointers()
-        previous, router, slots = pointers.previous, self._place.router, self._place.slots
+        previous, router, slots = self._state().way_back_to, self._place.router, self._place.slots
         if previous is None or router is None:
             raise RouterUnavailable("production cannot be rolled back from here", where=self._target)
         require_served(self._store, self._place.model_id, self._target, previous)
@@ -279,14 +272,15 @@ class _RollBack:
         self._move(router, slot, token, f"rollback to {previous.release_id}")
         since = max(datetime.now(UTC), found.asked_at)  # by another host's clock it may have been asked later than now
         back = previous.model_copy(update={"slot": slot, "promoted_at": since})
-        self._write(Pointers(production=back).without_release(production.release_id), revision)
+        changes = {"production": back, "previous": None, "previous_model": "", "keep_until": None}
+        self._edit(lambda state: state.model_copy(update=changes).taking_back(production.release_id))
         self._retire(production.slot, production.release_id, production.repository, token)
         log.info("production rolled back", release=back.release_id, slot=slot)
 
     def _clear_up(self, production: Pointer, found: WayBack) -> None:
-        """After the pointers have moved: move the traffic and stop the server of the release that was left."""
+        """After it was written down what serves: move the traffic and stop the server of the release that was left."""
         router = self._place.router
-        if router is None or found.repository is None:
+        if router is None:
             return
         token = self._token(router)
         self._move(router, production.slot, token, f"rollback to {production.release_id}")
@@ -317,14 +311,14 @@ class _RollBack:
         changes = {"phase": Phase.ROLLED_BACK, "judgement": judgement, "traffic_confirmed": True}
         journal.save(record.model_copy(update={**changes, "epoch": max(epoch, record.epoch + 1)}))
 
-    def _not_there(self, pointers: Pointers, leaving: str) -> Pointers:
+    def _not_there(self, state: PlaceState, leaving: str) -> PlaceState:
         """It neither serves nor is on trial: done before, or a mistake."""
-        last = read_way_back(self._store, self._place.model_id, self._target)
-        known = (*pointers.taken_back, last.left) if last is not None else pointers.taken_back
+        last = self._state().way_back
+        known = (*state.taken_back, last.left) if last is not None else state.taken_back
         if leaving and any(release_id.startswith(leaving) for release_id in known):
             log.info(f"{leaving} was rolled back before: nothing was changed")
-            return pointers
-        serves = f"{pointers.production.release_id} serves" if pointers.production is not None else "nothing serves"
+            return state
+        serves = f"{state.production.release_id} serves" if state.production is not None else "nothing serves"
         about = f", and {leaving} is not on trial" if leaving else ""
         raise ConfigError(
             f"{serves} on {self._target}{about}",
@@ -335,15 +329,18 @@ class _RollBack:
         epoch = epoch_above(self._lease.epoch, router.read()[0].epoch, self._place.slots.newest().epoch)
         return FencingToken(epoch, self._lease.epoch)
 
-    def _pointers(self) -> tuple[Pointers, str | None]:
-        return read_pointers(self._store, self._place.model_id, self._target)
+    def _state(self) -> PlaceState:
+        return read_place(self._store, self._target)
 
-    def _write(self, pointers: Pointers, revision: str | None) -> None:
-        write_pointers(self._store, self._place.model_id, self._target, pointers, revision)
+    def _edit(self, edit: Callable[[PlaceState], PlaceState]) -> None:
+        def confirmed(state: PlaceState) -> PlaceState:
+            self._lease.confirm()
+            return edit(state)
+
+        edit_place(self._store, self._target, confirmed)
 
     def _note(self, way_back: WayBack) -> None:
-        self._lease.check()
-        write_way_back(self._store, self._place.model_id, self._target, way_back)
+        self._edit(lambda state: state.model_copy(update={"way_back": way_back}))
 
 
 def ensure_rolled_back(

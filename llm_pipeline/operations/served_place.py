@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 
@@ -14,14 +13,12 @@ from llm_pipeline.canary.moving import Site
 from llm_pipeline.canary.open_router import open_router, router_as_it_is
 from llm_pipeline.canary.openai_slots import slots_of
 from llm_pipeline.canary.patience import Patience
-from llm_pipeline.canary.record import CanaryRecord, Phase, latest_canary
+from llm_pipeline.canary.record import CanaryRecord, Phase, latest_canary, read_canary_record
 from llm_pipeline.canary.router import SlotName, TrafficRouter, all_to, other_slot
 from llm_pipeline.canary.slots import SlotControl, slot_servers
-from llm_pipeline.canary.way_back_record import read_way_back
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.places import serving_at
-from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
+from llm_pipeline.store.place_state import PlaceState, Pointer, read_place
 from llm_pipeline.store.references import model_of_release
 
 log = get_logger(__name__)
@@ -66,7 +63,7 @@ def place_with_router(store: ArtifactStore, deployment: Deployment, model_id: st
     """
 
     def started() -> TrafficRouter | None:
-        production = read_pointers(store, model_id, target)[0].production
+        production = read_place(store, target).production
         if production is not None:
             try:
                 return start_router(deployment, target, production.slot)
@@ -108,17 +105,17 @@ def _router_state(deployment: Deployment, target: str) -> Path:
     return Path(deployment.state_root) / target / "router"
 
 
-def on_trial(place: ServedPlace, pointers: Pointers) -> CanaryRecord | None:
+def on_trial(place: ServedPlace, state: PlaceState) -> CanaryRecord | None:
     """The canary that has not ended, or whose promotion is not settled yet.
 
     Raises:
         ConfigError: It is another model's.
     """
-    record = latest_canary(place.store, place.target)
-    production = pointers.production
+    record = read_canary_record(place.store, state.on_trial, place.target) if state.on_trial else None
+    production = state.production
     if record is None or (production is not None and production.release_id == record.release_id):
         return None
-    since = production.promoted_at if production is not None else _since_handed_over(place)
+    since = production.promoted_at if production is not None else None
     unsettled = record.phase is Phase.PROMOTED and record.production_since == since
     if record.settled and record.traffic_confirmed is not False and not unsettled:
         return None
@@ -127,12 +124,6 @@ def on_trial(place: ServedPlace, pointers: Pointers) -> CanaryRecord | None:
         hint = f"roll back {model} instead"
         raise ConfigError(f"release {record.release_id} of {model} is on trial on {place.target}", hint=hint)
     return record
-
-
-def _since_handed_over(place: ServedPlace) -> datetime | None:
-    """Since when another model has served here, if this one is about to take its place over."""
-    serving = serving_at(place.store, place.target)
-    return serving.pointer.promoted_at if serving else None
 
 
 def newest(trial: CanaryRecord | None, production: Pointer | None) -> str:
@@ -146,7 +137,7 @@ def left_for(place: ServedPlace, production: Pointer) -> str | None:
     ended = record is not None and record.phase is Phase.ROLLED_BACK
     if record is not None and ended and record.production_since == production.promoted_at:
         return record.release_id
-    last = read_way_back(place.store, place.model_id, place.target)
+    last = read_place(place.store, place.target).way_back
     served = last is not None and last.to == production.release_id and production.promoted_at >= last.asked_at
     return last.left if last is not None and served else None
 

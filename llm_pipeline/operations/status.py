@@ -10,14 +10,13 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from llm_pipeline.base.errors import ConfigError, PipelineError
+from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError
 from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.openai_slots import OpenAiSlots, slots_of
-from llm_pipeline.canary.record import CanaryRecord, latest_canary, standing_pause
+from llm_pipeline.canary.record import CanaryRecord, read_canary_record, standing_pause
 from llm_pipeline.canary.router import RouterCondition, RouteState, SlotName, TellsCondition
 from llm_pipeline.canary.slots import generates, slot_endpoint, slot_servers, slot_state
 from llm_pipeline.canary.watchdog import is_recent, last_heard
-from llm_pipeline.canary.way_back_record import read_way_back
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.server_place import OpenAiSlot, ServerPorts
 from llm_pipeline.operations.last_words import curl_line
@@ -34,9 +33,7 @@ from llm_pipeline.operations.staging import STAGING
 from llm_pipeline.serving.ports import LOOPBACK
 from llm_pipeline.serving.triton_server import find_server
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.places import PlaceState, place_state
-from llm_pipeline.store.pointers import Pointers
-from llm_pipeline.store.references import PlacedPointers, readable_pointers
+from llm_pipeline.store.place_state import PlaceState, read_place
 
 _SHOWN_DIGITS = 12
 _ALL_DEAD = "all servers are dead: `llm-pipeline start` starts production, and the guard starts one that has ended"
@@ -53,12 +50,10 @@ def deployment_status(
     """
     for name in places or ():
         require_place_of(deployment, name)
-    pointers, damaged = readable_pointers(store)
     return DeploymentStatus(
         deployment=deployment.name,
         store=store.uri,
-        places=tuple(look_at(store, deployment, name, pointers) for name in places or deployment.places),
-        damaged=tuple(f"{one.name}: {one.error}" for one in damaged),
+        places=tuple(_look_at(store, deployment, name) for name in places or deployment.places),
     )
 
 
@@ -73,12 +68,14 @@ def require_place_of(deployment: Deployment, place: str) -> None:
         raise ConfigError(f"deployment {deployment.name} has no place {place!r}", hint=f"its places: {known}")
 
 
-def look_at(
-    store: ArtifactStore, deployment: Deployment, place: str, pointers: Sequence[PlacedPointers]
-) -> PlaceStatus:
-    """One place, with all pointers as they were read before; what cannot be read is one of its problems."""
+def _look_at(store: ArtifactStore, deployment: Deployment, place: str) -> PlaceStatus:
+    """One place; what is damaged is one of its problems."""
     try:
-        return _Look(store, deployment, place).status(place_state(store, place, pointers), pointers)
+        known = read_place(store, place)
+    except IntegrityError as error:
+        return PlaceStatus(place=place, health=Health.DEGRADED, problems=(str(error),))
+    try:
+        return _Look(store, deployment, place).status(known)
     except PipelineError as error:
         return PlaceStatus(place=place, health=Health.DEGRADED, problems=(str(error),))
 
@@ -92,48 +89,44 @@ class _Look:
         self._root = Path(deployment.state_root)
         self._slots = slots_of(store, deployment, place)
 
-    def status(self, held: PlaceState, pointers: Sequence[PlacedPointers]) -> PlaceStatus:
-        model = held.holder.model_id if held.holder else next(iter(held.in_production), "")
-        mine = next((p.pointers for p in pointers if (p.model_id, p.target) == (model, self._place)), Pointers())
+    def status(self, known: PlaceState) -> PlaceStatus:
         bare = PlaceStatus(
             place=self._place,
-            health=Health.ELSEWHERE if mine.production is not None else Health.EMPTY,
-            model_id=model,
-            production=mine.production,
-            previous=mine.previous,
-            problems=(held.problem,) if held.problem else (),
+            health=Health.ELSEWHERE if known.production is not None else Health.EMPTY,
+            model_id=known.model_id,
+            production=known.production,
+            previous=known.way_back_to,
         )
-        return self._here(bare, mine) if (self._root / self._place).is_dir() else bare
+        return self._here(bare, known) if (self._root / self._place).is_dir() else bare
 
-    def _here(self, bare: PlaceStatus, pointers: Pointers) -> PlaceStatus:
+    def _here(self, bare: PlaceStatus, known: PlaceState) -> PlaceStatus:
         """Its servers are on this host."""
-        record = latest_canary(self._store, self._place)
-        traffic, names = self._traffic(), release_names(pointers, record)
+        record = read_canary_record(self._store, known.on_trial, self._place) if known.on_trial else None
+        traffic, names = self._traffic(), release_names(known, record)
         servers = {slot: self._server(slot, names, traffic) for slot in slot_servers(self._config)}
         router, heard = self._router(traffic), last_heard(self._store, self._place)
         stopped = is_stopped(servers, router, router_is_ours=bool(self._config.router.ports_here()))
-        problems = list(bare.problems)
+        problems: list[str] = []
         if not stopped:
-            way_back = read_way_back(self._store, bare.model_id, self._place) if bare.model_id else None
             digests = {slot: server.digest or None for slot, server in servers.items()}
-            problems += disagreements(pointers, record, way_back, traffic, digests)
-            problems += not_running(pointers, servers, router)
+            problems += disagreements(known, record, traffic, digests)
+            problems += not_running(known, servers, router)
         on_trial = record if record is not None and not record.settled else None
         if on_trial is not None and not is_recent(heard):
             problems.append(f"the canary of {on_trial.release_id} is running, and no guard watches it")
-        health = judge_health(pointers, servers, router, problems, stopped=stopped)
+        health = judge_health(known, servers, router, problems, stopped=stopped)
         if health is Health.DEAD and self._users_are_answered():  # a busy server answers them, and no short question
             health = Health.DEGRADED
-        elif pointers.production is not None and all(server.condition != "answers" for server in servers.values()):
+        elif known.production is not None and all(server.condition != "answers" for server in servers.values()):
             problems += [] if stopped else [_ALL_DEAD]
         found = {
             "health": health,
             "on_trial": on_trial.release_id if on_trial is not None else "",
             "on_trial_phase": on_trial.standing if on_trial is not None else "",
-            "pause": standing_pause(self._store, on_trial) if on_trial is not None else None,
+            "pause": standing_pause(known, on_trial) if on_trial is not None else None,
             "servers": (*servers.values(), *self._staging(names)),
             "router": router,
-            "ask": self._ask(pointers),
+            "ask": self._ask(known),
             "guard_heard_seconds": heard,
             "problems": tuple(problems),
         }
@@ -197,10 +190,10 @@ class _Look:
             since=running.started_at,
         )
 
-    def _ask(self, pointers: Pointers) -> str:
-        if pointers.production is None:
+    def _ask(self, known: PlaceState) -> str:
+        if known.production is None:
             return ""
-        server = find_server(slot_state(self._root, self._place, pointers.production.slot))
+        server = find_server(slot_state(self._root, self._place, known.production.slot))
         return curl_line(self._config, server.about if server else None)
 
     def _traffic(self) -> RouteState | None:
@@ -230,11 +223,11 @@ class _Look:
         return "runs" if readable else "cannot be read"
 
 
-def release_names(pointers: Pointers, record: CanaryRecord | None) -> Mapping[str, str]:
+def release_names(known: PlaceState, record: CanaryRecord | None) -> Mapping[str, str]:
     """Releases by the digests of their repositories; of two with the same one production's name counts."""
     names = {record.repository.digest: record.release_id} if record is not None else {}
-    known = (pointers.previous, pointers.production)
-    return names | {one.repository.digest: one.release_id for one in known if one is not None}
+    pointers = (known.previous, known.production)
+    return names | {one.repository.digest: one.release_id for one in pointers if one is not None}
 
 
 def is_stopped(servers: Mapping[SlotName, ServerStatus], router: RouterStatus, *, router_is_ours: bool = True) -> bool:
@@ -243,21 +236,21 @@ def is_stopped(servers: Mapping[SlotName, ServerStatus], router: RouterStatus, *
     return ended and all(one.condition == "stopped" for one in servers.values())
 
 
-def not_running(pointers: Pointers, servers: Mapping[SlotName, ServerStatus], router: RouterStatus) -> Iterator[str]:
+def not_running(known: PlaceState, servers: Mapping[SlotName, ServerStatus], router: RouterStatus) -> Iterator[str]:
     """What should run for the users and does not, one sentence each; production's own server is reported elsewhere."""
-    if pointers.production is None:
+    if known.production is None:
         return
     if router.condition != "runs":
         yield f"the {router.kind} router {router.condition}: users get no answer"
     for slot, server in servers.items():
-        wanted = slot == pointers.production.slot or bool(server.traffic_percent)
-        missing = server.digest == "" and slot == pointers.production.slot
+        wanted = slot == known.production.slot or bool(server.traffic_percent)
+        missing = server.digest == "" and slot == known.production.slot
         if wanted and not missing and server.condition != "answers":
             yield f"the server in {slot} ({server.release_id or 'unknown'}) {server.condition}"
 
 
 def judge_health(
-    pointers: Pointers,
+    known: PlaceState,
     servers: Mapping[SlotName, ServerStatus],
     router: RouterStatus,
     problems: Sequence[str],
@@ -265,7 +258,7 @@ def judge_health(
     stopped: bool,
 ) -> Health:
     """How a place of this host is, from its users' point of view."""
-    if pointers.production is None:
+    if known.production is None:
         return Health.DEGRADED if problems else Health.EMPTY
     if stopped:
         return Health.STOPPED

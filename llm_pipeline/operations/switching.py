@@ -36,8 +36,8 @@ from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.serving.triton_server import find_server, stop_server
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.places import Serving, holder_of, serving_at
-from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
+from llm_pipeline.store.place_state import Pointer, read_place
+from llm_pipeline.store.places import Serving, serving_at
 from llm_pipeline.store.references import model_of_release
 
 log = get_logger(__name__)
@@ -102,17 +102,14 @@ def start_ended(place: ServedPlace) -> Pointer | None:
     Whoever acts there, it is started at once: beside them, under their token.
 
     Raises:
-        PlaceContested: Several models say that they are in production here: whose server is to be started?
         PipelineError: It cannot be started.
     """
-    newest = place.slots.newest()  # before the pointers: whoever moves them from here on is newer
-    production = read_pointers(place.store, place.model_id, place.target)[0].production
+    newest = place.slots.newest()  # before it is read what serves: whoever changes that from here on is newer
+    state = read_place(place.store, place.target)
+    production = state.production
     if production is None or not place.slots.ended(production.slot):
         return None
-    holder = holder_of(place.store, place.target)
-    if holder is not None and holder.model_id != place.model_id:
-        return None
-    require_served(place.store, place.model_id, place.target, production)
+    require_served(place.store, state.model_id, place.target, production)
     try:
         with acting(place.store, place.target) as lease:
             token, seconds = token_of(lease, None, place.slots), place.patience.prove
@@ -195,9 +192,8 @@ def _close(router: TrafficRouter | None, drain_seconds: float) -> Iterator[str]:
 
 def _wanted(place: ServedPlace) -> dict[SlotName, ArtifactRef]:
     """What should serve in each slot: a server that ended must not be started again by the guard."""
-    serving = serving_at(place.store, place.target)
-    pointers = read_pointers(place.store, serving.model_id, place.target)[0] if serving else Pointers()
-    known = (pointers.previous, pointers.production)
+    state = read_place(place.store, place.target)
+    known = (state.previous, state.production)
     return {pointer.slot: pointer.repository for pointer in known if pointer is not None}
 
 
@@ -294,10 +290,10 @@ def _require_ours(deployment: Deployment, place: str) -> None:
 
 
 def _end_trial(store: ArtifactStore, deployment: Deployment, place: str) -> Iterator[str]:
-    release_id, holder = _left_on_trial(store, deployment, place), holder_of(store, place)
+    release_id = _left_on_trial(store, deployment, place)
     if release_id is None:
         return
-    model = model_of_release(store, release_id) or (holder.model_id if holder else "")
+    model = model_of_release(store, release_id) or read_place(store, place).model_id
     roll_back_at(store, deployment, model, place, by="stop", leaving=release_id)
     yield f"the canary of {release_id}"
 

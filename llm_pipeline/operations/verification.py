@@ -23,8 +23,8 @@ from llm_pipeline.operations.status import deployment_status
 from llm_pipeline.serving.endpoint_access import require_served
 from llm_pipeline.serving.repository_links import read_links
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.pointers import Pointer, Pointers
-from llm_pipeline.store.references import ArtifactReference, PlacedPointers
+from llm_pipeline.store.place_state import Pointer, read_place
+from llm_pipeline.store.references import ArtifactReference, pointers_of
 
 if TYPE_CHECKING:
     from llm_pipeline.canary.router import SlotName
@@ -56,11 +56,8 @@ def verify_place(store: ArtifactStore, deployment: Deployment, place: str) -> It
         ConfigError: The deployment has no such place.
         Transient: The store cannot be read now: then nothing is known.
     """
-    status = deployment_status(store, deployment, [place])
-    found = status.places[0]
-    for damaged in status.damaged:
-        yield Check(place=place, what="pointers", problem=damaged)
-    yield from _whole(store, place, found)
+    found = deployment_status(store, deployment, [place]).places[0]
+    yield from _whole(store, place)
     yield from _as_status_says(found)
     slots = slots_of(store, deployment, place)
     for server in found.servers:
@@ -79,10 +76,13 @@ def summary(place: str, checks: Sequence[Check]) -> str:
     return f"{place}: {len(wrong)} of {len(checks)} checks found something wrong: {told}"
 
 
-def _whole(store: ArtifactStore, place: str, found: PlaceStatus) -> Iterator[Check]:
+def _whole(store: ArtifactStore, place: str) -> Iterator[Check]:
     """Every byte and signature of what both pointers name, and of what the repositories link to."""
-    pointers = Pointers(production=found.production, previous=found.previous)
-    for reference in PlacedPointers(found.model_id, place, pointers).references():
+    try:
+        state = read_place(store, place)
+    except IntegrityError:  # the status says so
+        return
+    for reference in pointers_of(place, state):
         whole = True
         for verification in verify_reference(store, reference):
             problem = "; ".join(f"{one.path}: {one.problem}" for one in verification.problems)

@@ -29,7 +29,7 @@ from llm_pipeline.release.loading import LoadedRelease
 from llm_pipeline.serving.ports import require_free_port
 from llm_pipeline.serving.triton_server import find_server
 from llm_pipeline.store import ArtifactStore
-from llm_pipeline.store.references import placed_pointers
+from llm_pipeline.store.references import all_pointers
 
 _REQUIRED: tuple[EnvironmentName, ...] = ("control", "model")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -303,5 +303,4 @@ def _obstacle(path: Path) -> str:
 
 def _pointed_at(store: ArtifactStore) -> set[ArtifactRef]:
     """Production's and the version before may serve on, though somebody removed what they were started from."""
-    references = (reference for placed in placed_pointers(store) for reference in placed.references())
-    return {reference.pointer.repository for reference in references}
+    return {reference.pointer.repository for reference in all_pointers(store)}

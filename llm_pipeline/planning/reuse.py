@@ -43,7 +43,8 @@ from llm_pipeline.release.step import Scope
 from llm_pipeline.release_progress import MissingResult, ReleaseProgress, passed
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.manifest import Manifest, ManifestFile
-from llm_pipeline.store.places import Holder, PlaceTaken, require_place
+from llm_pipeline.store.place_state import PlaceState
+from llm_pipeline.store.places import PlaceTaken, require_place
 
 if TYPE_CHECKING:
     from llm_pipeline.release.loading import LoadedRelease
@@ -420,13 +421,13 @@ def looked_up(asked: BackgroundCall[StoreLookup] | None, deployment: Deployment)
 
 def ask_holders(
     loaded: LoadedRelease, opened: Callable[[], ArtifactStore], seconds: float
-) -> BackgroundCall[dict[str, Holder | None]] | None:
+) -> BackgroundCall[dict[str, PlaceState]] | None:
     """Ask the store, in the background, who has the release's places; not if no time is allowed."""
     return BackgroundCall(partial(_ask_places, loaded, opened), seconds) if seconds else None
 
 
 def place_warnings(
-    asked: BackgroundCall[dict[str, Holder | None]] | None, loaded: LoadedRelease, *, replace: bool
+    asked: BackgroundCall[dict[str, PlaceState]] | None, loaded: LoadedRelease, *, replace: bool
 ) -> tuple[str, ...]:
     """The warnings from the answer to `ask_holders`.
 
@@ -458,11 +459,11 @@ def place_warnings(
     return tuple(
         f"place {place} is handed over by {holder.model_id}: its users get {model_id} once this release is promoted"
         for place, holder in holders.items()
-        if holder is not None and holder.model_id != model_id
+        if holder.model_id not in ("", model_id)
     )
 
 
-def _ask_places(loaded: LoadedRelease, opened: Callable[[], ArtifactStore]) -> dict[str, Holder | None]:
+def _ask_places(loaded: LoadedRelease, opened: Callable[[], ArtifactStore]) -> dict[str, PlaceState]:
     store = opened()
     for place in loaded.places.values():
         refuse_foreign_servers(store, loaded.deployment, place)

@@ -17,7 +17,7 @@ from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import results_name
 from llm_pipeline.release.record import trusted_record
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.pointers import Pointer, pointers_name
+from llm_pipeline.store.place_state import Pointer, place_name
 from llm_pipeline.store.signed_documents import require_signed
 
 _MADE_FROM = ("engine", "checkpoint")
@@ -33,7 +33,7 @@ def require_served(store: ArtifactStore, model_id: str, place: str, pointer: Poi
     if problem := pointer_problem(store, model_id, place, pointer):
         raise IntegrityError(
             f"release {pointer.release_id} is not served for {model_id} at {place}: {problem}",
-            where=f"{store.uri}/{pointers_name(model_id, place)}",
+            where=f"{store.uri}/{place_name(place)}",
             hint="the pointer was altered, or is wrong; run a release of the model again to set it",
         )
 

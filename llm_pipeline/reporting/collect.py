@@ -49,7 +49,7 @@ from llm_pipeline.reporting.production import Results, find_rollback
 from llm_pipeline.reporting.spending import read_spending
 from llm_pipeline.reporting.trials import checkpoint_bytes, read_trials
 from llm_pipeline.store import ArtifactStore
-from llm_pipeline.store.pointers import read_pointers
+from llm_pipeline.store.place_state import read_place
 
 MOST_SAMPLES = 240
 """Points of a curve, and intervals of a canary: a plot shows no more."""
@@ -184,7 +184,7 @@ class _Collector:
     def report(self) -> ReportData:
         record, results = self._record, self._results
         targets = [target.name for target in record.release.targets]
-        pointers = {name: read_pointers(self._store, record.model.id, record.place_of(name))[0] for name in targets}
+        pointers = {name: read_place(self._store, record.place_of(name)).of(record.model.id) for name in targets}
         loads, canaries = self._loads(targets), self._canaries(targets)
         failures = read_failures(self._store, record.release_id, results, self._gaps)
         before = self._summary("baseline", "")

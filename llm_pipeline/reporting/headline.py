@@ -21,7 +21,7 @@ from llm_pipeline.reporting.production import (
     rollback_in_words,
     serves,
 )
-from llm_pipeline.store.pointers import Pointers
+from llm_pipeline.store.place_state import PlaceState
 
 
 def decides(result: StageResult, results: Results) -> bool:
@@ -42,7 +42,7 @@ def recipe_in_words(record: ReleaseRecord, results: Results) -> str:
 def release_headline(
     record: ReleaseRecord,
     results: Results,
-    pointers: Mapping[str, Pointers],
+    pointers: Mapping[str, PlaceState],
     failures: Sequence[FailedStage] = (),
     canaries: Sequence[CanaryStudy] = (),
     *,
@@ -87,7 +87,7 @@ def _with_failures(state: State, sentence: str, failures: Sequence[FailedStage])
 def _state(
     release_id: str,
     results: Results,
-    pointers: Mapping[str, Pointers],
+    pointers: Mapping[str, PlaceState],
     verdict: Verdict | None,
     failures: Sequence[FailedStage],
 ) -> State:
@@ -112,7 +112,7 @@ def _sentence(
     state: State,
     record: ReleaseRecord,
     results: Results,
-    pointers: Mapping[str, Pointers],
+    pointers: Mapping[str, PlaceState],
     gates: list[StageResult],
 ) -> str:
     failed = [gate for gate in gates if gate.judgement and gate.judgement.verdict is not Verdict.GO]
@@ -137,7 +137,7 @@ def _stopped_by(gate: StageResult, results: Results) -> str:
     return " ".join((summary, *(f"{r.subject}: {r.judgement.summary}" for r in tried if r.judgement)))
 
 
-def _serving(record: ReleaseRecord, results: Results, pointers: Mapping[str, Pointers]) -> str:
+def _serving(record: ReleaseRecord, results: Results, pointers: Mapping[str, PlaceState]) -> str:
     """Where the release serves; when another release put the same model repository there, that is said."""
     places = {
         name: place.production
@@ -168,7 +168,7 @@ def _progress(results: Results) -> str:
     return f"No gate has stopped it so far; the last finished stage is {stage_label(last)}."
 
 
-def released_facts(record: ReleaseRecord, results: Results, pointers: Mapping[str, Pointers]) -> tuple[Fact, ...]:
+def released_facts(record: ReleaseRecord, results: Results, pointers: Mapping[str, PlaceState]) -> tuple[Fact, ...]:
     """Model, commit, recipe, targets and the digests of what is served."""
     release = record.release
     facts = [
@@ -191,7 +191,7 @@ def released_facts(record: ReleaseRecord, results: Results, pointers: Mapping[st
         runtime = f" {target.runtime_version}" if target.runtime_version else ""
         facts.append(Fact(label="Target", value=f"{target.name}: {target.accelerator}, {target.engine}{runtime}"))
         facts += _digests(target.name, results)
-        production = pointers.get(target.name, Pointers()).production
+        production = pointers.get(target.name, PlaceState()).production
         if production and serves(production, record.release_id, results, target.name):
             since = production.promoted_at.strftime("%Y-%m-%d %H:%M:%S UTC")
             facts.append(Fact(label=f"In production, {target.name}", value=f"slot {production.slot} since {since}"))

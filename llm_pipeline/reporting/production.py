@@ -10,7 +10,7 @@ from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.timeline import TimelineMark
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.reporting.model import CanaryRollback, CanaryStudy
-from llm_pipeline.store.pointers import Pointer, Pointers
+from llm_pipeline.store.place_state import PlaceState, Pointer
 
 UNQUANTIZED = "none"
 """Name and weight format of the recipe that passes the checkpoint through."""
@@ -60,7 +60,7 @@ def ended_in_rollback(results: Results) -> bool:
     return last is not None and last.metrics.get("phase") == Phase.ROLLED_BACK.value
 
 
-def rollback_in_words(results: Results, pointers: Mapping[str, Pointers], canaries: Sequence[CanaryStudy]) -> str:
+def rollback_in_words(results: Results, pointers: Mapping[str, PlaceState], canaries: Sequence[CanaryStudy]) -> str:
     """For each target: what was caught and when, what serves, and what was lost."""
     studies = {study.target: study for study in canaries}
     texts = []

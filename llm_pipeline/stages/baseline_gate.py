@@ -95,11 +95,11 @@ def request(flow: ReleaseProgress, _subject: str) -> tuple[BaselineGateConfig, M
 
 def _baseline_before(flow: ReleaseProgress) -> ArtifactRef | None:
     """The baseline of the release in production, or of the one before it if that is this release; None for neither."""
-    from llm_pipeline.store.pointers import read_pointers
+    from llm_pipeline.store.place_state import read_place
 
     for target in flow.targets:
-        pointers, _ = read_pointers(flow.store, flow.record.model.id, flow.record.place_of(target))
-        for pointer in (pointers.production, pointers.previous):
+        known = read_place(flow.store, flow.record.place_of(target)).of(flow.record.model.id)
+        for pointer in (known.production, known.previous):
             if pointer is None or pointer.release_id == flow.record.release_id:
                 continue
             found = _baseline_of(flow.store, pointer.release_id)

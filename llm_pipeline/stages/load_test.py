@@ -291,11 +291,11 @@ def _comparison(flow: ReleaseProgress, target: str) -> ComparisonPlace | None:
 def _production(flow: ReleaseProgress, target: str, candidate: ArtifactRef) -> ArtifactRef | None:
     """What serves now, or served before it if that is the candidate; None before the first release."""
     from llm_pipeline.release.trusted_pointers import require_served
-    from llm_pipeline.store.pointers import read_pointers
+    from llm_pipeline.store.place_state import read_place
 
     model_id, place = flow.record.model.id, flow.record.place_of(target)
-    pointers, _ = read_pointers(flow.store, model_id, place)
-    for pointer in (pointers.production, pointers.previous):
+    known = read_place(flow.store, place).of(model_id)
+    for pointer in (known.production, known.previous):
         if pointer is not None and pointer.repository != candidate:
             require_served(flow.store, model_id, place, pointer)
             return pointer.repository

@@ -13,7 +13,7 @@ from llm_pipeline.config.model import Name
 from llm_pipeline.operations.promotion import Promotion, promote
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 from llm_pipeline.stages.place_config import PlaceConfig, place_of
-from llm_pipeline.store.pointers import Pointer
+from llm_pipeline.store.place_state import Pointer
 
 if TYPE_CHECKING:
     from llm_pipeline.release_progress import ReleaseProgress
@@ -30,12 +30,11 @@ class SettleConfig(PlaceConfig):
 
 
 def run(context: StageContext[SettleConfig]) -> StageOutput:
-    """Move the pointers, then the share of the traffic that stayed on stable.
+    """Make it production, then give it the share of the traffic that stayed on stable.
 
     Raises:
         NotApproved: The release wants a person's approval before production, and has none.
         NotPromoted: The canary did not end in production.
-        Conflict: Somebody else moved them at the same moment.
         Transient: The traffic cannot be moved now; the same call is safe again.
     """
     config = context.config
@@ -51,9 +50,9 @@ def run(context: StageContext[SettleConfig]) -> StageOutput:
         return config.open_router(production.slot, owner="settlement")
 
     patience, started = Patience.with_router(config.place.router), time.monotonic()
-    pointers = promote(context.store, promotion, find_router=find_router, patience=patience)
+    state = promote(context.store, promotion, find_router=find_router, patience=patience)
     seconds = time.monotonic() - started
-    production, previous = pointers.production, pointers.previous
+    production, previous = state.production, state.way_back_to
     return StageOutput(
         tool_seconds=seconds,
         metrics={

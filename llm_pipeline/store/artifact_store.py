@@ -62,7 +62,7 @@ class ArtifactStore(Protocol):
     """The port of artifact stores: artifacts by their content, documents by compare-and-swap.
 
     Layout, the same everywhere: `artifacts/<kind>/<digest>/`, `stages/<key>.json`, `releases/<release id>/`,
-    `claims/<organisation>/<name>.json`, `pointers/<organisation>/<name>/<target>.json`, `leases/<name>.json`.
+    `claims/<organisation>/<name>.json`, `places/<place>.json`, `leases/<name>.json`.
     """
 
     uri: str
@@ -143,7 +143,7 @@ class ArtifactStore(Protocol):
         """Remove it, if there is one."""
 
     def read_document(self, name: str) -> Document | None:
-        """The document of that name (`pointers/...`), or None."""
+        """The document of that name (`places/...`), or None."""
 
     def write_document(
         self, name: str, value: Mapping[str, JsonValue], expect: str | None, signature: str | None = None

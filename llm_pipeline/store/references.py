@@ -17,13 +17,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Literal, get_args
+from typing import Literal
 
-from llm_pipeline.base.errors import ConfigError, PipelineError
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.documents import DamagedDocument, model_of
-from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
+from llm_pipeline.store.documents import DamagedDocument
+from llm_pipeline.store.place_state import PlaceState, Pointer, readable_places
 
 PointerName = Literal["production", "previous"]
 
@@ -80,22 +80,6 @@ class PointerReference:
 Reference = ReleaseReference | ArtifactReference | StageReference | PointerReference
 
 
-@dataclass(frozen=True)
-class PlacedPointers:
-    """The pointers of one model on one target."""
-
-    model_id: str
-    target: str
-    pointers: Pointers
-
-    def references(self) -> Iterator[PointerReference]:
-        """Those of the two that point at anything."""
-        for name in get_args(PointerName):
-            pointer: Pointer | None = getattr(self.pointers, name)
-            if pointer is not None:
-                yield PointerReference(name, self.model_id, self.target, pointer)
-
-
 def release_ids(store: ArtifactStore) -> list[str]:
     """The releases that have a record."""
     names = [PurePosixPath(name).parts for name in store.list_documents("releases")]
@@ -115,11 +99,19 @@ def stage_keys(store: ArtifactStore) -> list[str]:
     return [PurePosixPath(name).stem for name in store.list_documents("stages")]
 
 
-def placed_pointers(store: ArtifactStore) -> list[PlacedPointers]:
-    """The pointers of every model and target.
+def pointers_of(place: str, state: PlaceState) -> Iterator[PointerReference]:
+    """Those of a place that point at anything."""
+    if state.production is not None:
+        yield PointerReference("production", state.model_id, place, state.production)
+    if state.previous is not None:
+        yield PointerReference("previous", state.previous_model, place, state.previous)
+
+
+def all_pointers(store: ArtifactStore) -> list[PointerReference]:
+    """The pointers of every place.
 
     Raises:
-        IntegrityError: A document of them is damaged.
+        IntegrityError: The document of a place is damaged.
         Transient: One cannot be read.
     """
     found, damaged = readable_pointers(store)
@@ -128,20 +120,14 @@ def placed_pointers(store: ArtifactStore) -> list[PlacedPointers]:
     return found
 
 
-def readable_pointers(store: ArtifactStore) -> tuple[list[PlacedPointers], list[DamagedDocument]]:
+def readable_pointers(store: ArtifactStore) -> tuple[list[PointerReference], list[DamagedDocument]]:
     """All pointers that can be read, and the documents that cannot.
 
     Raises:
         Transient: The documents cannot even be listed.
     """
-    found, damaged = [], []
-    for name in store.list_documents("pointers"):
-        try:
-            model_id, target = model_of(name), PurePosixPath(name).stem
-            found.append(PlacedPointers(model_id, target, read_pointers(store, model_id, target)[0]))
-        except PipelineError as error:
-            damaged.append(DamagedDocument(name, error))
-    return found, damaged
+    places, damaged = readable_places(store)
+    return [pointer for place in places for pointer in pointers_of(place.name, place.state)], damaged
 
 
 def resolve_reference(store: ArtifactStore, text: str) -> Reference:
@@ -163,8 +149,7 @@ def resolve_reference(store: ArtifactStore, text: str) -> Reference:
 
 
 def _pointer(store: ArtifactStore, which: str, place: str) -> PointerReference:
-    pointers, damaged = readable_pointers(store)
-    known = [reference for placed in pointers for reference in placed.references()]
+    known, damaged = readable_pointers(store)
     for reference in known:
         if str(reference) == f"{which}:{place}":
             return reference

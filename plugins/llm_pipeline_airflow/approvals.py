@@ -7,7 +7,7 @@ only a document in the store: `DecisionTrigger` sees it there and closes the for
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ from llm_pipeline.release.tasks import canary_subject
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.runners.stage_environment import secret_connections
 from llm_pipeline.store import ArtifactStore, open_store
+from llm_pipeline.store.place_state import StepApproval, place_name
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.connections import config_with_secrets, fetch_secrets
 from llm_pipeline_airflow.faults import contained
@@ -47,7 +48,6 @@ from llm_pipeline_airflow.states import passed_targets, require_any
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from llm_pipeline.canary.approvals import StepApproval
     from llm_pipeline.notifications.event import Event, Origin
     from llm_pipeline_airflow.notifications import Happened
 
@@ -66,26 +66,35 @@ class AwaitedAnswer(Frozen):
     Attributes:
         store: The store; the triggerer may have no other file of the release.
         document: Its name there.
-        question: Fields of the document that tell this question from others of the same name.
+        question: Fields that tell this question from others in the same document.
+        among: The field of the document that holds several questions; empty where the document is one.
         connections: Airflow connections that hold what the store asks for, by variable.
     """
 
     store: Store
     document: str
-    question: dict[str, str]
+    question: dict[str, str | float]
+    among: str = ""
     connections: dict[str, str] = Field(default={})
 
     def found(self, value: object) -> bool | None:
         """Whether a document approves; None while it answers nothing, or another question."""
+        if isinstance(value, dict) and self.among:
+            answers = map(self.model_copy(update={"among": ""}).found, value.get(self.among, []))
+            return next((answer for answer in answers if answer is not None), None)
         if not isinstance(value, dict) or any(value.get(name) != wanted for name, wanted in self.question.items()):
             return None
         return None if value.get("answer") in (None, "waiting") else value["answer"] == "approved"
 
 
-def awaited_answer(deployment: Deployment, document: str, question: dict[str, str]) -> AwaitedAnswer:
+def awaited_answer(
+    deployment: Deployment, document: str, question: Mapping[str, str | float], *, among: str = ""
+) -> AwaitedAnswer:
     """What a trigger needs to know of an answer in a deployment's store."""
     connections = secret_connections(deployment)
-    return AwaitedAnswer(store=deployment.store, document=document, question=question, connections=connections)
+    return AwaitedAnswer(
+        store=deployment.store, document=document, question=dict(question), among=among, connections=connections
+    )
 
 
 class DecisionTrigger(BaseTrigger):
@@ -357,8 +366,6 @@ class StepApprovalOperator(DecisionOperator):
 
     def execute(self, context: Context) -> Any:
         """Put the question, and wait; a first deployment is compared with nothing, so nobody is asked."""
-        from llm_pipeline.canary.approvals import approval_name
-
         self.turn.check(context, self.target, self.flow)
         flow = self.flow()
         if replaces_nothing(flow, self.target):
@@ -369,9 +376,9 @@ class StepApprovalOperator(DecisionOperator):
             return self._obey(approval)
         self.subject = f"Move {self.step:g} % of {self.target} to {flow.record.release_id}?"
         self.body = self._body(flow)
-        name = approval_name(flow.record.release_id, self._place(flow), self.step)
-        question = {"run": approval.run, "question": approval.question}
-        return self.ask(context, awaited_answer(flow.deployment, name, question))
+        question = approval.model_dump(mode="json", include={"release_id", "run", "percent", "question"})
+        name = place_name(self._place(flow))
+        return self.ask(context, awaited_answer(flow.deployment, name, question, among="approvals"))
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Write the answer down, and act on the one that counts."""
@@ -409,7 +416,7 @@ class StepApprovalOperator(DecisionOperator):
             flow.record.release_id,
             self._place(flow),
             self.step,
-            runs=[flow.resolved_at.isoformat()],
+            run=flow.resolved_at.isoformat(),
             question="begin",
             summary=f"step {self.step:g} % begins after an approval in Airflow",
             deadline_seconds=self.response_timeout.total_seconds() if self.response_timeout else 0.0,

@@ -19,7 +19,7 @@ from llm_pipeline.release.loading import ConfiguredRelease, LoadedRelease
 from llm_pipeline.release.record import read_release_record
 from llm_pipeline.release.watch_record import Claim, claim_commit, read_claim
 from llm_pipeline.store import ArtifactStore, open_store
-from llm_pipeline.store.pointers import read_pointers
+from llm_pipeline.store.place_state import read_place
 from llm_pipeline_airflow.logs import get_logger
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _is_unfinished(claim: Claim, context: Context) -> bool:
 
 def _serving(store: ArtifactStore, loaded: LoadedRelease, target: str) -> Reference | None:
     """What production on a target serves, if it was made from this release config as it is now."""
-    production = read_pointers(store, loaded.config.model.id, loaded.config.place_of(target))[0].production
+    production = read_place(store, loaded.config.place_of(target)).of(loaded.config.model.id).production
     if production is None:
         return None
     try:

@@ -170,7 +170,7 @@ class _Shown:
                 found, (pointers, lost) = read_releases(store), readable_pointers(store)
                 releases += [one for one in found.whole if one.row.config in self.configs]
                 self.full += [uri] if len(found.whole) >= INDEXED else []
-                placed += [reference for one in pointers for reference in one.references()]
+                placed += pointers
                 if damaged := [*found.damaged, *map(DamagedRow.of, lost)]:
                     log.warning("%s", Lines("\n".join(map(str, damaged))))
                     which = "`llm-pipeline ls releases` names them"

@@ -12,14 +12,13 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, ParamValidationError
 from llm_pipeline_airflow.deployment_dags import GuardOperator, RollBackOperator, guard_dags, rollback_dags
 from llm_pipeline_airflow.notifications import password_of
+from place_here import serve
 
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.way_back_record import WayBack, write_way_back
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.store import open_store
-from llm_pipeline.store.pointer_writing import write_pointers
-from llm_pipeline.store.pointers import Pointer, Pointers
+from llm_pipeline.store.place_state import Pointer, WayBack, edit_place
 
 DAGS = Path(__file__).resolve().parents[2] / "dags"
 PARSE = """
@@ -134,8 +133,9 @@ def test_the_log_of_a_rollback_ends_with_what_serves_and_a_refusal_is_not_tried_
     store, now = open_store(load_yaml(deployment, Deployment).store), datetime.now(UTC)
     repository = ArtifactRef(kind="model_repository", digest="2" * 64)
     serves = Pointer(release_id="r2", repository=repository, slot="green", recipe="none", promoted_at=now)
-    write_pointers(store, "demo/tiny", "cpu-a", Pointers(production=serves), None)
-    write_way_back(store, "demo/tiny", "cpu-a", WayBack(left="r3", to="r2", by="anna", asked_at=now))
+    serve(store, "demo/tiny", "cpu-a", serves)
+    left = WayBack(left="r3", to="r2", by="anna", asked_at=now, repository=repository, done=True)
+    edit_place(store, "cpu-a", lambda state: state.model_copy(update={"way_back": left}))
     operator = RollBackOperator(task_id="roll_back", deployment_file=str(deployment), subject="cpu-a")
     with caplog.at_level(logging.INFO):
         operator.execute({"params": FORM | {"release": ""}, "dag_run": Run()})

@@ -6,6 +6,7 @@ import logging
 from datetime import UTC, datetime
 
 import pytest
+from place_here import serve
 
 from llm_pipeline.base.errors import ExitCode, PipelineError
 from llm_pipeline.base.records import ArtifactRef
@@ -15,8 +16,7 @@ from llm_pipeline.local_run import LocalRun
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store import open_store
-from llm_pipeline.store.pointer_writing import write_pointers
-from llm_pipeline.store.pointers import Pointer, Pointers
+from llm_pipeline.store.place_state import Pointer
 
 pytestmark = pytest.mark.usefixtures("in_process")
 
@@ -65,7 +65,7 @@ def put_into_production(project) -> None:
     repository = ArtifactRef(kind="model_repository", digest="a" * 64)
     since = datetime(2026, 1, 1, tzinfo=UTC)
     before = Pointer(release_id="before", repository=repository, slot="blue", recipe="fp8", promoted_at=since)
-    write_pointers(store, "demo/tiny", "cpu-a", Pointers(production=before), None)
+    serve(store, "demo/tiny", "cpu-a", before)
 
 
 def test_a_recipe_that_fails_is_followed_by_the_next_and_one_that_passes_ends_the_climb(project, run):

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 from flow_cases import CASES, RECIPES, TARGETS, Case, walk
+from place_here import serve
 
 from llm_pipeline.base.errors import IntegrityError, PipelineError
 from llm_pipeline.base.records import ArtifactRef
@@ -18,8 +19,7 @@ from llm_pipeline.release.rules import run_fails
 from llm_pipeline.release.step import Ending
 from llm_pipeline.release.tasks import release_tasks
 from llm_pipeline.store import open_store
-from llm_pipeline.store.pointer_writing import write_pointers
-from llm_pipeline.store.pointers import Pointer, Pointers
+from llm_pipeline.store.place_state import Pointer
 
 QUICK = {"load_test refuses cpu-a", "canary cpu-a:5 refused", "error in build", "production declined"}
 
@@ -79,7 +79,7 @@ def test_a_step_that_a_person_declines_is_followed_by_the_rollback_as_the_rules_
     old = ArtifactRef(kind="model_repository", digest="a" * 64)
     for target in TARGETS:  # what a release replaces is compared with, and asked about
         before = Pointer(release_id="r1", repository=old, slot="blue", recipe="none", promoted_at=datetime.now(UTC))
-        write_pointers(store, loaded.release.model.id, target, Pointers(production=before), None)
+        serve(store, loaded.release.model.id, target, before)
     in_process.ran.clear()
     asked = []
 

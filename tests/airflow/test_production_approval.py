@@ -31,7 +31,8 @@ from llm_pipeline.release.execute import results_name
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.stages import canary
-from llm_pipeline.store.places import PlaceTaken, claim_place, holder_of
+from llm_pipeline.store.place_state import read_place
+from llm_pipeline.store.places import PlaceTaken, claim_place
 
 RELEASE = "tiny-01234567-00000000"
 NAME = decision_name(RELEASE, "approve")
@@ -92,7 +93,7 @@ def promoted(flow: ReleaseProgress) -> None:
 
 def on_trial(flow: ReleaseProgress) -> None:
     """Another model holds the place: what is approved is refused for that."""
-    if holder_of(flow.store, "cpu-a") is None:
+    if not read_place(flow.store, "cpu-a").model_id:
         claim_place(flow.store, "cpu-a", "demo/other", by="other")
     request = flow.request("canary", "cpu-a:5")
     config = canary.CanaryConfig.model_validate(request.config)

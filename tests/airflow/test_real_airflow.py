@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from place_here import serve
 from real_airflow import until
 
 from llm_pipeline.base import detached
@@ -24,8 +25,7 @@ from llm_pipeline.operations.decisions import decide
 from llm_pipeline.release.record import read_release_record
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store import open_store
-from llm_pipeline.store.pointer_writing import write_pointers
-from llm_pipeline.store.pointers import Pointer, Pointers
+from llm_pipeline.store.place_state import Pointer
 
 pytestmark = pytest.mark.slow
 
@@ -118,7 +118,7 @@ def denied(client, release, tmp_path_factory) -> Run:
     store = open_store(f"file://{release.root}/store")
     served = ArtifactRef(kind="model_repository", digest="a" * 64)
     old = Pointer(release_id="old", repository=served, slot="blue", recipe="none", promoted_at=datetime.now(UTC))
-    write_pointers(store, "demo/tiny", "cpu-a", Pointers(production=old), None)
+    serve(store, "demo/tiny", "cpu-a", old)
     marker, found_again = (tmp_path_factory.mktemp("marks") / name for name in ("started", "found again"))
     release.script(**{"quantize/small": {"until": str(found_again), "file": str(marker)}})
     run = trigger(client, DAG_OF_ONE_TARGET)

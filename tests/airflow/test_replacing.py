@@ -11,7 +11,8 @@ from llm_pipeline_airflow.operators import ResolveOperator
 
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.store import ArtifactStore, open_store
-from llm_pipeline.store.places import claim_place, holder_of
+from llm_pipeline.store.place_state import read_place
+from llm_pipeline.store.places import claim_place
 
 
 @pytest.fixture
@@ -32,14 +33,13 @@ def request(project, *, replace: bool) -> None:
 
 def test_a_run_that_replaces_hands_over_what_others_hold_and_reserves_nothing(project, store) -> None:
     request(project, replace=False)
-    assert holder_of(store, "cpu-a") == claim_place(store, "cpu-a", "demo/other", by="other-2")
+    assert read_place(store, "cpu-a") == claim_place(store, "cpu-a", "demo/other", by="other-2")
     request(project, replace=True)
-    holder = holder_of(store, "cpu-a")
-    assert holder is not None
+    holder = read_place(store, "cpu-a")
     assert (holder.model_id, holder.next_model, holder.next_by) == (
         "demo/other", "demo/tiny", "run release__tiny/manual-1",
     )  # fmt: skip
-    assert holder_of(store, "cpu-b") is None
+    assert read_place(store, "cpu-b").model_id == ""
 
 
 def test_the_form_asks_for_it_and_says_what_it_does(project) -> None:

@@ -10,6 +10,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from llm_pipeline_airflow.approvals import StepApprovalOperator
 from llm_pipeline_airflow.dag_factory import release_dag
+from place_here import serve
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
@@ -20,8 +21,7 @@ from llm_pipeline.operations.approval import answer
 from llm_pipeline.release.contract import StageResult, Timings
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store import open_store
-from llm_pipeline.store.pointer_writing import write_pointers
-from llm_pipeline.store.pointers import Pointer, Pointers
+from llm_pipeline.store.place_state import Pointer, edit_place
 
 OLD, NEW = (ArtifactRef(kind="model_repository", digest=letter * 64) for letter in "ab")
 RUN = datetime(2026, 11, 1, tzinfo=UTC)
@@ -56,7 +56,7 @@ class Released:
 def store(tmp_path):
     store = open_store(f"file://{tmp_path}/store")
     old = Pointer(release_id="r1", repository=OLD, slot="blue", recipe="none", promoted_at=RUN)
-    write_pointers(store, "demo/tiny", "cpu-a", Pointers(production=old), None)
+    serve(store, "demo/tiny", "cpu-a", old)
     return store
 
 
@@ -100,7 +100,7 @@ def test_an_approval_lets_the_step_begin(task, store):
 
 def test_a_denial_and_no_answer_in_time_end_the_promotion(task, store):
     for timed_out, answer_of in ((False, ("denied", "anna")), (True, ("timed out", "nobody"))):
-        store.delete_document("releases/r2/approvals/cpu-a-100.json")
+        edit_place(store, "cpu-a", lambda state: state.model_copy(update={"approvals": ()}))
         task.execute(CONTEXT)
         with pytest.raises(AirflowFailException, match="the canary is rolled back"):
             answered(task, "Reject", timed_out=timed_out)
@@ -126,9 +126,10 @@ def test_an_answer_on_the_command_line_wakes_the_form_and_is_written_down_once(t
     assert found.found(value()) is None
     assert answer(store, "r2", "cpu-a", 100, approved=True, by="bob").counted
     assert found.found(value()) is True
-    assert found.found({**value(), "run": "another"}) is None
+    others = [{**one, "run": "another"} for one in value()["approvals"]]
+    assert found.found({"approvals": others}) is None
     task.execute_complete({}, {"chosen_options": ["Approve"], "responded_by_user": None, "timedout": False})
-    assert (standing(store), value()["late"]) == (("approved", "bob"), [])
+    assert standing(store) == ("approved", "bob")
 
 
 def test_a_late_approval_changes_nothing(task, store):
@@ -144,7 +145,7 @@ def test_a_late_approval_changes_nothing(task, store):
 
 
 def test_a_first_deployment_asks_nobody(task, store):
-    store.delete_document("pointers/demo/tiny/cpu-a.json")
+    store.delete_document("places/cpu-a.json")
     assert task.execute(CONTEXT) is None
     assert read_approval(store, "r2", "cpu-a", 100) is None
 

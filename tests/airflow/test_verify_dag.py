@@ -16,14 +16,14 @@ from llm_pipeline_airflow.dag_options import dag_tags
 from llm_pipeline_airflow.deployment_dags import VerifyOperator, verify_dags
 from llm_pipeline_airflow.discovery import all_dags
 from llm_pipeline_airflow.notifications import ReleaseNotifier
+from place_here import serve
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.store import open_store
-from llm_pipeline.store.pointer_writing import write_pointers
-from llm_pipeline.store.pointers import Pointer, Pointers
+from llm_pipeline.store.place_state import Pointer
 
 DAGS = Path(__file__).resolve().parents[2] / "dags"
 PARSE = """
@@ -92,7 +92,7 @@ def test_a_finding_fails_the_task_with_one_message_and_is_told_once(deployment, 
     store = open_store(load_yaml(deployment, Deployment).store)
     gone = ArtifactRef(kind="model_repository", digest="2" * 64)
     serves = Pointer(release_id="r2", repository=gone, slot="green", recipe="none", promoted_at=datetime.now(UTC))
-    write_pointers(store, "demo/tiny", "cpu-a", Pointers(production=serves), None)
+    serve(store, "demo/tiny", "cpu-a", serves)
     operator = VerifyOperator(task_id="verify", deployment_file=str(deployment), subject="cpu-a")
     with pytest.raises(FoundWrong, match=r"production:demo/tiny/cpu-a: _COMPLETE\.json: missing") as caught:
         operator.execute({})

@@ -23,6 +23,7 @@ from llm_pipeline_airflow import watch as watch_module
 from llm_pipeline_airflow.commit_of_run import revision_of_run, run_name
 from llm_pipeline_airflow.dag_factory import release_dag
 from llm_pipeline_airflow.watch import STATE_KEY, HubRevisionTrigger, WatchedRevision, release_schedule, watched_asset
+from place_here import serve
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
@@ -35,8 +36,7 @@ from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.record import ReleaseRecord, release_record_name
 from llm_pipeline.release.watch_record import Claim, claim_commit, read_status
 from llm_pipeline.store import ArtifactStore, open_store
-from llm_pipeline.store.pointer_writing import write_pointers
-from llm_pipeline.store.pointers import Pointer, Pointers
+from llm_pipeline.store.place_state import Pointer
 
 from ..hub.conftest import LocalHub, local_hub  # noqa: F401, TID252 - a fixture of the hub's tests
 
@@ -377,7 +377,7 @@ def promote(watching: Watching, commit: str, *targets: str, **changes: Any) -> N
         slot="blue", recipe="small", promoted_at=_now(),
     )  # fmt: skip
     for target in targets:
-        write_pointers(watching.store, "demo/tiny", target, Pointers(production=pointer), None)
+        serve(watching.store, "demo/tiny", target, pointer)
 
 
 def scheduled(watching: Watching, run_id: str = "run 9", unfinished: tuple[str, ...] = ()) -> str | None:

@@ -28,7 +28,7 @@ from llm_pipeline.canary.traffic import LoggedTraffic, Traffic
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.operations.rollback import ensure_rolled_back
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.pointers import Pointer
+from llm_pipeline.store.place_state import Pointer
 
 USERS = Path(__file__).with_name("mixed_users.py")
 RATE = 100.0

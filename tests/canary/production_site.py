@@ -24,7 +24,7 @@ from llm_pipeline.release.execute import execute
 from llm_pipeline.serving.repository_links import write_links
 from llm_pipeline.serving.triton_server import find_server, stop_server
 from llm_pipeline.store import open_store
-from llm_pipeline.store.pointers import Pointers, read_pointers
+from llm_pipeline.store.place_state import PlaceState, read_place
 
 ROOT = Path(__file__).parents[2]
 TRITON_HOME, MODEL_PYTHON = ROOT / ".envs" / "triton", ROOT / ".envs" / "model" / "bin" / "python"
@@ -127,8 +127,8 @@ class Production:
         assert [verdict(self.canary(release, percent, run=run)) for percent in (50, 100)] == [Verdict.GO] * 2
         result(self.settle(release))
 
-    def pointers(self) -> Pointers:
-        return read_pointers(self.store, self.model, "cpu")[0]
+    def pointers(self) -> PlaceState:
+        return read_place(self.store, "cpu")
 
     def releases(self) -> tuple[str, str | None]:
         pointers = self.pointers()

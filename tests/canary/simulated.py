@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from place_here import serve
 from pydantic import JsonValue
 from simulated_log import AccessLog
 
@@ -30,8 +31,7 @@ from llm_pipeline.canary.traffic import LoggedTraffic, Traffic
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.serving.slot_fence import FencingToken, admit, newest_token
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.pointer_writing import write_pointers
-from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
+from llm_pipeline.store.place_state import Pointer, read_place
 
 STABLE = ArtifactRef(kind="model_repository", digest="a" * 64)
 CANDIDATE = ArtifactRef(kind="model_repository", digest="b" * 64)
@@ -243,7 +243,7 @@ class Site:
 
     def serve_first(self) -> None:
         """The pointers say what serves; that is no effect of what is tried."""
-        write_pointers(LocalStore(self.store.uri), MODEL, "cpu", Pointers(production=FIRST), None)
+        serve(LocalStore(self.store.uri), MODEL, "cpu", FIRST)
 
     @contextlib.contextmanager
     def effect(self, what: str) -> Iterator[None]:
@@ -277,7 +277,7 @@ class Site:
 
     def step(self, percent: float, *, release: str = "r1", run: str = "run") -> Judgement:
         """One stage of the canary, by a controller of its own."""
-        production = read_pointers(self.store, MODEL, "cpu")[0].production or self.first
+        production = read_place(self.store, "cpu").production or self.first
         plan = CanaryPlan(
             release_id=release,
             run=run,

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 from simulated import PATIENCE
-from test_one_way_back import MODEL, Served
+from test_one_way_back import Served
 
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.canary.agreement import disagreements
-from llm_pipeline.canary.record import current_canary, read_canary_record, take_over
+from llm_pipeline.canary.record import read_canary_record, take_over
 from llm_pipeline.operations import switching
 from llm_pipeline.operations.guard import GuardedSite
 from llm_pipeline.operations.promotion import NotPromoted
 from llm_pipeline.operations.switching import start, stop
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.pointers import Pointer
+from llm_pipeline.store.place_state import Pointer, read_place
 
 pytestmark = pytest.mark.usefixtures("fast")
 
@@ -28,7 +28,7 @@ Act = Callable[[Served], object]
 
 
 def guard(site: Served) -> None:
-    GuardedSite(site.router, site.slots, PATIENCE, site.store, "cpu").guard(HostTime.now(), [MODEL])  # type: ignore[arg-type]
+    GuardedSite(site.router, site.slots, PATIENCE, site.store, "cpu").guard(HostTime.now())  # type: ignore[arg-type]
 
 
 def stopped(site: Served) -> None:
@@ -70,10 +70,10 @@ def agree(site: Served) -> Pointer:
         site.settle("r2")
     start(site.place, lambda _: site.router)
     guard(site)
-    last = current_canary(site.store, "cpu")
+    last = read_place(site.store, "cpu").on_trial
     record = read_canary_record(site.store, last, "cpu") if last else None
     served = {slot: site.serves[slot].digest if slot in site.running else None for slot in ("blue", "green")}
-    assert list(disagreements(site.pointers, record, None, site.router.state, served)) == [], site.effects
+    assert list(disagreements(site.pointers, record, site.router.state, served)) == [], site.effects
     production = site.pointers.production
     assert production is not None
     assert site.weights() == {production.slot: 10_000}, site.effects

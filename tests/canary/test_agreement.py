@@ -10,13 +10,12 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.record import CanaryRecord, Phase
 from llm_pipeline.canary.router import RouteState, all_to
-from llm_pipeline.canary.way_back_record import WayBack
-from llm_pipeline.store.pointers import Pointer, Pointers
+from llm_pipeline.store.place_state import PlaceState, Pointer, WayBack
 
 NOW = datetime.now(UTC)
 OLD, NEW = (ArtifactRef(kind="model_repository", digest=letter * 64) for letter in "ab")
 SERVES = Pointer(release_id="r1", repository=OLD, slot="blue", recipe="none", promoted_at=NOW)
-POINTERS = Pointers(production=SERVES)
+PLACE = PlaceState(model_id="demo/tiny", production=SERVES)
 SPLIT = RouteState(weights={"blue": 8_000, "green": 2_000}, candidate="green", owner="r2", epoch=3)
 
 
@@ -34,7 +33,8 @@ def found(
     way_back: WayBack | None = None,
 ) -> list[str]:
     told = traffic or all_to("blue", owner="test", epoch=1)
-    return list(disagreements(POINTERS, record, way_back, told, {"blue": serves, "green": None}))
+    place = PLACE.model_copy(update={"way_back": way_back})
+    return list(disagreements(place, record, told, {"blue": serves, "green": None}))
 
 
 def test_production_with_all_the_traffic_and_its_own_server_fits() -> None:
@@ -64,5 +64,5 @@ def test_a_slot_that_serves_something_else_is_told(serves: str | None, words: st
 
 
 def test_what_was_begun_and_is_not_done_is_told() -> None:
-    undone = WayBack(left="r2", to="r1", by="anna", asked_at=NOW, done=False)
+    undone = WayBack(left="r2", to="r1", by="anna", asked_at=NOW, repository=NEW)
     assert len(found(canary(Phase.ROLLING_BACK), way_back=undone)) == 2

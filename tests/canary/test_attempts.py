@@ -10,7 +10,7 @@ from llm_pipeline.canary.plan import HISTORY_LENGTH, CanaryPlan, first_attempt, 
 from llm_pipeline.canary.record import CanaryRecord, Phase
 from llm_pipeline.canary.router import RouteState, all_to
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.store.pointers import Pointer
+from llm_pipeline.store.place_state import Pointer
 
 MONDAY, TUESDAY = datetime(2026, 1, 5, tzinfo=UTC), datetime(2026, 1, 6, tzinfo=UTC)
 

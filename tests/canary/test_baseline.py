@@ -14,7 +14,7 @@ from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.plan import CanaryPlan, first_attempt
 from llm_pipeline.canary.traffic import LoggedTraffic
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.store.pointers import Pointer
+from llm_pipeline.store.place_state import Pointer
 
 
 class Log:

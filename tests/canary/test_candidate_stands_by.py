@@ -15,7 +15,7 @@ from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.operations.rollback import ensure_rolled_back
-from llm_pipeline.store.pointers import Pointers, read_pointers
+from llm_pipeline.store.place_state import PlaceState, read_place
 
 pytestmark = pytest.mark.usefixtures("fast")
 
@@ -120,11 +120,11 @@ def test_it_agrees_with_all_the_rest_as_long_as_its_canary_goes_on(site) -> None
 
     def look() -> None:
         served = {slot: site.serves[slot].digest for slot in ("blue", "green")}
-        pointers: Pointers = read_pointers(site.store, "demo/tiny", "cpu")[0]
-        arguments = (pointers, site.record(), None, site.router.state, served)
+        pointers: PlaceState = read_place(site.store, "cpu")
+        arguments = (pointers, site.record(), site.router.state, served)
         found.append(list(disagreements(*arguments)))
         over = site.record().model_copy(update={"phase": Phase.ROLLED_BACK})
-        found.append(list(disagreements(pointers, over, None, site.router.state, served)))
+        found.append(list(disagreements(pointers, over, site.router.state, served)))
 
     while_it_waits(site, look)
     site.step(20)

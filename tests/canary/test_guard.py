@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from place_here import serve
 from simulated import CANDIDATE, PATIENCE, STABLE, Killed, Site
 
 from llm_pipeline.base.detached import process_is_stopped, process_start_ticks
@@ -22,8 +23,7 @@ from llm_pipeline.operations.approval import answer
 from llm_pipeline.operations.guard import GuardAction, GuardedSite, guard_once
 from llm_pipeline.operations.rollback import ensure_rolled_back
 from llm_pipeline.store.lease import Lease, LeaseState
-from llm_pipeline.store.pointer_writing import write_pointers
-from llm_pipeline.store.pointers import Pointer, Pointers
+from llm_pipeline.store.place_state import Pointer
 
 pytestmark = pytest.mark.usefixtures("fast")
 
@@ -45,7 +45,7 @@ def guard(site: Site, after: float = 0.0, clock_is_off: float = 0.0) -> list[Gua
     guarded = GuardedSite(
         store=site.store, target="cpu", router=site.router, slots=site.slots, patience=PATIENCE, watch_seconds=0.5
     )
-    return guarded.guard(at(after, clock_is_off), [MODEL])
+    return guarded.guard(at(after, clock_is_off))
 
 
 def killed_at_20_percent(site: Site) -> None:
@@ -186,7 +186,7 @@ def test_a_step_that_was_approved_but_never_begun_is_rolled_back_in_the_end(site
 def test_the_next_step_may_wait_for_a_person_though_a_later_one_was_answered_ahead(site) -> None:
     site.policy["approve_before_percent"] = [50, 100]
     assert site.step(20).verdict == "GO"
-    ask(site.store, "r1", "cpu", 50, runs=["run"], question="begin", summary="?", deadline_seconds=10 * LATER)
+    ask(site.store, "r1", "cpu", 50, run="run", question="begin", summary="?", deadline_seconds=10 * LATER)
     answer(site.store, "r1", "cpu", 100, approved=True, by="alice")
     assert guard(site) == []
     assert guard(site, LATER) == []
@@ -196,7 +196,7 @@ def test_the_guard_of_another_host_moves_nothing_and_says_so(site) -> None:
     killed_at_20_percent(site)
     elsewhere = GuardedSite(store=site.store, target="cpu", router=None, slots=site.slots, patience=PATIENCE)
     before = site.store.read_document("guards/cpu.json")
-    (action,) = elsewhere.guard(at(LATER), [])
+    (action,) = elsewhere.guard(at(LATER))
     assert site.store.read_document("guards/cpu.json") == before, "it leaves no sign: nobody may rely on it"
     assert (action.what, site.record().phase) == ("failed", Phase.BAKING)
     assert "not on this host" in action.detail
@@ -206,7 +206,7 @@ def promoted(site: Site, hours_ago: float) -> None:
     at = datetime.now(UTC) - timedelta(hours=hours_ago)
     old = Pointer(release_id="r0", repository=STABLE, slot="blue", recipe="none", promoted_at=at)
     new = Pointer(release_id="r1", repository=CANDIDATE, slot="green", recipe="none", promoted_at=at)
-    write_pointers(site.store, MODEL, "cpu", Pointers(production=new, previous=old), None)
+    serve(site.store, MODEL, "cpu", new, previous=old, keep_until=at + timedelta(hours=2))
 
 
 def test_the_version_before_stays_warm_for_its_window_and_is_stopped_then(site) -> None:
@@ -347,7 +347,7 @@ def _raise(*_: object, **__: object) -> None:
     raise ZeroDivisionError("a fault")
 
 
-@pytest.mark.parametrize("place", ["current_canary", "record_heartbeat", "retire_previous", "carry_on"])
+@pytest.mark.parametrize("place", ["record_heartbeat", "retire_previous", "carry_on"])
 def test_a_fault_at_one_thing_is_told_and_the_guard_goes_on(site, monkeypatch, caplog, place) -> None:
     monkeypatch.setattr(f"llm_pipeline.operations.guard.{place}", _raise)
     (action,) = guard(site)
@@ -356,12 +356,11 @@ def test_a_fault_at_one_thing_is_told_and_the_guard_goes_on(site, monkeypatch, c
     assert caplog.records[-1].exc_info
 
 
-@pytest.mark.parametrize("place", ["router_here", "readable_pointers"])
-def test_a_fault_before_a_target_is_looked_at_leaves_the_others_guarded(site, tmp_path, monkeypatch, place) -> None:
-    real, guarded = getattr(guard_module, place), []
+def test_a_fault_before_a_target_is_looked_at_leaves_the_others_guarded(site, tmp_path, monkeypatch) -> None:
+    real, guarded = guard_module.router_here, []
     failures = iter([True, False])
-    monkeypatch.setattr(guard_module, place, lambda *found: _raise() if next(failures) else real(*found))
+    monkeypatch.setattr(guard_module, "router_here", lambda *found: _raise() if next(failures) else real(*found))
     monkeypatch.setattr(GuardedSite, "guard", lambda self, *_: guarded.append(self.target) or [])
     actions = guard_once(site.store, deployment_of(site, tmp_path, "cpu-a", "cpu-b"))
     assert [action.what for action in actions] == ["failed"]
-    assert guarded == (["cpu-b"] if place == "router_here" else ["cpu-a", "cpu-b"])
+    assert guarded == ["cpu-b"]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from canary_site import FAST_POLICY, STABLE, Site
+from place_here import serve
 
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.host_time import HostTime
@@ -19,8 +20,7 @@ from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.operations.guard import GuardAction, GuardedSite
-from llm_pipeline.store.pointer_writing import write_pointers
-from llm_pipeline.store.pointers import Pointer, Pointers
+from llm_pipeline.store.place_state import Pointer
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
@@ -47,7 +47,7 @@ def guard(site: Site, *, clock_is_off: float = 0.0, after: float = 0.0) -> list[
     )
     here = HostTime.now()
     now = HostTime(here.boot, here.up_seconds + after, here.wall + after + clock_is_off)
-    return guarded.guard(now, [MODEL])
+    return guarded.guard(now)
 
 
 def killed_while_it_bakes(site: Site, **settings: object) -> None:
@@ -157,7 +157,7 @@ def test_both_killed_and_nobody_there_the_guard_starts_stable(site) -> None:
 
 def test_a_production_that_crashed_is_started_with_its_router(site) -> None:
     serves = Pointer(release_id="before", repository=STABLE, slot="blue", recipe="none", promoted_at=datetime.now(UTC))
-    write_pointers(site.store, MODEL, "cpu", Pointers(production=serves), None)
+    serve(site.store, MODEL, "cpu", serves)
     os.kill(site.control.pid("blue"), signal.SIGKILL)
     (action,) = guard(site)
     assert (action.what, action.release_id) == ("started", "before")

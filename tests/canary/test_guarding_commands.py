@@ -10,8 +10,9 @@ from deployment_here import write_deployment
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.approvals import ask, read_approval
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, set_current_canary
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord
 from llm_pipeline.cli import main
+from llm_pipeline.store.place_state import edit_place
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
 
 
 def test_a_step_is_approved_once_and_a_second_answer_is_told_that_it_is_late(deployment, capsys) -> None:
-    ask(deployment, "r1", "cpu", 25, runs=["run"], question="begin", summary="may it begin?", deadline_seconds=60)
+    ask(deployment, "r1", "cpu", 25, run="run", question="begin", summary="may it begin?", deadline_seconds=60)
     assert main(["approve-step", "r1", "cpu", "25"]) == 0
     assert capsys.readouterr().out == "approved: step 25 %\n"
     approval = read_approval(deployment, "r1", "cpu", 25)
@@ -54,9 +55,9 @@ def test_a_canary_is_paused_once_and_resumed_once(deployment, capsys) -> None:
         release_id="r1", target="cpu", repository=repository, stable="blue", candidate="green", began_at=1.0
     )
     CanaryJournal(deployment, "r1", "cpu").save(record)
-    set_current_canary(deployment, "cpu", "r1")
+    edit_place(deployment, "cpu", lambda state: state.model_copy(update={"on_trial": "r1"}))
     assert main(["pause", "cpu", "--reason", "odd"]) == 0
-    assert capsys.readouterr().out.startswith("paused: the canary of r1 keeps its 0 % of the traffic on cpu")
+    assert capsys.readouterr().out.startswith("paused: the canary of r1 on cpu keeps its 0 % of the traffic")
     assert main(["pause"]) == 2
     assert "nothing was changed" in capsys.readouterr().out
     assert main(["resume"]) == 0

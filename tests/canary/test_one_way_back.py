@@ -13,14 +13,11 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.moving import NoWayBack
-from llm_pipeline.canary.record import Phase, current_canary, read_canary_record
-from llm_pipeline.canary.way_back_record import read_way_back
+from llm_pipeline.canary.record import Phase, read_canary_record
 from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote
 from llm_pipeline.operations.rollback import carry_on, ensure_rolled_back, roll_back
 from llm_pipeline.operations.served_place import ServedPlace
-from llm_pipeline.store.artifact_store import Conflict
-from llm_pipeline.store.pointer_writing import write_pointers
-from llm_pipeline.store.pointers import Pointers, read_pointers
+from llm_pipeline.store.place_state import PlaceState, read_place
 
 pytestmark = pytest.mark.usefixtures("fast")
 
@@ -57,16 +54,15 @@ class Served(Site):
         roll_back(self.place, by="anna: it answers nonsense", leaving=leaving)
 
     @property
-    def pointers(self) -> Pointers:
-        return read_pointers(self.store, MODEL, "cpu")[0]
+    def pointers(self) -> PlaceState:
+        return read_place(self.store, "cpu")
 
     def serving(self) -> str:
         """The release that users get, once everything says so."""
-        last = current_canary(self.store, "cpu")
+        last = read_place(self.store, "cpu").on_trial
         record = read_canary_record(self.store, last, "cpu") if last else None
-        way_back = read_way_back(self.store, MODEL, "cpu")
         served = {slot: self.serves[slot].digest if slot in self.running else None for slot in ("blue", "green")}
-        assert list(disagreements(self.pointers, record, way_back, self.router.state, served)) == [], self.effects
+        assert list(disagreements(self.pointers, record, self.router.state, served)) == [], self.effects
         assert self.pointers.production is not None
         (slot,) = self.weights()
         assert slot == self.pointers.production.slot
@@ -119,7 +115,7 @@ def test_killed_anywhere_the_guard_or_the_next_one_who_asks_finishes_it_and_goes
 ) -> None:
     back = "r1" if reach is in_the_middle else "r0"
     for number, site in enumerate(killed_everywhere(tmp_path, reach, every)):
-        found = read_way_back(site.store, MODEL, "cpu")
+        found = read_place(site.store, "cpu").way_back
         if number % 2 and found is not None and not found.done:
             assert carry_on(site.place) is not None
             assert site.serving() == back, site.effects
@@ -199,14 +195,6 @@ def test_between_promotion_and_settlement_the_server_that_holds_the_traffic_is_t
     assert (site.serving(), site.lost) == ("r0", 0)
     with pytest.raises(NotPromoted):
         site.settle("r1")
-
-
-def test_whoever_was_about_to_settle_what_is_taken_back_finds_that_it_was(site) -> None:
-    promoted(site)
-    pointers, revision = read_pointers(site.store, MODEL, "cpu")
-    site.roll_back()
-    with pytest.raises(Conflict):
-        write_pointers(site.store, MODEL, "cpu", pointers, revision)
 
 
 def test_production_whose_previous_release_does_not_start_stays(site) -> None:

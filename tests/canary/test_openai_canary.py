@@ -29,7 +29,7 @@ from llm_pipeline.canary.traffic import LoggedTraffic
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.pointers import Pointer
+from llm_pipeline.store.place_state import Pointer
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 

@@ -255,14 +255,14 @@ def test_a_place_where_nothing_is_on_trial_cannot_be_paused(site) -> None:
 
 def test_a_store_that_cannot_be_read_keeps_a_canary_paused(site, monkeypatch) -> None:
     """What was read last counts: a pause must not end because the store has a bad minute."""
-    really, down = controller.read_pause, []
+    really, down = controller.read_place, []
 
     def read(*arguments: object) -> object:
         if down:
             raise Transient("the store does not answer")
         return really(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(controller, "read_pause", read)
+    monkeypatch.setattr(controller, "read_place", read)
     looks = at_looks(
         site, {FIRST_LOOK: lambda: pause_it(site), 20: lambda: down.append(1), LATER: lambda: resume_it(site)}
     )

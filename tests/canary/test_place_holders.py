@@ -6,27 +6,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from place_here import serve
 from resolved_release import resolve
 from simulated import PATIENCE, POLICY, STABLE, Killed, Site
 
 from llm_pipeline.base.errors import PipelineError
-from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.plan import CanaryPlan, first_attempt
 from llm_pipeline.canary.record import CanaryJournal, Phase
-from llm_pipeline.canary.way_back_record import WayBack, write_way_back
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.operations.guard import GuardAction, GuardedSite
 from llm_pipeline.operations.promotion import Promotion, promote
 from llm_pipeline.operations.rollback import roll_back_at
 from llm_pipeline.release.contract import StageFailure, StageRequest
 from llm_pipeline.release.execute import execute
-from llm_pipeline.store.places import PlaceTaken, claim_place, hand_over, holder_of, place_state, serving_at
-from llm_pipeline.store.pointer_writing import write_pointers
-from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
-from llm_pipeline.store.references import placed_pointers
+from llm_pipeline.store.place_state import PlaceState, Pointer, read_place
+from llm_pipeline.store.places import PlaceTaken, claim_place, hand_over, serving_at
 
 OURS, THEIRS = "demo/ours", "demo/theirs"
 NEW = ArtifactRef(kind="model_repository", digest="c" * 64)
@@ -49,7 +45,7 @@ def pointer(release: str, repository: ArtifactRef, slot: str = "blue") -> Pointe
 def site(tmp_path: Path) -> Site:
     """A place that serves our model."""
     place = Site(tmp_path)
-    write_pointers(place.store, OURS, "cpu", Pointers(production=pointer("r0", STABLE)), None)
+    serve(place.store, OURS, "cpu", pointer("r0", STABLE))
     claim_place(place.store, "cpu", OURS, by="r0")
     return place
 
@@ -146,11 +142,9 @@ def test_a_hand_over_is_a_canary_over_the_model_that_serves_and_leaves_one_in_pr
     for _ in range(2):
         settled = settle(site)
         assert settled.production is not None
-        assert (settled.production.release_id, settled.production.slot, settled.previous) == ("theirs-1", "green", None)
-    holder = holder_of(site.store, "cpu")
-    assert holder is not None
-    assert (holder.model_id, holder.by) == (THEIRS, "theirs-1")
-    left = read_pointers(site.store, OURS, "cpu")[0]
+        assert (settled.production.release_id, settled.production.slot) == ("theirs-1", "green")
+        assert (settled.way_back_to, settled.model_id, settled.by) == (None, THEIRS, "theirs-1")
+    left = read_place(site.store, "cpu").of(OURS)
     assert (left.production, left.previous) == (None, pointer("r0", STABLE))
     with pytest.raises(PipelineError, match=f"belongs to {THEIRS}"):
         promoted(site, Promotion(OURS, "cpu", "r0", STABLE, "none"))
@@ -159,7 +153,7 @@ def test_a_hand_over_is_a_canary_over_the_model_that_serves_and_leaves_one_in_pr
 def handed_over(root: Path, **settings: int) -> Site:
     """The place at the end of another model's canary, before it is settled."""
     place = Site(root, **settings)  # type: ignore[arg-type]
-    write_pointers(place.store, OURS, "cpu", Pointers(production=pointer("r0", STABLE)), None)
+    serve(place.store, OURS, "cpu", pointer("r0", STABLE))
     hand_over(place.store, "cpu", THEIRS, by="alice")
     serving = serving_at(place.store, "cpu")
     assert serving is not None
@@ -171,11 +165,11 @@ def handed_over(root: Path, **settings: int) -> Site:
     return place
 
 
-def settle(place: Site) -> Pointers:
+def settle(place: Site) -> PlaceState:
     return promoted(place, Promotion(THEIRS, "cpu", "theirs-1", NEW, "none"))
 
 
-def promoted(place: Site, promotion: Promotion) -> Pointers:
+def promoted(place: Site, promotion: Promotion) -> PlaceState:
     resolve(place.store, promotion.release_id, model=promotion.model_id)
     return promote(place.store, promotion, find_router=lambda _: None, patience=PATIENCE)
 
@@ -184,39 +178,11 @@ def test_settling_a_hand_over_that_is_killed_anywhere_is_done_by_the_next_one(tm
     dry = handed_over(tmp_path / "dry")
     begun = dry.boundary
     settle(dry)
-    assert dry.boundary - begun == 10, "the lease, their pointers, our pointers, the holder, the lease given back"
+    assert dry.boundary - begun == 6, "the lease, the place, the lease given back"
     for boundary in range(begun + 1, dry.boundary + 1):
         place = handed_over(tmp_path / str(boundary), die_at=boundary)
         with pytest.raises(Killed):
             settle(place)
         settle(place.buried())
-        found = place_state(place.store, "cpu", placed_pointers(place.store))
-        assert (found.problem, found.in_production) == ("", (THEIRS,)), boundary
-        assert read_pointers(place.store, OURS, "cpu")[0].previous == pointer("r0", STABLE)
-
-
-def guarded(site: Site) -> list[GuardAction]:
-    """What the guard did for a place that both models are told of."""
-    place = GuardedSite(store=site.store, target="cpu", router=site.router, slots=site.slots, patience=PATIENCE)
-    return place.guard(HostTime.now(), [THEIRS, OURS])
-
-
-def test_the_guard_keeps_alive_what_the_holder_serves_and_no_other_model_s_release_there(site: Site) -> None:
-    write_pointers(site.store, THEIRS, "cpu", Pointers(production=pointer("theirs-1", NEW)), None)
-    way_back = WayBack(left="theirs-1", to="theirs-0", by="bob", asked_at=datetime.now(UTC), done=False)
-    write_way_back(site.store, THEIRS, "cpu", way_back)
-    site.running.discard("blue")
-    actions = guarded(site)
-    assert [(action.release_id, action.what) for action in actions] == [("r0", "started")]
-    assert (site.running, site.serves["blue"], site.weights()) == ({"blue"}, STABLE, {"blue": 10_000})
-
-
-def test_the_guard_starts_nothing_where_nothing_says_which_model_holds_the_place(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    for model, repository in ((THEIRS, NEW), (OURS, STABLE)):
-        write_pointers(site.store, model, "cpu", Pointers(production=pointer("r0", repository)), None)
-    site.running.discard("blue")
-    actions = guarded(site)
-    assert [action.what for action in actions] == ["failed", "failed"]
-    assert all("several models say that they are in production" in action.detail for action in actions)
-    assert site.running == set()
+        found = read_place(place.store, "cpu")
+        assert (found.model_id, found.previous, found.previous_model) == (THEIRS, pointer("r0", STABLE), OURS), boundary

@@ -24,8 +24,8 @@ from llm_pipeline.operations.guard import guard_once
 from llm_pipeline.operations.switching import end_here
 from llm_pipeline.release.contract import StageFailure
 from llm_pipeline.serving.triton_server import find_server, stop_server
+from llm_pipeline.store.place_state import read_place
 from llm_pipeline.store.places import PlaceTaken, hand_over
-from llm_pipeline.store.pointers import read_pointers
 
 pytestmark = pytest.mark.slow
 
@@ -306,7 +306,7 @@ def test_a_second_model_takes_nobody_s_users_unless_the_place_is_handed_over_and
     router = find_router(production.state("router"))
     assert router is not None
     assert router.read()[0].standby is None, "another model answers none of its users"
-    left = read_pointers(production.store, MODEL, "cpu")[0]
+    left = read_place(production.store, "cpu")
     assert left.production is None
     assert left.previous is not None
     assert left.previous.release_id == "r1"

@@ -3,6 +3,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
+from place_here import serve
 from resolved_release import resolve
 
 from llm_pipeline.adapters.local.store import LocalStore
@@ -15,8 +16,7 @@ from llm_pipeline.operations.acting import PlaceBusy
 from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote
 from llm_pipeline.operations.rollback import roll_back_at
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.pointer_writing import write_pointers
-from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
+from llm_pipeline.store.place_state import PlaceState, Pointer, read_place
 
 OLD = ArtifactRef(kind="model_repository", digest="a" * 64)
 NEW = ArtifactRef(kind="model_repository", digest="b" * 64)
@@ -27,12 +27,12 @@ MODEL = "demo/tiny"
 def store(tmp_path) -> LocalStore:
     store = LocalStore(f"file://{tmp_path}/store")
     old = Pointer(release_id="r1", repository=OLD, slot="blue", recipe="none", promoted_at=datetime.now(UTC))
-    write_pointers(store, MODEL, "cpu", Pointers(production=old), None)
+    serve(store, MODEL, "cpu", old)
     return store
 
 
 def canary(store: LocalStore, phase: Phase, repository: ArtifactRef = NEW) -> None:
-    production = read_pointers(store, MODEL, "cpu")[0].production
+    production = read_place(store, "cpu").production
     record = CanaryRecord(
         release_id="r2",
         target="cpu",
@@ -46,7 +46,7 @@ def canary(store: LocalStore, phase: Phase, repository: ArtifactRef = NEW) -> No
     CanaryJournal(store, "r2", "cpu").save(record)
 
 
-def settle(store: LocalStore) -> Pointers:
+def settle(store: LocalStore) -> PlaceState:
     resolve(store, "r2", model=MODEL)
     promotion = Promotion(MODEL, "cpu", "r2", NEW, "int8")
     return promote(store, promotion, find_router=lambda _: None, patience=Patience())
@@ -59,14 +59,14 @@ def test_a_promoted_release_becomes_production_and_the_old_one_previous(store) -
     assert pointers.previous is not None
     assert (pointers.production.release_id, pointers.production.slot) == ("r2", "green")
     assert pointers.previous.release_id == "r1"
-    assert read_pointers(store, MODEL, "cpu")[0] == pointers
+    assert read_place(store, "cpu") == pointers
 
 
 def test_production_does_not_move_while_somebody_else_acts_on_the_place(store) -> None:
     canary(store, Phase.PROMOTED)
     with Lease(store, lease_name("cpu")), pytest.raises(PlaceBusy, match="somebody is moving the traffic of cpu now"):
         settle(store)
-    production = read_pointers(store, MODEL, "cpu")[0].production
+    production = read_place(store, "cpu").production
     assert production is not None
     assert production.release_id == "r1"
 
@@ -96,14 +96,13 @@ def test_the_promotion_of_another_repository_does_not_count(store) -> None:
 
 def test_a_promotion_that_production_moved_past_does_not_count(store) -> None:
     canary(store, Phase.PROMOTED)
-    pointers, revision = read_pointers(store, MODEL, "cpu")
+    pointers = read_place(store, "cpu")
     assert pointers.production is not None
     again = pointers.production.model_copy(update={"promoted_at": datetime.now(UTC)})
-    moved = Pointers(production=again)
-    write_pointers(store, MODEL, "cpu", moved, revision)
+    moved = serve(store, MODEL, "cpu", again)
     with pytest.raises(NotPromoted, match="has moved since"):
         settle(store)
-    assert read_pointers(store, MODEL, "cpu")[0] == moved
+    assert read_place(store, "cpu") == moved
 
 
 def test_without_a_previous_release_there_is_nothing_to_go_back_to(store, tmp_path) -> None:

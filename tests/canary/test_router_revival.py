@@ -82,10 +82,10 @@ def test_after_settlement_the_guard_starts_a_router_that_was_killed(site) -> Non
     end(site, signal.SIGKILL)
     router = router_as_it_is(site.place, site.slots, site.router_state)
     guarded = GuardedSite(router, site.control, Patience(), site.store, "cpu")
-    (action,) = guarded.guard(HostTime.now(), [])
+    (action,) = guarded.guard(HostTime.now())
     assert (action.what, action.detail) == ("started", "Envoy had ended and was restarted")
     assert answered_by(site) == "blue"
-    assert guarded.guard(HostTime.now(), []) == []
+    assert guarded.guard(HostTime.now()) == []
 
 
 @pytest.mark.thorough

@@ -12,11 +12,12 @@ from live_site import SHORT
 
 from llm_pipeline.base.errors import Fenced, PipelineError, Transient
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.canary.record import Phase, current_canary, take_over
+from llm_pipeline.canary.record import Phase, take_over
 from llm_pipeline.canary.router import ALL, RouterRejected, RouterUnavailable, RouteState
 from llm_pipeline.operations import approval
 from llm_pipeline.operations.rollback import ensure_rolled_back
 from llm_pipeline.store.lease import LeaseLost
+from llm_pipeline.store.place_state import read_place
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
@@ -145,7 +146,7 @@ def test_a_controller_frozen_in_its_drain_stops_nothing_of_the_newer_release_whe
     trial.policy["steps_percent"] = (25.0, 100.0)
     settings = {"release_id": trial.release_id, "policy": trial.policy, "stable": trial.stable, "grpc": True}
     drill = {"failure_fraction": 1.0}
-    if (earlier := current_canary(site.store, "cpu")) is not None:  # it would be ended first, in a drain of its own
+    if earlier := read_place(site.store, "cpu").on_trial:  # it would be ended first, in a drain of its own
         ensure_rolled_back(site.store, earlier, "cpu", router=site.router, slots=site.control, patience=SHORT)
     frozen = site.start_step(25, freeze_before_stop=True, drill=drill, lease_seconds=30.0, **settings)
     os.waitpid(frozen.pid, os.WUNTRACED)

@@ -101,5 +101,5 @@ def test_before_its_server_is_stopped_it_stands_down(site) -> None:
 def test_what_stands_by_and_never_served_is_a_disagreement(site) -> None:
     site.release("r1")
     served = {"green": site.serves["green"].digest, "blue": "f" * 64}
-    (problem,) = disagreements(site.pointers, site.record("r1"), None, site.router.state, served)
+    (problem,) = disagreements(site.pointers, site.record("r1"), site.router.state, served)
     assert "serves no previous version" in problem

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from place_here import serve
 from production_site import MODEL, Production
 
 from llm_pipeline.adapters.envoy.process import find_router
@@ -17,8 +18,7 @@ from llm_pipeline.cli import main
 from llm_pipeline.operations.switching import start_production
 from llm_pipeline.operations.verification import Check, summary, verify_place
 from llm_pipeline.serving.triton_server import find_server, stop_server
-from llm_pipeline.store.pointer_writing import write_pointers
-from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
+from llm_pipeline.store.place_state import Pointer
 
 pytestmark = pytest.mark.slow
 
@@ -40,9 +40,7 @@ class Site(Production):
             )  # fmt: skip
 
         other = "green" if slot == "blue" else "blue"
-        _, revision = read_pointers(self.store, MODEL, "cpu")
-        pointers = Pointers(production=pointer(release, slot), previous=pointer(previous, other))
-        write_pointers(self.store, MODEL, "cpu", pointers, revision)
+        serve(self.store, MODEL, "cpu", pointer(release, slot), previous=pointer(previous, other))
 
     def checks(self) -> list[Check]:
         return list(verify_place(self.store, self.deployment, "cpu"))

@@ -20,7 +20,7 @@ from llm_pipeline.demo.local_airflow import read_access
 from llm_pipeline.demo.services import CHAT, TINY, ask, read_traffic, stop_traffic
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.release.record import report_name
-from llm_pipeline.store.pointers import Pointers, read_pointers
+from llm_pipeline.store.place_state import PlaceState, read_place
 
 from .gpu_site import gpu_site
 
@@ -30,9 +30,9 @@ pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
 TARGET = "cpu"
 
 
-def pointers(site) -> Pointers:
+def pointers(site) -> PlaceState:
     model = site.layout.model
-    return read_pointers(site.store, model.id, model.place)[0]
+    return read_place(site.store, model.place)
 
 
 def answer(site) -> str:
@@ -228,9 +228,7 @@ def test_a_gpu_target_goes_the_same_path_and_its_engine_is_loaded_on_no_other_ho
         assert engine.host.gpus[0].name == "NVIDIA H200"
         assert engine.checkpoint == flow.artifact("quantize", flow.chosen_recipe("h200"), "checkpoint")
         assert verdict(site, "gpu", "served_accuracy", "h200") is Verdict.GO
-        assert read_pointers(site.store, TINY.id, "h200")[0].production.repository == flow.artifact(
-            "package", "h200", "repository"
-        )
+        assert read_place(site.store, "h200").production.repository == flow.artifact("package", "h200", "repository")
         elsewhere = host.run(gpu="L40S")
         assert elsewhere.returncode == ExitCode.BAD_INPUT
         assert "GPU 0 is NVIDIA L40S (sm89), it was built on NVIDIA H200 (sm90)" in elsewhere.stderr

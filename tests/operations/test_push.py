@@ -25,8 +25,8 @@ from signing_keys import signing_with_new_keys
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.errors import ConfigError, IntegrityError
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
-from llm_pipeline.canary.way_back_record import WayBack, write_way_back
 from llm_pipeline.config.deployment import Deployment, HubAccess
 from llm_pipeline.config.store import store_settings
 from llm_pipeline.hub.access import connect
@@ -38,6 +38,7 @@ from llm_pipeline.release.record import read_release_record, release_record_name
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store import open_store
 from llm_pipeline.store.manifest import MANIFEST_FILE, SIGNATURE_FILE
+from llm_pipeline.store.place_state import WayBack, edit_place
 
 REPOSITORY = "acme/tiny-fp8"
 TOKEN = "hf_writerofthistestonly"
@@ -220,8 +221,9 @@ def test_a_release_that_was_rolled_back_is_refused(site: Site) -> None:
 
 
 def test_a_release_that_production_left_is_refused(site: Site) -> None:
-    left = WayBack(left=sample.RELEASE, to="before", by="alice", asked_at=sample.START)
-    write_way_back(site.release.store, "example/tiny-llama", "cpu", left)
+    repository = ArtifactRef(kind="model_repository", digest="a" * 64)
+    left = WayBack(left=sample.RELEASE, to="before", by="alice", asked_at=sample.START, repository=repository)
+    edit_place(site.release.store, "cpu", lambda state: state.model_copy(update={"production": None, "way_back": left}))
     with pytest.raises(NotPassed, match="rolled back on cpu"):
         site.prepare()
 

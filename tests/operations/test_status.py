@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from deployment_here import write_deployment
+from place_here import serve
 
 from llm_pipeline.base.errors import ExitCode, Transient
 from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.pause_request import PauseRequest, pause_name
 from llm_pipeline.canary.record import (
     CanaryJournal,
     CanaryRecord,
@@ -20,7 +20,6 @@ from llm_pipeline.canary.record import (
     PauseReason,
     Phase,
     lease_name,
-    set_current_canary,
 )
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment
@@ -31,13 +30,12 @@ from llm_pipeline.operations.switching import start_production, stop_production
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.pointer_writing import write_pointers
-from llm_pipeline.store.pointers import Pointer, Pointers
+from llm_pipeline.store.place_state import PauseRequest, PlaceState, Pointer, edit_place
 
 REPOSITORY = ArtifactRef(kind="model_repository", digest="a" * 64)
 NEVER = HostTime("", 0.0, 0.0)
 SERVES = Pointer(release_id="r1", repository=REPOSITORY, slot="blue", recipe="none", promoted_at=datetime.now(UTC))
-POINTERS = Pointers(production=SERVES)
+POINTERS = PlaceState(model_id="demo/tiny", production=SERVES)
 
 
 def server(slot: str, condition: str, percent: float | None = None) -> ServerStatus:
@@ -114,7 +112,7 @@ def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deployment:
 @pytest.fixture
 def store(deployment: Deployment) -> ArtifactStore:
     store = open_store(deployment.store)
-    write_pointers(store, "demo/tiny", "cpu", POINTERS, None)
+    serve(store, "demo/tiny", "cpu", SERVES)
     return store
 
 
@@ -166,7 +164,7 @@ def on_trial(store: ArtifactStore, **changes: object) -> CanaryRecord:
         phase=Phase.BAKING,
     ).model_copy(update=changes)  # fmt: skip
     CanaryJournal(store, "r2", "cpu").save(record)
-    set_current_canary(store, "cpu", "r2")
+    edit_place(store, "cpu", lambda state: state.model_copy(update={"on_trial": "r2"}))
     return record
 
 
@@ -178,8 +176,7 @@ def test_a_paused_canary_says_since_when_by_whom_and_until_when(deployment, stor
     asked = PauseRequest(
         attempt=0.0, by="alice", why="the dashboard looks odd", since=0.0, began=NEVER, deadline_seconds=3600
     )
-    name = pause_name("r2", "cpu")
-    revision = store.write_document(name, asked.model_dump(), None)
+    edit_place(store, "cpu", lambda state: state.model_copy(update={"pause": asked}))
     main(["status"])
     shown = (
         "paused by alice since 1970-01-01 00:00:00 UTC (the dashboard looks odd); "
@@ -188,7 +185,8 @@ def test_a_paused_canary_says_since_when_by_whom_and_until_when(deployment, stor
     assert shown in capsys.readouterr().out
     main(["status", "--json"])
     assert json.loads(capsys.readouterr().out)["places"][0]["pause"]["until"] == 3600.0
-    store.write_document(name, asked.model_copy(update={"resumed_at": 1.0}).model_dump(), revision)
+    over = asked.model_copy(update={"resumed_by": "bob"})
+    edit_place(store, "cpu", lambda state: state.model_copy(update={"pause": over}))
     main(["status"])
     assert "unless somebody acts" not in capsys.readouterr().out
 

@@ -12,16 +12,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 WRITERS: Mapping[str, frozenset[str]] = {
-    "llm_pipeline.store.pointer_writing": frozenset({"write_pointers"}),
-    "llm_pipeline.store.places": frozenset({"claim_place", "hand_over", "settle_place"}),
-    "llm_pipeline.canary.record": frozenset({"CanaryJournal", "set_current_canary", "take_over"}),
+    "llm_pipeline.store.place_state": frozenset({"edit_place"}),
+    "llm_pipeline.store.places": frozenset({"claim_place", "hand_over"}),
+    "llm_pipeline.canary.record": frozenset({"CanaryJournal", "take_over"}),
     "llm_pipeline.canary.rollback": frozenset({"end_canary", "give_back"}),
     "llm_pipeline.canary.moving": frozenset(
         {"traffic_to", "wait_converged", "retire", "have_answering", "stand_down", "epoch_above"}
     ),
-    "llm_pipeline.canary.way_back_record": frozenset({"write_way_back"}),
 }
-"""What writes routes, slots, records of canaries, places and pointers of production, by the module that holds it."""
+"""What writes routes, slots, records of canaries and places, by the module that holds it."""
 
 ACTING = ("llm_pipeline.operations.", "llm_pipeline.canary.")
 DOORS: Mapping[str, frozenset[str]] = {
@@ -79,7 +78,7 @@ def test_only_the_operations_and_the_canary_write_what_production_is() -> None:
     elsewhere = {
         name: found for name, tree in modules().items() if not name.startswith(ACTING) and (found := acts(name, tree))
     }
-    assert elsewhere.pop("llm_pipeline.store.places") == {"write_pointers"}, "a hand-over ends what another model had"
+    assert elsewhere.pop("llm_pipeline.store.places") == {"edit_place"}, "it claims places and hands them over"
     assert elsewhere == {}
 
 
@@ -92,7 +91,7 @@ def test_what_writes_is_there_under_the_names_that_the_wall_knows() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "from llm_pipeline.store.pointer_writing import write_pointers",
+        "from llm_pipeline.store.place_state import edit_place",
         "from llm_pipeline.canary import moving as m\nm.traffic_to(1)",
         "def act(self):\n    self._slots.replace(1)",
     ],
@@ -102,5 +101,5 @@ def test_a_second_door_is_found_however_it_is_built(source: str) -> None:
 
 
 def test_reading_is_nobodys_act() -> None:
-    imports = "from llm_pipeline.store.pointers import read_pointers\nfrom llm_pipeline.canary import record"
+    imports = "from llm_pipeline.store.place_state import read_place\nfrom llm_pipeline.canary import record"
     assert acts("llm_pipeline.cli.reader", ast.parse(f"{imports}\nrecord.read_canary_record(1)")) == set()

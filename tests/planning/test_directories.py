@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from place_here import serve
 
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ConfigError, ExitCode
@@ -19,8 +20,7 @@ from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.serving.triton_server import RunningServer
 from llm_pipeline.store import open_store
-from llm_pipeline.store.pointer_writing import write_pointers
-from llm_pipeline.store.pointers import Pointer, Pointers
+from llm_pipeline.store.place_state import Pointer
 
 DEMO = "demo/tiny-llama"
 
@@ -135,5 +135,5 @@ def test_production_of_this_store_goes_on_though_its_files_are_lost(running: tup
     pointer = Pointer(
         release_id="r1", repository=repository, slot="blue", recipe="none", promoted_at=datetime(2026, 1, 1, tzinfo=UTC)
     )
-    write_pointers(store, DEMO, "cpu", Pointers(production=pointer), None)
+    serve(store, DEMO, "cpu", pointer)
     plan_release(release)

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from place_here import serve
 
 from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.base.records import ArtifactRef
@@ -13,9 +14,8 @@ from llm_pipeline.cli import main
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.store import ArtifactStore, open_store
+from llm_pipeline.store.place_state import Pointer
 from llm_pipeline.store.places import hand_over
-from llm_pipeline.store.pointer_writing import write_pointers
-from llm_pipeline.store.pointers import Pointer, Pointers
 
 DEMO, SECOND = "demo/tiny-llama", "demo/other-llama"
 
@@ -37,7 +37,7 @@ def promote(store: ArtifactStore, model_id: str, place: str = "cpu") -> None:
     repository = ArtifactRef(kind="model_repository", digest="a" * 64)
     since = datetime(2026, 1, 1, tzinfo=UTC)
     pointer = Pointer(release_id="r1", repository=repository, slot="blue", recipe="none", promoted_at=since)
-    write_pointers(store, model_id, place, Pointers(production=pointer), None)
+    serve(store, model_id, place, pointer)
 
 
 def test_the_demos_config_copied_for_a_second_model_is_refused_once_the_demo_serves(second: Path, store) -> None:
@@ -98,6 +98,6 @@ def test_a_hand_over_is_a_warning_of_the_plan(second: Path, store) -> None:
 
 def test_a_store_that_cannot_be_read_is_a_warning(second: Path, store) -> None:
     promote(store, DEMO)
-    path = next(Path(store.uri.removeprefix("file://")).rglob("pointers/*/*/cpu.json"))
+    path = next(Path(store.uri.removeprefix("file://")).rglob("places/cpu.json"))
     path.write_text("{")
     assert any(line.startswith("which models hold the places is not known") for line in plan_release(second).warnings)

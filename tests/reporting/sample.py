@@ -10,6 +10,7 @@ from typing import Literal
 
 from load_sample import POLICY as LOAD_POLICY
 from load_sample import sample_load_test
+from place_here import serve
 
 from llm_pipeline.accuracy.choice import RecipeAttempt, choose_recipe
 from llm_pipeline.accuracy.evaluation import DataRead, summarise, write_evaluation
@@ -40,8 +41,7 @@ from llm_pipeline.release.execute import KeyContent, StageRecord, failure_name, 
 from llm_pipeline.release.record import ReleaseRecord, release_record_name
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.pointer_writing import write_pointers
-from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
+from llm_pipeline.store.place_state import Pointer
 
 RELEASE = "demo-tiny-0a1b2c3d-9f8e7d6c"
 START = datetime(2026, 11, 20, 9, 0, tzinfo=UTC)
@@ -287,7 +287,7 @@ class SampleRelease:
         self.add("settle", "cpu", 0.5)
         ref = ArtifactRef(kind="model_repository", digest="cd" * 32)
         pointer = Pointer(release_id=RELEASE, repository=ref, slot="green", recipe="fp8", promoted_at=self._clock)
-        write_pointers(self.store, "example/tiny-llama", "cpu", Pointers(production=pointer), None)
+        serve(self.store, "example/tiny-llama", "cpu", pointer)
 
 
 def _weights(recipe: str) -> WeightFormat:
@@ -314,9 +314,7 @@ def point_at(sample: SampleRelease, production: tuple[str, str], previous: tuple
         at = START - timedelta(days=days)
         return Pointer(release_id=named[0], repository=ref, slot="blue", recipe=named[1], promoted_at=at)
 
-    _, revision = read_pointers(sample.store, "example/tiny-llama", "cpu")
-    pointers = Pointers(production=pointer(production, 1), previous=pointer(previous, 2))
-    write_pointers(sample.store, "example/tiny-llama", "cpu", pointers, revision)
+    serve(sample.store, "example/tiny-llama", "cpu", pointer(production, 1), previous=pointer(previous, 2))
 
 
 def conclude(sample: SampleRelease, recipe: str) -> None:

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from place_here import serve
 
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import ConfigError
@@ -21,8 +22,7 @@ from llm_pipeline.release.record import release_record_name
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.reporting.collect import MOST_SAMPLES, _thinned, collect
 from llm_pipeline.reporting.html import render_report
-from llm_pipeline.store.pointer_writing import write_pointers
-from llm_pipeline.store.pointers import Pointers, read_pointers
+from llm_pipeline.store.place_state import read_place
 
 
 def test_a_promoted_release_is_in_production_with_every_part(sample, promoted) -> None:
@@ -83,21 +83,21 @@ def test_a_rollback_that_found_nothing_to_do_changes_nothing(sample, tmp_path: P
 
 def test_a_release_that_another_one_followed_is_replaced(sample, tmp_path: Path) -> None:
     release = sample.whole_release(tmp_path)
-    pointers, revision = read_pointers(release.store, "example/tiny-llama", "cpu")
+    pointers = read_place(release.store, "cpu")
     assert pointers.production is not None
     newer = pointers.production.model_copy(update={"release_id": "another"})
-    write_pointers(release.store, "example/tiny-llama", "cpu", Pointers(production=newer), revision)
+    serve(release.store, "example/tiny-llama", "cpu", newer)
     assert collect(release.store, sample.RELEASE).headline.state == "replaced"
 
 
 def test_a_release_whose_very_repository_serves_already_is_in_production(sample, tmp_path: Path) -> None:
     release = sample.whole_release(tmp_path)
-    pointers, revision = read_pointers(release.store, "example/tiny-llama", "cpu")
+    pointers = read_place(release.store, "cpu")
     package = release.store.read_document(f"releases/{sample.RELEASE}/results/package.cpu.json").value
     assert pointers.production is not None
     same = {"release_id": "earlier", "repository": ArtifactRef.model_validate(package["artifacts"]["repository"])}
     production = pointers.production.model_copy(update=same)
-    write_pointers(release.store, "example/tiny-llama", "cpu", Pointers(production=production), revision)
+    serve(release.store, "example/tiny-llama", "cpu", production)
     headline = collect(release.store, sample.RELEASE).headline
     assert headline.state == "in production"
     assert "Release earlier had put the very same model repository there" in headline.sentence

@@ -32,7 +32,7 @@ from llm_pipeline.planning.host import cpu_flags
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.serving.triton_server import RunningServer, find_server
 from llm_pipeline.store import open_store
-from llm_pipeline.store.pointers import read_pointers
+from llm_pipeline.store.place_state import read_place
 
 pytestmark = pytest.mark.thorough
 
@@ -121,9 +121,7 @@ class Host:
     def server(self, place: str) -> RunningServer:
         """Production's server."""
         state = Path(self.deployment.state_root) / place
-        found = find_server(
-            state / read_pointers(open_store(self.deployment.store), "acme/plain", place)[0].production.slot
-        )
+        found = find_server(state / read_place(open_store(self.deployment.store), place).production.slot)
         assert found is not None
         return found
 

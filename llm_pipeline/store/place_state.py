@@ -1,0 +1,328 @@
+"""What is known of a place: one document, changed by compare-and-swap, whoever acts there.
+
+    state = read_place(store, "h100")
+    edit_place(store, "h100", lambda state: state.model_copy(update={"pause": pause}))
+
+Promote, hand over, pause, answer and roll back are edits of it, which any process may make; whoever holds the place's
+lease carries them out. How a canary went is in the record of its release, and what runs is asked of servers and router.
+It is not signed, because processes without a key change it: what it names is checked against what is signed, in
+`llm_pipeline.release.trusted_pointers`.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import PurePosixPath
+from typing import Literal
+
+from llm_pipeline.base.errors import PipelineError
+from llm_pipeline.base.host_time import HostTime
+from llm_pipeline.base.records import ArtifactRef, Frozen
+from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
+from llm_pipeline.store.documents import DamagedDocument, understood
+
+Slot = Literal["blue", "green"]
+Question = Literal["begin", "go on"]
+"""May the step begin; or: may a canary that waits at this step go on, as if the step had passed."""
+
+Answer = Literal["waiting", "approved", "denied", "timed out"]
+
+_MOST_TAKEN_BACK = 20
+_MOST_APPROVALS = 20
+_TRIES = 8
+_LONGEST_PAUSE_SECONDS = 0.1
+
+
+class Pointer(Frozen):
+    """A release in a slot."""
+
+    release_id: str
+    repository: ArtifactRef
+    slot: Slot
+    recipe: str
+    promoted_at: datetime
+
+
+class PauseRequest(Frozen):
+    """A person's pause of a canary. Times are seconds since 1970.
+
+    Attributes:
+        attempt: When the attempt began that it belongs to, as in `CanaryRecord.began_at`.
+        by: Who paused it.
+        began: Since when it counts on the host of whoever goes by it.
+        why: In the person's words; may be empty.
+        deadline_seconds: Paused for longer, it is rolled back: a forgotten canary must not keep its users for ever.
+        resumed_by: Who ended it; empty while it stands.
+    """
+
+    attempt: float
+    by: str
+    why: str = ""
+    since: float
+    began: HostTime
+    deadline_seconds: float
+    resumed_by: str = ""
+
+    def holds(self, attempt: float) -> bool:
+        """Whether an attempt is paused by it."""
+        return self.resumed_by == "" and self.attempt == attempt
+
+    def over(self, now: HostTime) -> bool:
+        """Whether it has lasted too long; a clock that is set does not change that."""
+        return now.seconds_since(self.began) > self.deadline_seconds
+
+    def seen_by(self, now: HostTime, known: PauseRequest | None) -> PauseRequest:
+        """The same, timed on the controller's host: the person who asked may sit at one with another clock.
+
+        Args:
+            now: When the controller reads it.
+            known: As the controller knew it until now.
+        """
+        if known is not None and known.model_copy(update={"began": self.began}) == self:
+            return known
+        same_host = self.began.boot == now.boot
+        return self if same_host else self.model_copy(update={"began": now})
+
+    def words(self) -> str:
+        """Who paused it and what becomes of it, for logs and people."""
+        why = f" ({self.why})" if self.why else ""
+        return f"{self.by} paused it{why}; rolled back if nobody resumes it within {self.deadline_seconds:.0f} s"
+
+
+class StepApproval(Frozen):
+    """A question about a step of a canary and what became of it; the first answer wins. Times are seconds since 1970.
+
+    It may be answered before it is asked: by an approval task that runs ahead of the step.
+
+    Attributes:
+        run: The run of the release that it belongs to; answers of other runs do not count.
+        summary: What is asked, for people.
+        asked_at: None when it was answered before it was asked.
+        asked_here: The same on the host that asked.
+        deadline_seconds: How long it waits for an answer.
+        by: Who answered.
+    """
+
+    release_id: str
+    run: str
+    percent: float
+    question: Question
+    summary: str = ""
+    asked_at: float | None = None
+    asked_here: HostTime | None = None
+    deadline_seconds: float = 0.0
+    answer: Answer = "waiting"
+    answered_at: float | None = None
+    by: str = ""
+
+    def overdue(self, now: HostTime) -> bool:
+        """Whether it waits for longer than it may."""
+        if self.answer != "waiting" or self.asked_here is None:
+            return False
+        return now.seconds_since(self.asked_here) > self.deadline_seconds
+
+
+class WayBack(Frozen):
+    """A rollback from one release to another: written before anything moves, and again when it is done.
+
+    Any process that finds an unfinished one completes it.
+
+    Attributes:
+        left: The release that is rolled back: it was on trial, or served.
+        to: The release that serves afterwards.
+        by: Who asked for it, and why.
+        repository: What `left` served.
+        began_at: When the canary of `left` began, if it was on trial: later attempts are not affected.
+        done: Everything was moved and stopped.
+    """
+
+    left: str
+    to: str
+    by: str
+    asked_at: datetime
+    repository: ArtifactRef
+    began_at: float | None = None
+    done: bool = False
+
+
+class Sighting(Frozen):
+    """The state in which the guard found a canary, and since when it has not changed.
+
+    Attributes:
+        found: Changes with everything that a living controller writes.
+        boot: The guard's host, and its boot.
+        since: Seconds since that boot.
+        since_wall: The same moment in seconds since 1970, for a guard that has moved to another host.
+    """
+
+    found: str
+    boot: str
+    since: float
+    since_wall: float
+
+
+class Heartbeat(Frozen):
+    """The guard's latest pass: when it began, in seconds since 1970, and what it found.
+
+    Attributes:
+        sighting: Of the canary that had not ended; None when there was none.
+    """
+
+    at: float
+    sighting: Sighting | None = None
+
+
+class PlaceState(Frozen):
+    """One place.
+
+    Attributes:
+        model_id: `organisation/name` of the model that holds it; empty while nobody does.
+        since: Since when.
+        by: The release that brought it there.
+        next_model: The model that it is handed over to, once a release of that is promoted; empty for none.
+        next_by: Who handed it over.
+        production: What serves.
+        previous: What a rollback of production restores; None after one: only another canary brings a release that was
+            rolled back into production again.
+        previous_model: The model of `previous`.
+        keep_until: Until when `previous` stays warm.
+        taken_back: Releases that were rolled back here since they were promoted, the latest last.
+        on_trial: The release of the latest canary; its record says whether that has ended.
+        pause: A person's latest one.
+        approvals: What was asked or answered about steps, the latest last.
+        way_back: The latest rollback.
+        guard: The guard's latest pass.
+    """
+
+    model_id: str = ""
+    since: datetime | None = None
+    by: str = ""
+    next_model: str = ""
+    next_by: str = ""
+    production: Pointer | None = None
+    previous: Pointer | None = None
+    previous_model: str = ""
+    keep_until: datetime | None = None
+    taken_back: tuple[str, ...] = ()
+    on_trial: str = ""
+    pause: PauseRequest | None = None
+    approvals: tuple[StepApproval, ...] = ()
+    way_back: WayBack | None = None
+    guard: Heartbeat | None = None
+
+    def admits(self, model_id: str) -> bool:
+        """Whether releases of a model may be put there."""
+        return model_id in (self.model_id, self.next_model) or not self.model_id
+
+    @property
+    def way_back_to(self) -> Pointer | None:
+        """What a rollback of production restores: never another model."""
+        return self.previous if self.previous_model == self.model_id else None
+
+    def of(self, model_id: str) -> PlaceState:
+        """As one model sees it: what serves, or was left, is its own, or nothing."""
+        if model_id == self.model_id:
+            return self.model_copy(update={"previous": self.way_back_to})
+        left = self.previous if self.previous_model == model_id else None
+        return PlaceState(previous=left, previous_model=model_id)
+
+    def taking_back(self, release_id: str) -> PlaceState:
+        """With a release noted as rolled back; writing it fences a run that is about to promote it."""
+        others = [one for one in self.taken_back if one != release_id]
+        return self.model_copy(update={"taken_back": (*others, release_id)[-_MOST_TAKEN_BACK:]})
+
+    def approval(self, release_id: str, percent: float) -> StepApproval | None:
+        """The question about a step; None if it was neither put nor answered."""
+        mine = (one for one in self.approvals if (one.release_id, one.percent) == (release_id, percent))
+        return next(mine, None)
+
+    def with_approval(self, approval: StepApproval) -> PlaceState:
+        """With a question as it stands now."""
+        about = (approval.release_id, approval.percent)
+        others = [one for one in self.approvals if (one.release_id, one.percent) != about]
+        return self.model_copy(update={"approvals": (*others, approval)[-_MOST_APPROVALS:]})
+
+    def __str__(self) -> str:
+        if not self.model_id:
+            return "free"
+        since = f" since {self.since:%Y-%m-%d %H:%M} UTC" if self.since else ""
+        later = f", handed over to {self.next_model}" if self.next_model else ""
+        return f"held by {self.model_id}{since}{later}"
+
+
+def place_name(place: str) -> str:
+    """Name of a place's document."""
+    return f"places/{place}.json"
+
+
+def read_place(store: ArtifactStore, place: str) -> PlaceState:
+    """A place as it stands; an empty one before its first release.
+
+    Raises:
+        IntegrityError: The document is damaged.
+        Transient: It cannot be read.
+    """
+    return _read(store, place)[0]
+
+
+def edit_place(store: ArtifactStore, place: str, edit: Callable[[PlaceState], PlaceState]) -> PlaceState:
+    """Change a place's document; `edit` is asked again if somebody else changed it meanwhile.
+
+    An edit that only the holder of the place's lease may make confirms the lease itself: what it returns is written
+    only if nobody has written since.
+
+    Returns:
+        The place as it stands then.
+
+    Raises:
+        Conflict: Others change it all the time; the same call is safe again.
+        IntegrityError: The document is damaged.
+        Transient: The store cannot be read, or takes nothing.
+    """
+    for _ in range(_TRIES):
+        state, revision = _read(store, place)
+        wanted = edit(state)
+        if wanted == state:
+            return state
+        try:
+            store.write_document(place_name(place), wanted.model_dump(mode="json", exclude_defaults=True), revision)
+        except Conflict:
+            time.sleep(random.uniform(0.0, _LONGEST_PAUSE_SECONDS))  # noqa: S311 - no secret
+            continue
+        return wanted
+    raise Conflict(f"{place_name(place)} changes faster than it can be written")
+
+
+@dataclass(frozen=True)
+class NamedPlace:
+    """A place and what is known of it."""
+
+    name: str
+    state: PlaceState
+
+
+def readable_places(store: ArtifactStore) -> tuple[list[NamedPlace], list[DamagedDocument]]:
+    """All places that can be read, and the documents that cannot.
+
+    Raises:
+        Transient: The documents cannot even be listed.
+    """
+    found, damaged = [], []
+    for name in store.list_documents("places"):
+        place = PurePosixPath(name).stem
+        try:
+            found.append(NamedPlace(place, read_place(store, place)))
+        except PipelineError as error:
+            damaged.append(DamagedDocument(name, error))
+    return found, damaged
+
+
+def _read(store: ArtifactStore, place: str) -> tuple[PlaceState, str | None]:
+    document = store.read_document(place_name(place))
+    if document is None:
+        return PlaceState(), None
+    return understood(PlaceState, document.value, place_name(place)), document.revision
