@@ -41,7 +41,14 @@ from llm_pipeline.canary.analysis import LOUD_BLOCKS, begin, begin_step, observe
 from llm_pipeline.canary.evidence import Outcome, decide
 from llm_pipeline.canary.metrics import SLOW_FACTOR, ArmCounts, BothCounts, Counts, Limit, Thresholds, Window
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.statistics.eprocess import FACTORS, gained_by_odds, information_of_odds
+from llm_pipeline.statistics.eprocess import (
+    FACTORS,
+    Bets,
+    gained_by_odds,
+    mean_of_exponentials,
+    most_gained,
+    sums_of_odds,
+)
 from llm_pipeline.statistics.variation import Variation
 
 Ints = NDArray[np.int64]
@@ -255,20 +262,24 @@ def ours(before: Arm, candidate: Arm, stable: Arm) -> Ints:
 def _value(mine: tuple[Ints, Ints], theirs: tuple[Ints, Ints], variances: Numbers | None = None) -> Numbers:
     """The e-value at one limit, by blocks; the formulas of `eprocess` and `analysis`."""
     ratio = POLICY.error_ratio if variances is None else POLICY.slow_ratio
-    logs, strongest, information = np.zeros(len(FACTORS)), np.zeros((LOUD_BLOCKS, len(FACTORS))), 0.0
-    values, held = np.ones(BLOCKS), np.zeros(4, dtype=np.int64)
+    total, strongest, odds = (
+        np.zeros(len(FACTORS)),
+        np.zeros((LOUD_BLOCKS, len(FACTORS))),
+        np.array(Bets.start(1).sums[0]),
+    )
+    logs, sums, held = np.empty((BLOCKS, len(FACTORS))), np.empty((BLOCKS, 5)), np.zeros(4, dtype=np.int64)
     for block, counts in enumerate(np.stack([*mine, *theirs], axis=1)):
         held += counts
         e_c, n_c, e_s, n_s = map(int, held)
         if n_c and n_s:
             gained = np.array(_gained((e_c, n_c), (e_s, n_s), ratio))
-            logs, information = logs + gained, information + information_of_odds((e_c, n_c), (e_s, n_s))
+            total, odds = total + gained, odds + sums_of_odds((e_c, n_c), (e_s, n_s))
             strongest = np.sort(np.vstack([strongest, gained]), axis=0)[1:]
             held = np.zeros(4, dtype=np.int64)
-        trimmed = logs if variances is None else logs - strongest.sum(axis=0)
-        counted = 1.0 if variances is None else 1.0 / (1.0 + 2.0 * information * variances[block])
-        values[block] = np.exp(np.minimum(counted * trimmed, 600.0)).mean()
-    return values
+        logs[block], sums[block] = total if variances is None else total - strongest.sum(axis=0), odds
+    if variances is not None:
+        logs = np.minimum(logs, most_gained(sums, ratio, variances))
+    return mean_of_exponentials(logs)
 
 
 _gained = lru_cache(maxsize=1 << 18)(gained_by_odds)

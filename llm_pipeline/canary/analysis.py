@@ -20,10 +20,12 @@ from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.statistics.eprocess import (
     Bets,
     Logs,
+    OddsSums,
     SplitTest,
     gained_by_level,
     gained_by_odds,
-    information_of_odds,
+    sums_of_level,
+    sums_of_odds,
 )
 from llm_pipeline.statistics.variation import Variation
 
@@ -103,11 +105,11 @@ class MetricState(Frozen):
     @property
     def values(self) -> list[float]:
         """By limit; at the last step the mean of the two comparisons."""
-        variances = self.variation.variances() if self.variation else [0.0] * len(self.bets.logs)
-        compared = self.bets.plus(*_compared(self.open, self.ratio)).values(variances)
+        variances = self.variation.variances() if self.variation else None
+        compared = self.bets.plus(*_compared(self.open, self.ratio)).values(self.ratio, variances)
         if not self.levels:
             return compared
-        held = self.held.plus(*_held(self.held_open, self.levels)).values(variances)
+        held = self.held.plus(*_held(self.held_open, self.levels)).values(1.0, variances)
         return [(one + other) / 2.0 for one, other in zip(compared, held, strict=True)]
 
     @property
@@ -157,24 +159,24 @@ class MetricState(Frozen):
         return self.model_copy(update={"levels": tuple(levels)})
 
 
-def _compared(counts: BothCounts, ratio: float) -> tuple[list[Logs], list[float]]:
-    """What a block adds to the logarithms and to the information, by limit."""
+def _compared(counts: BothCounts, ratio: float) -> tuple[list[Logs], list[OddsSums]]:
+    """What a block adds to the logarithms and to the sums, by limit."""
     mine, theirs = counts.candidate, counts.stable
     arms = [
         ((mine_events, mine.requests), (their_events, theirs.requests))
         for mine_events, their_events in zip(mine.events, theirs.events, strict=True)
     ]
-    return [gained_by_odds(*both, ratio) for both in arms], [information_of_odds(*both) for both in arms]
+    return [gained_by_odds(*both, ratio) for both in arms], [sums_of_odds(*both) for both in arms]
 
 
-def _held(counts: BothCounts, levels: Sequence[float]) -> tuple[list[Logs], list[float]]:
+def _held(counts: BothCounts, levels: Sequence[float]) -> tuple[list[Logs], list[OddsSums]]:
     """The same against the levels; a level of 0 holds nobody."""
     mine = counts.candidate
     arms = [
         ((events, mine.requests) if level else (0, 0), level or 0.5)
         for events, level in zip(mine.events, levels, strict=True)
     ]
-    return [gained_by_level(*arm) for arm in arms], [n * level * (1.0 - level) for (_, n), level in arms]
+    return [gained_by_level(*arm) for arm in arms], [sums_of_level(*arm) for arm in arms]
 
 
 class AnalysisState(Frozen):

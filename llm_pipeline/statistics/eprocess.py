@@ -16,9 +16,13 @@ the traffic's split may change between blocks. Rejecting shows a regression.
 
 Where servers waver (latencies do), requests of one moment are no independent witnesses, and two things make E smaller,
 which keeps the guarantee: the blocks that favour an alternative most are left out of its product, so that no stall of
-one server decides; and the logarithms are multiplied by `1 / (1 + 2 V s^2)`, where `V` is the counts' information about
-log r, and `s^2` how much one server's log odds vary beyond chance (see `variation`). For normal noise that lasts, this
-is the likelihood ratio of the model with a random effect of each server.
+one server decides; and no alternative gets more than the normal law of the log odds ratio gives it, with a random
+effect of each server:
+
+    N(y; log r, v + 2 s^2) / N(y; log r0, v + 2 s^2)
+
+`y` is Mantel and Haenszel's estimate over all blocks, `v` its variance by chance, `s^2` how much one server's log odds
+vary beyond chance (see `variation`).
 
 Levels. Where hardly any of stable's traffic is left to compare with, a share is held to a level that was fixed before,
 by the Bernoulli likelihood ratio of larger odds against it.
@@ -28,7 +32,8 @@ Beta(k w, k (1 - w)) mixture over the alternative, the Bayes factor is an e-proc
 
 Sources: Lindon and Malek, "Anytime-Valid Inference for Multinomial Count Data", NeurIPS 2022; Lindon, Sanden and
 Shirikian, "Rapid Regression Detection in Software Deployments through Sequential Testing", KDD 2022,
-arXiv:2205.14762; Fisher, "The Logic of Inductive Inference", JRSS 1935; Ville 1939 for the bound.
+arXiv:2205.14762; Fisher, "The Logic of Inductive Inference", JRSS 1935; Ville 1939 for the bound; Mantel and Haenszel,
+JNCI 1959; Robins, Breslow and Greenland, Biometrics 1986, for the variance of their estimate.
 """
 
 from __future__ import annotations
@@ -46,12 +51,15 @@ if TYPE_CHECKING:  # a canary's record holds these tests, and few who read it co
 
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 Logs = tuple[float, ...]
+OddsSums = tuple[float, float, float, float, float]
+"""Mantel and Haenszel's two sums, whose ratio is the odds ratio, and Robins, Breslow and Greenland's three."""
 
 FACTORS = (1.25, 1.6, 2.5, 5.0, 15.0, 30.0)
 """The alternatives of each test, as multiples of the odds ratio that is tolerated."""
 
 _LARGEST_EXPONENT = 700.0  # exp() of more overflows a double; 1e304 is certain enough
 _CONCENTRATION = 50.0
+_HALF_A_REQUEST: OddsSums = (0.125, 0.125, 0.0625, 0.125, 0.0625)  # in each arm, with and without an event
 
 
 class Bets(Frozen):
@@ -60,20 +68,20 @@ class Bets(Frozen):
     Attributes:
         logs: By limit and alternative: the sum of the log likelihood ratios.
         strongest: The largest of them that single blocks brought, by limit and alternative; they do not count.
-        information: By limit: Fisher's, about the logarithm of the odds ratio.
+        sums: By limit: for the odds ratio over all blocks and its variance.
     """
 
     logs: tuple[Logs, ...]
     strongest: tuple[tuple[Logs, ...], ...] = ()
-    information: tuple[float, ...]
+    sums: tuple[OddsSums, ...]
 
     @classmethod
     def start(cls, limits: int, *, left_out: int = 0) -> Self:
         """No data yet; of each alternative so many blocks will not count."""
         none = ((0.0,) * len(FACTORS),) * limits
-        return cls(logs=none, strongest=(none,) * left_out, information=(0.0,) * limits)
+        return cls(logs=none, strongest=(none,) * left_out, sums=(_HALF_A_REQUEST,) * limits)
 
-    def plus(self, gained: Sequence[Logs], information: Sequence[float]) -> Self:
+    def plus(self, gained: Sequence[Logs], sums: Sequence[OddsSums]) -> Self:
         """The bets after one more block, by limit."""
         import numpy as np
 
@@ -85,17 +93,23 @@ class Bets(Frozen):
             update={
                 "logs": tuple(map(tuple, np.add(self.logs, gained).tolist())),
                 "strongest": strongest,
-                "information": tuple(np.add(self.information, information).tolist()),
+                "sums": tuple(map(tuple, np.add(self.sums, sums).tolist())),
             }
         )
 
-    def values(self, variances: Sequence[float]) -> list[float]:
-        """The e-value at each limit, with the variance of one server's log odds there."""
+    def values(self, ratio: float, variances: Sequence[float] | None = None) -> list[float]:
+        """The e-value at each limit.
+
+        Args:
+            ratio: The odds ratio that is tolerated; 1 where a level is.
+            variances: Of one server's log odds, by limit; None where servers do not waver.
+        """
         import numpy as np
 
         logs = np.array(self.logs) - np.sum(self.strongest, axis=0)
-        independence = 1.0 / (1.0 + 2.0 * np.multiply(self.information, variances))
-        found: list[float] = mean_of_exponentials(independence[:, None] * logs).tolist()
+        if variances is not None:
+            logs = np.minimum(logs, most_gained(np.array(self.sums), ratio, np.array(variances)))
+        found: list[float] = mean_of_exponentials(logs).tolist()
         return found
 
 
@@ -137,10 +151,39 @@ def gained_by_odds(mine: tuple[int, int], theirs: tuple[int, int], ratio: float)
     return tuple((likelihoods[1:] - likelihoods[0]).tolist())
 
 
-def information_of_odds(mine: tuple[int, int], theirs: tuple[int, int]) -> float:
-    """Of the hypergeometric law about the logarithm of its ratio, where that ratio is 1."""
-    events, both = mine[0] + theirs[0], mine[1] + theirs[1]
-    return events * (both - events) * mine[1] * theirs[1] / (both * both * (both - 1.0)) if both > 1 else 0.0
+def most_gained(sums: Floats, ratio: float, variances: Floats) -> Floats:
+    """The most that each alternative's logarithm may be where servers waver.
+
+    Args:
+        sums: Those of `OddsSums`, as the last axis.
+        ratio: The odds ratio that is tolerated.
+        variances: Of one server's log odds.
+    """
+    import numpy as np
+
+    more, less, a, b, c = np.moveaxis(sums, -1, 0)
+    by_chance = a / (2.0 * more**2) + b / (2.0 * more * less) + c / (2.0 * less**2)
+    beyond, steps = np.log(more / less / ratio)[..., None], np.log(FACTORS)
+    found: Floats = steps * (beyond - steps / 2.0) / (by_chance + 2.0 * variances)[..., None]
+    return found
+
+
+def sums_of_odds(mine: tuple[int, int], theirs: tuple[int, int]) -> OddsSums:
+    """What one block adds to the sums; arguments as of `gained_by_odds`."""
+    (e_c, n_c), (e_s, n_s) = mine, theirs
+    both = max(1, n_c + n_s)
+    return _sums(e_c * (n_s - e_s) / both, (n_c - e_c) * e_s / both, (e_c + n_s - e_s) / both)
+
+
+def sums_of_level(mine: tuple[int, int], level: float) -> OddsSums:
+    """The same against a share that is tolerated: as if stable had any number of requests."""
+    events, requests = mine
+    return _sums(events * (1.0 - level), (requests - events) * level, 1.0 - level)
+
+
+def _sums(more: float, less: float, agreeing: float) -> OddsSums:
+    opposed = 1.0 - agreeing
+    return more, less, agreeing * more, agreeing * less + opposed * more, opposed * less
 
 
 def gained_by_level(mine: tuple[int, int], level: float) -> Logs:

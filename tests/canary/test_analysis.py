@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from statistics import NormalDist
 
 import pytest
 from looking import LIMITS, request, watched
@@ -11,9 +12,10 @@ from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.analysis import AnalysisState, begin, begin_step, observe
 from llm_pipeline.canary.evidence import Outcome, StepDecision, decide
 from llm_pipeline.canary.judgements import undecided_and_clean
-from llm_pipeline.canary.metrics import Window, fix_thresholds, window
+from llm_pipeline.canary.metrics import BothCounts, Counts, Window, fix_thresholds, window
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.statistics.variation import Variation
 
 POLICY = CanaryPolicy(minimum_bake_seconds=60, maximum_bake_seconds=600, minimum_requests=20)
 
@@ -110,23 +112,21 @@ def test_a_worse_candidate_regresses_and_the_evidence_names_the_metric(change, m
     assert worse(decision) == metrics
 
 
-def test_failures_now_and_then_are_found_whatever_stable_did_before_and_whoever_is_refused() -> None:
-    """A stranger's bad requests, refused by both arms, hide nothing and blame nobody."""
-    stranger = [request(at=n / 4, refused=True) for n in range(4000)]
-    history = fix_thresholds([*mixed(0, 1000), *stranger], POLICY)
+@pytest.mark.parametrize("answered", [{"refused": True}, {"fault": True}], ids=["400", "500"])
+def test_a_strangers_malformed_bodies_hide_no_failures(answered) -> None:
+    """255 bodies of `{{{` in the past hour, however they were answered, and more while the candidate fails 30 %."""
+    stranger = [request(at=12.0 * n, **answered) for n in range(255)]
+    history = fix_thresholds([*mixed(0, 3600), *stranger], POLICY)
     assert history is not None
 
-    def judged(every: int) -> StepDecision:
-        seen = [
-            replace(one, fault=bool(every) and n % every == 0, error=bool(every) and n % every == 0)
-            for n, one in enumerate(mixed(120, 0))
-        ]
-        refused = [request(arm, at=n % 120, refused=True) for n in range(600) for arm in ("blue", "green")]
-        state = watched(begin_step(begin(history, POLICY), 0.5), [*mixed(0, 120), *seen, *refused])
-        return decide(state, POLICY, 120.0)
+    def judged(*, failing: int) -> StepDecision:
+        candidate = [replace(one, fault=n % 10 < failing, error=n % 10 < failing) for n, one in enumerate(mixed(80, 0))]
+        refused = [request(arm, at=n % 80, refused=True) for n in range(600) for arm in ("blue", "green")]
+        state = watched(begin_step(begin(history, POLICY), 0.5), [*mixed(0, 80), *candidate, *refused])
+        return decide(state, POLICY, 80.0)
 
-    assert worse(judged(every=4)) == ["failed answers"]
-    assert judged(every=0).outcome is Outcome.PASS
+    assert worse(judged(failing=3)) == ["failed answers"]
+    assert judged(failing=0).outcome is Outcome.PASS
 
 
 def test_a_candidate_that_refuses_what_stable_answers_makes_the_split_wrong() -> None:
@@ -235,6 +235,27 @@ def test_what_stable_does_not_show_is_not_compared() -> None:
     found = fix_thresholds([request(streaming=False) for _ in range(50)], POLICY)
     assert found is not None
     assert [metric.name for metric in begin(found, POLICY).metrics] == ["failed answers", "slow end"]
+
+
+def test_a_candidate_three_times_slower_is_seen_on_a_host_whose_load_wanders() -> None:
+    """Of a canary that was promoted once: p50 of 36 against 10 ms, 492 of 494 slow against 155 of 403."""
+    wandering = (NormalDist(-0.5, 0.65).inv_cdf((n + 0.5) / 10) for n in range(10))  # log odds
+    shares = [1.0 / (1.0 + math.exp(-one)) for one in wandering]
+    history = [(100, (round(100 * share), 0)) for share in shares for _ in range(3)]
+    variation = Variation.learned(history, 2)
+    assert variation.variances()[0] > 0.3
+    thresholds = LIMITS.model_copy(update={"variations": {"slow end": variation}})
+    policy = POLICY.model_copy(update={"slow_ratio": 2.0})
+    state = begin_step(begin(thresholds, policy), 0.55)
+    for block in range(40):
+        mine, theirs = ((total * (block + 1) // 40 - total * block // 40) for total in (494, 403))
+        slow = Counts(requests=mine, events=(mine - (block in (9, 29)), 0))
+        usual = Counts(requests=theirs, events=(155 * (block + 1) // 40 - 155 * block // 40, 0))
+        seen = Window(counts={"slow end": BothCounts(candidate=slow, stable=usual)}, saw_anything=True)
+        state = observe(state, seen, thresholds.block_seconds)
+    total = next(metric.total for metric in state.metrics if metric.name == "slow end")
+    assert (total.candidate.events[0], total.stable.events[0]) == (492, 155)
+    assert worse(decide(state, policy, 400.0)) == ["slow end"]
 
 
 BUSY = CanaryPolicy(
