@@ -31,8 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "canary")
 
 from live_site import LiveSite
 
-from llm_pipeline.canary.access_log import AccessLog, LogCursor
-from llm_pipeline.canary.observations import ObservedRequest
+from llm_pipeline.canary.access_log import AccessLog, LogCursor, ObservedRequest
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.router import ALL, RouteState, all_to
 from llm_pipeline.config.policy import CanaryPolicy

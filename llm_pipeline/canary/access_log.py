@@ -1,146 +1,135 @@
-"""The router's access log, read piece by piece while it is written, rotated, deleted and truncated."""
+"""The router's access log as single requests, read piece by piece while it is written and put aside.
+
+A request belongs to the arm whose cluster the router chose, whichever slot answered it. If the other slot answered, or
+a second attempt was needed, the arm's own server failed and fail-over hid it: the user lost nothing, and the fault
+still counts against the arm.
+
+The log has a line when a request ends, and one a second while it is in flight, so a request that hangs is seen, too.
+Of the answers of OpenAI's API it has times and texts; of Triton's own API and of gRPC the status alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import json
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.observations import ObservedRequest, SlotOfAddress, parse_line
+from llm_pipeline.canary.arm_names import FAILOVER_SUFFIX, plain_name
+from llm_pipeline.canary.router import SlotName
 
 log = get_logger(__name__)
 
 _LONGEST_LINE_BYTES = 1024 * 1024
 _RECENT_BYTES = 4 * 1024 * 1024
-_MARK_BYTES = 2048
+
+# invalid argument, not found, already exists, permission denied, failed precondition, out of range, unimplemented,
+# unauthenticated: both versions would answer the same request like that. Any other but OK is the server's fault.
+_REFUSING_GRPC_STATUSES = frozenset({3, 5, 6, 7, 9, 11, 12, 16})
+_FAULT_FLAGS = frozenset({"UF", "UO", "NR", "NC", "UT", "LR", "UR", "UC", "UPE", "UMSDR", "OM", "NFCF", "UH"})
+_CANCELLED_FLAGS = frozenset({"DC", "DR"})
+_ROUTES = ("/chat/completions", "/completions")
+_GIVEN_UP = ("", "cancelled", "abort")
+_CALLS_TOOLS = ("tool_calls", "function_call")
+_IN_FLIGHT = "DownstreamPeriodic"
+_SLOTS: dict[str, SlotName] = {"blue": "blue", "green": "green"}
+
+SlotOfAddress = Callable[[str | None], SlotName | None]
+"""The slot of an upstream address, as the log has it."""
+
+
+@dataclass(frozen=True)
+class ObservedRequest:
+    """One request: as it ended, or as it was while it was in flight.
+
+    Attributes:
+        started_at: Seconds since 1970.
+        arm: The slot that the router chose.
+        on_trial: The arm was the candidate's at that time.
+        fault: The server of the arm failed it, hidden by fail-over or not.
+        error: A fault, or a refusal (4xx) by every server that was asked.
+        lost: The user saw a failure.
+        refused: Every server that was asked refused it (4xx).
+        cancelled: The user disconnected before the answer's end.
+        in_flight: It had not ended; its times are those until the line was written.
+        streaming: The answer was a stream of tokens.
+        route: The end of the path of a completion; empty for others.
+        by_status_only: It is none, so nothing but its status is judged.
+        first_byte_milliseconds: From the request's last byte until the answer's first byte; None without an answer.
+        total_milliseconds: From there until its last byte, or until the user went away, or its age in flight.
+        bytes_sent: Size of the answer's body.
+        stream_milliseconds: From the answer's first byte to its last; None without an answer.
+        request_bytes: Size of the request's body.
+        identity: The request's id, the same in all its lines; empty where the router does not log it.
+        server: The slot that answered, or was asked last; None where that is not known.
+        output_tokens: By the answer's own count; None where the router could not read it.
+        finish_reason: From the answer's last chunk; empty if there was none.
+        empty: The answer has no text and calls no tool; None where it could not be read to its end.
+        truncated: The answer has no final chunk, or the server gave it up; None like `empty`.
+        repetition: Share of the text's pieces that occurred before in it; None where the text is short or unread.
+    """
+
+    started_at: float
+    arm: SlotName
+    on_trial: bool
+    fault: bool
+    error: bool
+    lost: bool
+    cancelled: bool
+    streaming: bool
+    first_byte_milliseconds: float | None
+    total_milliseconds: float
+    bytes_sent: int
+    stream_milliseconds: float | None = None
+    request_bytes: int = 0
+    identity: str = ""
+    route: str = ""
+    by_status_only: bool = False
+    refused: bool = False
+    in_flight: bool = False
+    server: SlotName | None = None
+    output_tokens: int | None = None
+    finish_reason: str = ""
+    empty: bool | None = None
+    truncated: bool | None = None
+    repetition: float | None = None
+
+    @property
+    def seen_at(self) -> float:
+        """When its line was written, by the router's clock: seconds since 1970."""
+        return self.started_at + self.total_milliseconds / 1000
+
+    @property
+    def per_token_milliseconds(self) -> float | None:
+        """Time per output token after the first; None without a stream of two tokens or more."""
+        tokens, time = self.output_tokens or 0, self.stream_milliseconds
+        return time / (tokens - 1) if self.streaming and time is not None and tokens > 1 else None
 
 
 class LogCursor(Frozen):
-    """How far the access log has been read; survives rotation and restarts of the reader.
+    """How far the access log has been read; survives its being put aside, and restarts of the reader.
 
     Attributes:
         inode: The file; 0 before the first.
         offset: Bytes of it that were read, whole lines.
-        mark: Length and digest of the last bytes before the offset, to notice another file with the same inode, or
-            the same file truncated and grown again.
     """
 
     inode: int = 0
     offset: int = 0
-    mark: str = ""
-
-
-class FollowedFile:
-    """A file that another process appends to, followed when it is renamed, deleted or truncated.
-
-    The file is held open, so lines that are written after it was moved or deleted are still read.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._held: BinaryIO | None = None
-
-    def end(self) -> LogCursor:
-        """The cursor behind the last whole line."""
-        try:
-            with self.path.open("rb") as stream:
-                status = os.fstat(stream.fileno())
-                begin = max(0, status.st_size - _LONGEST_LINE_BYTES)
-                stream.seek(begin)
-                data = stream.read(status.st_size - begin)
-                whole = data[: data.rfind(b"\n") + 1]
-                return LogCursor(inode=status.st_ino, offset=begin + len(whole), mark=_mark(whole))
-        except FileNotFoundError:
-            return LogCursor()
-
-    def tail(self, most_bytes: int) -> bytes:
-        """The newest whole lines, including those of the last rotated file."""
-        newest = _last_lines(self.path, most_bytes)
-        return _last_lines(self._rotated, most_bytes - len(newest)) + newest
-
-    def read(self, cursor: LogCursor, most_bytes: int) -> tuple[bytes, LogCursor]:
-        """Whole lines since the cursor, and the cursor behind them. A file that was moved is read to its end first."""
-        stream, before = self._stream(cursor), b""
-        if stream is None:
-            return b"", cursor
-        if os.fstat(stream.fileno()).st_ino != cursor.inode:
-            cursor = LogCursor(inode=os.fstat(stream.fileno()).st_ino)
-        elif not _continues(stream, cursor):
-            before = self._copied(cursor, most_bytes)
-            cursor = LogCursor(inode=cursor.inode)
-        lines, cursor = _lines(stream, cursor, most_bytes)
-        if self.moved and not self.behind(cursor) and (follows := _open(self.path)) is not None:
-            if os.fstat(follows.fileno()).st_size == 0:  # the router has not reopened the log yet
-                follows.close()
-            else:
-                self._hold(follows)
-                more, cursor = _lines(follows, LogCursor(inode=os.fstat(follows.fileno()).st_ino), most_bytes)
-                lines += more
-        return before + lines, cursor
-
-    @property
-    def moved(self) -> bool:
-        """Whether the path now names another file than the one being read, or no file."""
-        try:
-            found = self.path.stat().st_ino
-        except FileNotFoundError:
-            return True
-        return self._held is not None and os.fstat(self._held.fileno()).st_ino != found
-
-    def behind(self, cursor: LogCursor) -> bool:
-        """Whether there is more than an unfinished line after the cursor."""
-        if self._held is None:
-            return False
-        return bool(_lines(self._held, cursor, _LONGEST_LINE_BYTES)[0])
-
-    @property
-    def _rotated(self) -> Path:
-        return self.path.with_name(f"{self.path.name}.1")
-
-    def _hold(self, stream: BinaryIO) -> BinaryIO:
-        if self._held is not None:
-            self._held.close()
-        self._held = stream
-        return stream
-
-    def _stream(self, cursor: LogCursor) -> BinaryIO | None:
-        """The file that the cursor is in, wherever it is now; else the one at the path, None without one."""
-        if self._held is not None and os.fstat(self._held.fileno()).st_ino == cursor.inode:
-            return self._held
-        for path in (self.path, *self._siblings()):
-            stream = _open(path)
-            if stream is None:
-                continue
-            if cursor.inode in (0, os.fstat(stream.fileno()).st_ino):
-                return self._hold(stream)
-            stream.close()
-        stream = _open(self.path)
-        if stream is not None:
-            log.warning("a file of the access log is gone, with lines that were not read yet", path=str(self.path))
-        return stream and self._hold(stream)
-
-    def _copied(self, cursor: LogCursor, most_bytes: int) -> bytes:
-        """Lines after the cursor from a copy that was made before the file was truncated."""
-        for path in self._siblings():
-            stream = _open(path)
-            if stream is not None:
-                with stream:
-                    if cursor.mark and _continues(stream, cursor):
-                        return _lines(stream, cursor, most_bytes)[0]
-        return b""
-
-    def _siblings(self) -> list[Path]:
-        return [path for path in sorted(self.path.parent.glob(f"{self.path.name}?*")) if path.is_file()]
 
 
 class AccessLog:
     """Reads an Envoy access log incrementally, whole lines only.
+
+    Its file is held open, so lines that are written after it was moved or deleted are still read.
 
     Attributes:
         damaged: Lines that could not be understood so far.
@@ -163,20 +152,31 @@ class AccessLog:
             reopen: Tells the router to open its log again, once its file was moved or deleted.
             largest_bytes: A longer log is put aside, as `<name>.1`; None leaves that to somebody else.
         """
-        self._file = FollowedFile(path)
+        self._path, self._aside = path, path.with_name(f"{path.name}.1")
         self._slot_of_address = slot_of_address
         self._reopen = reopen
         self._largest = largest_bytes
+        self._held: BinaryIO | None = None
         self.damaged = 0
         self.behind = False
 
     def end(self) -> LogCursor:
         """The cursor behind the last whole line."""
-        return self._file.end()
+        stream = _open(self._path)
+        if stream is None:
+            return LogCursor()
+        with stream:
+            size = _size(stream)
+            begin = max(0, size - _LONGEST_LINE_BYTES)
+            stream.seek(begin)
+            whole = stream.read(size - begin).rfind(b"\n") + 1
+            return LogCursor(inode=_inode(stream), offset=begin + whole)
 
     def recent(self, since: float, most_bytes: int = _RECENT_BYTES) -> list[ObservedRequest]:
         """Requests that started at or after `since` and ended, as far back as the newest bytes of the log go."""
-        found = self._requests(self._file.tail(most_bytes).splitlines())
+        newest = _last_lines(self._path, most_bytes)
+        lines = _last_lines(self._aside, most_bytes - len(newest)) + newest
+        found = self._requests(lines.splitlines())
         return [request for request in found if request.started_at >= since and not request.in_flight]
 
     def read(self, cursor: LogCursor, most_bytes: int = 2**62) -> tuple[list[ObservedRequest], LogCursor]:
@@ -190,26 +190,62 @@ class AccessLog:
             most_bytes: Of the log that are read in one call; what is left is for the next one (see `behind`).
         """
         self._put_aside()
-        lines, cursor = self._file.read(cursor, most_bytes)
-        self.behind = self._file.behind(cursor)
-        if self._file.moved:
+        stream, lines = self._stream(cursor), b""
+        if stream is not None:
+            if _inode(stream) != cursor.inode or _size(stream) < cursor.offset:
+                cursor = LogCursor(inode=_inode(stream))
+            lines, cursor = _lines(stream, cursor, most_bytes)
+            follows = _open(self._path) if self._moved and not _lines(stream, cursor, _LONGEST_LINE_BYTES)[0] else None
+            if follows is not None and _size(follows):  # else the router has not reopened its log yet
+                self._hold(follows)
+                more, cursor = _lines(follows, LogCursor(inode=_inode(follows)), most_bytes)
+                lines += more
+        self.behind = self._held is not None and bool(_lines(self._held, cursor, _LONGEST_LINE_BYTES)[0])
+        if self._moved:
             self._ask_to_reopen()
         return list(self._requests(lines.splitlines())), cursor
 
     def keep(self) -> None:
         """Rotate and reopen the file. Reading does this too; call it while nothing reads."""
         self._put_aside()
-        if not self._file.path.exists():
+        if not self._path.exists():
             self._ask_to_reopen()
 
+    @property
+    def _moved(self) -> bool:
+        """Whether the path now names another file than the one being read, or no file."""
+        try:
+            named = self._path.stat().st_ino
+        except FileNotFoundError:
+            return True
+        return self._held is not None and _inode(self._held) != named
+
+    def _stream(self, cursor: LogCursor) -> BinaryIO | None:
+        """The file that the cursor is in, also where it was put aside; else the one at the path, None without one."""
+        if self._held is not None and _inode(self._held) == cursor.inode:
+            return self._held
+        for path in (self._path, self._aside):
+            stream = _open(path)
+            if stream is not None and cursor.inode in (0, _inode(stream)):
+                return self._hold(stream)
+        stream = _open(self._path)
+        if stream is not None:
+            log.warning("a file of the access log is gone, with lines that were not read yet", path=str(self._path))
+        return stream and self._hold(stream)
+
+    def _hold(self, stream: BinaryIO) -> BinaryIO:
+        if self._held is not None:
+            self._held.close()
+        self._held = stream
+        return stream
+
     def _put_aside(self) -> None:
-        path = self._file.path
-        if self._largest is None or self._file.moved:
+        if self._largest is None or self._moved:
             return
         with contextlib.suppress(FileNotFoundError):  # the guard, or a controller, put it aside at the same moment
-            if path.stat().st_size <= self._largest:
+            if self._path.stat().st_size <= self._largest:
                 return
-            path.rename(path.with_name(f"{path.name}.1"))
+            self._path.rename(self._aside)
         self._ask_to_reopen()
 
     def _ask_to_reopen(self) -> None:
@@ -234,7 +270,117 @@ class AccessLog:
                 yield request
         if damaged:
             self.damaged += damaged
-            log.warning("damaged lines of the access log are ignored", lines=damaged, path=str(self._file.path))
+            log.warning("damaged lines of the access log are ignored", lines=damaged, path=str(self._path))
+
+
+def parse_line(line: bytes, slot_of_address: SlotOfAddress) -> ObservedRequest | None:
+    """One line of the log; None for a request that reached no arm.
+
+    Raises:
+        ValueError: The line is damaged, or one of its numbers is none.
+    """
+    try:
+        entry = json.loads(line.decode(errors="replace"), parse_constant=_no_number)
+        arm, on_trial = _arm(entry.get("cluster"))
+        return None if arm is None else _request(entry, arm, slot_of_address, on_trial=on_trial)
+    except (AttributeError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"not a line of an access log: {error}") from error
+
+
+def _request(
+    entry: Mapping[str, Any], arm: SlotName, slot_of_address: SlotOfAddress, *, on_trial: bool
+) -> ObservedRequest:
+    path = str(entry["path"] or "").partition("?")[0]
+    in_flight = entry.get("type") == _IN_FLIGHT
+    ending = "in flight" if in_flight else _ending(entry)
+    server = slot_of_address(entry.get("host"))
+    elsewhere = (_count(entry["attempts"]) or 0) > 1 or server != arm
+    route = next((route for route in _ROUTES if path.endswith(route)), "")
+    asking = _positive(entry.get("asked_ms")) or 0.0
+    broken, refused = ending == "failed", ending == "refused"
+    fault = broken or (ending == "answered" and elsewhere)
+    has_text = entry.get("has_text") if route and ending in ("answered", "failed") else None
+    read = has_text is not None and _count(entry["code"]) == HTTPStatus.OK
+    reason = str(entry.get("finish_reason") or "")
+    return ObservedRequest(
+        started_at=_finite(entry["started_at"]),
+        arm=arm,
+        on_trial=on_trial,
+        fault=fault,
+        error=fault or refused,
+        lost=broken or refused,
+        refused=refused,
+        cancelled=ending == "abandoned",
+        in_flight=in_flight,
+        server=server,
+        streaming=entry.get("stream") == "1",
+        first_byte_milliseconds=_after(asking, entry.get("first_byte_ms")),
+        total_milliseconds=_after(asking, entry.get("total_ms")) or 0.0,
+        bytes_sent=_count(entry.get("bytes")) or 0,
+        stream_milliseconds=_positive(entry.get("stream_ms")),
+        request_bytes=_count(entry.get("request_bytes")) or 0,
+        identity=str(entry.get("id") or ""),
+        route=route,
+        by_status_only=not route,
+        output_tokens=_count(entry.get("output_tokens")) if read else None,
+        finish_reason=reason,
+        empty=has_text != "1" and reason not in _CALLS_TOOLS if read else None,
+        truncated=reason in _GIVEN_UP if read else None,
+        repetition=_positive(entry.get("repetition")) if read else None,
+    )
+
+
+def _ending(entry: Mapping[str, Any]) -> Literal["answered", "failed", "refused", "abandoned"]:
+    """How a request ended; a call of a method that is not offered was refused, for which gRPC has its own status."""
+    code, status = _count(entry["code"]) or 0, entry.get("grpc_status")
+    flags = set(str(entry.get("flags") or "-").split(",")) - {"-"}
+    if flags & _CANCELLED_FLAGS:
+        return "abandoned"
+    inside = code == HTTPStatus.OK and entry.get("reported_error") is not None
+    if code >= HTTPStatus.INTERNAL_SERVER_ERROR or code == 0 or flags & _FAULT_FLAGS or inside:
+        return "failed"
+    if code >= HTTPStatus.BAD_REQUEST or status in _REFUSING_GRPC_STATUSES:
+        return "refused"
+    return "answered" if status in (None, 0) else "failed"
+
+
+def _arm(cluster: object) -> tuple[SlotName | None, bool]:
+    name = str(cluster)
+    slot = plain_name(name).removesuffix("_grpc").removesuffix("_openai")
+    return _SLOTS.get(slot), name.endswith(FAILOVER_SUFFIX)
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is not a number")
+
+
+def _finite(value: Any) -> float:
+    """A number, or text that holds one. Anything else raises TypeError: the line is damaged."""
+    found = float(value)
+    if not math.isfinite(found):
+        raise ValueError(f"{value} is not a number")
+    return found
+
+
+def _after(asking: float, value: Any) -> float | None:
+    """Milliseconds from the request's last byte: a slow upload is not the server's fault."""
+    found = _positive(value)
+    return None if found is None else max(0.0, found - asking)
+
+
+def _positive(value: Any) -> float | None:
+    """Raises ValueError for a time or a share that cannot be."""
+    if value is None:
+        return None
+    found = _finite(value)
+    if found < 0:
+        raise ValueError(f"{value} is negative")
+    return found
+
+
+def _count(value: Any) -> int | None:
+    found = _positive(value)
+    return None if found is None else int(found)
 
 
 def _open(path: Path) -> BinaryIO | None:
@@ -244,32 +390,21 @@ def _open(path: Path) -> BinaryIO | None:
         return None
 
 
-def _mark(lines: bytes) -> str:
-    """How many the last bytes are, and their digest."""
-    last = lines[-_MARK_BYTES:]
-    return f"{len(last)}:{hashlib.sha256(last).hexdigest()[:16]}" if last else ""
+def _inode(stream: BinaryIO) -> int:
+    return os.fstat(stream.fileno()).st_ino
 
 
-def _continues(stream: BinaryIO, cursor: LogCursor) -> bool:
-    """Whether the bytes before the cursor are unchanged."""
-    if os.fstat(stream.fileno()).st_size < cursor.offset:
-        return False
-    length = int(cursor.mark.partition(":")[0] or 0)
-    stream.seek(cursor.offset - length)
-    return _mark(stream.read(length)) == cursor.mark
+def _size(stream: BinaryIO) -> int:
+    return os.fstat(stream.fileno()).st_size
 
 
 def _lines(stream: BinaryIO, cursor: LogCursor, most_bytes: int) -> tuple[bytes, LogCursor]:
     """Whole lines after the cursor; longer ones than the router writes are damaged and left out."""
-    size = os.fstat(stream.fileno()).st_size
     stream.seek(cursor.offset)
-    data = stream.read(max(0, min(size - cursor.offset, most_bytes)))
+    data = stream.read(max(0, min(_size(stream) - cursor.offset, most_bytes)))
     whole = data[: data.rfind(b"\n") + 1]
-    if not whole and len(data) >= min(most_bytes, _LONGEST_LINE_BYTES):
-        return b"", LogCursor(inode=cursor.inode, offset=cursor.offset + len(data), mark=_mark(data))
-    if not whole:
-        return b"", cursor
-    return whole, LogCursor(inode=cursor.inode, offset=cursor.offset + len(whole), mark=_mark(whole))
+    too_long = not whole and len(data) >= min(most_bytes, _LONGEST_LINE_BYTES)
+    return whole, LogCursor(inode=cursor.inode, offset=cursor.offset + len(data if too_long else whole))
 
 
 def _last_lines(path: Path, most_bytes: int) -> bytes:
@@ -278,7 +413,7 @@ def _last_lines(path: Path, most_bytes: int) -> bytes:
     if stream is None:
         return b""
     with stream:
-        size = os.fstat(stream.fileno()).st_size
+        size = _size(stream)
         stream.seek(max(0, size - most_bytes))
         data = stream.read(min(size, most_bytes))
     if size > most_bytes:

@@ -22,7 +22,7 @@ from typing import Literal, get_args
 from pydantic import Field
 
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.observations import ObservedRequest, quantile
+from llm_pipeline.canary.access_log import ObservedRequest
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.statistics.variation import Variation
@@ -301,6 +301,13 @@ def _learned(requests: Sequence[ObservedRequest], metric: Metric, limits: Sequen
             blocks.setdefault(int((until - request.started_at) / seconds), []).append(value)
     counted = (count(blocks.get(number, []), limits) for number in reversed(range(max(blocks))))
     return Variation.learned([(block.requests, block.events) for block in counted], len(limits))
+
+
+def quantile(values: Sequence[float], level: float) -> float | None:
+    """The smallest value that at least `level` of the values do not exceed; None without values."""
+    if not values:
+        return None
+    return sorted(values)[max(0, math.ceil(level * len(values)) - 1)]
 
 
 def requests_needed(level: float) -> int:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.text_table import aligned
 from llm_pipeline.base.verdict import Judgement, Verdict
+from llm_pipeline.canary.access_log import ObservedRequest
 from llm_pipeline.canary.analysis import AnalysisState, MetricState, StepState, regressed_at
 from llm_pipeline.canary.evidence import SPLIT_ALPHA, beyond_in_words, metric_compared, split_ratio
-from llm_pipeline.canary.observations import ArmPoint, ObservedRequest, arm_point
+from llm_pipeline.canary.metrics import quantile
 from llm_pipeline.canary.record import CanaryRecord
 from llm_pipeline.canary.router import SlotName, other_slot
 from llm_pipeline.config.policy import CanaryPolicy
@@ -102,6 +103,46 @@ def _summarise_metric(metric: MetricState, state: AnalysisState, policy: CanaryP
         stable_requests=theirs.requests,
         e_value=metric.largest,
         regressed_at=regressed_at(policy),
+    )
+
+
+class ArmPoint(Frozen):
+    """One arm in one interval of the timeline; latencies in milliseconds, None without requests."""
+
+    requests: int
+    errors: int
+    lost: int = 0
+    first_token_p50: float | None = None
+    first_token_p95: float | None = None
+    end_to_end_p50: float | None = None
+    end_to_end_p95: float | None = None
+    per_token_p50: float | None = None
+    per_token_p95: float | None = None
+    truncated: int = 0
+    empty: int = 0
+    abandoned: int = 0
+
+
+def arm_point(requests: Sequence[ObservedRequest]) -> ArmPoint:
+    """One arm's requests as a point of the timeline; first tokens are those of streamed answers."""
+    judged = [request for request in requests if not request.by_status_only]
+    answered = [request for request in judged if not request.error and not request.cancelled]
+    first = [r.first_byte_milliseconds for r in answered if r.streaming and r.first_byte_milliseconds is not None]
+    total = [request.total_milliseconds for request in answered]
+    each = [time for request in answered if (time := request.per_token_milliseconds) is not None]
+    return ArmPoint(
+        requests=len(requests),
+        errors=sum(request.error for request in requests),
+        lost=sum(request.lost for request in requests),
+        first_token_p50=quantile(first, 0.5),
+        first_token_p95=quantile(first, 0.95),
+        end_to_end_p50=quantile(total, 0.5),
+        end_to_end_p95=quantile(total, 0.95),
+        per_token_p50=quantile(each, 0.5),
+        per_token_p95=quantile(each, 0.95),
+        truncated=sum(bool(request.truncated) for request in answered),
+        empty=sum(bool(request.empty) for request in answered),
+        abandoned=sum(request.cancelled for request in requests),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -11,14 +11,13 @@ from pydantic import ValidationError
 from llm_pipeline.base.errors import IntegrityError, unless_io
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.access_log import AccessLog
+from llm_pipeline.canary.access_log import AccessLog, ObservedRequest
 from llm_pipeline.canary.analysis import Look, regressed_at
 from llm_pipeline.canary.events import CanaryEvent
 from llm_pipeline.canary.evidence import SPLIT_ALPHA
-from llm_pipeline.canary.observations import ObservedRequest, TimelinePoint, timeline
 from llm_pipeline.canary.record import CanaryRecord, PastAttempt
 from llm_pipeline.canary.router import SlotName
-from llm_pipeline.canary.step_summary import StepSummary, summarise_step
+from llm_pipeline.canary.step_summary import ArmPoint, StepSummary, arm_point, summarise_step
 from llm_pipeline.config.policy import CanaryPolicy
 
 TIMELINE_FILE = "timeline.jsonl"
@@ -29,6 +28,65 @@ MOST_BYTES = 32 * 1024 * 1024
 
 MOST_INTERVALS = 7200
 """Of one second each for two hours; those of a longer canary are longer."""
+
+
+class TimelinePoint(Frozen):
+    """Both arms in one interval.
+
+    Attributes:
+        at_seconds: Start of the interval, seconds since the canary began.
+        length_seconds: Its length; timelines of before this field do not say theirs.
+        intended_share: Share of traffic that the candidate should have had at the interval's end.
+    """
+
+    at_seconds: float
+    length_seconds: float = 1.0
+    intended_share: float
+    candidate: ArmPoint
+    stable: ArmPoint
+
+    @property
+    def percent(self) -> float:
+        """The intended share in percent."""
+        return 100 * self.intended_share
+
+
+def timeline(
+    requests: Iterable[ObservedRequest],
+    shares: Sequence[tuple[float, float]],
+    *,
+    candidate: SlotName,
+    began_at: float,
+    interval_seconds: float = 1.0,
+) -> list[TimelinePoint]:
+    """Both arms over time.
+
+    Args:
+        requests: What was observed.
+        shares: (time, the candidate's share from then on), rising in time.
+        candidate: The slot on trial.
+        began_at: Start of the timeline, seconds since 1970.
+        interval_seconds: Length of an interval.
+    """
+    bins: dict[int, tuple[list[ObservedRequest], list[ObservedRequest]]] = {}
+    for request in requests:
+        index = math.floor((request.started_at - began_at) / interval_seconds)
+        if index >= 0:
+            bins.setdefault(index, ([], []))[request.arm != candidate].append(request)
+    points = []
+    for index in range(max(bins, default=-1) + 1):
+        mine, others = bins.get(index, ([], []))
+        end = began_at + (index + 1) * interval_seconds
+        share = next((share for since, share in reversed(shares) if since <= end), 0.0)
+        point = TimelinePoint(
+            at_seconds=index * interval_seconds,
+            length_seconds=interval_seconds,
+            intended_share=share,
+            candidate=arm_point(mine),
+            stable=arm_point(others),
+        )
+        points.append(point)
+    return points
 
 
 class TimelineMark(Frozen):

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.canary.access_log import AccessLog, LogCursor
+from llm_pipeline.canary.access_log import AccessLog, LogCursor, ObservedRequest
 from llm_pipeline.canary.arm_metrics import ArmMetrics, ArmWindow, Histogram
 from llm_pipeline.canary.metrics import (
     REQUESTS_BEYOND,
@@ -32,7 +32,6 @@ from llm_pipeline.canary.metrics import (
     requests_needed,
     window,
 )
-from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.record import CanaryRecord
 from llm_pipeline.canary.router import SlotName, other_slot
 from llm_pipeline.canary.step_summary import StepArms

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from llm_pipeline.canary.access_log import ObservedRequest
 from llm_pipeline.canary.analysis import AnalysisState, observe
 from llm_pipeline.canary.metrics import Limit, Thresholds, window
-from llm_pipeline.canary.observations import ObservedRequest
 
 LIMITS = Thresholds(
     requests=100,

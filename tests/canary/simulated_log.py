@@ -6,8 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import Transient
-from llm_pipeline.canary.access_log import LogCursor
-from llm_pipeline.canary.observations import ObservedRequest
+from llm_pipeline.canary.access_log import LogCursor, ObservedRequest
 from llm_pipeline.canary.router import ALL, SlotName
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ import pytest
 from looking import request
 
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.access_log import LogCursor
-from llm_pipeline.canary.observations import ObservedRequest
+from llm_pipeline.canary.access_log import LogCursor, ObservedRequest
 from llm_pipeline.canary.plan import CanaryPlan, first_attempt
 from llm_pipeline.canary.traffic import LoggedTraffic
 from llm_pipeline.config.policy import CanaryPolicy

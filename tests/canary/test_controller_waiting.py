@@ -7,9 +7,8 @@ import time
 import pytest
 from simulated import LONGER, Site
 
-from llm_pipeline.canary.access_log import LogCursor
+from llm_pipeline.canary.access_log import LogCursor, ObservedRequest
 from llm_pipeline.canary.approvals import read_approval
-from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.record import PauseReason, Phase
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.operations.approval import answer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from looking import LIMITS, request
 
+from llm_pipeline.canary.access_log import ObservedRequest
 from llm_pipeline.canary.metrics import MOST_IN_FLIGHT, Limit, Window, window
-from llm_pipeline.canary.observations import ObservedRequest
 
 
 def line(age: float, identity: str = "a", *, first: float | None = None, ends: str = "") -> ObservedRequest:

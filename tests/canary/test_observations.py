@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.canary.access_log import AccessLog, LogCursor
+from llm_pipeline.canary.access_log import AccessLog, LogCursor, ObservedRequest
 from llm_pipeline.canary.metrics import METRICS, value_of
-from llm_pipeline.canary.observations import ObservedRequest, timeline
+from llm_pipeline.canary.timeline import timeline
 
 ADDRESSES = {"127.0.0.1:1": "blue", "127.0.0.1:2": "green"}
 

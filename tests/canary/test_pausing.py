@@ -11,8 +11,7 @@ from simulated import MODEL, PATIENCE, Killed, Site
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.canary import controller
-from llm_pipeline.canary.access_log import LogCursor
-from llm_pipeline.canary.observations import ObservedRequest
+from llm_pipeline.canary.access_log import LogCursor, ObservedRequest
 from llm_pipeline.canary.record import Phase, read_events
 from llm_pipeline.notifications.event import Origin, of_canary
 from llm_pipeline.operations.guard import GuardedSite

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from looking import LIMITS
 
+from llm_pipeline.canary.access_log import ObservedRequest
 from llm_pipeline.canary.analysis import AnalysisState, StepState, begin, begin_step, observe
 from llm_pipeline.canary.evidence import decide
 from llm_pipeline.canary.metrics import window
-from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.step_summary import StepArms, format_step, step_in_numbers
 from llm_pipeline.config.policy import CanaryPolicy
 

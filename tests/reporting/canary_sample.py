@@ -10,11 +10,11 @@ from pathlib import Path
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary import analysis
+from llm_pipeline.canary.access_log import ObservedRequest
 from llm_pipeline.canary.analysis import with_look
 from llm_pipeline.canary.events import CanaryEvent, EventKind
 from llm_pipeline.canary.evidence import Outcome, decide
 from llm_pipeline.canary.metrics import fix_thresholds, window
-from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.record import CanaryRecord, Mark, Phase
 from llm_pipeline.canary.timeline import write_timeline
 from llm_pipeline.config.policy import CanaryPolicy
