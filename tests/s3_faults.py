@@ -8,13 +8,11 @@ with faulty(server.endpoint) as faults:
 from __future__ import annotations
 
 import http.client
-import io
 import random
 import re
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -44,24 +42,12 @@ class Response:
 
 
 class Broken(Exception):
-    """The connection is to be reset, or closed in order, after sending this much of an answer."""
+    """The connection is to be reset after sending this much of an answer."""
 
-    def __init__(self, response: Response | None = None, length: int = 0, *, in_order: bool = False) -> None:
+    def __init__(self, response: Response | None = None, length: int = 0) -> None:
         super().__init__("reset")
         self.response = response
         self.length = length
-        self.in_order = in_order
-
-
-class Dripping(Exception):
-    """An answer's head or, after its first bytes, its body is to be sent byte by byte, with pauses between them."""
-
-    def __init__(self, response: Response, pause: float, *, head: bool, at_once: int) -> None:
-        super().__init__("drips")
-        self.response = response
-        self.pause = pause
-        self.head = head
-        self.at_once = at_once
 
 
 class Exchange:
@@ -194,24 +180,6 @@ def torn(probability: float, dice: random.Random) -> Fault:
     return fault
 
 
-def cut_after(length: int) -> Fault:
-    """The connection ends after so many bytes of the answer's body; they arrive."""
-
-    def fault(exchange: Exchange) -> Response:
-        raise Broken(exchange.forward(), length, in_order=True)
-
-    return fault
-
-
-def dripping(pause: float, *, head: bool = False, at_once: int = 0) -> Fault:
-    """The answer's body (or its head) comes byte by byte, once the first bytes of the body came at once."""
-
-    def fault(exchange: Exchange) -> Response:
-        raise Dripping(exchange.forward(), pause, head=head, at_once=at_once)
-
-    return fault
-
-
 def rewritten(pattern: bytes, replacement: bytes) -> Fault:
     """Something in the answer's body is written in another way."""
 
@@ -296,22 +264,6 @@ class _Server(ThreadingHTTPServer):
         """A client that went away is part of the tests."""
 
 
-class _Drops:
-    """Writes byte by byte."""
-
-    def __init__(self, stream: io.BufferedIOBase, pause: float) -> None:
-        self._stream = stream
-        self._pause = pause
-
-    def write(self, data: bytes) -> None:
-        for byte in data:
-            self._stream.write(bytes([byte]))
-            time.sleep(self._pause)
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -328,22 +280,12 @@ class _Handler(BaseHTTPRequestHandler):
         except Broken as broken:
             if broken.response:
                 self._send(broken.response, broken.length)
-            if not broken.in_order:
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.close_connection = True
-        except Dripping as dripping:
-            self._drip(dripping)
         else:
             self._send(response, len(response.body))
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve  # noqa: N815 - names that http.server calls
-
-    def _drip(self, dripping: Dripping) -> None:
-        plain, drop = self.wfile, _Drops(self.wfile, dripping.pause)
-        self.wfile = drop if dripping.head else plain  # type: ignore[assignment]
-        self._send(dripping.response, dripping.at_once)
-        self.wfile = plain
-        drop.write(dripping.response.body[dripping.at_once :])
 
     def _send(self, response: Response, length: int) -> None:
         self.send_response(response.status)

@@ -99,7 +99,7 @@ def call(
 class _HttpConnection(TimedConnection):
     def __init__(self, *arguments: Any, deadline: Deadline, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.sending = self.receiving = deadline
+        self.deadline = deadline
 
 
 class _HttpsConnection(_HttpConnection, http.client.HTTPSConnection):

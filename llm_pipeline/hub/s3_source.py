@@ -73,7 +73,7 @@ class S3Source:
             raise SourceRefused("no version of it was pinned", where=file.path, hint="resolve the release again")
         with _source_errors():
             wanted = Wanted(file.path, version.entity_tag, version.version_id)
-            self._bucket.download({file.path: wanted}, directory)
+            self._bucket.download({directory / file.path: wanted})
 
     @cached_property
     def _bucket(self) -> Bucket:
@@ -89,7 +89,7 @@ class S3Source:
     def _bytes(self, item: S3Object, start: int, length: int) -> bytes:
         """Some bytes of an object as it was listed; fewer at its end."""
         with _source_errors():
-            return b"".join(self._bucket.stream(item, start, min(start + length, item.size)))
+            return self._bucket.read_range(item, start, start + length)
 
     def _pin(self, path: str) -> tuple[HubFile, ObjectVersion]:
         with _source_errors():

@@ -6,36 +6,25 @@ import base64
 import hashlib
 import mimetypes
 import os
+import random
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from llm_pipeline.base.errors import IntegrityError, Terminal, Transient
 from llm_pipeline.base.progress import made_progress
-from llm_pipeline.base.timed_connection import AnswerTooLong, passed_limit
 from llm_pipeline.config.s3_place import S3Place
-from llm_pipeline.store.s3_answers import (
-    ATTEMPTS,
-    back_off,
-    failed_requests,
-    following_page,
-    until_whole,
-    whole_body,
-)
-from llm_pipeline.store.s3_session import (
-    Absent,
-    Changed,
-    UploadGone,
-    connect,
-    require_boto3,
-    translated,
-)
+from llm_pipeline.store.s3_session import Absent, Changed, connect, require_boto3, translated
+
+if TYPE_CHECKING:
+    from s3transfer.futures import TransferFuture
+    from s3transfer.manager import TransferManager
 
 WORKERS = 8
 """Requests in flight at once."""
@@ -43,8 +32,14 @@ WORKERS = 8
 LONGEST_DOCUMENT_BYTES = 64 * 1024 * 1024
 """Of what is read as a whole: documents, manifests, reports."""
 
-_CHUNK_BYTES = 256 * 1024
-_SMALLEST_CHUNK_BYTES = 4 * 1024
+ATTEMPTS = 8
+"""Of one request; botocore's own of requests without an answer come below it."""
+
+PART_BYTES = 16 * 1024 * 1024
+"""Larger files come and go in parts of that size."""
+
+_BACKOFF_UNIT_SECONDS = 0.1
+_CONFLICTS = frozenset({"ConditionalRequestConflict", "OperationAborted"})
 _KEYS_PER_DELETE = 1000
 _REMOVED_LATER = frozenset({"InternalError", "ServiceUnavailable", "SlowDown"})
 
@@ -82,6 +77,13 @@ class S3Checksum:
     version_id: str | None = None
 
 
+class LocalFile(NamedTuple):
+    """A file to upload, and its SHA-256 in hex, for those who read only its object's head."""
+
+    path: Path
+    sha256: str
+
+
 class Wanted(NamedTuple):
     """An object as it was seen: another one under its name is another."""
 
@@ -99,24 +101,14 @@ class S3Upload:
     begun_at: datetime | None = None
 
 
-@dataclass(frozen=True)
-class S3Part:
-    """A part of a multipart upload that was sent, with its SHA-256 in base64."""
-
-    number: int
-    size: int
-    etag: str
-    sha256: str
-
-
 def revision_is(etag: str | None) -> Condition:
     """The condition of a write: the object still has that ETag, or (None) does not exist."""
     return {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
 
 
-def _base64_sha256(data: bytes) -> str:
-    """SHA-256 in base64, as S3 writes it."""
-    return base64.b64encode(hashlib.sha256(data).digest()).decode()
+def back_off(attempt: int) -> None:
+    """Wait before the attempt after this one (0 is the first): exponential, with full jitter."""
+    time.sleep(random.random() * _BACKOFF_UNIT_SECONDS * 2**attempt)  # noqa: S311 - jitter, not a secret
 
 
 def in_parallel(function: Callable[[T], S], items: Iterable[T]) -> list[S]:
@@ -163,17 +155,20 @@ class Bucket:
 
         def get() -> tuple[bytes, str]:
             answer = self.client.get_object(**self._at(name))
-            return whole_body(answer, LONGEST_DOCUMENT_BYTES), answer["ETag"]
+            with closing(answer["Body"]) as body:
+                return body.read(LONGEST_DOCUMENT_BYTES + 1), answer["ETag"]
 
         try:
-            return self._call(get, name)
+            data, etag = self._call(get, name)
         except Absent:
             return None
-        except AnswerTooLong as error:
+        if len(data) > LONGEST_DOCUMENT_BYTES:
             hint = "no store writes such a document: move it out of the store"
-            raise IntegrityError(str(error), where=self.address(name), hint=hint) from error
+            message = f"it has more than {LONGEST_DOCUMENT_BYTES} bytes"
+            raise IntegrityError(message, where=self.address(name), hint=hint)
+        return data, etag
 
-    def put(self, name: str, data: bytes, condition: Condition | None = None, *, claimed: str | None = None) -> str:
+    def put(self, name: str, data: bytes, condition: Condition | None = None) -> str:
         """Write an object in one request, its bytes checked by S3; returns its ETag.
 
         Raises:
@@ -182,11 +177,9 @@ class Bucket:
         parameters: dict[str, Any] = {
             "Body": data,
             "ChecksumAlgorithm": "SHA256",
-            "ChecksumSHA256": _base64_sha256(data),
+            "ChecksumSHA256": base64.b64encode(hashlib.sha256(data).digest()).decode(),
         }
-        if kind := mimetypes.guess_type(name)[0]:
-            parameters["ContentType"] = kind
-        parameters |= {**self._at(name), **self._creation(claimed), **(condition or {})}
+        parameters |= {**self._at(name), **_content_type(name), **(condition or {})}
         try:
             answer = self._call(lambda: self.client.put_object(**parameters), name)
         except Absent as error:  # an If-Match on an object that was removed
@@ -212,66 +205,103 @@ class Bucket:
     def list(self, prefix: str) -> Iterator[S3Object]:
         """All objects whose names begin with the prefix, in the order of their names."""
         below = {"Prefix": self._prefix + prefix}
-        for page in self._pages("list_objects_v2", below, {"ContinuationToken": "NextContinuationToken"}, prefix):
+        for page in self._pages("list_objects_v2", below, prefix):
             for item in page.get("Contents", ()):
                 name = item["Key"].removeprefix(self._prefix)
                 yield S3Object(name, item["Size"], item["ETag"], item["LastModified"])
 
-    def stream(self, item: S3Object, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-        """The bytes of an object from `start` to `stop`, resumed after the last chunk when a connection broke.
+    def read_range(self, item: S3Object, start: int, stop: int) -> bytes:
+        """The bytes of an object from `start` to before `stop`; fewer at its end.
 
         Raises:
             Changed: The object was replaced or removed meanwhile.
-            Transient: Several connections in a row brought next to nothing.
         """
-        position, end, failures = start, item.size if stop is None else stop, 0
-        resumed_at = position
-        while position < end:
-            try:
-                with closing(self._open_range(item, position, end)) as body:
-                    size = max(_SMALLEST_CHUNK_BYTES, _CHUNK_BYTES >> 2 * failures)  # what a break loses again
-                    while position < end and (chunk := body.read(min(size, end - position))):
-                        position += len(chunk)
-                        yield chunk
-            except failed_requests() as error:
-                enough = position - resumed_at >= _CHUNK_BYTES  # a server that sends byte by byte is not waited for
-                if enough and passed_limit(error) is None:
-                    failures, resumed_at = 0, position
-                failures += 1
-                if failures == ATTEMPTS:
-                    raise translated(error, self.address(item.name)) from error
-                back_off(failures - 1)
+        if start >= min(stop, item.size):
+            return b""
 
-    def download(self, objects: Mapping[str, Wanted], directory: Path) -> None:
-        """Bring objects to files, by their paths in a directory; boto3's own transfer manager does the work.
+        def get() -> bytes:
+            wanted = {"IfMatch": item.etag, "Range": f"bytes={start}-{stop - 1}"}
+            with closing(self.client.get_object(**self._at(item.name), **wanted)["Body"]) as body:
+                data: bytes = body.read()
+                return data
+
+        try:
+            return self._call(get, item.name)
+        except Absent as error:
+            raise Changed(error.message, where=error.where) from error
+
+    def upload(self, files: Mapping[str, LocalFile]) -> None:
+        """Bring files to objects of these names, whatever is there.
+
+        Raises:
+            Transient: S3 did not take it; nothing of an unfinished file is left there.
+        """
+        with self._transfers() as manager:
+            begun = {}
+            for name, file in files.items():
+                extra = {"ChecksumAlgorithm": "SHA256", "Metadata": {"sha256": file.sha256}, **_content_type(name)}
+                place = self._at(name)
+                begun[name] = manager.upload(str(file.path), *place.values(), extra, [_Progress()])
+            for name, transfer in begun.items():
+                self._await(transfer, name)
+
+    def download(self, objects: Mapping[Path, Wanted]) -> None:
+        """Bring objects to files.
 
         Raises:
             Changed: An object is not what is wanted any more.
             Transient: S3 gives no answer.
-            OSError: The directory cannot be written to.
+            OSError: A file cannot be written.
         """
-        from s3transfer.exceptions import RetriesExceededError
+        for path in objects:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        self._fetch({str(path): wanted for path, wanted in objects.items()}.items())
+
+    def digest(self, wanted: Wanted) -> str:
+        """SHA-256 of an object's bytes, in hex; they are kept nowhere.
+
+        Raises:
+            Changed, Transient: As `download`.
+        """
+        hashing = _Hashing()
+        self._fetch([(hashing, wanted)])
+        return hashing.sha256.hexdigest()
+
+    def _fetch(self, transfers: Iterable[tuple[Any, Wanted]]) -> None:
+        with self._transfers() as manager:
+            begun = []
+            for target, wanted in transfers:
+                version = {"VersionId": wanted.version_id} if wanted.version_id else {}
+                place = self._at(wanted.name)
+                begun.append((manager.download(*place.values(), target, version, [_Progress()]), wanted))
+            for transfer, wanted in begun:
+                self._await(transfer, wanted.name)
+                if transfer.meta.etag not in (None, wanted.etag):  # an empty object's is not told
+                    raise Changed("it is not the object that is wanted any more", where=self.address(wanted.name))
+
+    @contextmanager
+    def _transfers(self) -> Iterator[TransferManager]:
+        """boto3's own transfers, in threads; what has not ended is cancelled when the block fails."""
         from s3transfer.manager import TransferConfig, TransferManager
 
-        with TransferManager(self.client, TransferConfig(max_request_concurrency=WORKERS)) as manager:
-            begun = {}
-            for path, wanted in objects.items():
-                target = directory / path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                place = self._at(wanted.name)
-                version = {"VersionId": wanted.version_id} if wanted.version_id else {}
-                begun[path] = manager.download(place["Bucket"], place["Key"], str(target), extra_args=version)
-            for path, transfer in begun.items():
-                where = self.address(objects[path].name)
-                try:
-                    transfer.result()
-                except RetriesExceededError as error:
-                    raise translated(error.last_exception, where) from error
-                except failed_requests() as error:
-                    raise translated(error, where) from error
-                if transfer.meta.etag != objects[path].etag:
-                    raise Changed("it is not the object that is wanted any more", where=where)
-                made_progress()
+        options = TransferConfig(
+            multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, max_request_concurrency=WORKERS
+        )
+        with TransferManager(self.client, options) as manager:
+            yield manager
+
+    def _await(self, transfer: TransferFuture, name: str) -> None:
+        from s3transfer.exceptions import RetriesExceededError, S3DownloadFailedError
+
+        try:
+            transfer.result()
+        except S3DownloadFailedError as error:
+            raise Changed(str(error), where=self.address(name)) from error
+        except RetriesExceededError as error:
+            raise translated(error.last_exception, self.address(name)) from error
+        except _failed_requests() as error:
+            known = translated(error, self.address(name))
+            raise (Changed(known.message, where=known.where) if isinstance(known, Absent) else known) from error
 
     def delete(self, name: str, condition: Condition | None = None) -> None:
         """Remove an object, if there is one.
@@ -299,101 +329,88 @@ class Bucket:
                 back_off(attempt)
                 keys = [{"Key": item["Key"]} for item in failed]
 
-    def begin_upload(self, name: str, claimed: str) -> S3Upload:
-        """Begin a multipart upload whose parts are checked by their SHA-256."""
-        parameters = {**self._at(name), **self._creation(claimed), "ChecksumAlgorithm": "SHA256"}
-        answer = self._call(lambda: self.client.create_multipart_upload(**parameters), name)
-        return S3Upload(name, answer["UploadId"])
-
     def unfinished_uploads(self, prefix: str) -> Iterator[S3Upload]:
         """Multipart uploads below a prefix that were neither completed nor aborted."""
         below = {"Prefix": self._prefix + prefix}
-        markers = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
-        for page in self._pages("list_multipart_uploads", below, markers, prefix):
+        for page in self._pages("list_multipart_uploads", below, prefix):
             for item in page.get("Uploads", ()):
                 yield S3Upload(item["Key"].removeprefix(self._prefix), item["UploadId"], item["Initiated"])
-
-    def upload_part(self, upload: S3Upload, number: int, data: bytes) -> S3Part:
-        """Send one part, with its SHA-256.
-
-        Raises:
-            UploadGone: The upload was completed or aborted by somebody else.
-        """
-        parameters = {**self._at(upload.name), "UploadId": upload.id, "PartNumber": number, "Body": data}
-        sha256 = _base64_sha256(data)
-        parameters |= {"ChecksumAlgorithm": "SHA256", "ChecksumSHA256": sha256}
-        answer = self._call(lambda: self.client.upload_part(**parameters), upload.name)
-        return S3Part(number, len(data), answer["ETag"], sha256)
-
-    def complete_upload(self, upload: S3Upload, parts: Sequence[S3Part], condition: Condition) -> str:
-        """Make the parts an object; returns its ETag.
-
-        Raises:
-            Changed: The condition does not hold.
-            UploadGone: The upload was completed or aborted by somebody else, or by an attempt whose answer was lost.
-        """
-        listing = [{"PartNumber": part.number, "ETag": part.etag, "ChecksumSHA256": part.sha256} for part in parts]
-        parameters = {
-            **self._at(upload.name),
-            "UploadId": upload.id,
-            "MultipartUpload": {"Parts": listing},
-            **condition,
-        }
-        parameters["MpuObjectSize"] = sum(part.size for part in parts)
-        return str(self._call(lambda: self.client.complete_multipart_upload(**parameters), upload.name)["ETag"])
 
     def abort_upload(self, upload: S3Upload) -> None:
         """Drop an unfinished upload and its parts, if there is one."""
         parameters = {**self._at(upload.name), "UploadId": upload.id}
         try:
             self._call(lambda: self.client.abort_multipart_upload(**parameters), upload.name)
-        except UploadGone:
+        except Absent:
             return
 
     def _delete(self, keys: Sequence[dict[str, str]], name: str) -> Sequence[dict[str, str]]:
         """Remove objects in one request; returns those that are still there, and why."""
-        remove = partial(self.client.delete_objects, Bucket=self._bucket, Delete={"Objects": keys, "Quiet": True})
-        failed: Sequence[dict[str, str]] = self._call(remove, name).get("Errors", ())
+        listed = {"Objects": keys, "Quiet": True}
+        answer = self._call(lambda: self.client.delete_objects(Bucket=self._bucket, Delete=listed), name)
+        failed: Sequence[dict[str, str]] = answer.get("Errors", ())
         return failed
 
     def _at(self, name: str) -> dict[str, Any]:
         return {"Bucket": self._bucket, "Key": self._prefix + name}
 
-    def _creation(self, claimed: str | None) -> dict[str, Any]:
-        """What a new object is given: its SHA-256, for those who read only its head."""
-        return {"Metadata": {"sha256": claimed}} if claimed else {}
-
-    def _pages(
-        self, operation: str, parameters: dict[str, str], names: dict[str, str], name: str
-    ) -> Iterator[dict[str, Any]]:
-        """The pages of a listing; `names` are those of the parameters that ask for the next one."""
-        marker: dict[str, Any] = {}
-
-        def ask() -> tuple[dict[str, Any], dict[str, Any]]:
-            page = getattr(self.client, operation)(Bucket=self._bucket, **parameters, **marker)
-            return page, following_page(page, names, marker)
-
-        while True:
-            page, marker = self._call(ask, name)
-            yield page
-            if not marker:
-                return
-
-    def _open_range(self, item: S3Object, start: int, stop: int) -> Any:
-        wanted = f"bytes {start}-{stop - 1}/{item.size}"
-        parameters = {**self._at(item.name), "IfMatch": item.etag, "Range": f"bytes={start}-{stop - 1}"}
+    def _pages(self, operation: str, parameters: dict[str, str], name: str) -> Iterator[dict[str, Any]]:
         try:
-            answer = self._call(lambda: self.client.get_object(**parameters), item.name)
-        except Absent as error:
-            raise Changed(error.message, where=error.where) from error
-        if answer.get("ContentRange") != wanted or answer["ETag"] != item.etag:
-            answer["Body"].close()
-            raise Changed(f"asked for {wanted}, got {answer.get('ContentRange')}", where=self.address(item.name))
-        return answer["Body"]
+            yield from self.client.get_paginator(operation).paginate(Bucket=self._bucket, **parameters)
+        except _failed_requests() as error:
+            raise translated(error, self.address(name)) from error
 
     def _call(self, request: Callable[[], T], name: str) -> T:
-        """Send a request until its answer is whole; its error comes in our words."""
-        try:
-            return until_whole(request)
-        except failed_requests() as error:
-            raise translated(error, self.address(name)) from error
+        """Send a request; botocore retries what it knows, this retries broken answers and conflicts (409)."""
+        for attempt in range(ATTEMPTS):
+            try:
+                return request()
+            except _failed_requests() as error:
+                if attempt == ATTEMPTS - 1 or not _may_pass(error):
+                    raise translated(error, self.address(name)) from error
+            back_off(attempt)
+        raise AssertionError("the last attempt returns or raises")
+
+
+class _Progress:
+    """A subscriber of a transfer."""
+
+    def on_progress(self, **_: object) -> None:
+        made_progress()
+
+
+class _Hashing:
+    """Where a download goes that is only hashed; boto3 writes it in order."""
+
+    def __init__(self) -> None:
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self.sha256.update(data)
+        return len(data)
+
+
+def _content_type(name: str) -> dict[str, str]:
+    kind = mimetypes.guess_type(name)[0]
+    return {"ContentType": kind} if kind else {}
+
+
+def _failed_requests() -> tuple[type[Exception], ...]:
+    """All that a request, or reading its body, raises.
+
+    botocore reads the body of a refusal (`404` to a GET) outside of its own error handling: a connection that is reset
+    there raises urllib3's error, and what arrived of the body fails to parse.
+    """
+    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
+    from urllib3.exceptions import HTTPError
+
+    return (BotoCoreError, ClientError, ResponseParserError, HTTPError, ConnectionError)
+
+
+def _may_pass(error: Exception) -> bool:
+    from botocore.exceptions import BotoCoreError, ClientError, IncompleteReadError, ResponseStreamingError
+
+    if isinstance(error, ClientError):
+        return error.response.get("Error", {}).get("Code") in _CONFLICTS
+    return not isinstance(error, BotoCoreError) or isinstance(error, (IncompleteReadError, ResponseStreamingError))

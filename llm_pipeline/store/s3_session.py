@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-from llm_pipeline.base.bounded_aws import AnswerLimits, bound_answers
 from llm_pipeline.base.errors import ConfigError, PipelineError, Terminal, Transient, Unsupported
-from llm_pipeline.base.timed_connection import passed_limit
 from llm_pipeline.config.s3_place import S3Place
 
 CONNECTIONS = 16
@@ -26,7 +24,6 @@ _CREDENTIALS_HINT = (
     f"{_NEEDED}, with aws:kms also kms:GenerateDataKey and kms:Decrypt"
 )
 _AGAIN = "run it again; it continues where it stopped"
-_OVER_LIMIT = f"check the network, the proxy (HTTPS_PROXY) and store.endpoint, then {_AGAIN}"
 _REGION = "set AWS_DEFAULT_REGION to the bucket's region"
 
 
@@ -38,14 +35,6 @@ class Changed(Transient):
     """The object is not, or no longer, in the state that a conditional request expects."""
 
 
-class OverLimit(Transient):
-    """An answer of S3 is too slow or too long, or S3 takes a request too slowly."""
-
-
-class UploadGone(Transient):
-    """A multipart upload was completed or aborted by somebody else."""
-
-
 _KINDS: dict[str, tuple[type[PipelineError], str]] = {
     "404": (Absent, ""),
     "NoSuchKey": (Absent, ""),
@@ -53,7 +42,7 @@ _KINDS: dict[str, tuple[type[PipelineError], str]] = {
     "PreconditionFailed": (Changed, ""),
     "ConditionalRequestConflict": (Changed, ""),
     "OperationAborted": (Changed, ""),
-    "NoSuchUpload": (UploadGone, ""),
+    "NoSuchUpload": (Absent, ""),
     "NoSuchBucket": (ConfigError, "create the bucket, or correct store.uri and store.endpoint"),
     "301": (ConfigError, _REGION),
     "AuthorizationHeaderMalformed": (ConfigError, _REGION),
@@ -79,7 +68,7 @@ def require_boto3(config: S3Place) -> None:
         raise Unsupported("a store in S3 needs boto3", where=config.uri, hint=hint)
 
 
-def connect(config: S3Place, limits: AnswerLimits = AnswerLimits()) -> Any:  # noqa: B008 - it is immutable
+def connect(config: S3Place) -> Any:
     """A boto3 client of the store's bucket. It sends nothing yet.
 
     Raises:
@@ -102,8 +91,7 @@ def connect(config: S3Place, limits: AnswerLimits = AnswerLimits()) -> Any:  # n
     )
     try:
         session = Session()  # boto3's own adds managed transfers, and is slow to import
-        client = session.create_client("s3", endpoint_url=config.endpoint, config=options)
-        return bound_answers(client, limits)
+        return session.create_client("s3", endpoint_url=config.endpoint, config=options)
     except (BotoCoreError, ValueError) as error:
         raise translated(error, config.uri) from error
 
@@ -157,8 +145,6 @@ def _of_botocore(error: Exception, where: str) -> PipelineError:
         return Transient(str(error), where=where, hint="trust the endpoint's certificate: AWS_CA_BUNDLE")
     if isinstance(error, (aws.ParamValidationError, aws.NoRegionError, aws.BaseEndpointResolverError, ValueError)):
         return ConfigError(str(error), where=where, hint="correct store.endpoint, store.uri and AWS_DEFAULT_REGION")
-    if passed := passed_limit(error):
-        return OverLimit(f"an answer from S3 was rejected: {passed}", where=where, hint=_OVER_LIMIT)
     return Transient(
         f"no answer from S3: {error}", where=where, hint="check the network and store.endpoint, then run it again"
     )

@@ -1,4 +1,4 @@
-"""kill -9 at every write point of the local store, enumerated: at the first write, the second, ... until none is left.
+"""kill -9 at the write points of the local store: at some spread over the work, or, `thorough`, at each in turn.
 
 A child process does the work and kills itself at its n-th operation that changes a disk: a file opened for writing, a
 write (half of which is done), a sync, a rename, a directory made, a file or directory removed, a time set. CPython
@@ -89,9 +89,15 @@ def _killed(number: int, root: Path, work: Callable[[], object]) -> bool:
     return False
 
 
-def _every_write_point(root: Path, begin: Callable[[], None], work: Callable[[], object]) -> Iterator[int]:
-    """Kill the work at each of its write points in turn, each time from the same beginning."""
-    for number in itertools.count(1):
+@pytest.fixture(params=[pytest.param(1, marks=pytest.mark.thorough), 7], ids=["each", "some"])
+def step(request: pytest.FixtureRequest) -> int:
+    """How many write points lie between two kills."""
+    return int(request.param)
+
+
+def _write_points(root: Path, begin: Callable[[], None], work: Callable[[], object], step: int) -> Iterator[int]:
+    """Kill the work at its write points, each time from the same beginning."""
+    for number in itertools.count(1, step):
         begin()
         if not _killed(number, root, work):
             assert number > 5, "hardly anything was enumerated"
@@ -159,16 +165,16 @@ def _made_whole(disk: Disk, weights: Path, ref: ArtifactRef) -> None:
 
 
 def test_a_publication_killed_anywhere_leaves_a_whole_artifact_or_none_and_can_be_repeated(
-    disk: Disk, weights: Path
+    disk: Disk, weights: Path, step: int
 ) -> None:
     ref = disk.store.publish("checkpoint", weights)
-    for _ in _every_write_point(disk.root, disk.clear, lambda: disk.store.publish("checkpoint", weights)):
+    for _ in _write_points(disk.root, disk.clear, lambda: disk.store.publish("checkpoint", weights), step):
         _whole_or_absent(disk, ref)
         _made_whole(disk, weights, ref)
 
 
 def test_a_consuming_publication_killed_anywhere_leaves_the_directory_or_a_whole_artifact(
-    disk: Disk, weights: Path
+    disk: Disk, weights: Path, step: int
 ) -> None:
     kept = disk.root / "kept"
     shutil.copytree(weights, kept)
@@ -179,7 +185,7 @@ def test_a_consuming_publication_killed_anywhere_leaves_the_directory_or_a_whole
         shutil.rmtree(weights, ignore_errors=True)
         shutil.copytree(kept, weights)
 
-    for _ in _every_write_point(disk.root, begin, lambda: disk.store.publish("checkpoint", weights, consume=True)):
+    for _ in _write_points(disk.root, begin, lambda: disk.store.publish("checkpoint", weights, consume=True), step):
         _whole_or_absent(disk, ref)
         assert weights.exists() != disk.store.exists(ref)
         if weights.exists():
@@ -190,7 +196,9 @@ def test_a_consuming_publication_killed_anywhere_leaves_the_directory_or_a_whole
         assert all(path.startswith(f"artifacts/checkpoint/{ref.digest}/") for path in disk.files)
 
 
-def test_the_replacement_of_a_damaged_artifact_killed_anywhere_can_be_repeated(disk: Disk, weights: Path) -> None:
+def test_the_replacement_of_a_damaged_artifact_killed_anywhere_can_be_repeated(
+    disk: Disk, weights: Path, step: int
+) -> None:
     ref = disk.store.publish("checkpoint", weights)
     damaged = disk.store.root / "artifacts" / ref.kind / ref.digest / "model.bin"
 
@@ -199,13 +207,15 @@ def test_the_replacement_of_a_damaged_artifact_killed_anywhere_can_be_repeated(d
         disk.store.publish("checkpoint", weights)
         damaged.write_bytes(b"rubbish")
 
-    for _ in _every_write_point(disk.root, begin, lambda: disk.store.publish("checkpoint", weights)):
+    for _ in _write_points(disk.root, begin, lambda: disk.store.publish("checkpoint", weights), step):
         if not damaged.exists() or damaged.read_bytes() != b"rubbish":
             _whole_or_absent(disk, ref)
         _made_whole(disk, weights, ref)
 
 
-def test_signing_what_is_unsigned_killed_anywhere_leaves_a_whole_artifact_or_none(disk: Disk, weights: Path) -> None:
+def test_signing_what_is_unsigned_killed_anywhere_leaves_a_whole_artifact_or_none(
+    disk: Disk, weights: Path, step: int
+) -> None:
     key, public = str(disk.root / "key.pem"), str(disk.root / "key.pub")
     subprocess.run(["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", key], check=True)
     subprocess.run(["openssl", "ec", "-in", key, "-pubout", "-out", public], check=True, capture_output=True)
@@ -216,12 +226,12 @@ def test_signing_what_is_unsigned_killed_anywhere_leaves_a_whole_artifact_or_non
         unsigned.clear()
         unsigned.store.publish("checkpoint", weights)
 
-    for _ in _every_write_point(disk.root, begin, lambda: signed.store.publish("checkpoint", weights)):
+    for _ in _write_points(disk.root, begin, lambda: signed.store.publish("checkpoint", weights), step):
         _whole_or_absent(unsigned, ref)
         _made_whole(signed, weights, ref)
 
 
-def test_a_removal_killed_anywhere_leaves_a_whole_artifact_or_none(disk: Disk, weights: Path) -> None:
+def test_a_removal_killed_anywhere_leaves_a_whole_artifact_or_none(disk: Disk, weights: Path, step: int) -> None:
     ref = disk.store.publish("checkpoint", weights)
     file = disk.store.root / "artifacts" / ref.kind / ref.digest / "model.bin"
 
@@ -231,14 +241,16 @@ def test_a_removal_killed_anywhere_leaves_a_whole_artifact_or_none(disk: Disk, w
         file.rename(disk.root / "moved")  # memory lists what came last first: let that not be the marker
         (disk.root / "moved").rename(file)
 
-    for _ in _every_write_point(disk.root, begin, lambda: disk.store.remove(ref)):
+    for _ in _write_points(disk.root, begin, lambda: disk.store.remove(ref), step):
         _whole_or_absent(disk, ref)
         disk.store.remove(ref)
         disk.remove_leftovers()
         assert disk.files == set()
 
 
-def test_putting_a_damaged_artifact_aside_killed_anywhere_is_done_by_the_next_fetch(disk: Disk, weights: Path) -> None:
+def test_putting_a_damaged_artifact_aside_killed_anywhere_is_done_by_the_next_fetch(
+    disk: Disk, weights: Path, step: int
+) -> None:
     ref = disk.store.publish("checkpoint", weights)
 
     def begin() -> None:
@@ -250,14 +262,16 @@ def test_putting_a_damaged_artifact_aside_killed_anywhere_is_done_by_the_next_fe
         with pytest.raises(IntegrityError):
             disk.store.fetch(ref)
 
-    for _ in _every_write_point(disk.root, begin, fetch):
+    for _ in _write_points(disk.root, begin, fetch, step):
         fetch()
         assert not disk.store.exists(ref)
         _made_whole(disk, weights, ref)
 
 
 @pytest.mark.parametrize("there_before", [False, True])
-def test_a_document_whose_writer_is_killed_anywhere_is_the_old_or_the_new_one(disk: Disk, there_before: bool) -> None:
+def test_a_document_whose_writer_is_killed_anywhere_is_the_old_or_the_new_one(
+    disk: Disk, there_before: bool, step: int
+) -> None:
     name, old, new = "pointers/model/cpu.json", {"n": 1}, {"n": 2, "text": "x" * 1000}
     expect: list[str | None] = [None]
 
@@ -265,7 +279,7 @@ def test_a_document_whose_writer_is_killed_anywhere_is_the_old_or_the_new_one(di
         disk.clear()
         expect[0] = disk.store.write_document(name, old, None) if there_before else None
 
-    for _ in _every_write_point(disk.root, begin, lambda: disk.store.write_document(name, new, expect[0])):
+    for _ in _write_points(disk.root, begin, lambda: disk.store.write_document(name, new, expect[0]), step):
         document = disk.store.read_document(name)
         assert (document.value if document else None) in ((old if there_before else None), new)
         disk.store.write_document(name, {"n": 3}, document.revision if document else None)
@@ -274,12 +288,12 @@ def test_a_document_whose_writer_is_killed_anywhere_is_the_old_or_the_new_one(di
         assert disk.files == {name}
 
 
-def test_a_report_whose_writer_is_killed_anywhere_is_the_old_or_the_new_one(disk: Disk) -> None:
+def test_a_report_whose_writer_is_killed_anywhere_is_the_old_or_the_new_one(disk: Disk, step: int) -> None:
     def begin() -> None:
         disk.clear()
         disk.store.write_file("releases/r/report.html", b"old")
 
-    for _ in _every_write_point(disk.root, begin, lambda: disk.store.write_file("releases/r/report.html", b"new!")):
+    for _ in _write_points(disk.root, begin, lambda: disk.store.write_file("releases/r/report.html", b"new!"), step):
         assert disk.store.read_file("releases/r/report.html") in (b"old", b"new!")
         disk.remove_leftovers()
         assert disk.files == {"releases/r/report.html"}

@@ -53,10 +53,8 @@ def clients(s3_config: StoreModel) -> list[Any]:
 
 @pytest.fixture
 def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("llm_pipeline.adapters.s3.transfers.PART_BYTES", 1000)
-    monkeypatch.setattr(
-        "llm_pipeline.adapters.s3.transfers.WORKERS", 1
-    )  # a schedule is of publishers, not of their threads
+    monkeypatch.setattr("llm_pipeline.store.s3_bucket.PART_BYTES", 1000)
+    monkeypatch.setattr("llm_pipeline.store.s3_bucket.WORKERS", 1)  # a schedule is of publishers, not of their threads
     directory = tmp_path / "weights"
     directory.mkdir()
     (directory / "model.bin").write_bytes(bytes(1500))

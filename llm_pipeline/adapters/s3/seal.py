@@ -13,8 +13,7 @@ from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import IntegrityError, Transient
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.store.manifest import COMPLETE_FILE, MANIFEST_FILE, SIGNATURE_FILE, Difference, Manifest, Seal, Sealed
-from llm_pipeline.store.s3_answers import back_off
-from llm_pipeline.store.s3_bucket import Bucket, revision_is
+from llm_pipeline.store.s3_bucket import Bucket, back_off, revision_is
 from llm_pipeline.store.s3_session import Changed
 from llm_pipeline.store.signing import Signatures
 

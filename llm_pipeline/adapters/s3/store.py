@@ -21,7 +21,6 @@ from llm_pipeline.adapters.s3.adapter import BucketStore
 from llm_pipeline.adapters.s3.cache import Cache
 from llm_pipeline.adapters.s3.seal import Opened, Seals
 from llm_pipeline.adapters.s3.transfers import (
-    LocalFile,
     download,
     listing_differences,
     objects_of,
@@ -34,7 +33,15 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.store.artifact_store import Conflict, Document, Leftover, StoredArtifact
 from llm_pipeline.store.documents import checked_name, unwrapped
-from llm_pipeline.store.manifest import COMPLETE_FILE, MANIFEST_FILE, Difference, Manifest, ManifestFile, inventory
+from llm_pipeline.store.manifest import (
+    COMPLETE_FILE,
+    MANIFEST_FILE,
+    Difference,
+    Manifest,
+    ManifestFile,
+    inventory,
+    regular_files,
+)
 from llm_pipeline.store.provenance import Provenance
 from llm_pipeline.store.s3_bucket import Bucket, S3Object, S3Upload, in_parallel, revision_is
 from llm_pipeline.store.s3_session import Changed
@@ -72,15 +79,22 @@ class S3Store:
             ConfigError: It must be signed, and cannot be.
             Terminal: S3 refuses it: credentials, permissions, the bucket.
         """
+        before = regular_files(directory)
         manifest = Manifest(kind=kind, files=inventory(directory), provenance=provenance or Provenance())
         ref, name = manifest.ref, _directory(manifest.ref)
         opened = self._seals.open(ref, name)
         if self._seals.final(opened) and not self.check(ref) and self.renew(ref):
             return ref
         statement = self._seals.sign(manifest)  # where it cannot be signed, that is known before hours of transfer
-        files = [LocalFile(directory / file.path, f"{name}/{file.path}", file) for file in manifest.files]
         self._seals.break_marker(opened)
-        upload(self._bucket, files, {item.name: item for item in self._bucket.list(f"{name}/")})
+        upload(self._bucket, name, directory, manifest.files)
+        if changed := sorted(path for path, state in regular_files(directory).items() if before.get(path) != state):
+            self._bucket.delete_all([f"{name}/{path}" for path in changed])
+            raise IntegrityError(
+                f"{changed[0]} changed while it was published",
+                where=str(directory),
+                hint="publish it again once nothing writes to it",
+            )
         extra = objects_of(self._bucket, name).keys() - {file.path for file in manifest.files}
         self._bucket.delete_all([f"{name}/{path}" for path in sorted(extra)])
         self._seals.seal(statement, name)

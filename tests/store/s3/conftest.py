@@ -1,4 +1,4 @@
-"""A store in S3 behind a proxy that makes HTTP go wrong; files are sent in parts of 1,000 bytes."""
+"""A store in S3 behind a proxy that makes HTTP go wrong; files of more than 1,000 bytes come and go in parts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PART = 1000
 def faults(proxy: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_given: 0.001)
     monkeypatch.setattr("botocore.retries.quota.RetryQuota.acquire", lambda *_given: True)  # tests share a client
-    monkeypatch.setattr("llm_pipeline.store.s3_answers._BACKOFF_UNIT_SECONDS", 0.001)
-    monkeypatch.setattr("llm_pipeline.adapters.s3.transfers.PART_BYTES", PART)
+    monkeypatch.setattr("llm_pipeline.store.s3_bucket._BACKOFF_UNIT_SECONDS", 0.001)
+    monkeypatch.setattr("llm_pipeline.store.s3_bucket.PART_BYTES", PART)
     proxy.heal()
     return proxy
 
