@@ -202,7 +202,7 @@ class LocalStore:
 
     def read_file(self, name: str) -> bytes:
         try:
-            return self._path(name).read_bytes()
+            return _read(self._path(name))
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -352,10 +352,20 @@ def _changed_at(path: Path) -> datetime | None:
 
 
 def _read_if_there(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return _read(path)
+    return None
+
+
+def _read(path: Path) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe would block for ever
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise IntegrityError(
+            "not a regular file", where=str(path), hint="move it out of the store: none has written it"
+        )
+    with os.fdopen(descriptor, "rb") as stream:
+        return stream.read()
 
 
 def _can_be_moved(directory: Path, workplace: Path) -> bool:
