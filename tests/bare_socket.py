@@ -57,19 +57,6 @@ def says(*pieces: bytes, pause: float = 0.0, repeat_last: bool = False) -> Scrip
     return script
 
 
-def takes_bytes(count: int, *, pause: float) -> Script:
-    """Takes so many bytes at a time, with pauses between them, and says no more than `100`; with 0 it takes none."""
-
-    def script(connection: socket.socket, over: threading.Event) -> None:
-        connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-        while not over.is_set():
-            if count and not connection.recv(count):
-                return
-            over.wait(pause)
-
-    return script
-
-
 def tunnels(script: Script, tls: ssl.SSLContext) -> Script:
     """A proxy that grants a tunnel, and follows a script as the server at its end."""
 
