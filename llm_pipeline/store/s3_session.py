@@ -24,6 +24,7 @@ _CREDENTIALS_HINT = (
     f"{_NEEDED}, with aws:kms also kms:GenerateDataKey and kms:Decrypt"
 )
 _AGAIN = "run it again; it continues where it stopped"
+_GONE = "it was listed a moment ago: run it again"
 _REGION = "set AWS_DEFAULT_REGION to the bucket's region"
 
 
@@ -36,8 +37,8 @@ class Changed(Transient):
 
 
 _KINDS: dict[str, tuple[type[PipelineError], str]] = {
-    "404": (Absent, ""),
-    "NoSuchKey": (Absent, ""),
+    "404": (Absent, _GONE),
+    "NoSuchKey": (Absent, _GONE),
     "412": (Changed, ""),
     "PreconditionFailed": (Changed, ""),
     "ConditionalRequestConflict": (Changed, ""),
