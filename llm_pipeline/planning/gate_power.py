@@ -1,37 +1,18 @@
-"""The evidence that a gate needs and will have: items of an accuracy gate, requests of the load gate. Pure.
-
-Flips, the share of items that change either way, are not known before. 2, 5 and 8 % are what FP8, good and poor 4-bit
-formats show; a gate that could not decide even at the fewest of them is a waste of whatever it costs.
-"""
+"""Whether gates have the evidence that they need: items of accuracy gates, requests of load gate and canary. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from llm_pipeline.accuracy.gate import TYPICAL_FLIPS, items_needed
+from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.config.policy import AccuracyPolicy
+from llm_pipeline.config.policy import AccuracyPolicy, CanaryPolicy
 from llm_pipeline.loadtest.duration import SampleSize
 from llm_pipeline.planning.task_pool import TaskItems
 
-FLIPS = (0.02, 0.05, 0.08)
-POWER = 0.9
-ENOUGH_POWER = 0.8
+POWER = 0.8
 """Below this chance that a lossless model passes, the plan warns."""
-
-
-class ItemsNeeded(Frozen):
-    """Items at one share of flips, for a model that lost nothing.
-
-    Attributes:
-        flips: Share of items that change either way.
-        pooled: Items of all tasks together that hold the margin with a power of 0.9.
-        task: Items of each task with which all of them hold the task margin, with the same power.
-    """
-
-    flips: float
-    pooled: int
-    task: int
 
 
 class GatePower(Frozen):
@@ -42,7 +23,8 @@ class GatePower(Frozen):
         margin: Largest acceptable loss over all tasks, a fraction.
         task_margin: The same for each task.
         available: Items of all its tasks; None where they are not known.
-        needed: By rising share of flips.
+        needed: Items of all tasks together with which a model that lost nothing passes in eight of ten cases, where
+            as many items flip as good 4-bit formats show.
         warnings: What keeps it from deciding.
     """
 
@@ -50,7 +32,7 @@ class GatePower(Frozen):
     margin: float
     task_margin: float
     available: int | None
-    needed: tuple[ItemsNeeded, ...]
+    needed: int
     warnings: tuple[str, ...]
 
 
@@ -64,15 +46,6 @@ def gate_power(gate: str, tasks: Sequence[TaskItems], policy: AccuracyPolicy) ->
     """
     known = {task.name: task.items for task in tasks if task.items is not None}
     available = sum(known.values()) if len(known) == len(tasks) else None
-    needed = tuple(
-        ItemsNeeded(
-            flips=flips,
-            pooled=items_needed(policy.margin, flips, policy.confidence, POWER),
-            # all tasks have to hold their margins at one look
-            task=items_needed(policy.task_margin, flips, policy.confidence, POWER ** (1 / max(1, len(tasks)))),
-        )
-        for flips in FLIPS
-    )
     if available is not None:
         warnings = [*_too_few(known, policy)]
     else:
@@ -83,7 +56,7 @@ def gate_power(gate: str, tasks: Sequence[TaskItems], policy: AccuracyPolicy) ->
         margin=policy.margin,
         task_margin=policy.task_margin,
         available=available,
-        needed=needed,
+        needed=items_needed(policy.margin, TYPICAL_FLIPS, policy.confidence, POWER),
         warnings=tuple(f"{gate}: {line}" for line in warnings),
     )
 
@@ -95,12 +68,12 @@ def _too_few(known: Mapping[str, int], policy: AccuracyPolicy) -> Iterator[str]:
         yield f"{pool} items are fewer than minimum_items {policy.minimum_items}: it can only be INCONCLUSIVE"
     margins = [("all tasks together", pool, policy.margin), *((*task, policy.task_margin) for task in known.items())]
     for name, items, margin in margins:
-        needed = items_needed(margin, TYPICAL_FLIPS, policy.confidence, ENOUGH_POWER)
+        needed = items_needed(margin, TYPICAL_FLIPS, policy.confidence, POWER)
         if items < needed:
             wide = 100 * margin * (needed / items) ** 0.5 if items else 50.0
             yield (
                 f"{name}: {items} items are too few for a margin of {100 * margin:g} points: a model that lost nothing "
-                f"passes in less than {100 * ENOUGH_POWER:.0f} % when {100 * TYPICAL_FLIPS:g} % flip; {needed} items "
+                f"passes in less than {100 * POWER:.0f} % when {100 * TYPICAL_FLIPS:g} % flip; {needed} items "
                 f"or a margin of {wide:.1f} points would do"
             )
 
@@ -112,5 +85,44 @@ def load_test_warnings(size: SampleSize) -> tuple[str, ...]:
     warning = (
         f"load_test: its {size.windows} windows have {size.requests} requests; {size.needed} are needed when none "
         f"misses, {size.needed_with_misses} when half of the tolerated share does, and more where windows differ"
+    )
+    return (warning,)
+
+
+class CanaryStep(Frozen):
+    """One step of a canary at the workload's rate.
+
+    Attributes:
+        candidate_requests: Expected of the candidate in the minimum bake.
+        enough_seconds: Until `minimum_requests` of the candidate are expected, without which the step cannot pass.
+    """
+
+    percent: float
+    candidate_requests: float
+    enough_seconds: float
+
+
+def canary_steps(policy: CanaryPolicy, rate_per_second: float) -> tuple[CanaryStep, ...]:
+    """What each step will see; none for a last one that leaves nothing to compare with."""
+    shares = [percent for percent in policy.steps_percent if percent < 100.0]  # noqa: PLR2004 - all traffic
+    return tuple(
+        CanaryStep(
+            percent=percent,
+            candidate_requests=policy.minimum_bake_seconds * rate_per_second * percent / 100,
+            enough_seconds=policy.minimum_requests / (rate_per_second * percent / 100),
+        )
+        for percent in shares
+    )
+
+
+def canary_warnings(policy: CanaryPolicy, steps: Sequence[CanaryStep]) -> tuple[str, ...]:
+    """What keeps a step from deciding."""
+    late = [step for step in steps if step.enough_seconds > policy.maximum_bake_seconds]
+    if not late:
+        return ()
+    found = ", ".join(f"{duration(step.enough_seconds)} at {step.percent:g} %" for step in late)
+    warning = (
+        f"canary: minimum_requests {policy.minimum_requests} take {found}: beyond maximum_bake_seconds "
+        f"{policy.maximum_bake_seconds:g} a step ends undecided"
     )
     return (warning,)

@@ -148,22 +148,6 @@ def layer_parameters(facts: ModelFacts, exclude: tuple[str, ...], *, active: boo
     return sum(size for kept, size in counted if not kept), sum(size for kept, size in counted if kept)
 
 
-@cache
-def touched_parameters(facts: ModelFacts, exclude: tuple[str, ...], rows: int) -> tuple[int, int]:
-    """Parameters that a batch of tokens reads together, if each token draws its experts independently.
-
-    The chance that an expert of E is drawn by none of n tokens with k experts each is (1 - k/E)^n.
-    """
-    quantized = kept = 0.0
-    for name, group in facts.linears():
-        share = 1.0 - (1.0 - group.active / group.copies) ** rows
-        if is_excluded(name, exclude):
-            kept += share * group.parameters
-        else:
-            quantized += share * group.parameters
-    return ceil(quantized), ceil(kept)
-
-
 def head_parameters(facts: ModelFacts, recipe: QuantizationRecipe) -> tuple[int, int]:
     """The same for the output head."""
     size = facts.head_parameters or facts.embedding_parameters  # a tied head multiplies by the embedding table

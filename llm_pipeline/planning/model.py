@@ -10,8 +10,7 @@ from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import ExpectedScore
 from llm_pipeline.loadtest.duration import SampleSize
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.canary_power import CanaryPower
-from llm_pipeline.planning.gate_power import GatePower
+from llm_pipeline.planning.gate_power import CanaryStep, GatePower
 from llm_pipeline.planning.memory import weight_bytes
 from llm_pipeline.planning.quantization_plan import GpuCost
 from llm_pipeline.planning.reuse import Comparison
@@ -102,7 +101,7 @@ class Plan(Frozen):
         tasks: The tasks that are scored on the checkpoint.
         gates: What the accuracy gates need, and what they have.
         load_test: Requests that the load gate needs to say GO, and those that it has.
-        canary: What each step of the canary can prove at the workload's rate.
+        canary: What each step of the canary sees at the workload's rate.
         gpus: What quantization and scoring take; None where the deployment names no GPUs for them, or the model's facts
             is not known.
         warnings: Nothing of this stops the release; all of it deserves a look.
@@ -126,7 +125,7 @@ class Plan(Frozen):
     tasks: tuple[TaskItems, ...]
     gates: tuple[GatePower, ...]
     load_test: SampleSize
-    canary: CanaryPower
+    canary: tuple[CanaryStep, ...]
     gpus: GpuCost | None
     warnings: tuple[str, ...]
 

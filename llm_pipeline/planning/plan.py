@@ -24,8 +24,7 @@ from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import stated_facts
 from llm_pipeline.planning import host
 from llm_pipeline.planning.background import BackgroundCall
-from llm_pipeline.planning.canary_power import canary_power
-from llm_pipeline.planning.gate_power import GatePower, gate_power, load_test_warnings
+from llm_pipeline.planning.gate_power import GatePower, canary_steps, canary_warnings, gate_power, load_test_warnings
 from llm_pipeline.planning.host import UNBLOCK, blocked_directories, check_directories
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.model import DiskPlan, Plan, disk_need
@@ -199,7 +198,7 @@ def plan_release(
     looking = BackgroundCall(partial(look_at_model, loaded, revision, source_seconds, required=read_model))
     check_data_files(loaded)  # this and the next three need nothing of the model: its source answers meanwhile
     require_enough(release.workload, release.policy.load_test)
-    canary = canary_power(release.policy.canary, release.workload.rate_per_second)
+    canary = canary_steps(release.policy.canary, release.workload.rate_per_second)
     tasks = task_pool(release.evaluation, loaded.configs_root)
     model = looking.answer()
     facts = model.facts
@@ -265,7 +264,7 @@ def plan_release(
             *expected_warnings(release),
             *(line for gate in gates for line in gate.warnings),
             *load_test_warnings(requests),
-            *canary.warnings,
+            *canary_warnings(release.policy.canary, canary),
             *adapter_warnings(loaded),
             *router_warnings(loaded),
             *gpu_warnings(loaded, gpus, facts, here=here),

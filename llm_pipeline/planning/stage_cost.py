@@ -9,7 +9,7 @@ that a step keeps busy: the target's for its servers, the quantization host's fo
   8.6 GB, 43 to 49 s with the conversion; in 4 bits, 5.4 and 8 GB, 55 and 38 s. Minutes, not half hours.
   Where a build is a start of the server, as vLLM's is: `start_seconds` of the engine.
 * staging: with such an engine another start.
-* served_accuracy: the output tokens of its tasks at the predicted speed (`planning/speed.py`).
+* served_accuracy: the output tokens of its tasks at half of the roofline bound (`planning/speed.py`).
 * load_test: all of its windows, when nothing has to be extended (`loadtest/session.py`).
 * canary: the shortest bake of a step, and before the first one with vLLM another start. Live traffic decides how much
   longer it takes.
@@ -37,7 +37,7 @@ from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.memory import weight_bytes
 from llm_pipeline.planning.reuse import Step, StepReuse
-from llm_pipeline.planning.speed import Tokens, tokens_per_second
+from llm_pipeline.planning.speed import REACHED, Tokens, engine_of, most_tokens_per_second
 from llm_pipeline.release.flow import step_named, steps_of
 from llm_pipeline.release.measured_cost import busy_gpus
 from llm_pipeline.release.step import Work
@@ -269,8 +269,8 @@ def _served_seconds(task: TaskItems, facts: ModelFacts, target: Target, recipe: 
     if task.items is None or not task.prompt_tokens or not task.output_tokens:
         return None
     tokens = Tokens(task.prompt_tokens, task.output_tokens)
-    speed = tokens_per_second(facts, target, recipe, target.limits.maximum_sequences, tokens)
-    return None if speed is None else task.items * task.output_tokens / speed
+    bound = most_tokens_per_second(engine_of(facts, target, recipe), target.limits.maximum_sequences, tokens)
+    return task.items * task.output_tokens / (REACHED * bound)
 
 
 def _on_gpus(gpus: GpuCost) -> Iterator[tuple[Step, float]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 from llm_pipeline.base import text_table
@@ -11,13 +11,7 @@ from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.config.release import ExpectedScore, ResolvedRelease
 from llm_pipeline.loadtest.duration import SampleSize
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.canary_power import (
-    POWER,
-    CanaryPower,
-    Caught,
-    StepPower,
-)
-from llm_pipeline.planning.gate_power import GatePower
+from llm_pipeline.planning.gate_power import CanaryStep, GatePower
 from llm_pipeline.planning.memory import MemoryFit
 from llm_pipeline.planning.model import Plan
 from llm_pipeline.planning.quantization_plan import GpuCost, RecipeCost
@@ -34,22 +28,20 @@ def indented_columns(rows: Sequence[Sequence[str]], numbers_from: int) -> list[s
 
 
 def gate_lines(tasks: Sequence[TaskItems], gates: Sequence[GatePower]) -> list[str]:
-    """What each accuracy gate needs, by share of flips, beside what it has."""
+    """The items that each accuracy gate has, beside those that it needs."""
     pool = ", ".join(f"{task.name} {task.items if task.items is not None else '?'}" for task in tasks)
-    flips = "/".join(f"{100 * needed.flips:g}" for needed in gates[0].needed)
-    header = ("gate", "margin", "items", "needed", "of each task")
+    header = ("gate", "margin", "items", "needed")
     rows = [
         (
             gate.gate,
             f"{100 * gate.margin:g} / {100 * gate.task_margin:g} pt",
             _or_unknown(gate.available),
-            _joined(needed.pooled for needed in gate.needed),
-            _joined(needed.task for needed in gate.needed),
+            str(gate.needed),
         )
         for gate in gates
     ]
     return [
-        f"evidence (items for a power of 0.9 when {flips} % flip and nothing is lost)",
+        "evidence (needed: items with which a recipe that lost nothing passes in eight of ten cases)",
         f"  {pool}",
         *indented_columns([header, *rows], 2),
     ]
@@ -90,62 +82,17 @@ def _minutes(minutes: float | None) -> str:
     return "-" if minutes is None else f"{minutes:.1f}"
 
 
-def _joined(numbers: Iterable[int | None]) -> str:
-    return "/".join(map(_or_unknown, numbers))
-
-
 def _or_unknown(number: int | None) -> str:
     return "?" if number is None else str(number)
 
 
-def canary_lines(power: CanaryPower) -> list[str]:
-    """A row for each step and bake; nothing for a canary that takes all traffic at once."""
-    if not power.steps:
+def canary_lines(steps: Sequence[CanaryStep]) -> list[str]:
+    """A row for each step; nothing for a canary that takes all traffic at once."""
+    if not steps:
         return []
-    header = (
-        "step",
-        "bake",
-        "requests",
-        "errors caught",
-        "slow caught",
-        "outage ends",
-    )
-    rows = [row for step in power.steps for row in _rows(step, power)]
-    title = (
-        f"canary at {power.rate_per_second:g} requests/s (smallest rise that the comparison catches with a power of "
-        f"{POWER:g}, if {_percent(power.error_share)} of stable's requests fail and {_percent(power.slow_share)} are "
-        "slow)"
-    )
-    assumed = (
-        f"  latencies are counted in blocks of {duration(power.block_seconds)}; where stable's latency varies by "
-        "itself, only larger rises are told from that. Of answers it sees whether they are empty or cut, not whether "
-        "they are wrong"
-    )
-    return [title, *indented_columns([header, *rows], 1), assumed]
-
-
-def _rows(step: StepPower, power: CanaryPower) -> list[tuple[str, ...]]:
-    return [
-        (f"{step.percent:g} %", *_caught(step.shortest, power), duration(step.outage_seconds)),
-        ("", *_caught(step.longest, power), ""),
-    ]
-
-
-def _caught(caught: Caught, power: CanaryPower) -> tuple[str, ...]:
-    return (
-        duration(caught.seconds),
-        f"{caught.candidate_requests:,.3g}" if caught.candidate_requests < 100 else f"{caught.candidate_requests:,.0f}",  # noqa: PLR2004 - three digits
-        _rise(caught.error_ratio, power.error_share),
-        _rise(caught.slow_ratio, power.slow_share),
-    )
-
-
-def _rise(ratio: float | None, share: float) -> str:
-    return "none" if ratio is None else f"x {ratio:.3g} ({_percent(ratio * share)})"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %" if share < 1.0 else "100 %"
+    rows = [(f"{step.percent:g} %", f"{step.candidate_requests:,.3g}", duration(step.enough_seconds)) for step in steps]
+    header = ("step", "candidate's requests", "minimum_requests after")
+    return ["canary (expected in the minimum bake at the workload's rate)", *indented_columns([header, *rows], 1)]
 
 
 _HIGHEST_SHARE = 1.0
@@ -181,26 +128,6 @@ def score_range(expected: ExpectedScore) -> str:
     if expected.maximum > _HIGHEST_SHARE:
         return f"{expected.minimum:g} to {expected.maximum:g}"
     return f"{100 * expected.minimum:g} % to {100 * expected.maximum:g} %"
-
-
-def speed_lines(target: TargetPlan) -> list[str]:
-    """Output tokens a second by recipe, as predicted; nothing for a CPU or a model of unknown sizes."""
-    known = [(recipe.recipe, recipe.speed) for recipe in target.recipes if recipe.legal and recipe.speed]
-    if not known:
-        return []
-    first = known[0][1]
-    lengths = f"{first.prompt_tokens} in, {first.output_tokens} out"
-    header = ("recipe", "by 16 bit", "alone", "together")
-    rows = [
-        (
-            name,
-            f"{speed.alone:.2f}x, {speed.together:.2f}x at {speed.requests}",
-            f"{speed.tokens_alone:.0f}",
-            f"{speed.tokens_together:.0f}",
-        )
-        for name, speed in known
-    ]
-    return [f"  output tokens a second at {lengths}, predicted", *indented_columns([header, *rows], 1)]
 
 
 def stage_lines(plan: Plan) -> list[str]:
@@ -359,7 +286,6 @@ def _target(target: TargetPlan, ladder: Sequence[str]) -> list[str]:
     lines += indented_columns([_header(target), *rows], _NUMBERS_FROM)
     lines += [f"  {r.recipe}: {r.reason} -> {r.nearest}" for r in target.recipes if not r.legal]
     lines += [f"  {r.recipe}: {r.split.why} -> {r.split.change}" for r in target.recipes if r.legal and r.split]
-    lines += speed_lines(target)
     return [*lines, f"  ladder: {', '.join(ladder)}"] if len(ladder) > 1 else lines
 
 

@@ -25,7 +25,6 @@ from llm_pipeline.planning import host
 from llm_pipeline.planning.compatibility import OFFERED, Legal, Refused, in_format, is_known_to_run, judge_compatibility
 from llm_pipeline.planning.host import total_memory_bytes
 from llm_pipeline.planning.memory import Engine, MemoryFit, fit_memory, format_bits, quantizes_experts, stored_as_it_is
-from llm_pipeline.planning.speed import SpeedFigures, predict_speed
 from llm_pipeline.release.loading import LoadedRelease
 
 _PAIR = 2
@@ -343,7 +342,6 @@ class RecipePlan(Frozen):
         warnings: What is not known, or not as asked for.
         memory: The memory of one rank; None where the model's sizes are not known.
         capacity: Batches and lengths that fit; None where the model's sizes are not known, or it cannot be split so.
-        speed: Predicted against the unquantized model; None on a CPU, and where the model's sizes are not known.
         split: A better split over GPUs, if there is one.
     """
 
@@ -356,7 +354,6 @@ class RecipePlan(Frozen):
     warnings: tuple[str, ...] = ()
     memory: MemoryFit | None = None
     capacity: Capacity | None = None
-    speed: SpeedFigures | None = None
     split: SplitAdvice | None = None
 
 
@@ -415,7 +412,7 @@ def plan_target(
     Args:
         loaded: The release.
         target: One of its targets.
-        facts: The model; None while it was not read: then memory and speed are not judged.
+        facts: The model; None while it was not read: then memory is not judged.
         stated: The model by what the release config says, for advice that fits while it was not read.
 
     Raises:
@@ -485,7 +482,6 @@ def _plan_recipe(
         "warnings": (*plan.warnings, *loads.warnings),
         "memory": memory,
         "capacity": capacity(target, recipe, facts),
-        "speed": predict_speed(target, recipe, facts),
         "split": split,
     }
     return plan.model_copy(update=figures)

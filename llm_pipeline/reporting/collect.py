@@ -27,7 +27,6 @@ from llm_pipeline.loadtest.outcome import LoadTestOutcome, deciding_windows, rea
 from llm_pipeline.loadtest.records import Records, join, read_records
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.stage_cost import PlannedStage, TotalCost
-from llm_pipeline.planning.target_plan import TargetPlan
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.decision import read_decisions, refusal
 from llm_pipeline.release.record import ReleaseRecord, read_release_record
@@ -200,7 +199,6 @@ class _Collector:
             size=self._size,
             summary=self._summary,
             passed_over=lambda recipe: self._try(f"the ladder of {recipe}", lambda: self._flow.passed_over(recipe)),
-            planned=self._planned("targets", TargetPlan),
         )
         return ReportData(
             release_id=record.release_id,

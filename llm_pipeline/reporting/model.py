@@ -104,7 +104,6 @@ class Trial(Frozen):
         look: At which look the gate decided, from 1; None when that is not known.
         looks: How many looks were planned.
         engines: As built for the targets that chose it.
-        speeds: In words: as predicted for each target, and as measured by the builds.
     """
 
     name: str
@@ -121,7 +120,6 @@ class Trial(Frozen):
     look: int | None = None
     looks: int = 1
     engines: tuple[EngineSpeed, ...] = ()
-    speeds: tuple[str, ...] = ()
 
 
 class AccuracyStudy(Frozen):

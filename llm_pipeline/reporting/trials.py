@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from llm_pipeline.accuracy.evaluation import EvaluationSummary
 from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.planning.ladder import climbing_order
-from llm_pipeline.planning.target_plan import TargetPlan
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.reporting.failures import failure_in_words
@@ -24,7 +23,6 @@ def read_trials(
     size: Callable[[ArtifactRef], int | None],
     summary: Callable[[str, str], EvaluationSummary | None],
     passed_over: Callable[[str], str | None],
-    planned: Sequence[TargetPlan] = (),
 ) -> tuple[Trial, ...]:
     """One for each recipe, the cheapest first.
 
@@ -36,7 +34,6 @@ def read_trials(
         size: Bytes of an artifact; None where it cannot be read.
         summary: The summary of the evaluation of a stage and a subject.
         passed_over: Why a recipe need not be tried; None when it must be.
-        planned: What was planned for each target; it predicts speeds.
     """
     published = checkpoint_bytes(results, "download", "", size)
     studies = {study.name: study for study in accuracy}
@@ -57,13 +54,6 @@ def read_trials(
         else:
             why = passed_over(name)
             outcome = f"passed over: {why}" if why else "not tried"
-        predicted = (
-            f"{target.name}, predicted: {plan.speed.alone:.2f} x the baseline alone, {plan.speed.together:.2f} x with "
-            f"{plan.speed.requests} requests"
-            for target in planned
-            for plan in target.recipes
-            if plan.recipe == name and plan.speed is not None
-        )
         engines = tuple(_speed(build) for target in chosen_on if (build := results.get(("build", target))))
         trials.append(
             Trial(
@@ -81,7 +71,6 @@ def read_trials(
                 look=asked.look,
                 looks=asked.looks,
                 engines=engines,
-                speeds=(*predicted, *(f"{one.target}, measured: {one.in_words}" for one in engines if one.in_words)),
             )
         )
     return tuple(trials)

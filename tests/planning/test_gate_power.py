@@ -4,10 +4,10 @@ import pytest
 from published import known_facts
 
 from llm_pipeline.catalog.tables import find_gpu
-from llm_pipeline.config.policy import AccuracyPolicy
+from llm_pipeline.config.policy import AccuracyPolicy, CanaryPolicy
 from llm_pipeline.config.quantization import CALIBRATED, QuantizationRecipe
 from llm_pipeline.config.target import Target
-from llm_pipeline.planning.gate_power import gate_power
+from llm_pipeline.planning.gate_power import canary_steps, canary_warnings, gate_power
 from llm_pipeline.planning.quantization_plan import forward_seconds, quantization_seconds, scoring_seconds
 from llm_pipeline.planning.task_pool import TaskItems, judge_task_placement, known_tasks
 
@@ -26,12 +26,19 @@ def recipe(weights: str, samples: int) -> QuantizationRecipe:
     return QuantizationRecipe.model_validate(fields)
 
 
-def test_items_needed_rise_with_flips_and_fall_with_the_margin():
+def test_items_needed_fall_with_the_margin():
     narrow = gate_power("accuracy", pool(a=14042), AccuracyPolicy())
     wide = gate_power("accuracy", pool(a=14042), AccuracyPolicy(margin=0.02))
-    needed = [item.pooled for item in narrow.needed]
-    assert needed == sorted(needed)
-    assert [item.pooled for item in wide.needed] == pytest.approx([number / 4 for number in needed], rel=0.01)
+    assert wide.needed == pytest.approx(narrow.needed / 4, rel=0.01)
+
+
+def test_a_canary_that_never_sees_enough_is_told():
+    policy = CanaryPolicy(steps_percent=(1, 50, 100))
+    first, second = canary_steps(policy, 2.0)
+    assert (first.candidate_requests, second.candidate_requests) == (pytest.approx(1.2), pytest.approx(60.0))
+    (warning,) = canary_warnings(policy, (first, second))
+    assert warning.startswith("canary: minimum_requests 50 take 41 min 40 s at 1 %: beyond maximum_bake_seconds")
+    assert canary_warnings(policy, canary_steps(policy, 200.0)) == ()
 
 
 def test_a_task_too_small_for_its_own_margin_is_told():

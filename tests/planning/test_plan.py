@@ -385,11 +385,9 @@ def test_the_table_says_what_evidence_and_gpus_will_cost():
     plan = plan_release(REAL, store_seconds=0)
     assert plan.gpus is not None
     assert [task.items for task in plan.tasks] == [1319, 1172, 10042, 1267]
-    needed = plan.gates[0].needed
-    assert [item.pooled for item in needed] == pytest.approx([1713, 4282, 6852], rel=0.01)
     text = format_plan(plan)
     assert "gsm8k 1319, arc_challenge 1172, hellaswag 10042, winogrande 1267" in text
-    assert f"{needed[0].pooled}/{needed[1].pooled}/{needed[2].pooled}" in text
+    assert f" {plan.gates[0].needed}\n" in text
     assert "quantization on 1 x H200-SXM-141GB" in text
     assert "scoring: baseline" in text
     assert re.search(r"canary +h100, h200, l40s at 1/5/25/50/100 % +5 min each, model +1\.250 +4\.58\n", text)
@@ -423,7 +421,7 @@ def test_the_table_is_aligned_and_ends_with_one_newline():
     targets = text[: text.index("evidence")].splitlines()
     rows = [line for line in targets if line.startswith(("  recipe ", "  fp8_chat ", "  int4_awq_chat "))]
     columns = {row.index(cell) for row, cell in zip(rows[:3], ("format", "int4_awq ", "fp8 "), strict=True)}
-    assert len(rows) == 3 * 2 * 3  # on each target a table of memory and one of speed
+    assert len(rows) == 3 * 3
     assert len(columns) == 1
     assert len({len(row) for row in rows[3:6]}) == 1
 

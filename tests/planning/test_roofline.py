@@ -10,14 +10,12 @@ from llm_pipeline.config.quantization import Calibration, QuantizationRecipe, We
 from llm_pipeline.config.target import EngineLimits, Parallelism, RuntimeOptions, Target
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.speed import (
-    PUBLISHED,
     RooflineEngine,
     Tokens,
     decode_step_seconds,
     engine_of,
     most_tokens_per_second,
     prompt_seconds,
-    tokens_per_second,
 )
 
 H100, H200, B200 = "H100-SXM5-80GB", "H200-SXM-141GB", "B200-SXM-180GB"
@@ -113,15 +111,6 @@ def test_what_nvidia_measured_is_below_the_bound(row):
     bound = most_tokens_per_second(found, requests, tokens)
     assert measured < bound
     assert bound < 10 * measured  # and the bound says something
-
-
-@pytest.mark.parametrize("weights", ["none", "fp8", "int4_awq", "w4a8_awq", "int8_smoothquant"])
-@pytest.mark.parametrize("requests", [1, 8, 64])
-def test_no_prediction_is_above_the_bound(weights: WeightFormat, requests: int):
-    predicted = tokens_per_second(shape("8B"), gpu_target(), recipe(weights), requests)
-    bound = most_tokens_per_second(engine("8B", weights, H200), requests, PUBLISHED)
-    assert predicted is not None
-    assert predicted < bound
 
 
 def test_a_format_without_tensor_cores_is_multiplied_at_16_bit():

@@ -10,8 +10,6 @@ import pytest
 from llm_pipeline.accuracy.gate import LossSample
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.planning.speed import SpeedFigures
-from llm_pipeline.planning.target_plan import RecipePlan, TargetPlan
 from llm_pipeline.reporting.accuracy_plot import plot_pareto
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.html import render_report
@@ -108,24 +106,8 @@ def test_targets_that_chose_differently_are_told_apart(sample, tmp_path: Path) -
     }
 
 
-def test_predicted_and_measured_speeds_are_told_apart(sample, tmp_path: Path) -> None:
-    release = sample.SampleRelease(tmp_path)
-    release.measure_baseline()
-    release.try_recipes(["fp8"])
-    release.build()
-    speed = SpeedFigures(
-        alone=1.41, together=1.3, requests=64, tokens_alone=1, tokens_together=2, prompt_tokens=3, output_tokens=4
-    )
-    recipe = RecipePlan(recipe="fp8", weights="fp8", legal=True, speed=speed)
-    target = TargetPlan(
-        name="h200", accelerator="h200", accelerators=1, engine="tensorrt_llm_llmapi", recipes=(recipe,)
-    )
-    plan = {"targets": [target.model_dump(mode="json")]}
-    release.store.write_document(f"releases/{sample.RELEASE}/plan.json", plan, None)
-    assert trial(collect(release.store, sample.RELEASE), "fp8").speeds == (
-        "h200, predicted: 1.41 x the baseline alone, 1.30 x with 64 requests",
-        "cpu, measured: 118 tokens/s alone, 1,204 with 16 requests",
-    )
+def test_measured_speeds_stand_below_the_recipe(promoted_page) -> None:
+    assert "cpu, measured: 118 tokens/s alone, 1,204 with 16 requests" in promoted_page
 
 
 def test_a_build_without_a_measurement_is_not_shown_as_zero(sample, tmp_path: Path) -> None:
@@ -135,5 +117,5 @@ def test_a_build_without_a_measurement_is_not_shown_as_zero(sample, tmp_path: Pa
     metrics = {"single_stream_tokens_per_second": 0.0, "batched_tokens_per_second": 0.0}
     release.add("build", "cpu", metrics=metrics)
     data = collect(release.store, sample.RELEASE)
-    assert trial(data, "fp8").speeds == ()
+    assert "measured:" not in render_report(data)
     assert not [figure for figure in data.highlights if "Engine" in figure.label]
