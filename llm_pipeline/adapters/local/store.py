@@ -172,7 +172,7 @@ class LocalStore:
                 raise Conflict(f"{name} was changed by another process", hint="read it again and retry")
             revision = uuid.uuid4().hex  # a number would come again once the document was deleted and made anew
             document = {"revision": revision, "value": dict(value)} | signed_by(signature)
-            self._replace_durably(path, json.dumps(document, indent=1, allow_nan=False).encode())
+            self._replace_durably(path, json.dumps(document, allow_nan=False).encode())
             return revision
 
     def delete_document(self, name: str) -> None:

@@ -213,7 +213,7 @@ class S3Store:
         """
         nonce = uuid.uuid4().hex  # two equal values are two revisions
         document = {"nonce": nonce, "value": dict(value)} | signed_by(signature)
-        data = json.dumps(document, indent=1, allow_nan=False).encode()
+        data = json.dumps(document, allow_nan=False).encode()
         try:
             return self._bucket.put(checked_name(name), data, revision_is(expect))
         except Transient as error:
