@@ -46,8 +46,8 @@ from llm_pipeline.statistics.eprocess import (
     Bets,
     gained_by_odds,
     mean_of_exponentials,
-    most_gained,
     sums_of_odds,
+    tempered,
 )
 from llm_pipeline.statistics.variation import Variation
 
@@ -267,7 +267,7 @@ def _value(mine: tuple[Ints, Ints], theirs: tuple[Ints, Ints], variances: Number
         np.zeros((LOUD_BLOCKS, len(FACTORS))),
         np.array(Bets.start(1).sums[0]),
     )
-    logs, sums, held = np.empty((BLOCKS, len(FACTORS))), np.empty((BLOCKS, 5)), np.zeros(4, dtype=np.int64)
+    logs, sums, held = np.empty((BLOCKS, len(FACTORS))), np.empty((BLOCKS, 2)), np.zeros(4, dtype=np.int64)
     for block, counts in enumerate(np.stack([*mine, *theirs], axis=1)):
         held += counts
         e_c, n_c, e_s, n_s = map(int, held)
@@ -278,7 +278,7 @@ def _value(mine: tuple[Ints, Ints], theirs: tuple[Ints, Ints], variances: Number
             held = np.zeros(4, dtype=np.int64)
         logs[block], sums[block] = total if variances is None else total - strongest.sum(axis=0), odds
     if variances is not None:
-        logs = np.minimum(logs, most_gained(sums, ratio, variances))
+        logs = tempered(logs, sums, ratio, variances)
     return mean_of_exponentials(logs)
 
 

@@ -16,13 +16,13 @@ the traffic's split may change between blocks. Rejecting shows a regression.
 
 Where servers waver (latencies do), requests of one moment are no independent witnesses, and two things make E smaller,
 which keeps the guarantee: the blocks that favour an alternative most are left out of its product, so that no stall of
-one server decides; and no alternative gets more than the normal law of the log odds ratio gives it, with a random
-effect of each server:
+one server decides; and what remains of its logarithm, L, becomes
 
-    N(y; log r, v + 2 s^2) / N(y; log r0, v + 2 s^2)
+    1 / (1 / L + 1 / B)   with   B = log N(y; log r, 2 s^2) - log N(y; log r0, 2 s^2)
 
-`y` is Mantel and Haenszel's estimate over all blocks, `v` its variance by chance, `s^2` how much one server's log odds
-vary beyond chance (see `variation`).
+where `y` is Mantel and Haenszel's log odds ratio over all blocks, and `s^2` how much one server's log odds vary beyond
+chance (see `variation`). For normal noise that lasts, this is the likelihood ratio of the model with a random effect of
+each server: L is what chance leaves of the evidence, B what the servers leave of it.
 
 Levels. Where hardly any of stable's traffic is left to compare with, a share is held to a level that was fixed before,
 by the Bernoulli likelihood ratio of larger odds against it.
@@ -33,7 +33,7 @@ Beta(k w, k (1 - w)) mixture over the alternative, the Bayes factor is an e-proc
 Sources: Lindon and Malek, "Anytime-Valid Inference for Multinomial Count Data", NeurIPS 2022; Lindon, Sanden and
 Shirikian, "Rapid Regression Detection in Software Deployments through Sequential Testing", KDD 2022,
 arXiv:2205.14762; Fisher, "The Logic of Inductive Inference", JRSS 1935; Ville 1939 for the bound; Mantel and Haenszel,
-JNCI 1959; Robins, Breslow and Greenland, Biometrics 1986, for the variance of their estimate.
+"Statistical Aspects of the Analysis of Data from Retrospective Studies", JNCI 1959.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ if TYPE_CHECKING:  # a canary's record holds these tests, and few who read it co
 
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 Logs = tuple[float, ...]
-OddsSums = tuple[float, float, float, float, float]
-"""Mantel and Haenszel's two sums, whose ratio is the odds ratio, and Robins, Breslow and Greenland's three."""
+OddsSums = tuple[float, float]
+"""Mantel and Haenszel's two sums, whose ratio is the odds ratio."""
 
 FACTORS = (1.25, 1.6, 2.5, 5.0, 15.0, 30.0)
 """The alternatives of each test, as multiples of the odds ratio that is tolerated."""
 
 _LARGEST_EXPONENT = 700.0  # exp() of more overflows a double; 1e304 is certain enough
 _CONCENTRATION = 50.0
-_HALF_A_REQUEST: OddsSums = (0.125, 0.125, 0.0625, 0.125, 0.0625)  # in each arm, with and without an event
+_HALF_A_REQUEST: OddsSums = (0.125, 0.125)  # in each arm, with and without an event
 
 
 class Bets(Frozen):
@@ -68,7 +68,7 @@ class Bets(Frozen):
     Attributes:
         logs: By limit and alternative: the sum of the log likelihood ratios.
         strongest: The largest of them that single blocks brought, by limit and alternative; they do not count.
-        sums: By limit: for the odds ratio over all blocks and its variance.
+        sums: By limit: for the odds ratio over all blocks.
     """
 
     logs: tuple[Logs, ...]
@@ -108,7 +108,7 @@ class Bets(Frozen):
 
         logs = np.array(self.logs) - np.sum(self.strongest, axis=0)
         if variances is not None:
-            logs = np.minimum(logs, most_gained(np.array(self.sums), ratio, np.array(variances)))
+            logs = tempered(logs, np.array(self.sums), ratio, np.array(variances))
         found: list[float] = mean_of_exponentials(logs).tolist()
         return found
 
@@ -151,20 +151,20 @@ def gained_by_odds(mine: tuple[int, int], theirs: tuple[int, int], ratio: float)
     return tuple((likelihoods[1:] - likelihoods[0]).tolist())
 
 
-def most_gained(sums: Floats, ratio: float, variances: Floats) -> Floats:
-    """The most that each alternative's logarithm may be where servers waver.
+def tempered(logs: Floats, sums: Floats, ratio: float, variances: Floats) -> Floats:
+    """What each alternative's logarithm is worth where servers waver.
 
     Args:
-        sums: Those of `OddsSums`, as the last axis.
+        logs: By limit and alternative.
+        sums: By limit, `OddsSums` as the last axis.
         ratio: The odds ratio that is tolerated.
-        variances: Of one server's log odds.
+        variances: Of one server's log odds, by limit.
     """
     import numpy as np
 
-    more, less, a, b, c = np.moveaxis(sums, -1, 0)
-    by_chance = a / (2.0 * more**2) + b / (2.0 * more * less) + c / (2.0 * less**2)
-    beyond, steps = np.log(more / less / ratio)[..., None], np.log(FACTORS)
-    found: Floats = steps * (beyond - steps / 2.0) / (by_chance + 2.0 * variances)[..., None]
+    beyond, steps = np.log(sums[..., :1] / sums[..., 1:] / ratio), np.log(FACTORS)
+    apart = np.maximum(steps * (beyond - steps / 2.0), 1e-9)
+    found: Floats = logs / (1.0 + 2.0 * variances[..., None] * np.maximum(logs, 0.0) / apart)
     return found
 
 
@@ -172,18 +172,13 @@ def sums_of_odds(mine: tuple[int, int], theirs: tuple[int, int]) -> OddsSums:
     """What one block adds to the sums; arguments as of `gained_by_odds`."""
     (e_c, n_c), (e_s, n_s) = mine, theirs
     both = max(1, n_c + n_s)
-    return _sums(e_c * (n_s - e_s) / both, (n_c - e_c) * e_s / both, (e_c + n_s - e_s) / both)
+    return e_c * (n_s - e_s) / both, (n_c - e_c) * e_s / both
 
 
 def sums_of_level(mine: tuple[int, int], level: float) -> OddsSums:
     """The same against a share that is tolerated: as if stable had any number of requests."""
     events, requests = mine
-    return _sums(events * (1.0 - level), (requests - events) * level, 1.0 - level)
-
-
-def _sums(more: float, less: float, agreeing: float) -> OddsSums:
-    opposed = 1.0 - agreeing
-    return more, less, agreeing * more, agreeing * less + opposed * more, opposed * less
+    return events * (1.0 - level), (requests - events) * level
 
 
 def gained_by_level(mine: tuple[int, int], level: float) -> Logs:
