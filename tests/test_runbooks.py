@@ -74,7 +74,7 @@ def is_raised(quote: str) -> bool:
 
 
 def test_there_are_errors_to_look_for() -> None:
-    assert {"ConfigError", "BuildFailed", "NotOnTheHub", "PlaceContested", "OutOfMemory"} <= types_of_errors()
+    assert {"ConfigError", "BuildFailed", "NotOnTheHub", "PlaceTaken", "OutOfMemory"} <= types_of_errors()
 
 
 def test_every_type_of_error_and_every_verdict_but_go_has_a_section_and_nothing_else_has() -> None:

@@ -39,7 +39,10 @@ from llm_pipeline.canary.evidence import Outcome, StepDecision, decide
 from llm_pipeline.canary.moving import (
     NoWayBack,
     Site,
+    end_canary,
     epoch_above,
+    give_back,
+    router_epoch,
     stand_down,
     traffic_to,
     wait_converged,
@@ -54,7 +57,6 @@ from llm_pipeline.canary.record import (
     PauseReason,
     Phase,
 )
-from llm_pipeline.canary.rollback import end_canary, give_back, router_epoch
 from llm_pipeline.canary.router import (
     ALL,
     RouterConflict,
@@ -90,16 +92,9 @@ SOURCE_PATIENCE_LOOKS = 30
 LONGEST_LOOKS = 10.0
 """One look counts for at most this many intervals between looks: a frozen process watched nothing meanwhile."""
 
-JUMP_SECONDS = 2.0
-"""How far the wall clock may fall behind the monotonic one before that is treated as a jump."""
-
 
 class WatchClock:
-    """How long a step was watched, whatever the wall clock does.
-
-    A wall clock may jump, forwards over a whole bake or backwards to before the step began. So only differences of this
-    process's monotonic clock count, bounded look by look; their sum is kept in the canary's record.
-    """
+    """How long a step was watched: this process's monotonic clock, bounded look by look; the record keeps the sum."""
 
     def __init__(self) -> None:
         self._last: float | None = None
@@ -113,18 +108,6 @@ class WatchClock:
         now, last = time.monotonic(), self._last
         self._last = now
         return look_seconds if last is None else min(now - last, LONGEST_LOOKS * look_seconds)
-
-    def began(self, step_began_at: float, watched_seconds: float) -> float:
-        """When the step began, by the wall clock as it is now: requests are stamped with that one.
-
-        A clock that jumped backwards would make every request look older than the step, and so leave even the
-        immediate guard without data.
-        """
-        latest = time.time() - watched_seconds
-        if latest >= step_began_at - JUMP_SECONDS:
-            return step_began_at
-        log.warning("the clock jumped backwards", seconds=round(step_began_at - latest, 1))
-        return latest
 
 
 class CanaryController:
@@ -572,8 +555,7 @@ class CanaryController:
             return self._pause(record, drift, PauseReason.CHANGED_OUTSIDE)
         elapsed = self._clock.look(self._policy.look_seconds)
         watched = record.watched_seconds + (0.0 if record.pause_request else elapsed)
-        began = self._clock.began(record.step_began_at, watched)
-        watching = record.model_copy(update={"watched_seconds": watched, "step_began_at": began})
+        watching = record.model_copy(update={"watched_seconds": watched})
         tests = tests_of(record)
         try:
             seen, seeing = self._traffic.look(watching, tests.thresholds)

@@ -15,6 +15,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from typing import Literal
 
@@ -23,7 +24,7 @@ from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.approvals import runs_of
-from llm_pipeline.canary.moving import Site
+from llm_pipeline.canary.moving import Site, end_canary
 from llm_pipeline.canary.open_router import access_log_of
 from llm_pipeline.canary.openai_slots import slots_of
 from llm_pipeline.canary.patience import Patience
@@ -34,14 +35,11 @@ from llm_pipeline.canary.record import (
     lease_name,
     take_over,
 )
-from llm_pipeline.canary.rollback import end_canary
 from llm_pipeline.canary.watchdog import is_driven, overdue, record_heartbeat, silent_seconds
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.operations.promotion import finish_promotion
-from llm_pipeline.operations.retirement import have_standby, retire_previous
 from llm_pipeline.operations.rollback import carry_on
 from llm_pipeline.operations.served_place import ServedPlace, router_here
-from llm_pipeline.operations.switching import start_ended
+from llm_pipeline.operations.upkeep import Done, Send, Start, Stop, keep
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost, LeaseState, lease_of
 from llm_pipeline.store.place_state import Heartbeat, StepApproval, read_place
@@ -94,7 +92,7 @@ class GuardedSite(Site):
         actions = self._attempt(self._release_on_trial(), lambda: self.guard_canary(now))
         actions += self._attempt("-", self._revive)
         actions += self._attempt("-", self._keep_log)
-        for act in (self._carry_on, self._keep_serving, self._settle, self._have_standby, self._retire):
+        for act in (self._carry_on, self._keep):
             actions += self._attempt("-", partial(act, now))
         return actions
 
@@ -210,39 +208,27 @@ class GuardedSite(Site):
         detail = f"{done.by} requested it, and it had not been carried out: {done.to} serves"
         return [GuardAction(self.target, done.left, "rolled back", detail)]
 
-    def _keep_serving(self, _: HostTime) -> list[GuardAction]:
-        """The server of what is production, if it has ended."""
-        started = start_ended(self._place)
-        if started is None:
-            return []
-        return [
-            GuardAction(self.target, started.release_id, "started", f"production's server in {started.slot} had ended")
-        ]
+    def _keep(self, now: HostTime) -> list[GuardAction]:
+        """What was not on trial: what has ended, what was not settled, and what need not stay warm any more."""
+        done = keep(self._place, datetime.fromtimestamp(now.wall, UTC))
+        return [action for one in done if (action := self._told(one)) is not None]
 
-    def _settle(self, _: HostTime) -> list[GuardAction]:
-        """Production whose settlement ended before its traffic had moved."""
-        production = read_place(self.store, self.target).production
-        if production is None or self.router is None or self.router.read()[0].candidate != production.slot:
-            return []
-        try:
-            moved = finish_promotion(self.store, self.target, production.release_id, self.router, self.patience)
-        except LeaseHeld:
-            return []
-        detail = "it is in production and has all traffic now"
-        return [GuardAction(self.target, production.release_id, "settled", detail)] if moved else []
-
-    def _have_standby(self, now: HostTime) -> list[GuardAction]:
-        started = have_standby(self._place, now.wall)
-        if started is None:
-            return []
-        return [GuardAction(self.target, started.release_id, "started", f"its server in {started.slot} had ended")]
-
-    def _retire(self, now: HostTime) -> list[GuardAction]:
-        stopped = retire_previous(self._place, now.wall)
-        if stopped is None:
-            return []
-        detail = f"its rollback window is over; slot {stopped.slot} is free"
-        return [GuardAction(self.target, stopped.release_id, "stopped previous", detail)]
+    def _told(self, done: Done) -> GuardAction | None:
+        if done.error is not None:
+            return failed(self.target, "-", done.error)
+        match done.action:
+            case Start(pointer):
+                return GuardAction(
+                    self.target, pointer.release_id, "started", f"its server in {pointer.slot} had ended"
+                )
+            case Send(settles=True):
+                release_id = read_place(self.store, self.target).on_trial
+                return GuardAction(self.target, release_id, "settled", "it is in production and has all traffic now")
+            case Send():
+                return None
+            case Stop(pointer):
+                detail = f"its rollback window is over; slot {pointer.slot} is free"
+                return GuardAction(self.target, pointer.release_id, "stopped previous", detail)
 
 
 def _read_lease(store: ArtifactStore, target: str) -> LeaseState | None:

@@ -14,15 +14,16 @@ from datetime import UTC, datetime, timedelta
 from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.moving import epoch_above, standby_after, traffic_to
+from llm_pipeline.canary.moving import epoch_above, standby_after
 from llm_pipeline.canary.patience import Patience
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, read_canary_record
-from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter, all_to
+from llm_pipeline.canary.record import CanaryRecord, Phase, read_canary_record
+from llm_pipeline.canary.router import TrafficRouter
 from llm_pipeline.operations.acting import acting
 from llm_pipeline.operations.decisions import require_production_approved
+from llm_pipeline.operations.upkeep import Send, send
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.place_state import PlaceState, Pointer, edit_place, read_place
+from llm_pipeline.store.place_state import PlaceState, Pointer, edit_place
 from llm_pipeline.store.places import claim_place, hand_over, require_place
 
 log = get_logger(__name__)
@@ -100,23 +101,14 @@ def promote(
     with acting(store, promotion.target) as lease:
         state = _into_production(store, promotion, lease)
         router = find_router(state.production) if state.production is not None else None
-        if router is not None:
-            journal = CanaryJournal(store, promotion.release_id, promotion.target)
-            _give_all_traffic(journal, router, patience, lease)
+        record = read_canary_record(store, promotion.release_id, promotion.target)
+        if router is not None and record is not None and record.phase is Phase.PROMOTED:
+            traffic = router.read()[0]
+            if traffic.candidate == record.candidate:  # stable still has its share
+                epoch = epoch_above(lease.epoch, record.epoch, traffic.epoch)
+                action = Send(standby_after(state, record), settles=True)
+                send(store, promotion.target, router, patience, action, epoch=epoch)
     return state
-
-
-def finish_promotion(
-    store: ArtifactStore, target: str, release_id: str, router: TrafficRouter, patience: Patience
-) -> bool:
-    """Send a production whose pointers have moved everything; returns whether anything had to be moved.
-
-    Raises:
-        PlaceBusy: Somebody else acts on the place now.
-        RouterUnavailable: The routes cannot be written, or the router does not act on them.
-    """
-    with acting(store, target) as lease:
-        return _give_all_traffic(CanaryJournal(store, release_id, target), router, patience, lease)
 
 
 def _into_production(store: ArtifactStore, promotion: Promotion, lease: Lease) -> PlaceState:
@@ -167,24 +159,3 @@ def _promoted(store: ArtifactStore, promotion: Promotion, state: PlaceState) -> 
             hint="run the release again: its canary starts from the beginning",
         )
     return record
-
-
-def _give_all_traffic(journal: CanaryJournal, router: TrafficRouter, patience: Patience, lease: Lease) -> bool:
-    """Send production everything, and leave nothing on trial.
-
-    Idempotent: traffic that is not the promoted canary's any more is left as it is.
-    """
-    record = journal.load()
-    state, _ = router.read()
-    if record is None or record.phase is not Phase.PROMOTED or state.candidate != record.candidate:
-        return False
-    epoch = epoch_above(lease.epoch, record.epoch, state.epoch)
-    standby = standby_after(read_place(journal.store, record.target), record)
-    settled = all_to(record.candidate, owner=f"settled {record.release_id}", epoch=epoch, standby=standby)
-    want = router.nearest(settled)
-    record = journal.save(record.model_copy(update={"intended": want, "epoch": epoch}))
-    if not traffic_to(router, want, patience):
-        raise RouterUnavailable("it does not act on the routes of a settled release", where=record.target)
-    journal.save(record.marked("all traffic", share=1.0).model_copy(update={"applied": want}))
-    log.info("all traffic is on production", release=record.release_id, slot=record.candidate)
-    return True

@@ -30,7 +30,7 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.events import EventKind
-from llm_pipeline.canary.moving import Site, epoch_above, have_answering, retire, traffic_to, wait_usable
+from llm_pipeline.canary.moving import Site, end_canary, epoch_above, have_answering, retire, traffic_to, wait_usable
 from llm_pipeline.canary.open_router import name_release
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import (
@@ -44,7 +44,6 @@ from llm_pipeline.canary.record import (
     read_canary_record,
     take_over,
 )
-from llm_pipeline.canary.rollback import end_canary
 from llm_pipeline.canary.router import RouterUnavailable, SlotName, TrafficRouter, all_to, other_slot
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.watchdog import is_guarded

@@ -19,16 +19,15 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.agreement import is_moving
 from llm_pipeline.canary.judgements import all_ended
-from llm_pipeline.canary.moving import Site, have_answering, retire, traffic_to
+from llm_pipeline.canary.moving import Site, end_canary, have_answering, retire, traffic_to
 from llm_pipeline.canary.open_router import name_release
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, latest_canary
-from llm_pipeline.canary.rollback import end_canary
 from llm_pipeline.canary.router import ALL, RouterUnavailable, SlotName, StartedRouter, TrafficRouter, all_to
 from llm_pipeline.canary.slots import slot_servers, slot_state
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.server_place import ServerPorts
-from llm_pipeline.operations.acting import PlaceBusy, acting, despite_others, token_of
+from llm_pipeline.operations.acting import acting, despite_others, token_of
 from llm_pipeline.operations.rollback import roll_back_at
 from llm_pipeline.operations.served_place import ServedPlace, place_as_it_is, router_here, start_router
 from llm_pipeline.operations.staging import COMPARISON, STAGING, on_its_way, places_of, stop_staging
@@ -94,29 +93,6 @@ def start(place: ServedPlace, opened: Callable[[Pointer], TrafficRouter]) -> Ser
             place.slots.ensure(record.candidate, record.repository, token)  # it has users, and is about to be settled
         _send_users(record, serving, router, place.patience, epoch=token.epoch)
     return serving
-
-
-def start_ended(place: ServedPlace) -> Pointer | None:
-    """Start production's server if it has ended by itself; returns what was started. What was stopped stays so.
-
-    Whoever acts there, it is started at once: beside them, under their token.
-
-    Raises:
-        PipelineError: It cannot be started.
-    """
-    newest = place.slots.newest()  # before it is read what serves: whoever changes that from here on is newer
-    state = read_place(place.store, place.target)
-    production = state.production
-    if production is None or not place.slots.ended(production.slot):
-        return None
-    require_served(place.store, state.model_id, place.target, production)
-    try:
-        with acting(place.store, place.target) as lease:
-            token, seconds = token_of(lease, None, place.slots), place.patience.prove
-            have_answering(place.slots, production.slot, production.repository, token, seconds=seconds)
-    except PlaceBusy:
-        place.slots.ensure(production.slot, production.repository, newest)
-    return production
 
 
 def _send_users(

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from simulated import Killed, Site
 
-from llm_pipeline.canary import rollback
-from llm_pipeline.canary.record import Phase
+from llm_pipeline.canary.record import CanaryJournal, Phase
 from llm_pipeline.operations.approval import answer
 
 pytestmark = pytest.mark.usefixtures("fast")
@@ -91,7 +90,7 @@ def test_an_older_release_killed_at_any_boundary_is_rolled_back_before_the_newer
         assert site.record("r2").passed_percent == 20.0
         shares = [state.weights.get("green", 0) for state in site.told[before:]]
         assert (shares[-1], any(shares[:-1])) == (2_000, False), site.effects
-        older = rollback.CanaryJournal(site.store, "r1", "cpu").load()
+        older = CanaryJournal(site.store, "r1", "cpu").load()
         assert older is None or older.phase is Phase.ROLLED_BACK
 
 

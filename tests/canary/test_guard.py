@@ -347,7 +347,7 @@ def _raise(*_: object, **__: object) -> None:
     raise ZeroDivisionError("a fault")
 
 
-@pytest.mark.parametrize("place", ["record_heartbeat", "retire_previous", "carry_on"])
+@pytest.mark.parametrize("place", ["record_heartbeat", "keep", "carry_on"])
 def test_a_fault_at_one_thing_is_told_and_the_guard_goes_on(site, monkeypatch, caplog, place) -> None:
     monkeypatch.setattr(f"llm_pipeline.operations.guard.{place}", _raise)
     (action,) = guard(site)

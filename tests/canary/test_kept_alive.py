@@ -84,6 +84,14 @@ def test_the_guard_starts_a_production_that_was_killed_in_mid_canary_beside_whoe
     assert site.running == {"blue", "green"}
 
 
+def test_the_guard_starts_production_though_the_store_takes_nothing(tmp_path) -> None:
+    site = Served(tmp_path)
+    site.store_takes = False
+    site.running.discard("blue")
+    assert "started" in [action.what for action in guard(site)]
+    assert site.running == {"blue"}
+
+
 def test_the_guard_starts_a_dead_standby(tmp_path) -> None:
     site = Served(tmp_path)
     site.release("r1")

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
-from simulated import LONGER, PATIENCE, Killed, Site
+from simulated import LONGER, Site
 
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.canary.router import all_to
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.operations.promotion import finish_promotion
 
 pytestmark = pytest.mark.usefixtures("fast")
 
@@ -24,32 +20,6 @@ def test_stable_keeps_a_small_share_and_backs_the_candidate_to_the_end_of_the_st
     assert site.steps(20, 50, 100) == ["GO", "GO", "GO"]
     last, shares = site.router.state, {"green": 9_800, "blue": 200}
     assert (site.record().phase, last.candidate, last.weights) == (Phase.PROMOTED, "green", shares)
-
-
-def test_settlement_gives_production_the_share_that_stayed_on_stable(site) -> None:
-    assert site.steps(20, 50, 100) == ["GO", "GO", "GO"]
-    assert finish_promotion(site.store, "cpu", "r1", site.router, PATIENCE)
-    assert site.router.state.same_traffic(all_to("green", owner="x", epoch=0))
-    assert site.record().applied == site.router.state
-    assert not finish_promotion(site.store, "cpu", "r1", site.router, PATIENCE)
-
-
-@pytest.mark.parametrize("boundary", range(1, 9))
-def test_a_settlement_that_is_killed_anywhere_is_finished_by_the_next_one(site, boundary) -> None:
-    site.steps(20, 50, 100)
-    site.die_at = site.boundary + boundary
-    with contextlib.suppress(Killed):
-        finish_promotion(site.store, "cpu", "r1", site.router, PATIENCE)
-    finish_promotion(site.buried().store, "cpu", "r1", site.router, PATIENCE)
-    assert site.router.state.same_traffic(all_to("green", owner="x", epoch=0))
-
-
-def test_settlement_moves_no_traffic_that_is_another_canarys(site) -> None:
-    site.steps(20, 50, 100)
-    theirs = all_to("blue", owner="rollback", epoch=site.router.state.epoch + 1)
-    site.router.write(theirs, None)
-    assert not finish_promotion(site.store, "cpu", "r1", site.router, PATIENCE)
-    assert site.router.state == theirs
 
 
 def test_a_candidate_that_turns_slow_at_the_last_step_is_compared_with_stable_and_rolled_back(site) -> None:

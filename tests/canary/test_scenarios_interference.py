@@ -14,7 +14,6 @@ from llm_pipeline.base.errors import Fenced, PipelineError, Transient
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.record import Phase, take_over
 from llm_pipeline.canary.router import ALL, RouterRejected, RouterUnavailable, RouteState
-from llm_pipeline.operations import approval
 from llm_pipeline.operations.rollback import ensure_rolled_back
 from llm_pipeline.store.lease import LeaseLost
 from llm_pipeline.store.place_state import read_place
@@ -70,41 +69,6 @@ def test_a_rollback_asked_for_in_a_step_fences_the_controller_and_loses_nothing(
         running.result(timeout=80)
     assert is_back_on_stable(trial)
     assert trial.events[-2:] == ["rolling back", "rolled back"]
-    assert trial.lost == {}
-
-
-def test_a_step_begins_after_its_approval_and_a_denial_takes_the_candidate_back(trial) -> None:
-    trial.policy |= {"steps_percent": (50.0, 100.0), "approve_before_percent": (50.0, 100.0)}
-    answer = {"store": trial.site.store, "release_id": trial.release_id, "target": "cpu", "by": "alice"}
-    assert trial.step(50).verdict is Verdict.INCONCLUSIVE
-    assert trial.site.weights() == {trial.stable: ALL}
-    assert approval.answer(percent=50, approved=True, **answer).counted
-    assert trial.step(50).verdict is Verdict.GO
-    assert trial.step(100).verdict is Verdict.INCONCLUSIVE
-    assert trial.site.weights() == {trial.stable: ALL // 2, trial.candidate: ALL // 2}
-    assert approval.answer(percent=100, approved=False, **answer).counted
-    assert trial.step(100).verdict is Verdict.NO_GO
-    assert is_back_on_stable(trial)
-    assert [kind for kind in trial.events if "appro" in kind or kind == "denied"] == [
-        "approval asked",
-        "approved",
-        "approval asked",
-        "denied",
-    ]
-    assert trial.lost == {}
-
-
-def test_an_approval_that_does_not_come_in_time_is_a_rollback_and_one_that_comes_late_changes_nothing(trial) -> None:
-    trial.policy |= {"steps_percent": (50.0, 100.0), "approve_before_percent": (100.0,), "pause_deadline_seconds": 0.5}
-    trial.reach(50)
-    assert trial.step(100).verdict is Verdict.INCONCLUSIVE
-    time.sleep(0.6)
-    trial.step(100)
-    assert is_back_on_stable(trial)
-    late = approval.answer(trial.site.store, trial.release_id, "cpu", 100, approved=True, by="alice")
-    assert not late.counted
-    assert trial.step(100).verdict is not Verdict.GO
-    assert is_back_on_stable(trial)
     assert trial.lost == {}
 
 

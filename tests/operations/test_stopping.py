@@ -14,9 +14,15 @@ from deployment_here import write_deployment
 
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ExitCode
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, read_canary_record
 from llm_pipeline.cli import main
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.operations import staging, switching
 from llm_pipeline.release.claim import ClaimState
+from llm_pipeline.store import open_store
+from llm_pipeline.store.place_state import edit_place
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +62,24 @@ def test_a_release_on_its_way_keeps_its_stages_until_its_process_has_ended(
     assert main(["stop", "cpu"]) == ExitCode.GO
     assert ("r-1" in capsys.readouterr().out) is not ended
     assert left.alive is not ended
+
+
+def test_a_canary_is_ended_though_its_run_is_still_there(root: Path, monkeypatch, capsys) -> None:
+    deployment = load_yaml(root / "here.yaml", Deployment)
+    store, repository = open_store(deployment.store), ArtifactRef(kind="model_repository", digest="b" * 64)
+    record = CanaryRecord(
+        release_id="r2", target="cpu", repository=repository, stable="blue", candidate="green", began_at=0.0
+    )
+    CanaryJournal(store, "r2", "cpu").save(record)
+    edit_place(store, "cpu", lambda state: state.model_copy(update={"on_trial": "r2"}))
+    (Path(deployment.state_root) / "cpu").mkdir(parents=True)
+    monkeypatch.setattr(staging, "readable_claims", lambda _: ({"org/model": ClaimState(holder=holder())}, []))
+    for said in ("cpu: stopped the canary of r2\n", "cpu: nothing ran, nothing was stopped\n"):
+        assert main(["stop", "cpu", "--yes"]) == ExitCode.GO
+        assert capsys.readouterr().out.startswith(said)
+    ended = read_canary_record(store, "r2", "cpu")
+    assert ended is not None
+    assert ended.phase is Phase.ROLLED_BACK
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="starts a process of another user")

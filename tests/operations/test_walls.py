@@ -15,9 +15,17 @@ WRITERS: Mapping[str, frozenset[str]] = {
     "llm_pipeline.store.place_state": frozenset({"edit_place"}),
     "llm_pipeline.store.places": frozenset({"claim_place", "hand_over"}),
     "llm_pipeline.canary.record": frozenset({"CanaryJournal", "take_over"}),
-    "llm_pipeline.canary.rollback": frozenset({"end_canary", "give_back"}),
     "llm_pipeline.canary.moving": frozenset(
-        {"traffic_to", "wait_converged", "retire", "have_answering", "stand_down", "epoch_above"}
+        {
+            "traffic_to",
+            "wait_converged",
+            "retire",
+            "have_answering",
+            "stand_down",
+            "epoch_above",
+            "end_canary",
+            "give_back",
+        }
     ),
 }
 """What writes routes, slots, records of canaries and places, by the module that holds it."""
