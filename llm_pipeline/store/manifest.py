@@ -10,7 +10,7 @@ import json
 import os
 import stat
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,6 +151,16 @@ class Sealed(Frozen):
             if sealed != (None if content is None else sha256_bytes(content)):
                 return Difference(name, "added, removed or changed since the artifact was completed")
         return None
+
+
+def not_whole(ref: ArtifactRef, found: Sequence[Difference], where: str) -> IntegrityError:
+    """The error for an artifact that differs from its manifest, its seal or its signature."""
+    listing = "; ".join(f"{difference.path}: {difference.problem}" for difference in found[:5])
+    return IntegrityError(
+        f"artifact {ref} is not whole: {listing}",
+        where=where,
+        hint="run the release again: the stage that makes it will replace it",
+    )
 
 
 def _parsed(data: bytes, ref: ArtifactRef) -> Manifest | Difference:

@@ -355,10 +355,8 @@ class Bucket:
         return {"Bucket": self._bucket, "Key": self._prefix + name}
 
     def _pages(self, operation: str, parameters: dict[str, str], name: str) -> Iterator[dict[str, Any]]:
-        try:
-            yield from self.client.get_paginator(operation).paginate(Bucket=self._bucket, **parameters)
-        except _failed_requests() as error:
-            raise translated(error, self.address(name)) from error
+        pages = self.client.get_paginator(operation).paginate(Bucket=self._bucket, **parameters)
+        yield from self._call(lambda: list(pages), name)
 
     def _call(self, request: Callable[[], T], name: str) -> T:
         """Send a request; botocore retries what it knows, this retries broken answers and conflicts (409)."""

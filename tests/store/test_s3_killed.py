@@ -59,7 +59,7 @@ def publish_in_a_child(config: StoreModel, weights: Path, client: Any, event: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.thorough), 6], ids=["each", "some"])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.thorough), 9], ids=["each", "some"])
 @pytest.mark.parametrize("moment", EVENTS)
 def test_killed_at_any_request_there_is_no_artifact_or_a_whole_one_and_the_same_call_completes_it(
     s3_config: StoreModel, weights: Path, moment: str, step: int

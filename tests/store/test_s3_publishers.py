@@ -63,7 +63,7 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-@settings(max_examples=10, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(schedule=st.lists(st.integers(0, 1), min_size=40, max_size=60))
 def test_any_interleaving_of_two_publishers_leaves_one_whole_artifact(
     s3_config: StoreModel, weights: Path, clients: list[Any], signing: Signing, schedule: list[int]

@@ -43,6 +43,7 @@ from llm_pipeline.store.manifest import (
     differences,
     inventory,
     inventory_of,
+    not_whole,
     regular_files,
 )
 from llm_pipeline.store.provenance import Provenance
@@ -82,12 +83,7 @@ class LocalStore:
         if damage and seen:
             self._put_damaged_aside(ref, seen)
         if found := [*damage, *self._signature_problems(ref)]:
-            listing = "; ".join(f"{difference.path}: {difference.problem}" for difference in found[:5])
-            raise IntegrityError(
-                f"artifact {ref} is not whole: {listing}",
-                where=str(directory),
-                hint="run the release again: the stage that makes it will replace it",
-            )
+            raise not_whole(ref, found, str(directory))
         return directory
 
     def verify(self, ref: ArtifactRef) -> Sequence[Difference]:
@@ -99,12 +95,12 @@ class LocalStore:
     def manifest(self, ref: ArtifactRef) -> Manifest:
         opened = self._sealed(ref).open(ref)
         if isinstance(opened, Difference):
-            raise IntegrityError(f"artifact {ref} is not whole: {opened.path}: {opened.problem}")
+            raise not_whole(ref, [opened], str(self._directory(ref)))
         return opened
 
     def provenance(self, ref: ArtifactRef) -> Provenance:
         if found := self._signature_problems(ref):
-            raise IntegrityError(f"artifact {ref} is not whole: {found[0].path}: {found[0].problem}")
+            raise not_whole(ref, found, str(self._directory(ref)))
         return self.manifest(ref).provenance
 
     def exists(self, ref: ArtifactRef) -> bool:

@@ -97,9 +97,7 @@ class Seals:
 
     def final(self, opened: Opened) -> bool:
         """Whether an artifact is sealed, and signed if it should be."""
-        if opened.manifest is None or opened.sealed.manifest is None:
-            return False
-        return not self._signatures.problems(opened.manifest, opened.sealed.manifest, opened.sealed.signature)
+        return not self.problems(opened)
 
     def break_marker(self, opened: Opened) -> None:
         """Make an artifact incomplete, unless somebody completed it anew since it was read."""

@@ -40,6 +40,7 @@ from llm_pipeline.store.manifest import (
     Manifest,
     ManifestFile,
     inventory,
+    not_whole,
     regular_files,
 )
 from llm_pipeline.store.provenance import Provenance
@@ -291,12 +292,7 @@ class S3Store:
         return self._not_whole(ref, found)
 
     def _not_whole(self, ref: ArtifactRef, found: Sequence[Difference]) -> IntegrityError:
-        listing = "; ".join(f"{difference.path}: {difference.problem}" for difference in found[:5])
-        return IntegrityError(
-            f"artifact {ref} is not whole: {listing}",
-            where=self._bucket.address(_directory(ref)),
-            hint="run the release again: the stage that makes it will replace it",
-        )
+        return not_whole(ref, found, self._bucket.address(_directory(ref)))
 
     def _by_artifact(self) -> Iterator[tuple[ArtifactRef, list[S3Object]]]:
         """All that lies below `artifacts/`, complete or not; a listing comes in the order of names."""

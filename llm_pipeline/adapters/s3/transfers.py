@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from llm_pipeline.base.errors import Transient
 from llm_pipeline.store.manifest import MARKERS, Difference, Manifest, ManifestFile
-from llm_pipeline.store.s3_bucket import Bucket, LocalFile, S3Object, Wanted, in_parallel
+from llm_pipeline.store.s3_bucket import Bucket, LocalFile, S3Object, Wanted, back_off, in_parallel
 from llm_pipeline.store.s3_session import Changed
 
 _ATTEMPTS = 3
@@ -80,9 +81,10 @@ def upload(bucket: Bucket, name: str, source: Path, files: Sequence[ManifestFile
         missing = [file for file, there in zip(files, held, strict=True) if not there]
         try:
             bucket.upload({f"{name}/{file.path}": LocalFile(source / file.path, file.sha256) for file in missing})
-        except Changed:  # another publisher of the same artifact has ended, and aborted what was under way
+        except Transient:  # a broken answer; or another publisher has ended, and aborted what was under way
             if attempt == _ATTEMPTS - 1:
                 raise
+            back_off(attempt)
         else:
             return
 
