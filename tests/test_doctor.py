@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from place_here import serve
 
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
 from llm_pipeline.artifacts.host_facts import GpuFacts, HostFacts
@@ -28,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from deployment_here import place_document
 from openai_server import OpenAiDouble
+from place_here import serve
 
 TRITON = Path(__file__).parents[1] / ".envs" / "triton"
 MODEL = "org/model"
@@ -231,6 +231,19 @@ def test_an_engine_that_is_a_package_is_looked_for_where_triton_runs_the_models_
     (found,) = _runtimes(load_yaml(deployment_file, Deployment), [cpu, *targets()])
     assert (found.subject, found.state) == ("runtime of cpu", state)
     assert says in found.detail
+
+
+def test_the_command_of_an_engines_own_server_is_looked_for_beside_the_interpreter(
+    deployment_file: Path, tmp_path: Path
+) -> None:
+    broken(deployment_file, environments={"control": sys.executable, "model": str(tmp_path / "python")})
+    deployment = load_yaml(deployment_file, Deployment)
+    cpu = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="vllm", server="vllm")
+    states = []
+    for _ in range(2):
+        states += [check.state for check in _runtimes(deployment, [cpu]) if check.subject == "server of cpu"]
+        (tmp_path / "vllm").touch()
+    assert states == ["warning", "ok"]
 
 
 def test_modules_that_tasks_need_are_looked_for_where_models_are_evaluated(deployment_file: Path) -> None:

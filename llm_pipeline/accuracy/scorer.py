@@ -416,11 +416,17 @@ class Scorer:
         }
         for name, task in self.loaded.tasks.items():
             metric, chat = self.metrics[name], [self._template, said.chat_template_arguments]
-            content = json.dumps(task.dump_config(), default=lambda value: type(value).__name__, sort_keys=True)
-            facts[f"task {name}"] = sha256_json(content)
+            facts[f"task {name}"] = task_digest(task)
             facts[f"chat template of {name}"] = sha256_json(chat) if metric.chat_template else "none"
             facts[f"score of {name}"] = f"{metric.metric}, {metric.filter}"
         return facts
+
+
+def task_digest(task: Any) -> str:
+    """Digest of what a task says, wherever its file lies, which lm-eval notes beside it."""
+    config = task.dump_config()
+    config["metadata"] = {key: value for key, value in config["metadata"].items() if key != "config_source"}
+    return sha256_json(json.dumps(config, default=lambda value: type(value).__name__, sort_keys=True))
 
 
 def _mean(items: Sequence[ScoredItem]) -> ScoredItem:

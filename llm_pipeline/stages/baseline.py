@@ -59,7 +59,7 @@ def request(flow: ReleaseProgress, _subject: str) -> tuple[BaselineConfig, Mappi
 
 STAGE = Stage(
     name="baseline",
-    version=7,
+    version=8,
     config=BaselineConfig,
     request=request,
     run=run,

@@ -13,6 +13,7 @@ lm_eval = pytest.importorskip("lm_eval")
 import datasets
 
 from llm_pipeline.accuracy.data_sets import RECORD_FILE, EvalDataRecord, HeldDataSet, place_of
+from llm_pipeline.accuracy.scorer import task_digest
 from llm_pipeline.accuracy.tasks import load_tasks, select_tasks
 from llm_pipeline.artifacts.pinned import HubFile
 from llm_pipeline.base.confinement import confined
@@ -80,6 +81,14 @@ def test_a_task_reads_the_data_beside_its_file_and_leaves_the_directory_as_it_is
     assert sorted(directory.rglob("*")) == before
     assert (loaded.groups, loaded.tags, loaded.data) == ({}, {}, ())
     assert loaded.tasks["say"].config.dataset_kwargs == SAY["dataset_kwargs"]
+
+
+def test_a_task_is_the_same_wherever_its_file_lies(tmp_path):
+    digests = set()
+    for place in (tmp_path / "one", tmp_path / "another/place"):
+        digests.add(task_digest(load(write(place, SAY), "say").tasks["say"]))
+    digests.add(task_digest(load(write(tmp_path / "other", SAY | {"doc_to_text": "{{q}}?"}), "say").tasks["say"]))
+    assert len(digests) == 2
 
 
 @pytest.mark.parametrize(
