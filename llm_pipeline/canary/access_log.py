@@ -65,9 +65,7 @@ class ObservedRequest:
         by_status_only: It is none, so nothing but its status is judged.
         first_byte_milliseconds: From the request's last byte until the answer's first byte; None without an answer.
         total_milliseconds: From there until its last byte, or until the user went away, or its age in flight.
-        bytes_sent: Size of the answer's body.
         stream_milliseconds: From the answer's first byte to its last; None without an answer.
-        request_bytes: Size of the request's body.
         identity: The request's id, the same in all its lines; empty where the router does not log it.
         server: The slot that answered, or was asked last; None where that is not known.
         output_tokens: By the answer's own count; None where the router could not read it.
@@ -87,9 +85,7 @@ class ObservedRequest:
     streaming: bool
     first_byte_milliseconds: float | None
     total_milliseconds: float
-    bytes_sent: int
     stream_milliseconds: float | None = None
-    request_bytes: int = 0
     identity: str = ""
     route: str = ""
     by_status_only: bool = False
@@ -316,9 +312,7 @@ def _request(
         streaming=entry.get("stream") == "1",
         first_byte_milliseconds=_after(asking, entry.get("first_byte_ms")),
         total_milliseconds=_after(asking, entry.get("total_ms")) or 0.0,
-        bytes_sent=_count(entry.get("bytes")) or 0,
         stream_milliseconds=_positive(entry.get("stream_ms")),
-        request_bytes=_count(entry.get("request_bytes")) or 0,
         identity=str(entry.get("id") or ""),
         route=route,
         by_status_only=not route,

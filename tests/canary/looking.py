@@ -32,7 +32,6 @@ def request(arm="blue", *, at=0.0, fault=False, refused=False, total=20.0, first
         "streaming": True,
         "first_byte_milliseconds": first,
         "total_milliseconds": total,
-        "bytes_sent": 100,
     }
     return ObservedRequest(**{**values, **changes})
 

@@ -71,7 +71,6 @@ class AccessLog:
             streaming=False,
             first_byte_milliseconds=None if left or waits else 5.0,
             total_milliseconds=3000.0 if left or waits else 500.0 if slow else 10.0 + number % 7,
-            bytes_sent=10,
             server=other if elsewhere else slot,
             truncated=None if left or waits or fault else False,
             repetition=0.95 if on_trial and self.site.garbled else 0.1 + number % 7 / 100,

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from functools import cache
 from statistics import NormalDist
 
 import pytest
@@ -161,22 +162,27 @@ def test_a_stall_of_half_a_minute_of_one_server_decides_nothing(arm: str) -> Non
     assert worse(look(started(), stalled)[1]) == []
 
 
-def last_step(share: float, *, failing: int = 0, times: float = 1.0) -> tuple[AnalysisState, StepDecision]:
-    """All traffic, or nearly, after a clean comparison; 0.2 % of stable's requests failed, 10 % were slow."""
+@cache
+def compared() -> AnalysisState:
+    """A clean step: 0.2 % of stable's requests failed, 10 % were slow in both arms."""
     answer = {"truncated": False, "empty": False}
     stable = [request("blue", at=n, fault=n == 0, total=150.0 if n % 10 == 1 else 20.0, **answer) for n in range(500)]
-    state = watched(started(0.5), [*stable, *(replace(one, arm="green", on_trial=True) for one in stable[1:])])
+    return watched(started(0.5), [*stable, *(replace(one, arm="green", on_trial=True) for one in stable[1:])])
+
+
+def last_step(share: float, *, failing: int = 0, times: float = 1.0) -> tuple[AnalysisState, StepDecision]:
+    """All traffic, or nearly, after a clean comparison."""
     candidate = [
         request(
             "green",
             at=1000 + n,
             fault=n < failing and n % 7 != 0,
             total=times * (150.0 if n % 10 == 1 else 40.0),
-            **answer,
+            truncated=False,
         )
         for n in range(320)
     ]
-    state = watched(begin_step(state, share), candidate)
+    state = watched(begin_step(compared(), share), candidate)
     return state, decide(state, POLICY, 320.0)
 
 

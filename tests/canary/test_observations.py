@@ -22,7 +22,6 @@ def line(**changes) -> str:
         "flags": "-",
         "first_byte_ms": 5,
         "total_ms": 9,
-        "bytes": 40,
         "attempts": 1,
         "path": "/v1/completions",
         "reported_error": None,
@@ -107,10 +106,10 @@ def test_a_user_who_goes_away_is_no_failure(path) -> None:
 
 
 def test_an_answer_is_read_with_what_it_told(path) -> None:
-    told = {"has_text": "1", "output_tokens": 12, "finish_reason": "stop", "stream_ms": 55, "request_bytes": 321}
+    told = {"has_text": "1", "output_tokens": 12, "finish_reason": "stop", "stream_ms": 55}
     request = one(path, stream="1", **told)
     assert (request.output_tokens, request.finish_reason) == (12, "stop")
-    assert (request.empty, request.truncated, request.request_bytes) == (False, False, 321)
+    assert (request.empty, request.truncated) == (False, False)
     assert request.per_token_milliseconds == 5.0
 
 
@@ -222,8 +221,8 @@ DAMAGED = [
     b"[" * 100_000,
     line(total_ms=float("nan")).encode(),
     line(first_byte_ms=float("inf")).encode(),
-    line(bytes=float("nan")).encode(),
-    line(request_bytes="many").encode(),
+    line(attempts=float("nan")).encode(),
+    line(attempts="many").encode(),
     line(started_at="nan").encode(),
     line(started_at="1e999").encode(),
     line(total_ms=-1).encode(),

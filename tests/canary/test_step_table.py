@@ -14,7 +14,7 @@ POLICY = CanaryPolicy(minimum_bake_seconds=10, maximum_bake_seconds=60, minimum_
 
 def request(arm: str, *, at: float = 1.0, fault: bool = False, first: float = 10.0, **changes) -> ObservedRequest:
     values = {"started_at": at, "arm": arm, "on_trial": arm == "green", "fault": fault, "error": fault, "lost": False}
-    values |= {"cancelled": False, "streaming": True, "bytes_sent": 100}
+    values |= {"cancelled": False, "streaming": True}
     values |= {"first_byte_milliseconds": first, "total_milliseconds": 2 * first}
     return ObservedRequest(**{**values, **changes})
 
