@@ -5,7 +5,8 @@ A test file that needs a package of the model environment says so with `pytest.i
 interpreter that has both Airflow and torch runs everything.
 
 Tests of the control environment come in three parts: `live` ones judge times or start servers, and go before all
-others; `airflow` ones start a whole Airflow, and run beside the end-to-end tests; `calm` ones yield to both.
+others; `airflow` ones start a whole Airflow, and come after them; `calm` ones yield to both. The end-to-end tests run
+beside all of them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ MODEL_PACKAGES = (
 CALM = (
     "accuracy", "airflow", "config", "corpus", "fuzz", "hub", "planning", "quantization", "release", "reporting",
     "store", "canary/test_analysis.py",
-    "canary/test_analysis_of_answers.py", "canary/test_eprocess.py",
+    "canary/test_eprocess.py",
     "canary/test_gateway_api.py", "demo/test_tasks.py",
     "docker/test_environments.py", "engines/test_tensorrt_llm_engine.py", "engines/test_tensorrt_llm_llmapi.py",
     "test_base_install.py", "test_broken_files_and_disks.py", "test_cli.py", "test_docs.py", "test_docs_site.py",
