@@ -1,47 +1,43 @@
-"""Reading YAML that may be wrong, or meant to harm: one reader with bounds on size, depth, aliases and numbers.
+"""Reading YAML that may be wrong, or meant to harm: libyaml, with bounds on size, depth, aliases and numbers.
 
     document = parse_yaml(path.read_bytes(), where=str(path))
     document.value  # what `yaml.safe_load` would give
     document.node   # the same as nodes, with their lines
 
-The bounds are checked on the parser's events, before any node is made: libyaml's own composer recurses in C, and deep
-nesting ends the process there by a segmentation fault.
+Depth and aliases are checked on the parser's events, before any node is made: libyaml's composer recurses in C, and
+deep nesting ends the process there by a segmentation fault.
 
 YAML 1.1, with these parts of it refused, because they surprise more often than they help:
 
 - tags (`!!bool foo`, `!!python/name:...`, `!custom`): write a plain value, in quotes for text;
 - a key given twice, and a key that is no word or number (`on:` is `true`; write `"on":`);
 - numbers in base 60 (`1:30` is 90) and in base 8 (`010` is 8), `.inf` and `.nan`, integers of more than 64 bits;
-- NUL and other control characters, also written as escapes.
-
-Anchors, aliases and merge keys (`<<`) work, and count as often as they are used.
+- NUL and other control characters, also written as escapes;
+- aliases within what has an anchor itself: nine levels of nine aliases are a billion values.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
-from yaml.composer import Composer
-from yaml.constructor import ConstructorError, SafeConstructor
 from yaml.reader import Reader
-from yaml.resolver import Resolver
 
 from llm_pipeline.base.errors import ConfigError
 
-_Parser: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml where PyYAML was built with it: a DAG file reads dozens of these files at every parse."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_KEY = re.compile(r"[ \t-]*([\w.-]{1,60}):")
 _BASE_60 = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
 _BASE_8 = re.compile(r"[-+]?0[0-7_]+")
 _YAML_TAG = "tag:yaml.org,2002:"
-_INTEGER_TAG, _FLOAT_TAG = f"{_YAML_TAG}int", f"{_YAML_TAG}float"
-_KEY_TAGS = frozenset({f"{_YAML_TAG}str", f"{_YAML_TAG}merge", _INTEGER_TAG})
+_NUMBER_TAGS = (f"{_YAML_TAG}int", f"{_YAML_TAG}float")
+_KEY_TAGS = frozenset({f"{_YAML_TAG}str", f"{_YAML_TAG}merge", f"{_YAML_TAG}int"})
 _INTEGER_BITS = 64
 _LONGEST_NUMBER = 100
 _LONGEST_SHOWN = 60
@@ -54,21 +50,19 @@ class YamlBounds:
     Attributes:
         bytes: Size of the text.
         depth: Collections inside one another.
-        nodes: Values, keys and collections together, those behind an alias counted at each use.
-        strict: Refuse what the module's documentation lists as surprising; without it only tags are refused, for
-            documents that other programs wrote.
+        strict: Refuse what the module's documentation lists as surprising; without it only tags and aliases in anchors
+            are refused, for documents that other programs wrote.
         tags: Tags that a plain value may have; it is read as `Tagged`.
     """
 
     bytes: int = 256 * 1024
     depth: int = 32
-    nodes: int = 20_000
     strict: bool = True
     tags: frozenset[str] = frozenset()
 
 
 CONFIG_BOUNDS = YamlBounds()
-"""Bounds of a file that people write. The largest of ours has 200 nodes."""
+"""Bounds of a file that people write. The largest of ours has 200 values."""
 
 
 @dataclass(frozen=True)
@@ -93,15 +87,22 @@ def parse_yaml(data: bytes | str, *, where: str, bounds: YamlBounds = CONFIG_BOU
     Raises:
         ConfigError: It is not YAML, breaks a bound, or has something that is refused: with line, column and key.
     """
-    composer = _Composer(_text(data, where, bounds), bounds)
+    text = _text(data, where, bounds)
     try:
-        node = composer.get_single_node()
-        return YamlDocument(None if node is None else _Constructor(bounds).construct_document(node), node)
+        _check_events(text, bounds)
+        loader = _Loader(text)
+        for tag in bounds.tags:
+            loader.yaml_constructors = {**loader.yaml_constructors, tag: lambda _, node: Tagged(node.tag, node.value)}
+        node = loader.get_single_node()
+        if node is None:
+            return YamlDocument(None, None)
+        if bounds.strict:
+            _check_nodes(node)
+        return YamlDocument(loader.construct_document(node), node)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise _mistake(str(error.problem or error.context), where, mark, composer.key_at(mark)) from error
+        raise _mistake(error, text, where) from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # a date that there is not; a character without a code
-        raise _mistake(_first_line(error), where, composer.mark, composer.key) from error
+        raise ConfigError(f"not valid YAML: {str(error).partition(chr(10))[0]}", where=where) from error
 
 
 def _text(data: bytes | str, where: str, bounds: YamlBounds) -> str:
@@ -127,171 +128,81 @@ def _bad_byte(problem: str, before: bytes, where: str, hint: str) -> ConfigError
     return ConfigError(f"{problem} (column {column})", where=f"{where}:{line}", hint=hint)
 
 
-def _mistake(problem: str, where: str, mark: Any, key: str) -> ConfigError:
-    place = f"{where}:{mark.line + 1}" if mark else where
-    column = f" (column {mark.column + 1})" if mark else ""
-    about = f"{key}: " if key else ""
-    return ConfigError(f"{about}not valid YAML: {problem}{column}", where=place)
+def _mistake(error: yaml.MarkedYAMLError, text: str, where: str) -> ConfigError:
+    """The error with its line, and the key that begins there; a quote that is never closed is told where it opens."""
+    opened = error.context is not None and "quoted scalar" in error.context
+    mark = (error.context_mark if opened else error.problem_mark) or error.context_mark
+    if mark is None:
+        return ConfigError(f"not valid YAML: {error.problem or error.context}", where=where)
+    lines = text.splitlines()
+    key = _KEY.match(lines[mark.line]) if mark.line < len(lines) else None
+    about = f"{key[1]}: " if key else ""
+    problem = f"{about}not valid YAML: {error.problem or error.context} (column {mark.column + 1})"
+    return ConfigError(problem, where=f"{where}:{mark.line + 1}")
 
 
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+def _check_events(text: str, bounds: YamlBounds) -> None:
+    """Refuse what must not be composed, or made a value."""
+    open_anchors: list[bool] = []
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionEndEvent):
+            open_anchors.pop()
+        elif isinstance(event, yaml.AliasEvent):
+            if any(open_anchors):
+                raise _refused("an alias within what has an anchor", event.start_mark)
+        elif isinstance(event, yaml.NodeEvent):
+            tag = getattr(event, "tag", None)
+            if tag is not None and not (isinstance(event, yaml.ScalarEvent) and tag in bounds.tags):
+                shown = _shown(tag.replace(_YAML_TAG, "!!"))
+                raise _refused(f"the tag {shown}: write a plain value, in quotes if it is text", event.start_mark)
+            if isinstance(event, yaml.CollectionStartEvent):
+                open_anchors.append(event.anchor is not None)
+                if len(open_anchors) > bounds.depth:
+                    raise _refused(f"nested deeper than {bounds.depth} levels", event.start_mark)
 
 
-@dataclass
-class _Collection:
-    """A mapping or sequence whose end has not come yet."""
-
-    mark: Any
-    is_mapping: bool
-    anchor: str | None
-    begins_at: int
-    keys: set[str] = field(default_factory=set)
-    key: str = ""
-    expects_key: bool = True
-    length: int = 0
-
-    @property
-    def place(self) -> str:
-        """The key, or the position, of the value that is being read."""
-        return self.key if self.is_mapping else str(max(0, self.length - 1))
-
-
-class _Composer(Composer, Resolver):
-    """PyYAML's composer, fed with events that were checked one by one."""
-
-    def __init__(self, text: str, bounds: YamlBounds) -> None:
-        Composer.__init__(self)
-        Resolver.__init__(self)
-        self._bounds = bounds
-        self._open: list[_Collection] = []
-        self._sizes: dict[str, int | None] = {}
-        self._nodes = 0
-        self._keys_by_place: dict[tuple[int, int], str] = {}
-        self.mark: Any = None
-        self._parser = _Parser(text)
-
-    @property
-    def key(self) -> str:
-        """The key that was read last, from the top: `a.b.0`."""
-        return ".".join(place for found in self._open if (place := found.place))
-
-    def key_at(self, mark: Any) -> str:
-        """The key of the value that begins there; of what was read last, for any other place."""
-        return self._keys_by_place.get((mark.line, mark.column), self.key) if mark else self.key
-
-    def check_event(self, *choices: type[yaml.Event]) -> bool:
-        return bool(self._parser.check_event(*choices))
-
-    def peek_event(self) -> yaml.Event:
-        event: yaml.Event = self._parser.peek_event()
-        return event
-
-    def get_event(self) -> yaml.Event:
-        event: yaml.Event = self._parser.get_event()
-        if isinstance(event, yaml.NodeEvent):
-            self._begin(event)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            ended = self._open.pop()
-            if ended.anchor:
-                self._sizes[ended.anchor] = self._nodes - ended.begins_at
-        return event
-
-    def _begin(self, event: Any) -> None:
-        self.mark = event.start_mark
-        self._place(event)
-        self._keys_by_place[event.start_mark.line, event.start_mark.column] = self.key
-        self._count(event)
-        is_known = isinstance(event, yaml.ScalarEvent) and event.tag in self._bounds.tags
-        if getattr(event, "tag", None) is not None and not is_known:
-            tag = event.tag.replace(_YAML_TAG, "!!")
-            raise _refused(f"the tag {_shown(tag)}: write a plain value, in quotes if it is text", event)
-        if isinstance(event, yaml.CollectionStartEvent):
-            if len(self._open) >= self._bounds.depth:
-                raise _refused(f"nested deeper than {self._bounds.depth} levels", event)
-            is_mapping = isinstance(event, yaml.MappingStartEvent)
-            self._open.append(_Collection(event.start_mark, is_mapping, event.anchor, self._nodes - 1))
-        elif isinstance(event, yaml.ScalarEvent) and self._bounds.strict and _CONTROL.search(event.value):
-            raise _refused("a control character", event)
-
-    def _place(self, event: Any) -> None:
-        """Note where the next node is: in a mapping, keys and values take turns."""
-        if not self._open:
-            return
-        holder = self._open[-1]
-        holder.length += 1
-        if not holder.is_mapping:
-            return
-        if holder.expects_key:
-            self._check_key(holder, event)
-        holder.expects_key = not holder.expects_key
-
-    def _check_key(self, holder: _Collection, event: Any) -> None:
-        if not isinstance(event, yaml.ScalarEvent):
-            raise _refused("a key must be a plain word", event)
-        holder.key = event.value
-        if not self._bounds.strict:
-            return
-        tag = self.resolve(yaml.ScalarNode, event.value, event.implicit)  # type: ignore[no-untyped-call]
-        if tag not in _KEY_TAGS:
-            raise _refused(f"the key {_shown(event.value)} is no word to YAML: put it into quotes", event)
-        if event.value in holder.keys:
-            raise _refused(f"the key {_shown(event.value)} is given twice", event)
-        holder.keys.add(event.value)
-
-    def _count(self, event: Any) -> None:
-        size = 1
-        if isinstance(event, yaml.AliasEvent):
-            known = self._sizes.get(event.anchor or "", 1)  # the composer refuses one that was never defined
-            if known is None:
-                raise _refused("an alias refers to what holds it", event)
-            size = known
-        elif event.anchor:
-            self._sizes[event.anchor] = None if isinstance(event, yaml.CollectionStartEvent) else 1
-        self._nodes += size
-        if self._nodes > self._bounds.nodes:
-            raise _refused(f"more than {self._bounds.nodes} values, aliases counted at each use", event)
+def _check_nodes(node: yaml.Node) -> None:
+    """Refuse keys, numbers and characters that surprise."""
+    if isinstance(node, yaml.ScalarNode):
+        if _CONTROL.search(node.value):
+            raise _refused("a control character", node.start_mark)
+        if node.tag in _NUMBER_TAGS:
+            _check_number(node)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _check_nodes(item)
+    elif isinstance(node, yaml.MappingNode):
+        keys = set[str]()
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise _refused("a key must be a plain word", key.start_mark)
+            if key.tag not in _KEY_TAGS:
+                problem = f"the key {_shown(key.value)} is no word to YAML: put it into quotes"
+                raise _refused(problem, key.start_mark)
+            if key.value in keys:
+                raise _refused(f"the key {_shown(key.value)} is given twice", key.start_mark)
+            keys.add(key.value)
+            _check_nodes(key)
+            _check_nodes(value)
 
 
-def _refused(problem: str, event: Any) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+def _check_number(node: yaml.ScalarNode) -> None:
+    if len(node.value) > _LONGEST_NUMBER:
+        raise _refused(f"a number of {len(node.value)} characters", node.start_mark)
+    value: float = yaml.safe_load(node.value)
+    if _BASE_60.fullmatch(node.value):
+        raise _refused(f"{node.value} is {value} in YAML (base 60): write that, or put it into quotes", node.start_mark)
+    if isinstance(value, int) and _BASE_8.fullmatch(node.value):
+        raise _refused(f"{node.value} is {value} in YAML (base 8): write that, or put it into quotes", node.start_mark)
+    if not math.isfinite(value):
+        raise _refused(f"{node.value} is no finite number", node.start_mark)
+    if isinstance(value, int) and value.bit_length() >= _INTEGER_BITS:
+        raise _refused(f"{node.value} has more than {_INTEGER_BITS} bits", node.start_mark)
+
+
+def _refused(problem: str, mark: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
 def _shown(text: str) -> str:
     return repr(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}...")
-
-
-class _Constructor(SafeConstructor):
-    """PyYAML's safe constructor, which marks numbers that YAML reads in a surprising way."""
-
-    def __init__(self, bounds: YamlBounds) -> None:
-        super().__init__()
-        self._strict, self._tags = bounds.strict, bounds.tags
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Hashable:
-        if node.tag in self._tags:
-            return Tagged(node.tag, str(node.value))
-        if node.tag in (_INTEGER_TAG, _FLOAT_TAG) and len(node.value) > _LONGEST_NUMBER:
-            raise _problem(f"a number of {len(node.value)} characters", node)
-        try:
-            value: Hashable = super().construct_object(node, deep=deep)
-        except (ValueError, OverflowError) as error:
-            raise _problem(f"{_shown(str(node.value))} is no value of its kind: {_first_line(error)}", node) from error
-        if self._strict and isinstance(value, int | float) and isinstance(node, yaml.ScalarNode):
-            _check_number(value, node)
-        return value
-
-
-def _check_number(value: float, node: yaml.ScalarNode) -> None:
-    if _BASE_60.fullmatch(node.value):
-        raise _problem(f"{node.value} is {value} in YAML (base 60): write that, or put it into quotes", node)
-    if node.tag == _INTEGER_TAG and _BASE_8.fullmatch(node.value):
-        raise _problem(f"{node.value} is {value} in YAML (base 8): write that, or put it into quotes", node)
-    if not math.isfinite(value):
-        raise _problem(f"{node.value} is no finite number", node)
-    if isinstance(value, int) and value.bit_length() >= _INTEGER_BITS:
-        raise _problem(f"{node.value} has more than {_INTEGER_BITS} bits", node)
-
-
-def _problem(problem: str, node: yaml.Node) -> ConstructorError:
-    return ConstructorError(None, None, problem, node.start_mark)

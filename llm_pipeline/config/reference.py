@@ -61,9 +61,9 @@ def reference() -> str:
         "",
         (
             "Numbers have ranges, which stand behind their types; for a list or mapping, that of its values. Files are "
-            f"UTF-8 of at most {CONFIG_BOUNDS.bytes // 1024} KiB, {CONFIG_BOUNDS.nodes:,} values (an alias counts as "
-            f"what it stands for) and {CONFIG_BOUNDS.depth} levels. Tags (`!!str`), keys given twice, `.inf`, `.nan`, "
-            "numbers in base 60 (`1:30`) or 8 (`010`) and control characters are refused; merge keys (`<<`) work."
+            f"UTF-8 of at most {CONFIG_BOUNDS.bytes // 1024} KiB and {CONFIG_BOUNDS.depth} levels. Tags (`!!str`), "
+            "keys given twice, `.inf`, `.nan`, numbers in base 60 (`1:30`) or 8 (`010`), control characters and "
+            "aliases within what has an anchor are refused; merge keys (`<<`) work."
         ),
         "",
         (
