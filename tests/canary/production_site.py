@@ -128,7 +128,7 @@ class Production:
         result(self.settle(release))
 
     def pointers(self) -> PlaceState:
-        return read_place(self.store, "cpu")
+        return read_place(self.store, "cpu").of(self.model)
 
     def releases(self) -> tuple[str, str | None]:
         pointers = self.pointers()

@@ -306,7 +306,7 @@ def test_a_second_model_takes_nobody_s_users_unless_the_place_is_handed_over_and
     router = find_router(production.state("router"))
     assert router is not None
     assert router.read()[0].standby is None, "another model answers none of its users"
-    left = read_place(production.store, "cpu")
+    left = read_place(production.store, "cpu").of(MODEL)
     assert left.production is None
     assert left.previous is not None
     assert left.previous.release_id == "r1"
