@@ -26,7 +26,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveSite]:
 
 @pytest.mark.parametrize("drill", [{"hang_fraction": 0.3}, {"stall_fraction": 0.3}], ids=["hang", "stall"])
 def test_a_candidate_that_leaves_a_third_of_its_users_waiting_is_rolled_back(trial, drill) -> None:
-    trial.policy |= {"steps_percent": (25.0, 50.0, 100.0), "minimum_bake_seconds": 15.0, "maximum_bake_seconds": 60.0}
+    trial.policy |= {"steps_percent": (25.0, 50.0, 100.0), "minimum_bake_seconds": 30.0, "maximum_bake_seconds": 60.0}
     trial.site.control.drill = drill
     judgement = trial.step(25)
     assert judgement.verdict is Verdict.NO_GO, judgement.summary
