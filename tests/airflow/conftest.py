@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from real_airflow import RealAirflow
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(REPOSITORY / "tests" / folder) for folder in ("doubles", "airflow", "hub", "notifications")]
+sys.path[:0] = [str(REPOSITORY / "tests" / folder) for folder in ("", "doubles", "airflow", "hub", "notifications")]
 STAGES = Path(__file__).parent / "stages_for_tests" / "run_stage.py"
 
 if importlib.util.find_spec("airflow") is None:  # the model environment
