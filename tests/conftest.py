@@ -5,8 +5,7 @@ A test file that needs a package of the model environment says so with `pytest.i
 interpreter that has both Airflow and torch runs everything.
 
 Tests of the control environment come in three parts: `live` ones judge times or start servers, and go before all
-others; `airflow` ones start a whole Airflow, and come after them; `calm` ones yield to both. The end-to-end tests run
-beside all of them.
+others; `airflow` ones start a whole Airflow, and run beside the end-to-end tests; `calm` ones yield to both.
 """
 
 from __future__ import annotations
