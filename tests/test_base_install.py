@@ -98,7 +98,6 @@ MINIMAL: dict[str, Case] = {
     "verify": (["verify", "x", "-d", "DIR/here.yaml"], 4, NEEDS_A_RELEASE),
     "diff": (["diff", "x", "y", "-d", "DIR/here.yaml"], 4, NEEDS_A_RELEASE),
     "claims": (["claims", "-d", "DIR/here.yaml"], 0, ""),
-    "events": (["events", "-d", "DIR/here.yaml"], 0, ""),
     "approve-step": (["approve-step", "r", "cpu", "5", "-d", "DIR/here.yaml"], 4, NEEDS_A_RELEASE),
     "approve": (["approve", "x", "-d", "DIR/here.yaml"], 4, NEEDS_A_RELEASE),
     "pause": (["pause", "cpu", "-d", "DIR/here.yaml"], 4, "has no place 'cpu'"),

@@ -67,7 +67,7 @@ def task(project, store, monkeypatch) -> StepApprovalOperator:
     task = release_dag(project.config).get_task("promotion_1.approve_100")
     task.target, task.release_id = "cpu-a", "r2"
     monkeypatch.setattr(ReleaseProgress, "open", lambda *_: Released(store))
-    monkeypatch.setattr("llm_pipeline_airflow.approvals.tell", lambda *_, **__: None)
+    monkeypatch.setattr("llm_pipeline_airflow.approvals.tell_canary", lambda *_, **__: None)
     monkeypatch.setattr(StepApprovalOperator, "check_claim", lambda *_: None)
     monkeypatch.setattr("airflow.providers.standard.operators.hitl.ApprovalOperator.execute", lambda *_: ASKED)
     return task
