@@ -42,6 +42,7 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         pytest.param("- " * 100_000 + "x", "1", "nested deeper than 32 levels", id="dashes"),
         pytest.param(bomb(9, 9), "2", "an alias within what has an anchor", id="alias_bomb"),
         pytest.param(merges(9), "2", "an alias within what has an anchor", id="merge_bomb"),
+        pytest.param(f"a: &a [{'x,' * 30_000}]\nb: [{'*a,' * 200}]", "2", "more than 100 aliases", id="many_aliases"),
         pytest.param("a: &a [1, *a]", "1", "an alias within what has an anchor", id="loop"),
         pytest.param("x: 1\na: {b: !!bool foo}", "2", "not valid YAML: the tag '!!bool'", id="tag_of_yaml"),
         pytest.param("a: !!python/name:os.system", "1", "not valid YAML: the tag '!!python/name:os.sy", id="python"),

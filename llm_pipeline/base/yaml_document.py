@@ -13,7 +13,7 @@ YAML 1.1, with these parts of it refused, because they surprise more often than 
 - a key given twice, and a key that is no word or number (`on:` is `true`; write `"on":`);
 - numbers in base 60 (`1:30` is 90) and in base 8 (`010` is 8), `.inf` and `.nan`, integers of more than 64 bits;
 - NUL and other control characters, also written as escapes;
-- aliases within what has an anchor itself: nine levels of nine aliases are a billion values.
+- aliases within what has an anchor itself (nine levels of nine aliases are a billion values), and more than 100.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ _KEY_TAGS = frozenset({f"{_YAML_TAG}str", f"{_YAML_TAG}merge", f"{_YAML_TAG}int"
 _INTEGER_BITS = 64
 _LONGEST_NUMBER = 100
 _LONGEST_SHOWN = 60
+_MOST_ALIASES = 100
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class YamlBounds:
     Attributes:
         bytes: Size of the text.
         depth: Collections inside one another.
-        strict: Refuse what the module's documentation lists as surprising; without it only tags and aliases in anchors
-            are refused, for documents that other programs wrote.
+        strict: Refuse what the module's documentation lists as surprising; without it only tags and aliases
+            that multiply are refused, for documents that other programs wrote.
         tags: Tags that a plain value may have; it is read as `Tagged`.
     """
 
@@ -144,12 +145,16 @@ def _mistake(error: yaml.MarkedYAMLError, text: str, where: str) -> ConfigError:
 def _check_events(text: str, bounds: YamlBounds) -> None:
     """Refuse what must not be composed, or made a value."""
     open_anchors: list[bool] = []
+    aliases = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionEndEvent):
             open_anchors.pop()
         elif isinstance(event, yaml.AliasEvent):
+            aliases += 1
             if any(open_anchors):
                 raise _refused("an alias within what has an anchor", event.start_mark)
+            if aliases > _MOST_ALIASES:
+                raise _refused(f"more than {_MOST_ALIASES} aliases", event.start_mark)
         elif isinstance(event, yaml.NodeEvent):
             tag = getattr(event, "tag", None)
             if tag is not None and not (isinstance(event, yaml.ScalarEvent) and tag in bounds.tags):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -54,11 +55,8 @@ def tell(deployment: Deployment, events: Iterable[Event], connections: Connectio
     """
     told = list(events)
     for name, channel in deployment.notifications.items():
-        wanted = SEVERITIES[SEVERITIES.index(channel.at_least) :]
         with contained(f"sending by {name}"):
-            for event in told:
-                if event.severity in wanted:
-                    send(channel, event, connections)
+            _send(channel, services_of(channel, connections), told)
 
 
 def tell_canary(
@@ -72,7 +70,8 @@ def tell_canary(
 ) -> None:
     """Tell people the events of a place's canary that nobody has told yet; see `tell`.
 
-    How far they were told is a document in the store, written before they are sent: of several who look, one tells.
+    How far each channel was told is a document in the store, written before the events are sent: of several who look,
+    one tells. Whoever has no secret of a channel leaves its events to the others.
 
     Args:
         store: The deployment's.
@@ -82,26 +81,23 @@ def tell_canary(
         connections: As for `tell`.
         link: A page about the release.
     """
-    if not deployment.notifications:
-        return
-    with contained(f"telling of the canary at {place}"):
-        release_id = release_id or read_place(store, place).on_trial
-        if not release_id:
-            return
-        name = f"releases/{release_id}/told/{place}.json"
-        document = store.read_document(name)
-        known = understood(_Told, document.value, name) if document else _Told()
-        new = read_events(store, release_id, place, after=known.through)
-        if not new:
-            return
-        try:
-            store.write_document(
-                name, _Told(through=new[-1].number).model_dump(), document.revision if document else None
-            )
-        except Conflict:
-            return  # another process tells them
-        origin = Origin(deployment.name, release_id, link)
-        tell(deployment, [of_canary(origin, event, place) for event in new], connections)
+    for channel_name, channel in deployment.notifications.items():
+        with contained(f"telling {channel_name} of the canary at {place}"):
+            services = services_of(channel, connections)
+            on_trial = release_id or read_place(store, place).on_trial
+            if not services or not on_trial:
+                continue
+            name = f"releases/{on_trial}/told/{place}.{channel_name}.json"
+            document = store.read_document(name)
+            known = understood(_Told, document.value, name) if document else _Told()
+            new = read_events(store, on_trial, place, after=known.through)
+            if not new:
+                continue
+            told = _Told(through=new[-1].number).model_dump()
+            with contextlib.suppress(Conflict):  # another process tells them
+                store.write_document(name, told, document.revision if document else None)
+                origin = Origin(deployment.name, on_trial, link)
+                _send(channel, services, [of_canary(origin, event, place) for event in new])
 
 
 def keep_run(store: ArtifactStore, deployment: Deployment, release_id: str) -> None:
@@ -111,20 +107,20 @@ def keep_run(store: ArtifactStore, deployment: Deployment, release_id: str) -> N
             keep_in_mlflow(store, deployment.mlflow_experiment, release_id)
 
 
-def send(channel: Channel, event: Event, connections: ConnectionReader = no_connections) -> bool:
-    """Send one event; returns False where the channel's URLs cannot be had here.
+def _send(channel: Channel, services: Any, events: Iterable[Event]) -> None:
+    """Send what matters enough.
 
     Raises:
-        Unsupported: Apprise is not installed here.
-        NotSent: A URL is wrong, or its service did not take the event.
+        NotSent: A service did not take an event; the others were sent.
     """
-    services = _services(channel, connections)
-    if not services:
-        return False
-    title, body = plain(event.title), event.text
-    if not services.notify(body, title, _TYPES[event.severity], body_format="text"):  # what others wrote is no markup
-        raise NotSent("a service did not take the message", hint="try its URL with the command `apprise`")
-    return True
+    wanted = SEVERITIES[SEVERITIES.index(channel.at_least) :]
+    sent = [  # as plain text: what others wrote is no markup
+        services.notify(event.text, plain(event.title), _TYPES[event.severity], body_format="text")
+        for event in events
+        if services and event.severity in wanted
+    ]
+    if not all(sent):
+        raise NotSent("a service did not take a message", hint="try its URL with the command `apprise`")
 
 
 def check_channel(channel: Channel) -> str:
@@ -136,19 +132,26 @@ def check_channel(channel: Channel) -> str:
     """
     if channel.connection:
         return f"sent by Airflow alone, from the connection {channel.connection}"
-    services = _services(channel, no_connections)
+    services = services_of(channel, no_connections)
     return f"{len(services)} services of Apprise" if services else f"nothing is sent from here: no {channel.variable}"
 
 
-def _services(channel: Channel, connections: ConnectionReader) -> Any:
-    """Apprise with a channel's URLs; empty where these cannot be had here."""
+def services_of(channel: Channel, connections: ConnectionReader) -> Any:
+    """Apprise with a channel's URLs; empty where these cannot be had here.
+
+    Raises:
+        Unsupported: Apprise is not installed here.
+        NotSent: A URL is wrong.
+    """
+    urls = os.environ.get(channel.variable) if channel.variable else connections(channel.connection or "")
+    if not (urls or "").strip():
+        return ()
     try:
         import apprise
     except ImportError as error:
         raise Unsupported("Apprise is not installed in this interpreter", hint="pip install apprise") from error
     logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # it may show the URLs,
     logging.getLogger("urllib3").setLevel(logging.INFO)  # and this one their paths
-    urls = os.environ.get(channel.variable) if channel.variable else connections(channel.connection or "")
     services = apprise.Apprise()
     for number, url in enumerate((urls or "").split(), start=1):
         if not services.add(url):

@@ -71,6 +71,22 @@ def test_each_event_of_a_canary_is_told_once_however_often_it_is_looked_at(store
     assert "Candidate's share: 5 %" in told.messages[0]["message"]
 
 
+def test_whoever_cannot_send_on_a_channel_leaves_its_events_to_whoever_can(store, told, monkeypatch):
+    """Airflow's workers hold connections, and the commands that they run get no channel's secret at all."""
+    happened(store, *STORY[:2])
+    both = deployment(chat={"variable": "CHAT_URL"}, pager={"connection": "pager"})
+    tell_canary(store, both, "cpu-a", "tiny-1")
+    assert len(told.messages) == 2
+    monkeypatch.delenv("CHAT_URL")
+    happened(store, *STORY[:3])
+    tell_canary(store, both, "cpu-a", "tiny-1")
+    assert len(told.messages) == 2
+    monkeypatch.setenv("CHAT_URL", told.url)
+    for _ in range(2):
+        tell_canary(store, both, "cpu-a", "tiny-1", connections={"pager": told.url}.get)
+    assert len(told.messages) == 2 + 1 + 3
+
+
 def test_a_channel_is_sent_what_matters_as_much_as_it_asks(told, monkeypatch):
     monkeypatch.setenv("SECOND_URL", told.url)
     tell(deployment(pager={"variable": "CHAT_URL", "at_least": "critical"}, chat={"variable": "SECOND_URL"}), [EVENT])
@@ -103,7 +119,7 @@ def test_a_service_that_refuses_and_a_damaged_record_reach_nobody_who_drives_a_c
     assert "sending by chat failed" in caplog.text
     store.write_document("releases/tiny-2/canary-cpu-a.json", {"not": "a record"}, None)
     tell_canary(store, deployment(), "cpu-a", "tiny-2")
-    assert "telling of the canary at cpu-a failed" in caplog.text
+    assert "telling chat of the canary at cpu-a failed" in caplog.text
     assert told.messages == []
 
 
