@@ -94,7 +94,7 @@ class GuardedSite(Site):
         actions += self._attempt("-", self._keep_log)
         for act in (self._carry_on, self._keep):
             actions += self._attempt("-", partial(act, now))
-        return actions
+        return list(dict.fromkeys(actions))  # a document that none of them can read is told once
 
     def _attempt(self, about: str, act: Callable[[], list[GuardAction]]) -> list[GuardAction]:
         try:
