@@ -364,3 +364,12 @@ def test_a_fault_before_a_target_is_looked_at_leaves_the_others_guarded(site, tm
     actions = guard_once(site.store, deployment_of(site, tmp_path, "cpu-a", "cpu-b"))
     assert [action.what for action in actions] == ["failed"]
     assert guarded == ["cpu-b"]
+
+
+def test_a_place_whose_document_is_damaged_is_told_once(site, tmp_path) -> None:
+    killed_at_20_percent(site)
+    (document,) = tmp_path.rglob("places/cpu.json")
+    document.write_bytes(document.read_bytes().replace(b'"', b"\x01", 1))
+    (action,) = guard(site, LATER)
+    assert (action.what, action.release_id) == ("failed", "-")
+    assert "restore it from a backup" in action.detail
