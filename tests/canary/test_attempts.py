@@ -1,81 +1,117 @@
+"""Runs that follow each other with one release, and what a canary never does. The site is in memory."""
+
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import pytest
+from simulated import PATIENCE, Killed, Site
+from test_one_way_back import Served
 
-from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.access_log import LogCursor
-from llm_pipeline.canary.plan import HISTORY_LENGTH, CanaryPlan, first_attempt, is_over, next_attempt
-from llm_pipeline.canary.record import CanaryRecord, Phase
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.canary.record import PauseReason, Phase
 from llm_pipeline.canary.router import RouteState, all_to
-from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.store.place_state import Pointer
+from llm_pipeline.operations.rollback import ensure_rolled_back
 
-MONDAY, TUESDAY = datetime(2026, 1, 5, tzinfo=UTC), datetime(2026, 1, 6, tzinfo=UTC)
-
-
-def plan(run: str, since: datetime | None = MONDAY) -> CanaryPlan:
-    old = ArtifactRef(kind="model_repository", digest="a" * 64)
-    production = since and Pointer(release_id="r0", repository=old, slot="blue", recipe="none", promoted_at=since)
-    candidate = ArtifactRef(kind="model_repository", digest="b" * 64)
-    policy = CanaryPolicy()
-    return CanaryPlan(
-        release_id="r1", run=run, target="cpu", candidate=candidate, production=production or None, policy=policy
-    )
+pytestmark = pytest.mark.usefixtures("fast")
 
 
-def record(phase: Phase, since: datetime | None = MONDAY) -> CanaryRecord:
-    applied = all_to("green", owner="r1", epoch=3)
-    return first_attempt(plan("one", since), LogCursor()).model_copy(
-        update={"phase": phase, "applied": applied, "epoch": 3}
-    )
+@pytest.fixture
+def site(tmp_path) -> Site:
+    return Site(tmp_path)
 
 
-def traffic_on_green() -> RouteState:
-    return all_to("green", owner="somebody", epoch=4)
+def rolled_back(site: Site) -> None:
+    ensure_rolled_back(site.store, "r1", "cpu", router=site.router, slots=site.slots, patience=PATIENCE)
 
 
-def traffic_on_blue() -> RouteState:
-    return all_to("blue", owner="somebody", epoch=4)
+def test_a_retry_within_the_run_returns_the_recorded_judgement_and_the_next_run_tries_again(site) -> None:
+    site.faulty = True
+    refused, began = site.step(20), site.record().began_at
+    assert refused.verdict == "NO_GO"
+    site.faulty = False
+    assert (site.step(20), site.record().began_at) == (refused, began), "the same run does not try twice"
+    with pytest.raises(ConfigError, match="not the next one"):
+        site.step(50, run="second run")
+    assert (site.record().run, site.record().phase) == ("run", Phase.ROLLED_BACK)
+    assert site.step(20, run="second run").verdict == "GO"
+    record = site.record()
+    assert (record.run, record.phase, record.passed_percent) == ("second run", Phase.PASSED, 20.0)
+    (earlier,) = record.history
+    assert (earlier.run, earlier.phase, earlier.verdict) == ("run", Phase.ROLLED_BACK, "NO_GO")
+    assert earlier.summary == refused.summary
 
 
-@pytest.mark.parametrize("phase", list(Phase))
-def test_within_one_run_no_canary_is_over(phase) -> None:
-    assert not is_over(record(phase), plan("one"), traffic_on_blue)
+def test_a_run_that_died_rolling_back_is_rolled_back_before_the_next_run_tries_again(site) -> None:
+    site.faulty, site.in_drain = True, lambda: setattr(site, "dead", True)
+    with pytest.raises(Killed):
+        site.step(20)
+    site.buried().faulty = False
+    assert site.record().phase is Phase.ROLLING_BACK
+    assert site.step(20, run="second run").verdict == "GO"
+    assert [(one.run, one.phase) for one in site.record().history] == [("run", Phase.ROLLED_BACK)]
+    assert site.weights() == {"blue": 8_000, "green": 2_000}
 
 
-@pytest.mark.parametrize("phase", [Phase.ROLLED_BACK, Phase.ROLLING_BACK])
-def test_a_canary_that_an_earlier_run_rolled_back_is_over(phase) -> None:
-    assert is_over(record(phase), plan("two"), traffic_on_blue)
+def test_an_unfinished_canary_is_continued_by_whichever_run_comes(site) -> None:
+    assert site.steps(20) == ["GO"]
+    assert site.steps(50, 100, run="second run") == ["GO", "GO"]
+    assert (site.record().run, site.record().began_run, site.record().history) == ("second run", "run", ())
 
 
-@pytest.mark.parametrize("phase", [Phase.PENDING, Phase.WARM, Phase.SHIFTING, Phase.BAKING, Phase.PASSED, Phase.PAUSED])
-def test_an_unfinished_canary_is_continued_by_whichever_run_comes(phase) -> None:
-    assert not is_over(record(phase), plan("two"), traffic_on_green)
+def test_a_promotion_stands_for_the_next_run_until_production_moves_past_it(tmp_path) -> None:
+    site = Served(tmp_path)
+    assert site.steps(50, 100, release="r1") == ["GO"] * 2
+    promoted = site.record().judgement
+    assert site.step(50, run="second run") == promoted, "not settled yet: nothing to try again"
+    assert site.weights() == {"green": 9_800, "blue": 200}
+    site.settle("r1")
+    site.roll_back()
+    assert site.step(50, run="third run").verdict == "GO"
+    assert [one.phase for one in site.record().history] == [Phase.ROLLED_BACK]
 
 
-def test_a_promotion_that_nobody_settled_yet_is_not_over() -> None:
-    assert not is_over(record(Phase.PROMOTED), plan("two"), traffic_on_green)
-    assert not is_over(record(Phase.PROMOTED, None), plan("two", None), traffic_on_green)
+def test_a_first_deployment_takes_all_traffic_at_once_and_is_not_rolled_back(tmp_path) -> None:
+    site = Site(tmp_path, first=None, running=set(), serves={})
+    assert site.steps(20, 50) == ["GO", "GO"]
+    record = site.record()
+    assert (record.candidate, record.stable, record.passed_percent) == ("blue", None, 100.0)
+    rolled_back(site)
+    assert (site.record(), site.weights(), site.running) == (record, {"blue": 10_000}, {"blue"})
 
 
-def test_a_promotion_is_over_once_production_was_moved_or_its_traffic_is_gone() -> None:
-    assert is_over(record(Phase.PROMOTED), plan("two", TUESDAY), traffic_on_green)
-    assert is_over(record(Phase.PROMOTED), plan("two"), traffic_on_blue)
+def test_a_router_that_another_hand_changed_pauses_the_canary_until_it_is_as_before(site) -> None:
+    assert site.steps(20) == ["GO"]
+    before, _ = site.router.read()
+    by_hand = before.model_copy(update={"weights": {"blue": 7_000, "green": 3_000}, "owner": "alice"})
+    site.router.state = by_hand
+    judgement = site.step(50)
+    assert (judgement.verdict, "changed from outside" in judgement.summary) == ("INCONCLUSIVE", True)
+    assert site.record().pause is not None
+    assert (site.record().pause.reason, site.weights()) == (PauseReason.CHANGED_OUTSIDE, by_hand.weights)
+    site.router.state = before
+    assert site.steps(50) == ["GO"]
 
 
-def test_the_next_attempt_begins_anew_and_remembers_the_latest_few() -> None:
-    latest = record(Phase.ROLLED_BACK)
-    for number in range(HISTORY_LENGTH + 3):
-        again = next_attempt(latest, plan(f"run {number}", TUESDAY), LogCursor(inode=7, offset=9))
-        assert (again.phase, again.passed_percent, again.applied, again.marks) == (Phase.PENDING, 0.0, None, ())
-        assert (again.epoch, again.began_cursor.offset, again.production_since) == (3, 9, TUESDAY)
-        latest = again.model_copy(update={"phase": Phase.ROLLED_BACK})
-    runs = [attempt.run for attempt in latest.history]
-    assert runs == [f"run {number}" for number in range(2, HISTORY_LENGTH + 2)]
+def test_an_idle_slot_that_carries_traffic_is_neither_replaced_nor_stopped(site) -> None:
+    site.running.add("green")
+    site.router.state = RouteState(weights={"green": 10_000}, owner="unsettled", epoch=0)
+    assert site.steps(20) == ["INCONCLUSIVE"]
+    rolled_back(site)
+    assert (site.record().phase, site.weights()) == (Phase.ROLLED_BACK, {"green": 10_000})
+    assert [one for one in site.effects if one.startswith(("start", "stop"))] == []
 
 
-def test_a_record_survives_storage_with_its_history() -> None:
-    again = next_attempt(record(Phase.PROMOTED), plan("two", TUESDAY), LogCursor())
-    assert CanaryRecord.model_validate_json(again.model_dump_json()) == again
+def test_without_traffic_nothing_is_shifted_and_the_candidate_is_stopped(site) -> None:
+    site.log.recent = lambda *_: []  # type: ignore[method-assign]
+    assert site.steps(20) == ["INCONCLUSIVE"]
+    assert (site.record().phase, site.weights(), site.running) == (Phase.ROLLED_BACK, {"blue": 10_000}, {"blue"})
+    assert all(told.same_traffic(all_to("blue", owner="t", epoch=0)) for told in site.told)
+
+
+def test_a_canary_that_was_rolled_back_on_request_says_go_to_nothing_more(site) -> None:
+    assert site.steps(20) == ["GO"]
+    for _ in range(2):
+        rolled_back(site)
+    for percent in (20, 50):
+        judgement = site.step(percent)
+        assert (judgement.verdict, judgement.summary) == ("INCONCLUSIVE", "rolled back on request at 20 %")
+    assert (site.weights(), site.running) == ({"blue": 10_000}, {"blue"})

@@ -1,6 +1,6 @@
 """A candidate that answers is asked where production fails, before its first step, too; one that was taken back never.
 
-The site is in memory; `test_scenarios_stable` does the same over Envoy.
+The site is in memory; `test_scenarios` does the same over Envoy.
 """
 
 from __future__ import annotations

@@ -227,28 +227,6 @@ def test_one_connection_has_so_many_streams_and_the_rest_wait(port) -> None:
     assert len(asyncio.run(calls())) == 60
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"x-envoy-upstream-rq-timeout-ms": "1"},
-        {"x-envoy-upstream-rq-per-try-timeout-ms": "1"},
-        {"x-envoy-max-retries": "0", "x-envoy-retry-on": "connect-failure"},
-        {"x-envoy-retry-on": "5xx,retriable-status-codes", "x-envoy-retriable-status-codes": "200"},
-        {"x-envoy-hedge-on-per-try-timeout": "true", "x-envoy-upstream-rq-per-try-timeout-ms": "1"},
-        {"x-envoy-force-trace": "1", "x-envoy-internal": "true"},
-    ],
-    ids=lambda headers: next(iter(headers)),
-)
-@pytest.mark.parametrize("claimed", ["", "10.0.0.1", "127.0.0.1"])
-def test_no_header_of_a_user_sets_timeouts_or_retries(site, port, headers, claimed) -> None:
-    """It would make faults out of nothing, and charge them to whichever version is asked."""
-    site.control.fault("green", delay_milliseconds=30.0)
-    sent = headers | JSON | ({"x-forwarded-for": claimed} if claimed else {})
-    answers = [ask(port, "POST", GENERATE, generation(), sent) for _ in range(6)]
-    assert Counter(answer.status for answer in answers) == {200: 6}
-    assert {attempts(answer) for answer in answers} == {"1"}
-
-
 def attempts(answer: Answer) -> str:
     return answer.fields.get("x-envoy-attempt-count", "")
 
@@ -276,16 +254,6 @@ def test_what_both_versions_refuse_is_asked_once_of_each_and_is_nobodys_fault(si
     seen = site.logged(end)
     assert Counter((one.refused, one.fault) for one in seen) == {(True, False): 30}
     assert {one.arm for one in seen} == {"blue", "green"}
-
-
-def test_what_one_version_refuses_is_answered_by_the_other_and_is_its_fault(site, port) -> None:
-    site.control.fault("green", failure_fraction=1.0)
-    site.logged()
-    end = access_log_of(site.router).end()
-    answers = [ask(port, "POST", GENERATE, generation(), JSON) for _ in range(30)]
-    assert Counter((answer.status, answer.server) for answer in answers) == {(200, "blue"): 30}
-    seen = site.logged(end)
-    assert {(one.arm, one.fault, one.refused) for one in seen} == {("green", True, False), ("blue", False, False)}
 
 
 def test_a_grpc_call_that_both_versions_refuse_is_nobodys_fault(site, port) -> None:

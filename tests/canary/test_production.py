@@ -21,9 +21,8 @@ from llm_pipeline.canary.record import Phase, read_canary_record
 from llm_pipeline.canary.timeline import read_timeline
 from llm_pipeline.cli import main
 from llm_pipeline.operations.guard import guard_once
-from llm_pipeline.operations.switching import end_here
 from llm_pipeline.release.contract import StageFailure
-from llm_pipeline.serving.triton_server import find_server, stop_server
+from llm_pipeline.serving.triton_server import find_server
 from llm_pipeline.store.place_state import read_place
 from llm_pipeline.store.places import PlaceTaken, hand_over
 
@@ -94,18 +93,6 @@ def test_a_release_is_promoted_settled_brought_back_and_tried_again_without_a_lo
     assert users.sent == users.ok
 
 
-@pytest.mark.thorough
-def test_going_back_starts_the_previous_release_if_its_server_is_gone(production) -> None:
-    production.deploy_first()
-    production.users()
-    production.promote("r2")
-    stop_server(production.state("blue"))
-    production.roll_back()
-    assert (production.releases(), production.weights()) == (("r1", None), {"blue": 10_000})
-    assert (production.serves("blue"), production.serves("green")) == ("r1", None)
-    assert production.users_go().failed == 0
-
-
 def assert_documented_requests_are_answered(port: int) -> None:
     """Blocks of docs/requests.md, as they stand there but for the port; the chat needs a model that chats."""
     blocks = re.findall(
@@ -167,11 +154,6 @@ def test_production_is_stopped_and_started_by_command_and_status_says_how_it_is(
     assert "all servers are dead" in said("doctor")[1]
 
 
-def test_a_rollback_of_a_release_that_never_had_a_canary_does_nothing(production) -> None:
-    assert production.rollback("r2").metrics == {"phase": "never began"}
-    assert find_router(production.state("router")) is None
-
-
 @pytest.mark.thorough
 def test_what_a_run_that_is_gone_left_on_trial_is_rolled_back_and_stopped_with_production(
     production, monkeypatch, capsys
@@ -189,37 +171,6 @@ def test_what_a_run_that_is_gone_left_on_trial_is_rolled_back_and_stopped_with_p
     assert record.phase is Phase.ROLLED_BACK
     assert (production.serves("blue"), production.serves("green")) == (None, None)
     assert guard_once(production.store, production.deployment) == []
-
-
-@pytest.mark.thorough
-def test_a_tool_that_ended_whoever_acted_here_ends_all_that_serves_a_canary_included(production) -> None:
-    production.deploy_first()
-    production.users()
-    assert verdict(production.canary("r2", 50)) is Verdict.GO
-    production.users_go()
-    for _ in range(2):
-        end_here(production.deployment, "cpu")
-        assert (production.serves("blue"), production.serves("green")) == (None, None)
-        router = find_router(production.state("router"))
-        assert router is None or not router.runs
-
-
-@pytest.mark.thorough
-def test_mid_canary_after_a_rollback_users_stay_where_the_pointers_say_and_the_run_s_end_changes_nothing(
-    production,
-) -> None:
-    production.deploy_first()
-    production.users()
-    production.promote("r2")
-    production.roll_back()
-    assert verdict(production.canary("r2", 50, run="second run")) is Verdict.GO
-    production.roll_back()
-    assert (production.releases(), production.weights()) == (("r1", None), {"blue": 10_000})
-    assert production.rollback("r2").metrics["phase"] == "rolled back"
-    assert (production.serves("blue"), production.serves("green")) == ("r1", None)
-    users = production.users_go()
-    assert users.failed == 0, users.reasons
-    assert users.sent == users.ok
 
 
 @pytest.mark.thorough
@@ -261,22 +212,6 @@ def test_a_release_that_a_person_takes_back_in_the_middle_of_a_step_says_who_did
 
 
 @pytest.mark.thorough
-def test_between_promotion_and_settlement_the_way_back_loses_nothing(production) -> None:
-    production.deploy_first()
-    production.users()
-    assert [verdict(production.canary("r2", percent)) for percent in (50, 100)] == [Verdict.GO] * 2
-    stop_server(production.state("blue"))
-    production.roll_back()
-    assert (production.releases(), production.weights()) == (("r1", None), {"blue": 10_000})
-    assert (production.serves("blue"), production.serves("green")) == ("r1", None)
-    refused = production.settle("r2")
-    assert isinstance(refused, StageFailure)
-    users = production.users_go()
-    assert users.failed == 0, users.reasons
-    assert users.sent == users.ok
-
-
-@pytest.mark.thorough
 def test_a_second_model_takes_nobody_s_users_unless_the_place_is_handed_over_and_then_loses_none(production) -> None:
     production.deploy_first()
     production.users()
@@ -313,24 +248,6 @@ def test_a_second_model_takes_nobody_s_users_unless_the_place_is_handed_over_and
     users = production.users_go()
     assert users.failed == 0, users.reasons
     assert users.sent == users.ok
-
-
-@pytest.mark.thorough
-def test_a_rollback_starts_a_stable_that_was_killed_before_it_gets_the_traffic(production) -> None:
-    production.deploy_first()
-    production.users()
-    assert verdict(production.canary("r2", 50)) is Verdict.GO
-    stable = find_server(production.state("blue"))
-    assert stable is not None
-    os.killpg(stable.pid, signal.SIGKILL)
-    time.sleep(2.0)
-    assert production.rollback("r2").metrics["phase"] == "rolled back"
-    assert (production.releases(), production.weights()) == (("r1", None), {"blue": 10_000})
-    assert (production.serves("blue"), production.serves("green")) == ("r1", None)
-    users = production.users_go()
-    assert [lost for lost in users.first_failures if not lost.streaming] == [], "the candidate answered for stable"
-    assert users.failed <= 3, "streams that were in the killed server"
-    assert users.sent == users.ok + users.failed
 
 
 @pytest.mark.thorough

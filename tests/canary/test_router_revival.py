@@ -8,7 +8,6 @@ import signal
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hostile_client import ask, generation
@@ -101,16 +100,6 @@ def test_a_router_that_was_stopped_on_purpose_stays_so(site) -> None:
     assert watcher is not None
     assert watcher.revive() is None
     assert find_router(site.router_state) is None
-
-
-@pytest.mark.thorough
-def test_two_who_notice_at_once_start_one(site) -> None:
-    end(site, signal.SIGKILL)
-    with ThreadPoolExecutor(4) as threads:
-        watchers = [router_as_it_is(site.place, site.slots, site.router_state) for _ in range(4)]
-        done = list(threads.map(lambda watcher: watcher.revive(), watchers))
-    assert sorted(done, key=str) == ["Envoy had ended and was restarted", None, None, None]
-    assert answered_by(site) == "blue"
 
 
 def test_a_router_that_was_killed_is_started_when_its_ports_are_free(site) -> None:
