@@ -19,7 +19,6 @@ from llm_pipeline.release.process import IN_STORE
 from llm_pipeline.release.time_limit import GRACE_SECONDS
 from llm_pipeline.runners.runner import STAGE_VARIABLES, Job
 from llm_pipeline.runners.shared import request_labels
-from llm_pipeline.serving.kubernetes_manifests import CONFINED, mebibytes, pod_identity, resources
 from llm_pipeline.store.provenance import CONTAINER_VARIABLE
 
 DIGEST_ANNOTATION = f"{LABEL_PREFIX}request-digest"
@@ -36,6 +35,11 @@ _GRACE_SECONDS = 30
 _KEPT_SECONDS = 7 * 24 * 3600
 _LARGEST_REQUEST_BYTES = 200 * 1024
 """All annotations of an object together may have 256 KiB (kubernetes.io/docs/concepts/overview/.../annotations)."""
+_CONFINED = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
 _LEFT_ALONE = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
 """A node is not emptied for tidiness while a build of hours runs on it."""
 
@@ -95,7 +99,6 @@ def _pod(
 ) -> dict[str, Any]:
     volumes, mounts = _volumes(environment, request)
     variables = dict.fromkeys(withheld, "") | _variables(image)
-    gpus = {GPU_RESOURCE: str(environment.gpus)} if environment.gpus else {}
     optional = {
         "nodeSelector": environment.node_selector,
         "tolerations": [toleration.model_dump(exclude_none=True) for toleration in environment.tolerations],
@@ -106,7 +109,7 @@ def _pod(
         "terminationGracePeriodSeconds": _GRACE_SECONDS,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": pod_identity(environment.user),
+        "securityContext": _pod_identity(environment.user),
         "volumes": volumes,
         "containers": [
             {
@@ -116,9 +119,9 @@ def _pod(
                 "command": _command(environment.python, request, job),
                 "env": [{"name": name, "value": value} for name, value in sorted(variables.items())],
                 "envFrom": [{"secretRef": {"name": secret}} for secret in environment.secrets],
-                "resources": resources(gpus, memory_gib=environment.memory_gib, cpu=environment.cpu),
+                "resources": _resources(environment),
                 "volumeMounts": mounts,
-                "securityContext": CONFINED,
+                "securityContext": _CONFINED,
             }
         ],
         **{name: value for name, value in optional.items() if value},
@@ -138,7 +141,7 @@ def _volumes(
     environment: KubernetesEnvironment, request: StageRequest
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Volumes and their mounts; a directory that no claim covers lasts as long as the pod."""
-    shared_memory = {"medium": "Memory", "sizeLimit": mebibytes(environment.shared_memory_gib)}
+    shared_memory = {"medium": "Memory", "sizeLimit": _mebibytes(environment.shared_memory_gib)}
     annotation = {"path": "request.json", "fieldRef": {"fieldPath": f"metadata.annotations['{REQUEST_ANNOTATION}']"}}
     sources: list[tuple[str, dict[str, Any], str, bool]] = [
         ("request", {"downwardAPI": {"items": [annotation]}}, _REQUEST_DIRECTORY, False),
@@ -172,3 +175,25 @@ def _own_directories(claims: tuple[ClaimMount, ...], request: StageRequest) -> d
 
 def _covered(path: str, claims: tuple[ClaimMount, ...]) -> bool:
     return any(claim.writable and PurePosixPath(path).is_relative_to(claim.path) for claim in claims)
+
+
+def _pod_identity(user: str | None) -> dict[str, Any]:
+    """The security context of the pod: `uid:gid`, or the image's user."""
+    ids: dict[str, Any] = {}
+    if user is not None:
+        uid, _, gid = user.partition(":")
+        ids = {"runAsUser": int(uid), "runAsGroup": int(gid or uid), "fsGroup": int(gid or uid)}
+        ids["fsGroupChangePolicy"] = "OnRootMismatch"
+    return {"runAsNonRoot": True, **ids, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def _resources(environment: KubernetesEnvironment) -> dict[str, dict[str, str]]:
+    """What the container may take: GPUs and memory for certain, processors at least."""
+    gpus = {GPU_RESOURCE: str(environment.gpus)} if environment.gpus else {}
+    limits = gpus | ({"memory": _mebibytes(environment.memory_gib)} if environment.memory_gib else {})
+    requests = limits | ({"cpu": f"{round(environment.cpu * 1000)}m"} if environment.cpu else {})
+    return {name: value for name, value in (("limits", limits), ("requests", requests)) if value}
+
+
+def _mebibytes(gibibytes: float) -> str:
+    return f"{round(gibibytes * 1024)}Mi"
