@@ -229,7 +229,7 @@ class Parts:
             _wait(runner, job, kill=name == "killed")
             self.scene.attempt(name, lambda runner=runner, job=job: runner.outcome(job))
         for name, command in commands.items():
-            self.scene.outcomes[name] = str(command.wait(60))
+            self.scene.outcomes[name] = str(command.wait(300))
         self._store()
         for key, data in _objects(self.s3_server, self.bucket):
             path = self.scene.left / "s3" / key
@@ -461,7 +461,7 @@ def test_every_part_ended_as_it_should(scene: Scene) -> None:
         "plan, credentials in the store's URI": "4",
         "plan, credentials in the store's endpoint": "4",
         "stage, credentials in its request": "4",
-    }
+    }, (scene.left / "operator.output").read_text()
 
 
 @each_credential

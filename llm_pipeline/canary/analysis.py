@@ -2,7 +2,7 @@
 
 Each metric is tested over the whole canary by anytime-valid bets (see `eprocess`); `alpha` is split evenly over the
 four, so that all looks at all of them together roll back a good candidate with probability at most `alpha`. A step
-passes when nothing speaks against the candidate.
+does not pass while the evidence against the candidate is half of that, in logarithms, or more.
 
 Requests are counted in blocks of time, or longer ones until both arms have some. For latencies, the three blocks that
 speak loudest against the candidate do not count, and what stable varies by itself is allowed for. Failures and empty

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from enum import StrEnum
 
@@ -79,6 +80,8 @@ def metric_compared(metric: MetricState, state: AnalysisState, policy: CanaryPol
     mine, theirs, at = metric.total.candidate, metric.total.stable, metric.telling
     if metric.largest >= regressed_at(policy):
         verdict, words = Verdict.NO_GO, "regressed"
+    elif max(metric.values) >= math.sqrt(regressed_at(policy)):  # half way there at a limit: more data decides
+        verdict, words = Verdict.INCONCLUSIVE, "looks worse, not shown yet"
     elif mine.requests and theirs.requests:
         verdict, words = Verdict.GO, "no regression seen"
     else:

@@ -111,6 +111,8 @@ def test_the_variation_that_is_learned_is_that_of_the_servers_log_odds() -> None
     assert Variation.learned(blocks, 1).variances()[0] == pytest.approx(0.16, rel=0.4)
     steady = [(200, (int(events),)) for events in draws.binomial(200, 0.1, 1800)]
     assert Variation.learned(steady, 1).variances()[0] < 0.005
+    one_burst = [(25, (0,))] * 45 + [(25, (5,))] + [(25, (0,))] * 14
+    assert Variation.learned(one_burst, 1).variances()[0] < 1.0
     assert Variation.learned([], 1).variances() == [0.0]
 
 

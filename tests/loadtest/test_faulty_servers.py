@@ -174,7 +174,7 @@ def test_errors_under_http_200_are_errors(server, source):
 
 def test_answers_that_claim_a_length_they_do_not_have_are_anomalous(server, source):
     server.order("truncate", every=50)
-    outcome = load_tested(server, source)
+    outcome = load_tested(server, source, timeout_seconds=60.0)
     assert outcome.judgement.verdict is Verdict.ANOMALOUS
     assert faults(outcome).keys() == {Fault.SHORT.words}
 
