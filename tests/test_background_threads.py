@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +15,6 @@ import pytest
 
 from llm_pipeline.base.entry import entry_point
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.engines.tool_process import run_tool
 from llm_pipeline.loadtest.client.connection import Answer, Connections
 from llm_pipeline.loadtest.client.messages import Target
 from llm_pipeline.loadtest.server_metrics import ServerSampler
@@ -37,15 +35,6 @@ def until(condition: Callable[[], object]) -> None:
 
 def faults(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     return [one for one in caplog.records if one.exc_info and isinstance(one.exc_info[1], ZeroDivisionError)]
-
-
-def test_a_line_of_a_tool_that_is_not_understood_is_logged_once_and_the_tool_ends_well(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    code = "import sys; sys.stdout.write('x' * 80 + '\\n' + ('y' * 80 + '\\n') * 5000)"  # more than a pipe holds
-    run = run_tool([sys.executable, "-c", code], time_limit_seconds=300, on_line=fault)
-    assert len(run.lines) == 400
-    assert len(faults(caplog)) == 1
 
 
 def test_a_lease_is_renewed_again_after_a_fault(

@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -51,7 +51,6 @@ def run_tool(
     time_limit_seconds: float,
     name: str = "",
     variables: Mapping[str, str] | None = None,
-    on_line: Callable[[str], None] | None = None,
 ) -> ToolRun:
     """Run a tool to its end, logging each line that it writes; what it started ends with it.
 
@@ -60,7 +59,6 @@ def run_tool(
         time_limit_seconds: It is stopped then.
         name: What it is called in logs and errors; the program's name by default.
         variables: Added to what our environment has without secrets.
-        on_line: Called with each line, for progress.
 
     Raises:
         ConfigError: The program cannot be started.
@@ -72,7 +70,7 @@ def run_tool(
     process = _start(command, tool, {**(variables or {}), _MARK: mark})
     lines: deque[str] = deque(maxlen=_KEPT_LINES)
     assert process.stdout is not None  # noqa: S101 - a pipe, by _start
-    reader = threading.Thread(target=_follow, args=(process.stdout, lines, tool, on_line), daemon=True)
+    reader = threading.Thread(target=_follow, args=(process.stdout, lines, tool), daemon=True)
     reader.start()
     timed_out = False
     try:
@@ -109,20 +107,12 @@ def _start(command: Sequence[str], tool: str, variables: Mapping[str, str]) -> s
         ) from error
 
 
-def _follow(stream: IO[str], lines: deque[str], tool: str, on_line: Callable[[str], None] | None) -> None:
+def _follow(stream: IO[str], lines: deque[str], tool: str) -> None:
     with stream:
         for raw in stream:
-            line = raw.rstrip()
-            if not line:
-                continue
-            lines.append(line)
-            log.info(line, tool=tool)
-            if on_line is not None:
-                try:
-                    on_line(line)
-                except Exception:  # a pipe that nobody reads would stop the tool
-                    log.exception("a line of the tool was not understood", tool=tool)
-                    on_line = None
+            if line := raw.rstrip():
+                lines.append(line)
+                log.info(line, tool=tool)
 
 
 def _end(process: subprocess.Popen[str], mark: str) -> None:

@@ -103,9 +103,7 @@ def test_an_engine_has_all_ranks_its_tokenizer_and_a_description_of_its_host(inp
     assert [gpu.name for gpu in description.host.gpus] == [H100["name"]] * 2
     assert facts.versions == {"tensorrt_llm": "1.2.1"}
     assert (facts.quantization, facts.kv_cache, facts.context_length) == ("FP8", "fp8", 4096)
-    assert facts.details["ranks"] == 2
-    assert facts.details["build_seconds"] == 65.0
-    assert facts.details["peak_host_megabytes"] == 7000.0
+    assert facts.details == {"ranks": 2, "workers": 1}
     assert left_behind(tmp_path) == ["engine"]
 
 
@@ -133,26 +131,6 @@ def test_the_timing_cache_of_one_build_is_given_to_the_next(inputs, tmp_path, ca
     caplog.clear()
     engine_builder("tensorrt_llm_engine").build(inputs(), tmp_path / "second")
     assert "freshly created" not in caplog.text
-
-
-def test_a_damaged_timing_cache_is_thrown_away_and_the_build_tried_without(inputs, tmp_path, caplog):
-    build(inputs(), tmp_path)
-    [kept] = (tmp_path / "caches" / "timing").iterdir()
-    sound = kept.read_bytes()
-    kept.write_bytes(b"damaged")
-    engine_builder("tensorrt_llm_engine").build(inputs(), tmp_path / "second")
-    assert "removing it" in caplog.text
-    assert kept.read_bytes() == sound
-
-
-def test_a_failure_without_a_word_on_the_timing_cache_is_not_tried_again(inputs, tmp_path, fails, caplog):
-    caplog.set_level("INFO")
-    build(inputs(), tmp_path)
-    fails("gpu_memory")
-    caplog.clear()
-    with pytest.raises(BuildFailed):
-        engine_builder("tensorrt_llm_engine").build(inputs(), tmp_path / "second")
-    assert caplog.text.count("TensorRT-LLM version") == 1
 
 
 @pytest.mark.parametrize(
@@ -183,8 +161,7 @@ def test_a_hanging_tool_is_stopped_at_its_time_limit(inputs, tmp_path, fails):
     ("how", "says"),
     [
         ("missing_rank", "rank1.engine is missing"),
-        ("empty_rank", "rank0.engine is empty"),
-        ("small_rank", "10% of its checkpoint's bytes"),
+        ("empty_rank", "rank0.engine is missing or empty"),
         ("wrong_setting", "max_batch_size is 8, it should be 16"),
     ],
 )
@@ -269,15 +246,3 @@ def test_a_checkpoint_without_a_tokenizer_is_refused_before_the_build(inputs, tm
     (given.checkpoint / name).unlink()
     with pytest.raises(IntegrityError, match=f"has no {name}"):
         build(given, tmp_path)
-
-
-def test_a_flag_for_other_architectures_is_refused(inputs, tmp_path):
-    given = write_trtllm_checkpoint(tmp_path / "given", tensor=2, architecture="Qwen2ForCausalLM")
-    with pytest.raises(Unsupported, match="--reduce_fusion works for LlamaForCausalLM"):
-        build(inputs(2, given=given, build={"flags": {"reduce_fusion": True}}), tmp_path)
-
-
-def test_what_the_tool_will_change_by_itself_is_said_before_it_does(inputs, tmp_path, caplog):
-    plain = write_trtllm_checkpoint(tmp_path / "given", algorithm=None, kv_algorithm=None)
-    build(inputs(given=plain), tmp_path)
-    assert "change an option by itself: context attention is paged: True, FP8: False" in caplog.text

@@ -14,21 +14,22 @@ from llm_pipeline.engines.tool_process import run_tool
 STARTS_A_RANK = ["sh", "-c", "setsid sleep 600 & echo $!; wait"]  # a shell has started one long before the limit
 
 
-def test_its_lines_are_kept_in_their_order_and_told():
-    told = []
-    run = run_tool(["sh", "-c", "echo one; echo two >&2; echo; echo three"], time_limit_seconds=10, on_line=told.append)
+def test_its_lines_are_kept_in_their_order_and_logged(caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
+    run = run_tool(["sh", "-c", "echo one; echo two >&2; echo; echo three"], time_limit_seconds=10)
     assert run.lines == ("one", "two", "three")
-    assert told == ["one", "two", "three"]
+    assert [record.getMessage() for record in caplog.records] == ["one", "two", "three"]
 
 
-def test_at_the_time_limit_what_it_started_ends_with_it():
-    ranks = []
+def test_at_the_time_limit_what_it_started_ends_with_it(caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
     with pytest.raises(BuildFailed, match=r"ranks was stopped after its time limit of 0\.02 min"):
-        run_tool(STARTS_A_RANK, name="ranks", time_limit_seconds=1.2, on_line=ranks.append)
+        run_tool(STARTS_A_RANK, name="ranks", time_limit_seconds=1.2)
+    rank = int(caplog.records[0].getMessage())
     deadline = time.monotonic() + 120
-    while psutil.pid_exists(int(ranks[0])) and time.monotonic() < deadline:
+    while psutil.pid_exists(rank) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not psutil.pid_exists(int(ranks[0]))
+    assert not psutil.pid_exists(rank)
 
 
 def test_no_secret_is_handed_on(monkeypatch: pytest.MonkeyPatch):
@@ -48,17 +49,17 @@ def test_a_failure_is_told_with_its_name_and_last_lines():
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_what_it_started_ends_with_it_also_when_it_ends_by_itself(code: int):
-    ranks = []
+def test_what_it_started_ends_with_it_also_when_it_ends_by_itself(code: int, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
     try:
         run_tool(
             ["sh", "-c", f"setsid sleep 600 >/dev/null 2>&1 & echo $!; exit {code}"],
             time_limit_seconds=60,
-            on_line=ranks.append,
         )
     except BuildFailed:
         assert code
+    rank = int(caplog.records[0].getMessage())
     deadline = time.monotonic() + 60
-    while psutil.pid_exists(int(ranks[0])) and time.monotonic() < deadline:
+    while psutil.pid_exists(rank) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not psutil.pid_exists(int(ranks[0]))
+    assert not psutil.pid_exists(rank)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from llm_pipeline.adapters.tensorrt_llm.trtllm_build.command import render_build_command
+from llm_pipeline.adapters.tensorrt_llm.trtllm_build import render_build_command
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.catalog.tables import find_container

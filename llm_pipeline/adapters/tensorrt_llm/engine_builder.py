@@ -9,28 +9,23 @@ The engine's directory is the one that TensorRT-LLM loads (`config.json`, `rankN
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import tempfile
-import time
 from importlib import metadata
 from pathlib import Path
 
-from llm_pipeline.adapters.tensorrt_llm.trtllm_build.checkpoint import BuildCheckpoint, read_build_checkpoint
-from llm_pipeline.adapters.tensorrt_llm.trtllm_build.command import (
+from llm_pipeline.adapters.tensorrt_llm.trtllm_build import (
     PROGRAM,
-    architecture_problems,
+    BuildCheckpoint,
     build_settings,
-    refuse_illegal_flags,
+    check_engine,
+    read_build_checkpoint,
+    refuse_illegal_options,
+    refuse_lost_features,
     render_build_command,
 )
-from llm_pipeline.adapters.tensorrt_llm.trtllm_build.output_check import (
-    check_engine,
-    engine_rank_bytes,
-    predict_config,
-    refuse_lost_features,
-)
-from llm_pipeline.adapters.tensorrt_llm.trtllm_build.progress import BuildProgress, TimingCache
 from llm_pipeline.artifacts.checkpoint_files import copy_companions
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
 from llm_pipeline.artifacts.host_facts import HostFacts, read_host_facts
@@ -42,7 +37,6 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.catalog.runtime_versions import engine_problem, release_numbers
 from llm_pipeline.config.target import Parallelism, Target
 from llm_pipeline.engines.builder import BuildInputs
-from llm_pipeline.engines.failures import BuildFailed
 from llm_pipeline.engines.tool_process import run_tool
 
 log = get_logger(__name__)
@@ -56,123 +50,62 @@ class TensorRtLlmEngineBuilder:
     """The `tensorrt_llm_engine` engine builder."""
 
     def build(self, inputs: BuildInputs, destination: Path) -> EngineFacts:
-        target = inputs.target
+        target, settings = inputs.target, build_settings(inputs.target)
         _refuse_version(target)
-        refuse_illegal_flags(target)
+        refuse_illegal_options(target)
         host = _require_host(target)
         program = _find_program()
         _refuse_installed_version(target)
-        checkpoint = _read_checkpoint(inputs, host)
+        checkpoint_directory, checkpoint = _read_checkpoint(inputs)
+        ranks, gpu = checkpoint.mapping.world_size, host.gpus[0].name
+        versions = {"tensorrt_llm": str(target.runtime_version), "tensorrt": _installed_tensorrt()}
         with tempfile.TemporaryDirectory(prefix="build-", dir=destination.parent) as scratch:
-            build = _Build(inputs, host, checkpoint, program, Path(scratch))
-            facts = build.run()
-            build.engine.rename(destination)
+            engine, new_cache = Path(scratch) / "engine", Path(scratch) / "timing.cache"
+            cache = _timing_cache(inputs.cache, gpu, versions)
+            command = render_build_command(
+                target,
+                checkpoint_directory,
+                engine,
+                program=program,
+                timing_cache=cache if cache and cache.is_file() else None,
+                new_timing_cache=new_cache,
+            )
+            log.info("compiling", ranks=ranks, workers=settings["workers"], command=" ".join(command))
+            run = run_tool(command, time_limit_seconds=target.build.time_limit_minutes * 60)
+            check_engine(engine, target, checkpoint)
+            if cache and new_cache.is_file():
+                cache.parent.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryDirectory(dir=cache.parent, prefix=".new-") as beside:
+                    shutil.copyfile(new_cache, Path(beside) / "cache").replace(cache)  # whole, whoever else builds
+            tokenizer = engine / TOKENIZER_DIRECTORY
+            tokenizer.mkdir()
+            copy_companions(inputs.checkpoint, tokenizer)
+            if (config := inputs.checkpoint / "config.json").is_file():
+                shutil.copyfile(config, tokenizer / "config.json")
+            facts = EngineFacts(
+                builder="tensorrt_llm_engine",
+                bytes=sum(path.stat().st_size for path in engine.rglob("*") if path.is_file()),
+                weight_format=target.weight_format,
+                quantization=checkpoint.quantization.quant_algo,
+                kv_cache=(checkpoint.quantization.kv_cache_quant_algo or checkpoint.dtype).lower(),
+                context_length=target.limits.maximum_tokens_per_request,
+                device=gpu,
+                versions={name: version for name, version in versions.items() if version != _UNKNOWN},
+                seconds={"build": run.seconds},
+                details={"ranks": ranks, "workers": settings["workers"]},
+            )
+            rules = read_model_rules(inputs.checkpoint)
+            EngineDescription(facts=facts, target=target, rules=rules, host=host).write(engine)
+            engine.rename(destination)
         return facts
 
 
-class _Build:
-    """One build in its scratch directory."""
-
-    def __init__(
-        self, inputs: BuildInputs, host: HostFacts, checkpoint: BuildCheckpoint, program: str, scratch: Path
-    ) -> None:
-        self.engine = scratch / "engine"
-        self._inputs, self._target, self._host, self._checkpoint = inputs, inputs.target, host, checkpoint
-        self._program, self._new_cache = program, scratch / "timing.cache"
-        self._versions = {"tensorrt_llm": str(inputs.target.runtime_version), "tensorrt": _installed_tensorrt()}
-        self._progress = BuildProgress(len(checkpoint.rank_bytes))
-        self._seconds: dict[str, float] = {}
-        self._settings = build_settings(self._target)
-
-    def run(self) -> EngineFacts:
-        """Compile, check, and describe the engine in `self.engine`."""
-        predicted = predict_config(self._target, self._checkpoint.config, self._host.gpus[0].sm)
-        for change in predicted.changes:
-            log.warning(f"{PROGRAM} will change an option by itself: {change}")
-        cache = self._compile()
-        started = time.monotonic()
-        check_engine(self.engine, self._target, self._checkpoint, predicted)
-        self._seconds["check"] = round(time.monotonic() - started, 3)
-        if cache is not None:
-            cache.keep(self._new_cache)
-        self._add_tokenizer()
-        return self._describe()
-
-    def _compile(self) -> TimingCache | None:
-        """Run the tool; once more without the timing cache if the build failed and the tool could not read it."""
-        cache = self._timing_cache()
-        known = cache.path if cache is not None and cache.is_there else None
-        try:
-            self._run_tool(known)
-        except BuildFailed:
-            if cache is None or known is None or not self._progress.cache_is_damaged:
-                raise
-            log.warning("the timing cache is damaged: removing it and building without it")
-            cache.throw_away()
-            self._run_tool(None)
-        return cache
-
-    def _run_tool(self, timing_cache: Path | None) -> None:
-        self._progress = BuildProgress(len(self._checkpoint.rank_bytes))
-        command = render_build_command(
-            self._target,
-            self._checkpoint.directory,
-            self.engine,
-            program=self._program,
-            timing_cache=timing_cache,
-            new_timing_cache=self._new_cache,
-        )
-        log.info("compiling", ranks=len(self._checkpoint.rank_bytes), workers=self._settings["workers"],
-                 timing_cache=timing_cache is not None, command=" ".join(command))  # fmt: skip
-        limit = self._target.build.time_limit_minutes * 60
-        run = run_tool(command, time_limit_seconds=limit, on_line=self._progress)
-        self._seconds["build"] = run.seconds
-
-    def _timing_cache(self) -> TimingCache | None:
-        if self._inputs.cache is None:
-            return None
-        return TimingCache.of(self._inputs.cache, gpu=self._host.gpus[0].name, **self._versions)
-
-    def _add_tokenizer(self) -> None:
-        tokenizer = self.engine / TOKENIZER_DIRECTORY
-        tokenizer.mkdir()
-        copy_companions(self._inputs.checkpoint, tokenizer)
-        config = self._inputs.checkpoint / "config.json"
-        if config.is_file():
-            shutil.copyfile(config, tokenizer / "config.json")
-
-    def _describe(self) -> EngineFacts:
-        config, ranks = self._checkpoint.config, len(self._checkpoint.rank_bytes)
-        facts = EngineFacts(
-            builder="tensorrt_llm_engine",
-            bytes=sum(path.stat().st_size for path in self.engine.rglob("*") if path.is_file()),
-            weight_format=self._target.weight_format,
-            quantization=config.algorithm,
-            kv_cache=(config.kv_algorithm or config.dtype).lower(),
-            context_length=self._target.limits.maximum_tokens_per_request,
-            device=self._host.gpus[0].name,
-            versions={name: version for name, version in self._versions.items() if version != _UNKNOWN},
-            seconds=self._seconds,
-            details={
-                "ranks": ranks,
-                "workers": self._settings["workers"],
-                "build_seconds": self._progress.build_seconds,
-                "peak_host_megabytes": self._progress.peak_host_megabytes,
-                "engine_share_of_checkpoint": self._share_of_checkpoint(),
-            },
-        )
-        description = EngineDescription(
-            facts=facts,
-            target=self._target,
-            rules=read_model_rules(self._inputs.checkpoint),
-            host=self._host,
-        )
-        description.write(self.engine)
-        return facts
-
-    def _share_of_checkpoint(self) -> float:
-        sizes = self._checkpoint.rank_bytes
-        return round(sum(engine_rank_bytes(self.engine, rank) for rank in range(len(sizes))) / sum(sizes), 3)
+def _timing_cache(root: Path | None, gpu: str, versions: dict[str, str]) -> Path | None:
+    """Measured kernel times, kept from build to build; they are valid on one GPU model and version."""
+    if root is None:
+        return None
+    name = "-".join((gpu, *(f"{distribution}-{version}" for distribution, version in versions.items())))
+    return root / "timing" / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}.cache"
 
 
 def _refuse_version(target: Target) -> None:
@@ -228,26 +161,19 @@ def _refuse_installed_version(target: Target) -> None:
         )
 
 
-def _read_checkpoint(inputs: BuildInputs, host: HostFacts) -> BuildCheckpoint:
-    target = inputs.target
-    if inputs.tensorrt_llm_checkpoint is None:
+def _read_checkpoint(inputs: BuildInputs) -> tuple[Path, BuildCheckpoint]:
+    directory = inputs.tensorrt_llm_checkpoint
+    if directory is None:
         raise Unsupported(
             "engines are built from TensorRT-LLM checkpoints, which the recipe does not export",
             hint="set tensorrt_llm_checkpoint: true in the recipe, or use engine: tensorrt_llm_llmapi",
         )
-    _require_tokenizer(inputs.checkpoint)
-    checkpoint = read_build_checkpoint(inputs.tensorrt_llm_checkpoint, target)
-    config = checkpoint.config
-    if problems := architecture_problems(build_settings(target), config.architecture):
-        raise Unsupported("; ".join(problems), where=f"targets/{target.name}.yaml")
-    refuse_lost_features(target, config.algorithm, config.kv_algorithm, host.gpus[0].sm)
-    return checkpoint
-
-
-def _require_tokenizer(checkpoint: Path) -> None:
-    """Refuse a checkpoint whose engine could not be served for want of a tokenizer."""
-    if missing := [name for name in (TOKENIZER, TOKENIZER_CONFIG) if not (checkpoint / name).is_file()]:
-        raise IntegrityError(f"the checkpoint has no {missing[0]}", where=str(checkpoint))
+    if missing := [name for name in (TOKENIZER, TOKENIZER_CONFIG) if not (inputs.checkpoint / name).is_file()]:
+        raise IntegrityError(f"the checkpoint has no {missing[0]}", where=str(inputs.checkpoint))
+    checkpoint = read_build_checkpoint(directory, inputs.target)
+    quantization = checkpoint.quantization
+    refuse_lost_features(inputs.target, quantization.quant_algo, quantization.kv_cache_quant_algo)
+    return directory, checkpoint
 
 
 def _installed_tensorrt() -> str:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
-from llm_pipeline.adapters.tensorrt_llm.trtllm_build.checkpoint import refuse_other_ranks
-from llm_pipeline.adapters.tensorrt_llm.trtllm_build.command import PROGRAM, command_problems
-from llm_pipeline.adapters.tensorrt_llm.trtllm_build.output_check import refuse_lost_features
+from llm_pipeline.adapters.tensorrt_llm.trtllm_build import (
+    PROGRAM,
+    command_problems,
+    refuse_lost_features,
+    refuse_other_ranks,
+)
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.catalog.runtime_versions import (
     Problem,
@@ -22,7 +25,6 @@ from llm_pipeline.catalog.runtime_versions import (
 )
 from llm_pipeline.catalog.tables import (
     containers,
-    find_gpu,
     find_ready_format,
     find_support,
     first_reader_version,
@@ -91,7 +93,7 @@ def features_problem(target: Target, weights: WeightFormat, kv_cache: KvCacheFor
         ConfigError: The target's accelerator is not in the GPU catalog.
     """
     try:
-        refuse_lost_features(target, *tensorrt_llm_names(weights, kv_cache), find_gpu(target.accelerator).sm)
+        refuse_lost_features(target, *tensorrt_llm_names(weights, kv_cache))
     except Unsupported as error:
         return Problem(error.message, error.hint)
     return None
