@@ -11,7 +11,6 @@ store that it verifies, and refuses a host that the engine was not built for; th
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -22,6 +21,7 @@ from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.labels import LABEL_PREFIX, label_value
 from llm_pipeline.base.records import ArtifactRef, Frozen
+from llm_pipeline.base.yaml_template import render_yaml
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
 from llm_pipeline.config.store import StoreModel
 from llm_pipeline.config.target import Target
@@ -227,8 +227,6 @@ def render_manifests(release: ServedRelease, options: ServingManifestOptions) ->
         Unsupported: The target cannot be started.
         ConfigError: The options lack an image, the store's claim, or the label of the target's nodes.
     """
-    import jinja2
-
     plan = pod_launch_plan(release, options)
     over_nodes, on_gpus = plan.nodes > 1, release.target.accelerator != "cpu"
     workload = {
@@ -266,25 +264,12 @@ def render_manifests(release: ServedRelease, options: ServingManifestOptions) ->
     }
     autoscaler = {"hpa": ["HorizontalPodAutoscaler"], "keda": ["ScaledObject"], "none": []}[options.autoscaler]
     kinds = (workload["kind"], "Service", "PodMonitor", "PodDisruptionBudget", *autoscaler)
-    templates = jinja2.Environment(
-        loader=jinja2.PackageLoader("llm_pipeline.serving", "kubernetes_templates"),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=True,
-        finalize=_quoted,
-    )
     return {
-        f"{kind.lower()}.yaml": yaml.safe_load(templates.get_template(f"{kind.lower()}.yaml.jinja").render(values))
+        f"{kind.lower()}.yaml": render_yaml(
+            "llm_pipeline.serving", "kubernetes_templates", f"{kind.lower()}.yaml.jinja", values
+        )
         for kind in kinds
     }
-
-
-def _quoted(value: object) -> object:
-    """What an expression of a template writes: JSON, which YAML reads as that value; templates' own text as it is."""
-    from markupsafe import Markup
-
-    return value if isinstance(value, Markup) else Markup(json.dumps(value, ensure_ascii=False))  # noqa: S704
 
 
 def to_yaml(manifest: dict[str, Any]) -> str:
