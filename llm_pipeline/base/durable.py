@@ -25,12 +25,9 @@ def write_durably(path: Path, data: bytes) -> None:
         os.close(descriptor)
 
 
-def replace_durably(path: Path, data: bytes, *, aside: Path | None = None) -> None:
-    """Write a file by one rename: after a power cut there is the old content or the new one, never an empty file.
-
-    `aside` is a directory of the same file system for the unfinished file, by default that of the file.
-    """
-    temporary = (aside or path.parent) / f"{uuid.uuid4().hex}.partial"
+def replace_durably(path: Path, data: bytes) -> None:
+    """Write a file by one rename: after a power cut there is the old content or the new one, never an empty file."""
+    temporary = path.parent / f"{uuid.uuid4().hex}.partial"
     try:
         write_durably(temporary, data)
         temporary.replace(path)

@@ -21,7 +21,8 @@ from llm_pipeline.hub.model_card import CARD_FILE, MAXIMUM_CARD_BYTES, card_fiel
 from llm_pipeline.hub.source import ModelLook, SourceRefused, SourceUnavailable, report_resolved
 
 if TYPE_CHECKING:
-    from llm_pipeline.store.s3_bucket import Bucket, S3Object
+    from llm_pipeline.store.blobs import Listed
+    from llm_pipeline.store.s3_blobs import S3Blobs
 
 _ASKED_AT_ONCE = 8
 
@@ -66,7 +67,7 @@ class S3Source:
         )
 
     def fetch(self, model: PinnedModel, file: HubFile, directory: Path) -> None:
-        from llm_pipeline.store.s3_bucket import Wanted
+        from llm_pipeline.store.s3_blobs import Wanted
 
         version = model.versions.get(file.path)
         if version is None:
@@ -76,17 +77,17 @@ class S3Source:
             self._bucket.download({directory / file.path: wanted})
 
     @cached_property
-    def _bucket(self) -> Bucket:
-        from llm_pipeline.store.s3_bucket import Bucket
+    def _bucket(self) -> S3Blobs:
+        from llm_pipeline.store.s3_blobs import S3Blobs
 
-        return Bucket(self.access)
+        return S3Blobs(self.access)
 
-    def _objects(self) -> dict[str, S3Object]:
+    def _objects(self) -> dict[str, Listed]:
         """The objects by their paths below the prefix."""
         with _source_errors():
             return {item.name: item for item in self._bucket.list("") if not item.name.endswith("/")}
 
-    def _bytes(self, item: S3Object, start: int, length: int) -> bytes:
+    def _bytes(self, item: Listed, start: int, length: int) -> bytes:
         """Some bytes of an object as it was listed; fewer at its end."""
         with _source_errors():
             return self._bucket.read_range(item, start, start + length)
@@ -96,7 +97,7 @@ class S3Source:
             head = self._bucket.head(path)
         if head is None:
             raise _gone(self._bucket.address(path))
-        size, version = head.item.size, ObjectVersion(entity_tag=head.item.etag, version_id=head.version_id)
+        size, version = head.item.size, ObjectVersion(entity_tag=head.item.revision, version_id=head.version_id)
         sha256 = None if head.parts else head.sha256  # of a multipart upload it is a hash of the parts' hashes
         if path.endswith(WEIGHTS_SUFFIX) or size >= LARGE_BYTES:
             blob = blob_id(lfs_pointer(sha256, size)) if sha256 else None
@@ -106,7 +107,7 @@ class S3Source:
         file = HubFile(path=path, size=size, sha256=hashlib.sha256(data).hexdigest(), blob_sha1=blob_id(data))
         return file, version
 
-    def _license(self, card: S3Object) -> str | None:
+    def _license(self, card: Listed) -> str | None:
         text = self._bytes(card, 0, MAXIMUM_CARD_BYTES).decode(errors="replace")
         return stated_license(card_fields(text))
 
@@ -125,7 +126,8 @@ def _gone(where: str) -> SourceRefused:
 
 
 def _as_source_error(error: PipelineError) -> PipelineError:
-    from llm_pipeline.store.s3_session import Absent, Changed
+    from llm_pipeline.store.blobs import Changed
+    from llm_pipeline.store.s3_session import Absent
 
     if isinstance(error, Changed):
         return IntegrityError(

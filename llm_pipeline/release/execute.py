@@ -44,7 +44,6 @@ from llm_pipeline.release.gpu_slots import held
 from llm_pipeline.release.registry import load_stage, publishes
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.lease import LeaseState, lease_in_turn
-from llm_pipeline.store.manifest import MARKERS
 from llm_pipeline.store.provenance import Provenance, here
 from llm_pipeline.store.signed_documents import (
     conclusion_problem,
@@ -249,8 +248,6 @@ def _compute(
     key = content.key
     workdir = Path(request.work_root) / stage.name / key[:24]
     workdir.mkdir(parents=True, exist_ok=True)
-    for marker in (path for path in workdir.rglob("*") if path.name in MARKERS):
-        marker.unlink()  # of a store that was killed just before it took what an earlier attempt made
     title = f"{stage.name} {request.subject}".strip()
     read = ", ".join(f"{name} {ref}" for name, ref in request.inputs.items())
     log.info(f"{title} of {request.release_id} starts", inputs=read or "none", key=key[:12])

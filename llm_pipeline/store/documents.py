@@ -1,20 +1,40 @@
-"""The store's documents: which names they may have, and one clear error for each that is damaged."""
+"""The document layer: small JSON documents changed by compare-and-swap, and one clear error for each damaged one."""
 
 from __future__ import annotations
 
 import json
 import re
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, JsonValue, ValidationError
 
-from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError
+from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Transient
+from llm_pipeline.store.blobs import Blobs, Changed
 
 Model = TypeVar("Model", bound=BaseModel)
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@-]*(/[A-Za-z0-9_][A-Za-z0-9_.:+@-]*)*")
+
+
+class Conflict(Transient):
+    """A document was changed by another process since it was read."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A small JSON document and the revision it was read at.
+
+    Attributes:
+        signature: Of its name and value, if whoever wrote it signed it; reading it verifies nothing.
+    """
+
+    value: dict[str, JsonValue]
+    revision: str
+    signature: str | None = None
 
 
 def checked_name(name: str) -> str:
@@ -53,37 +73,94 @@ class DamagedDocument:
     error: PipelineError
 
 
-class Unwrapped(NamedTuple):
-    """A stored document: its value, what the store wrote beside it, and its signature if it was written with one."""
+class Documents:
+    """The documents of a store, and its files for people.
 
-    value: dict[str, Any]
-    beside: str
-    signature: str | None
-
-
-def unwrapped(data: bytes, name: str, where: str, revision_key: str) -> Unwrapped:
-    """The value of a stored document, and what the store wrote beside it under `revision_key`.
-
-    Raises:
-        IntegrityError: It is no document of a store.
+    A document is stored with a nonce: two equal values are two revisions, and when the answer to a write is lost, the
+    document itself tells whether the write was applied.
     """
-    try:
-        wrapped = json.loads(data)
-        value, beside = wrapped["value"], str(wrapped[revision_key])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _no_document(name, where, str(error)) from error
-    if not isinstance(value, dict):
-        raise _no_document(name, where, "its value is not an object")
-    signature = wrapped.get("signature")
-    return Unwrapped(value, beside, signature if isinstance(signature, str) else None)
 
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
 
-def _no_document(name: str, where: str, problem: str) -> IntegrityError:
-    return IntegrityError(
-        f"{name} is not a document of the store: {problem}",
-        where=where,
-        hint="restore it from a backup; remove it only if you know that nothing needs it",
-    )
+    def read_document(self, name: str) -> Document | None:
+        """The document of that name (`places/...`), or None.
+
+        Raises:
+            IntegrityError: What is there is no document of a store.
+        """
+        found = self._read(name)
+        return found[0] if found else None
+
+    def write_document(
+        self, name: str, value: Mapping[str, JsonValue], expect: str | None, signature: str | None = None
+    ) -> str:
+        """Write a document if its revision is still `expect` (None: if it does not exist); returns the new revision.
+
+        A signature is kept beside the value; nothing is signed here.
+
+        Raises:
+            Conflict: Somebody else wrote it first.
+        """
+        nonce = uuid.uuid4().hex
+        wrapped = {"revision": nonce, "value": dict(value)} | ({} if signature is None else {"signature": signature})
+        try:
+            return self._blobs.put(checked_name(name), json.dumps(wrapped, allow_nan=False).encode(), expect)
+        except Transient as error:
+            current = self._read(name)
+            if current is not None and current[1] == nonce:
+                return current[0].revision
+            if isinstance(error, Changed):
+                message = f"{name} was changed by another process"
+                raise Conflict(message, where=error.where, hint="read it again and retry") from error
+            raise
+
+    def delete_document(self, name: str) -> None:
+        """Remove a document, if there is one."""
+        self._blobs.delete(checked_name(name))
+
+    def list_documents(self, prefix: str) -> Sequence[str]:
+        """Names of the documents below a prefix, sorted.
+
+        Raises:
+            Transient: Some of it cannot be listed.
+        """
+        listed = (item.name for item in self._blobs.list(checked_name(prefix.rstrip("/"))))
+        return sorted(name for name in listed if name.endswith(".json") and "/." not in name)
+
+    def write_file(self, name: str, data: bytes) -> None:
+        """Write a mutable file for people (a report), atomically."""
+        self._blobs.put(checked_name(name), data)
+
+    def read_file(self, name: str) -> bytes:
+        """Read a file that `write_file` wrote.
+
+        Raises:
+            FileNotFoundError: There is none.
+        """
+        found = self._blobs.get(checked_name(name))
+        if found is None:
+            raise FileNotFoundError(self._blobs.address(name))
+        return found.data
+
+    def _read(self, name: str) -> tuple[Document, str] | None:
+        """A document and its nonce."""
+        blob = self._blobs.get(checked_name(name))
+        if blob is None:
+            return None
+        try:
+            wrapped = json.loads(blob.data)
+            value, nonce, signature = wrapped["value"], str(wrapped["revision"]), wrapped.get("signature")
+            problem = "" if isinstance(value, dict) else "its value is not an object"
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            problem = str(error)
+        if problem:
+            raise IntegrityError(
+                f"{name} is not a document of the store: {problem}",
+                where=self._blobs.address(name),
+                hint="restore it from a backup; remove it only if you know that nothing needs it",
+            )
+        return Document(value, blob.revision, signature if isinstance(signature, str) else None), nonce
 
 
 def understood(model: type[Model], value: JsonValue, name: str, *, hint: str = "") -> Model:

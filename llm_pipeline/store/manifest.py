@@ -9,18 +9,17 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
-from llm_pipeline.base.digest import FileDigest, digest_file, sha256_bytes, sha256_json
+from llm_pipeline.base.digest import digest_file, sha256_json
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef, Frozen
+from llm_pipeline.store.blobs import Blobs, Changed, Listed, in_parallel
 from llm_pipeline.store.provenance import PREDICATE_TYPE, Provenance, from_predicate, to_predicate
 
 MANIFEST_FILE = "_MANIFEST.json"
@@ -119,40 +118,6 @@ class Manifest(Frozen):
         return cls(kind=kind, files=files, provenance=made)
 
 
-class Seal(Frozen):
-    """The completion marker: what the artifact was when it was published."""
-
-    manifest_sha256: str
-    signature_sha256: str | None = None
-
-
-class Sealed(Frozen):
-    """The store's own files of one artifact, as found; None where there is none."""
-
-    marker: bytes | None
-    manifest: bytes | None
-    signature: bytes | None = None
-
-    def open(self, ref: ArtifactRef) -> Manifest | Difference:
-        """The manifest, or what is wrong with these files."""
-        if self.marker is None or self.manifest is None:
-            return Difference(COMPLETE_FILE if self.marker is None else MANIFEST_FILE, "missing")
-        try:
-            seal = Seal.model_validate_json(self.marker)
-        except ValidationError:
-            return Difference(COMPLETE_FILE, "not a completion marker")
-        return self._broken_seal(seal) or _parsed(self.manifest, ref)
-
-    def _broken_seal(self, seal: Seal) -> Difference | None:
-        for name, content, sealed in (
-            (MANIFEST_FILE, self.manifest, seal.manifest_sha256),
-            (SIGNATURE_FILE, self.signature, seal.signature_sha256),
-        ):
-            if sealed != (None if content is None else sha256_bytes(content)):
-                return Difference(name, "added, removed or changed since the artifact was completed")
-        return None
-
-
 def not_whole(ref: ArtifactRef, found: Sequence[Difference], where: str) -> IntegrityError:
     """The error for an artifact that differs from its manifest, its seal or its signature."""
     listing = "; ".join(f"{difference.path}: {difference.problem}" for difference in found[:5])
@@ -161,14 +126,6 @@ def not_whole(ref: ArtifactRef, found: Sequence[Difference], where: str) -> Inte
         where=where,
         hint="run the release again: the stage that makes it will replace it",
     )
-
-
-def _parsed(data: bytes, ref: ArtifactRef) -> Manifest | Difference:
-    try:
-        manifest = Manifest.from_json(data)
-    except IntegrityError as error:
-        return Difference(MANIFEST_FILE, error.message)
-    return manifest if manifest.ref == ref else Difference(MANIFEST_FILE, f"is of {manifest.ref}, not {ref}")
 
 
 class FileState(NamedTuple):
@@ -214,81 +171,93 @@ def _is_utf8(path: str) -> bool:
 
 
 def inventory(directory: Path) -> tuple[ManifestFile, ...]:
-    """Hash every regular file below a directory, on all cores.
+    """Hash every regular file below a directory, in threads, as that frees the interpreter.
 
     Raises:
-        IntegrityError: It holds a symbolic link, a device, or no file at all.
-    """
-    return inventory_of(directory, lambda path: digest_file(directory / path))
-
-
-def inventory_of(directory: Path, digest: Callable[[str], FileDigest]) -> tuple[ManifestFile, ...]:
-    """As `inventory`, with the digests that a function gives for each path; it may copy the file meanwhile.
-
-    Raises:
-        IntegrityError: As `inventory`, or a file was added, removed or changed meanwhile.
+        IntegrityError: It holds a symbolic link, a device, or no file at all, or changes meanwhile.
     """
     before = regular_files(directory)
     if not before:
         raise IntegrityError("nothing to publish: the directory holds no file", where=str(directory))
+    largest_first = sorted(before, key=lambda path: before[path].size, reverse=True)
     try:
-        digests = _on_all_cores(digest, _largest_first(before))
-        after = regular_files(directory)
+        digests = in_parallel(lambda path: digest_file(directory / path), largest_first)
     except FileNotFoundError as error:
         raise IntegrityError("a file was removed meanwhile", where=str(error.filename)) from error
-    for path in sorted(before.keys() | after.keys()):
-        if before.get(path) != after.get(path) or before[path].size != digests[path].size:
-            raise IntegrityError("a file was added, removed or changed meanwhile", where=str(directory / path))
-    return tuple(ManifestFile(path=path, size=made.size, sha256=made.sha256) for path, made in sorted(digests.items()))
+    require_unchanged(directory, before)
+    made = sorted(zip(largest_first, digests, strict=True))
+    return tuple(ManifestFile(path=path, size=digest.size, sha256=digest.sha256) for path, digest in made)
 
 
-def _largest_first(files: Mapping[str, FileState]) -> Collection[str]:
-    return sorted(files, key=lambda path: files[path].size, reverse=True)
+def require_unchanged(directory: Path, before: Mapping[str, FileState]) -> None:
+    """Refuse a directory in which something changed.
 
-
-def _on_all_cores(digest: Callable[[str], FileDigest], paths: Collection[str]) -> dict[str, FileDigest]:
-    """Digest files in threads, as that frees the interpreter; ends at the first error."""
-    waiting, done = deque(paths), dict[str, FileDigest]()
-
-    def work() -> None:
-        try:
-            while waiting:
-                path = waiting.popleft()
-                done[path] = digest(path)
-        except IndexError:  # another thread took the last one
-            return
-        except BaseException:
-            waiting.clear()
-            raise
-
-    threads = os.cpu_count() or 1
-    with ThreadPoolExecutor(threads) as pool:
-        for running in [pool.submit(work) for _ in range(threads)]:
-            running.result()
-    return done
-
-
-def differences(manifest: Manifest, directory: Path) -> list[Difference]:
-    """How a directory differs from its manifest: missing, extra, changed.
+    Args:
+        directory: The directory.
+        before: What `regular_files` said of it.
 
     Raises:
-        OSError: It cannot be read.
+        IntegrityError: A file was added, removed, written to or replaced since then.
     """
+    after = regular_files(directory)
+    for path in sorted(before.keys() | after.keys()):
+        if before.get(path) != after.get(path):
+            raise IntegrityError(
+                "a file was added, removed or changed while it was published",
+                where=str(directory / path),
+                hint="publish it again once nothing writes to it",
+            )
+
+
+Files = Mapping[str, Listed]
+"""The files of an artifact by their paths in it, without the store's own."""
+
+
+def files_of(blobs: Blobs, directory: str) -> Files:
+    """What lies in an artifact's directory."""
+    listed = {item.name.removeprefix(f"{directory}/"): item for item in blobs.list(directory)}
+    return {path: item for path, item in listed.items() if path not in MARKERS}
+
+
+def listing_differences(manifest: Manifest, files: Files) -> list[Difference]:
+    """How a listing differs from a manifest: missing, extra, or of another size."""
     wanted = {file.path: file for file in manifest.files}
-    try:
-        found = regular_files(directory)
-        same_size = {path: state for path, state in found.items() if path in wanted and state.size == wanted[path].size}
-        digests = _on_all_cores(lambda path: digest_file(directory / path), _largest_first(same_size))
-    except IntegrityError as error:
-        return [Difference(error.where, error.message)]
-    except FileNotFoundError as error:
-        return [Difference(Path(error.filename).name, "missing: it was removed just now")]
-    result = [Difference(path, "missing") for path in sorted(wanted.keys() - found.keys())]
-    result += [Difference(path, "not in the manifest: an extra file") for path in sorted(found.keys() - wanted.keys())]
-    for path in sorted(wanted.keys() & found.keys()):
-        size, sha256 = wanted[path].size, wanted[path].sha256
-        if path not in digests:
-            result.append(Difference(path, f"changed: {found[path].size} bytes, not {size}"))
-        elif digests[path].sha256 != sha256:
-            result.append(Difference(path, f"changed: SHA-256 is {digests[path].sha256}, not {sha256}"))
-    return result
+    found = [Difference(path, "missing") for path in sorted(wanted.keys() - files.keys())]
+    found += [Difference(path, "not in the manifest: an extra file") for path in sorted(files.keys() - wanted.keys())]
+    for path in sorted(wanted.keys() & files.keys()):
+        if wanted[path].size != files[path].size:
+            found.append(Difference(path, f"changed: {files[path].size} bytes, not {wanted[path].size}"))
+    return found
+
+
+def differences(
+    blobs: Blobs, directory: str, manifest: Manifest, sha256: Callable[[Listed], str | None]
+) -> list[Difference]:
+    """How an artifact's files differ from its manifest: missing, extra, changed.
+
+    Args:
+        blobs: Where they are.
+        directory: The artifact's directory there.
+        manifest: What they should be.
+        sha256: How the bytes of each are known: `blobs.sha256` or `blobs.stated_sha256`.
+    """
+    files = files_of(blobs, directory)
+    found = listing_differences(manifest, files)
+    named = {difference.path for difference in found}
+
+    def difference(file: ManifestFile) -> Difference | None:
+        try:
+            actual = sha256(files[file.path])
+        except Changed:
+            return Difference(file.path, "changed while it was read")
+        except IntegrityError as error:
+            return Difference(file.path, error.message)
+        if actual is None:
+            return Difference(file.path, "changed: no store wrote it")
+        return (
+            None if actual == file.sha256 else Difference(file.path, f"changed: SHA-256 is {actual}, not {file.sha256}")
+        )
+
+    rest = sorted((file for file in manifest.files if file.path not in named), key=lambda file: -file.size)
+    compared = in_parallel(difference, rest)
+    return found + sorted((one for one in compared if one), key=lambda one: one.path)

@@ -7,6 +7,7 @@ from typing import Any
 
 from llm_pipeline.base.errors import ConfigError, PipelineError, Terminal, Transient, Unsupported
 from llm_pipeline.config.s3_place import S3Place
+from llm_pipeline.store.blobs import Changed
 
 CONNECTIONS = 16
 """Connections that one client keeps open; at least as many as there are threads that use it."""
@@ -30,10 +31,6 @@ _REGION = "set AWS_DEFAULT_REGION to the bucket's region"
 
 class Absent(Transient):
     """There is no such object."""
-
-
-class Changed(Transient):
-    """The object is not, or no longer, in the state that a conditional request expects."""
 
 
 _KINDS: dict[str, tuple[type[PipelineError], str]] = {

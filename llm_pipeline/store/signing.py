@@ -170,11 +170,6 @@ def _problems(config: Signing, hashes: _KnownHashes, signature: bytes | None) ->
     return []
 
 
-def signed_by(signature: str | None) -> dict[str, str]:
-    """What a stored document has beside its value."""
-    return {} if signature is None else {"signature": signature}
-
-
 class _KnownHashes:
     """Stands where the library would hash files, and gives it the hashes that are known already.
 

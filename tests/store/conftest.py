@@ -45,7 +45,7 @@ def quick_s3(s3: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             _clients[key] = s3_session.connect(config)
         return _clients[key]
 
-    monkeypatch.setattr("llm_pipeline.store.s3_bucket.connect", connect)
+    monkeypatch.setattr("llm_pipeline.store.s3_blobs.connect", connect)
     return s3
 
 

@@ -41,7 +41,7 @@ from llm_pipeline.canary.record import lease_name
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.adapters.local.store import LocalStore
 store = LocalStore(sys.argv[1])
-with Lease(store, lease_name("cpu"), seconds=60.0), store._locked(lease_name("cpu")):  # as in a renewal
+with Lease(store, lease_name("cpu"), seconds=60.0), store._blobs._locked(lease_name("cpu")):  # as in a renewal
     os.kill(os.getpid(), signal.SIGSTOP)
 """
 

@@ -8,15 +8,16 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.digest import FileDigest, copy_file
 from llm_pipeline.base.errors import IntegrityError, Transient
-from llm_pipeline.store.artifact_store import Leftover
+from llm_pipeline.store import artifact_store
 from llm_pipeline.store.manifest import Difference
 
 
@@ -60,8 +61,8 @@ def test_a_directory_that_changes_while_it_is_published_is_not_published(
             change(weights)
         return digest
 
-    monkeypatch.setattr("llm_pipeline.adapters.local.store.copy_file", copy_and_change)
-    with pytest.raises(IntegrityError, match=r"a file was (added, )?removed"):
+    monkeypatch.setattr("llm_pipeline.store.file_blobs.copy_file", copy_and_change)
+    with pytest.raises(IntegrityError, match="a file was added, removed or changed"):
         store.publish("checkpoint", weights)
     assert list(store.artifacts()) == []
     assert store.leftovers(timedelta(0)) == []
@@ -73,46 +74,21 @@ def test_a_file_whose_name_is_not_utf8_is_refused(store: LocalStore, weights: Pa
         store.publish("checkpoint", weights)
 
 
-def test_what_a_running_publication_works_on_is_no_leftover_and_cannot_be_removed(
+def test_a_removal_of_leftovers_beside_a_publication_fails_it_at_most_and_it_can_be_repeated(
     store: LocalStore, weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copied, go_on = threading.Event(), threading.Event()
-
-    def copy_and_wait(source: Path, destination: Path) -> FileDigest:
+    def copy_and_clean(source: Path, destination: Path) -> FileDigest:
         digest = copy_file(source, destination)
-        copied.set()
-        assert go_on.wait(20)
+        for leftover in store.leftovers(timedelta(0)):
+            store.remove_leftover(leftover)
         return digest
 
-    monkeypatch.setattr("llm_pipeline.adapters.local.store.copy_file", copy_and_wait)
-    publication = threading.Thread(target=store.publish, args=("checkpoint", weights))
-    publication.start()
-    assert copied.wait(20)
-    (workplace,) = (store.root / "incoming").iterdir()
-    os.utime(workplace, (0, 0))
-    try:
-        assert store.leftovers(timedelta(0)) == []
-        store.remove_leftover(Leftover(name=f"incoming/{workplace.name}", bytes=0, changed_at=datetime.now(UTC)))
-    finally:
-        go_on.set()
-        publication.join()
-    (stored,) = store.artifacts()
-    assert store.verify(stored.ref) == []
-
-
-def test_the_age_of_damage_begins_when_it_is_found(store: LocalStore, weights: Path) -> None:
-    ref = store.publish("checkpoint", weights)
-    directory = store.root / "artifacts" / ref.kind / ref.digest
-    (directory / "model.bin").write_bytes(b"rubbish")
-    for path in (*directory.rglob("*"), directory):
-        os.utime(path, (0, 0))
-    with pytest.raises(IntegrityError):
-        store.fetch(ref)
-    assert store.leftovers(timedelta(hours=1)) == []
-    (leftover,) = store.leftovers(timedelta(0))
-    assert leftover.bytes > 7
-    store.remove_leftover(leftover)
-    assert store.leftovers(timedelta(0)) == []
+    with monkeypatch.context() as patched:
+        patched.setattr("llm_pipeline.store.file_blobs.copy_file", copy_and_clean)
+        with pytest.raises(Transient):
+            store.publish("checkpoint", weights)
+    assert list(store.artifacts()) == []
+    assert store.verify(store.publish("checkpoint", weights)) == []
 
 
 def test_an_artifact_that_was_repaired_while_its_damage_was_found_stays(
@@ -120,20 +96,21 @@ def test_an_artifact_that_was_repaired_while_its_damage_was_found_stays(
 ) -> None:
     ref = store.publish("checkpoint", weights)
     (store.root / "artifacts" / ref.kind / ref.digest / "model.bin").write_bytes(b"rubbish")
-    find = store._damage
+    find = artifact_store.differences
 
-    def find_while_somebody_repairs(wanted: object) -> list[Difference]:
-        found = find(ref)
+    def find_while_somebody_repairs(*asked: Any) -> list[Difference]:
+        found = find(*asked)
+        monkeypatch.undo()
         LocalStore(store.uri).publish("checkpoint", weights)
         return found
 
-    monkeypatch.setattr(store, "_damage", find_while_somebody_repairs)
+    monkeypatch.setattr(artifact_store, "differences", find_while_somebody_repairs)
     with pytest.raises(IntegrityError, match="changed"):
         store.fetch(ref)
     assert LocalStore(store.uri).verify(ref) == []
 
 
-def test_a_directory_to_be_consumed_is_moved_and_readable_as_a_copy_is(store: LocalStore, weights: Path) -> None:
+def test_files_to_be_consumed_are_moved_and_readable_as_copies_are(store: LocalStore, weights: Path) -> None:
     (weights / "model.bin").chmod(0o600)
     (weights / "sub").chmod(0o700)
     inode = (weights / "model.bin").stat().st_ino
@@ -149,7 +126,6 @@ def test_a_file_that_has_another_name_elsewhere_is_copied(store: LocalStore, wei
     (tmp_path / "another-name").hardlink_to(weights / "model.bin")
     directory = store.fetch(store.publish("checkpoint", weights, consume=True))
     (tmp_path / "another-name").write_bytes(b"changed by its owner")
-    assert (weights / "model.bin").read_bytes() == b"changed by its owner"
     assert (directory / "model.bin").stat().st_nlink == 1
     assert [store.verify(stored.ref) for stored in store.artifacts()] == [[]]
 
@@ -160,10 +136,8 @@ def test_a_directory_on_another_disk_is_copied(store: LocalStore, weights: Path)
             pytest.skip("there is one disk only")
         there = Path(shutil.copytree(weights, f"{elsewhere}/weights"))
         ref = store.publish("checkpoint", there, consume=True)
-        assert there.exists()
         assert store.verify(ref) == []
         assert store.publish("checkpoint", weights, consume=True) == ref
-    assert weights.exists(), "it is not moved where the artifact is already"
 
 
 def test_an_error_leaves_a_directory_to_be_consumed_where_it_was(
@@ -173,7 +147,7 @@ def test_an_error_leaves_a_directory_to_be_consumed_where_it_was(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("llm_pipeline.adapters.local.store.sync_file_system", full)
+        patched.setattr("llm_pipeline.store.file_blobs.sync_file_system", full)
         with pytest.raises(Transient, match="free disk space"):
             store.publish("checkpoint", weights, consume=True)
     assert list(store.artifacts()) == []

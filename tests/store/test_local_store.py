@@ -2,25 +2,13 @@
 
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import IntegrityError, Transient
-from llm_pipeline.base.records import ArtifactRef
-
-
-def stored(store: LocalStore, ref: ArtifactRef) -> Path:
-    return store.root / "artifacts" / ref.kind / ref.digest
-
-
-def test_damage_is_put_aside_for_people_to_look_at(store: LocalStore, weights: Path) -> None:
-    ref = store.publish("checkpoint", weights)
-    (stored(store, ref) / "model.bin").write_bytes(b"rubbish")
-    assert store.publish("checkpoint", weights) == ref
-    assert store.verify(ref) == []
-    assert len(list((store.root / "damaged").iterdir())) == 1
 
 
 def test_a_full_disk_leaves_nothing_half_published(
@@ -29,11 +17,11 @@ def test_a_full_disk_leaves_nothing_half_published(
     def full(*_arguments: object, **_named: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("llm_pipeline.adapters.local.store.write_durably", full)
+    monkeypatch.setattr("llm_pipeline.store.file_blobs.copy_file", full)
     with pytest.raises(Transient, match="free disk space"):
         store.publish("checkpoint", weights)
     assert not list((store.root / "incoming").iterdir())
-    assert not (store.root / "artifacts").exists()
+    assert store.leftovers(timedelta(0)) == []
 
 
 def test_documents_are_listed_without_temporary_files(store: LocalStore) -> None:

@@ -80,7 +80,7 @@ def medium(
     if request.param == "local":
         return Disk(tmp_path / "store")
     if request.param == "s3 in parts":
-        monkeypatch.setattr("llm_pipeline.store.s3_bucket.PART_BYTES", 100_000)
+        monkeypatch.setattr("llm_pipeline.store.s3_blobs.PART_BYTES", 100_000)
     return S3(s3_client, s3_config)
 
 

@@ -18,8 +18,8 @@ PART = 1000
 def faults(proxy: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_given: 0.001)
     monkeypatch.setattr("botocore.retries.quota.RetryQuota.acquire", lambda *_given: True)  # tests share a client
-    monkeypatch.setattr("llm_pipeline.store.s3_bucket._BACKOFF_UNIT_SECONDS", 0.001)
-    monkeypatch.setattr("llm_pipeline.store.s3_bucket.PART_BYTES", PART)
+    monkeypatch.setattr("llm_pipeline.store.blobs._BACKOFF_UNIT_SECONDS", 0.001)
+    monkeypatch.setattr("llm_pipeline.store.s3_blobs.PART_BYTES", PART)
     proxy.heal()
     return proxy
 

@@ -55,13 +55,12 @@ def test_after_an_interruption_only_the_files_that_are_not_there_are_sent(
     ref = store.publish("checkpoint", weights)
     assert part_numbers(faults) == []
     assert store.verify(ref) == []
-    assert store.leftovers(timedelta(seconds=-5)) == []
 
 
 def test_an_upload_that_somebody_aborts_begins_anew(
     store: S3Store, faults: Faults, weights: Path, s3_client: Any
 ) -> None:
-    bucket, prefix = store._bucket._config.bucket_and_prefix
+    bucket, prefix = store._blobs._config.bucket_and_prefix
 
     def abort() -> None:
         (begun,) = s3_client.list_multipart_uploads(Bucket=bucket, Prefix=prefix)["Uploads"]
@@ -76,7 +75,7 @@ def test_a_refusal_aborts_the_upload_and_leaves_nothing_of_it(store: S3Store, fa
     with pytest.raises(Terminal, match="AccessDenied"):
         store.publish("checkpoint", weights)
     assert len(faults.seen(is_a("DELETE", "model.bin", uploadId=""))) == 1
-    assert not [left for left in store.leftovers(timedelta(seconds=-5)) if "upload" in left.name]
+    assert not [left for left in store.leftovers(timedelta(seconds=-5)) if left.transfer]
 
 
 def test_an_interrupt_aborts_the_upload_and_leaves_nothing_of_it(store: S3Store, faults: Faults, weights: Path) -> None:
@@ -92,12 +91,12 @@ def test_an_interrupt_aborts_the_upload_and_leaves_nothing_of_it(store: S3Store,
     finally:
         signal.signal(signal.SIGINT, before)
     assert len(faults.seen(is_a("DELETE", "model.bin", uploadId=""))) == 1
-    assert not [left for left in store.leftovers(timedelta(seconds=-5)) if "upload" in left.name]
+    assert not [left for left in store.leftovers(timedelta(seconds=-5)) if left.transfer]
 
 
 def test_an_unfinished_upload_is_a_leftover_until_it_is_removed(store: S3Store, faults: Faults, s3_client: Any) -> None:
     s3_client.create_multipart_upload(
-        **store._bucket._at(f"artifacts/checkpoint/{'0' * 64}/model.bin")
+        **store._blobs._at(f"artifacts/checkpoint/{'0' * 64}/model.bin")
     )  # and was killed
     (unfinished,) = store.leftovers(timedelta(seconds=-5))
     for _ in range(2):
@@ -122,11 +121,11 @@ def test_a_file_that_changes_while_it_is_published_makes_no_artifact(
     store: S3Store, faults: Faults, weights: Path, name: str
 ) -> None:
     size = (weights / name).stat().st_size
-    faults.inject(after(lambda: (weights / name).write_bytes(os.urandom(size))), when=is_a("HEAD", name))
-    with pytest.raises(IntegrityError, match=f"{name} changed while it was published"):
+    faults.inject(after(lambda: (weights / name).write_bytes(os.urandom(size))), when=is_a("PUT", name))
+    with pytest.raises(IntegrityError, match=f"{name}: a file was .*changed while it was published"):
         store.publish("checkpoint", weights)
     assert list(store.artifacts()) == []
-    assert not [left for left in store.leftovers(timedelta(seconds=-5)) if "upload" in left.name]
+    assert not [left for left in store.leftovers(timedelta(seconds=-5)) if left.transfer]
 
 
 def test_a_complete_artifact_is_not_sent_again(store: S3Store, faults: Faults, weights: Path) -> None:
@@ -153,7 +152,7 @@ def test_an_object_in_the_way_is_replaced(
 ) -> None:
     ref = store.publish("checkpoint", weights)
     store.remove(ref)
-    bucket, prefix = store._bucket._config.bucket_and_prefix
+    bucket, prefix = store._blobs._config.bucket_and_prefix
     for path in weights.iterdir():
         data = path.read_bytes()[:-1] if content == "torn" else os.urandom(path.stat().st_size)
         key = f"{prefix}/artifacts/{ref.kind}/{ref.digest}/{path.name}"
@@ -165,7 +164,7 @@ def test_a_damaged_artifact_is_not_complete_while_it_is_repaired(
     store: S3Store, faults: Faults, weights: Path, s3_client: Any
 ) -> None:
     ref = store.publish("checkpoint", weights)
-    bucket, prefix = store._bucket._config.bucket_and_prefix
+    bucket, prefix = store._blobs._config.bucket_and_prefix
     s3_client.put_object(Bucket=bucket, Key=f"{prefix}/artifacts/{ref.kind}/{ref.digest}/config.json", Body=b"[]")
     faults.inject(error(403, "AccessDenied"), when=is_a("PUT", "config.json"))
     with pytest.raises(Terminal):
@@ -200,9 +199,8 @@ def test_a_copy_is_used_again_and_replaced_once_damaged(
     (copy / name).write_bytes(b"rubbish")
     assert store.fetch(ref) == copy
     assert (copy / "model.bin").read_bytes() == (weights / "model.bin").read_bytes()
-    assert not (copy / "extra").exists()
-    assert len(faults.seen(is_a("GET", "model.bin"))) == PARTS
-    assert list((copy.parents[1] / "incoming").iterdir()) == []
+    assert b"rubbish" not in {path.read_bytes() for path in copy.iterdir()}
+    assert len(faults.seen(is_a("GET", "model.bin"))) == (PARTS if name == "model.bin" else 0)
 
 
 def test_an_interrupted_download_goes_on_with_the_files_that_are_there(
@@ -301,23 +299,3 @@ def test_without_boto3_the_store_says_what_to_install(s3_config: StoreModel, mon
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(Unsupported, match="store-s3"):
         open_store(s3_config)
-
-
-def test_to_a_server_that_keeps_no_checksums_every_file_is_sent_again(
-    store: S3Store, faults: Faults, weights: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    faults.inject(error(403, "AccessDenied"), when=is_a("PUT", "_MANIFEST.json"))
-    with pytest.raises(Terminal):
-        store.publish("checkpoint", weights)
-    faults.heal()
-
-    def forget(exchange: Any) -> Any:
-        answer = exchange.forward()
-        for name in [name for name in answer.headers if "checksum" in name.lower()]:
-            del answer.headers[name]
-        return answer
-
-    faults.inject(forget, when=lambda request: request.method == "HEAD", times=100)
-    ref = store.publish("checkpoint", weights)
-    assert faults.seen(A_PART)
-    assert store.check(ref) == []

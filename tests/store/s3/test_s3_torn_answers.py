@@ -47,13 +47,13 @@ def test_an_error_with_the_status_of_a_success_completes_no_upload(
 
 def test_what_s3_is_too_busy_to_remove_is_removed_later(store: S3Store, faults: Faults, weights: Path) -> None:
     ref = store.publish("checkpoint", weights)
-    _, prefix = store._bucket._config.bucket_and_prefix
+    _, prefix = store._blobs._config.bucket_and_prefix
     key = f"{prefix}/artifacts/{ref.kind}/{ref.digest}/model.bin"
     busy = f"<DeleteResult><Error><Key>{key}</Key><Code>SlowDown</Code></Error></DeleteResult>".encode()
     faults.inject(rewritten(rb"(?s)^.+$", busy), when=is_a("POST", delete=""))
     store.remove(ref)
     assert len(faults.seen(is_a("POST", delete=""))) == 2
-    assert list(store._bucket.list(f"artifacts/{ref.kind}")) == []
+    assert list(store._blobs.list(f"artifacts/{ref.kind}")) == []
 
 
 @pytest.mark.parametrize(

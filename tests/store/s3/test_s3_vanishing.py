@@ -27,7 +27,7 @@ LISTING, MANIFEST, MARKER = (
 def unfinished(store: S3Store, weights: Path, faults: Faults) -> ArtifactRef:
     """All files of a publication that was killed before it was sealed."""
     ref = store.publish("checkpoint", weights)
-    store._bucket.delete(f"artifacts/{ref.kind}/{ref.digest}/_COMPLETE.json")
+    store._blobs.delete(f"artifacts/{ref.kind}/{ref.digest}/_COMPLETE.json")
     faults.heal()
     return ref
 
@@ -44,8 +44,8 @@ MOMENTS = [(after, LISTING, 0), (then, LISTING, 0), (after, LISTING, 1), (then, 
 def test_a_publication_whose_files_a_retention_removes_meanwhile_is_whole_or_fails_and_the_next_one_is_whole(
     store: S3Store, faults: Faults, weights: Path, unfinished: ArtifactRef, *, fault: Any, when: Any, number: int
 ) -> None:
-    store._bucket.delete(f"artifacts/{unfinished.kind}/{unfinished.digest}/_MANIFEST.json")
-    retention = S3Store(store._bucket._config.model_copy(update={"endpoint": f"http://{faults.server}"}))
+    store._blobs.delete(f"artifacts/{unfinished.kind}/{unfinished.digest}/_MANIFEST.json")
+    retention = S3Store(store._blobs._config.model_copy(update={"endpoint": f"http://{faults.server}"}))
     faults.inject(fault(lambda: retention.remove_leftover(_leftover(unfinished))), when=when, skip=number)
     with suppress(Transient):  # it vanished while it was published
         store.publish("checkpoint", weights)
@@ -67,4 +67,4 @@ def test_an_old_artifact_is_renewed_by_who_publishes_it_again_and_then_not_remov
     assert store.renew(ref)
     assert store.remove(ref, published_before=datetime.now(UTC) + timedelta(days=1))
     assert not store.renew(ref)
-    assert list(store._bucket.list("artifacts/")) == []
+    assert list(store._blobs.list("artifacts")) == []

@@ -1,4 +1,7 @@
-"""The few requests that a store in S3 is made of: conditional, checked, retried, with errors in our words."""
+"""Blobs as objects below a prefix of a bucket: requests are conditional, checked, retried, with errors in our words.
+
+It needs a server with conditional writes (`If-None-Match`, `If-Match`): Amazon's since 2024, MinIO, Ceph.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +9,24 @@ import base64
 import hashlib
 import mimetypes
 import os
-import random
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from llm_pipeline.base.errors import IntegrityError, Terminal, Transient
 from llm_pipeline.base.progress import made_progress
 from llm_pipeline.config.s3_place import S3Place
-from llm_pipeline.store.s3_session import Absent, Changed, connect, require_boto3, translated
+from llm_pipeline.store.blobs import ANY, WORKERS, Blob, Changed, Leftover, Listed, LocalFile, back_off
+from llm_pipeline.store.s3_session import Absent, connect, require_boto3, translated
 
 if TYPE_CHECKING:
     from s3transfer.futures import TransferFuture
     from s3transfer.manager import TransferManager
 
-WORKERS = 8
-"""Requests in flight at once."""
-
-LONGEST_DOCUMENT_BYTES = 64 * 1024 * 1024
+LONGEST_BLOB_BYTES = 64 * 1024 * 1024
 """Of what is read as a whole: documents, manifests, reports."""
 
 ATTEMPTS = 8
@@ -38,50 +35,32 @@ ATTEMPTS = 8
 PART_BYTES = 16 * 1024 * 1024
 """Larger files come and go in parts of that size."""
 
-_BACKOFF_UNIT_SECONDS = 0.1
+_UPLOADS = 3
 _CONFLICTS = frozenset({"ConditionalRequestConflict", "OperationAborted"})
 _KEYS_PER_DELETE = 1000
 _REMOVED_LATER = frozenset({"InternalError", "ServiceUnavailable", "SlowDown"})
+_UPLOAD_MARK = "?upload="
 
 T = TypeVar("T")
-S = TypeVar("S")
-Condition = dict[str, str]
 
 
 @dataclass(frozen=True)
-class S3Object:
-    """An object as a listing shows it; its name is relative to the store."""
-
-    name: str
-    size: int
-    etag: str
-    changed_at: datetime
-
-
-@dataclass(frozen=True)
-class S3Checksum:
-    """What S3 knows of an object's content.
+class S3Head:
+    """What S3 knows of an object without its content.
 
     Attributes:
-        item: The object.
+        item: The object; its revision is its ETag.
         sha256: SHA-256 in hex, of the whole object, or of its parts' SHA-256 if there are parts; None if S3 has none.
         parts: How many parts it was uploaded in; 0 for one request.
         claimed: SHA-256 of the whole in hex, as its uploader wrote beside it.
         version_id: In a bucket with versioning.
     """
 
-    item: S3Object
+    item: Listed
     sha256: str | None
     parts: int
     claimed: str | None
     version_id: str | None = None
-
-
-class LocalFile(NamedTuple):
-    """A file to upload, and its SHA-256 in hex, for those who read only its object's head."""
-
-    path: Path
-    sha256: str
 
 
 class Wanted(NamedTuple):
@@ -92,39 +71,10 @@ class Wanted(NamedTuple):
     version_id: str | None = None
 
 
-@dataclass(frozen=True)
-class S3Upload:
-    """An unfinished multipart upload."""
+class S3Blobs:
+    """Blobs in a bucket below a key prefix. Names are relative to that prefix; a revision is an ETag."""
 
-    name: str
-    id: str
-    begun_at: datetime | None = None
-
-
-def revision_is(etag: str | None) -> Condition:
-    """The condition of a write: the object still has that ETag, or (None) does not exist."""
-    return {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
-
-
-def back_off(attempt: int) -> None:
-    """Wait before the attempt after this one (0 is the first): exponential, with full jitter."""
-    time.sleep(random.random() * _BACKOFF_UNIT_SECONDS * 2**attempt)  # noqa: S311 - jitter, not a secret
-
-
-def in_parallel(function: Callable[[T], S], items: Iterable[T]) -> list[S]:
-    """Apply a function to all items in threads; the first error ends what has not begun and is raised."""
-    with ThreadPoolExecutor(WORKERS) as pool:
-        futures = [pool.submit(function, item) for item in items]
-        try:
-            failed = [future for future in wait(futures, return_when=FIRST_EXCEPTION).done if future.exception()]
-            return [future.result() for future in failed or futures]
-        finally:
-            for future in futures:
-                future.cancel()
-
-
-class Bucket:
-    """A bucket below a key prefix. Names of objects are relative to that prefix."""
+    root: Path | None = None
 
     def __init__(self, config: S3Place) -> None:
         require_boto3(config)
@@ -143,74 +93,123 @@ class Bucket:
             return self._connected[1]
 
     def address(self, name: str) -> str:
-        """The object's URI, for messages."""
+        """The object's URI."""
         return f"s3://{self._bucket}/{self._prefix}{name}"
 
-    def read(self, name: str) -> tuple[bytes, str] | None:
-        """Content and ETag of a small object; None if there is none.
-
-        Raises:
-            IntegrityError: It is not small.
-        """
-
-        def get() -> tuple[bytes, str]:
+    def get(self, name: str) -> Blob | None:
+        def read() -> Blob:
             answer = self.client.get_object(**self._at(name))
             with closing(answer["Body"]) as body:
-                return body.read(LONGEST_DOCUMENT_BYTES + 1), answer["ETag"]
+                return Blob(body.read(LONGEST_BLOB_BYTES + 1), answer["ETag"], answer["LastModified"])
 
         try:
-            data, etag = self._call(get, name)
+            blob = self._call(read, name)
         except Absent:
             return None
-        if len(data) > LONGEST_DOCUMENT_BYTES:
+        if len(blob.data) > LONGEST_BLOB_BYTES:
             hint = "no store writes such a document: move it out of the store"
-            message = f"it has more than {LONGEST_DOCUMENT_BYTES} bytes"
-            raise IntegrityError(message, where=self.address(name), hint=hint)
-        return data, etag
+            raise IntegrityError(f"it has more than {LONGEST_BLOB_BYTES} bytes", where=self.address(name), hint=hint)
+        return blob
 
-    def put(self, name: str, data: bytes, condition: Condition | None = None) -> str:
-        """Write an object in one request, its bytes checked by S3; returns its ETag.
-
-        Raises:
-            Changed: The condition does not hold, or an earlier attempt whose answer was lost made it so.
-        """
+    def put(self, name: str, data: bytes, expect: str | None = ANY) -> str:
+        """Writes it in one request, its bytes checked by S3."""
         parameters: dict[str, Any] = {
             "Body": data,
             "ChecksumAlgorithm": "SHA256",
             "ChecksumSHA256": base64.b64encode(hashlib.sha256(data).digest()).decode(),
         }
-        parameters |= {**self._at(name), **_content_type(name), **(condition or {})}
+        parameters |= {**self._at(name), **_content_type(name), **_condition(expect)}
         try:
             answer = self._call(lambda: self.client.put_object(**parameters), name)
         except Absent as error:  # an If-Match on an object that was removed
             raise Changed(error.message, where=error.where) from error
         return str(answer["ETag"])
 
-    def head(self, name: str) -> S3Checksum | None:
-        """What S3 knows of an object's content; None if there is none."""
+    def list(self, below: str) -> Iterator[Listed]:
+        prefix = f"{below}/" if below else ""
+        for page in self._pages("list_objects_v2", prefix):
+            for item in page.get("Contents", ()):
+                name = item["Key"].removeprefix(self._prefix)
+                yield Listed(name, item["Size"], item["ETag"], item["LastModified"])
+
+    def delete(self, name: str, expect: str = ANY) -> None:
+        try:
+            self._call(lambda: self.client.delete_object(**self._at(name), **_condition(expect)), name)
+        except Absent:
+            return
+
+    def delete_all(self, names: Sequence[str]) -> None:
+        for first in range(0, len(names), _KEYS_PER_DELETE):
+            keys = [{"Key": self._prefix + name} for name in names[first : first + _KEYS_PER_DELETE]]
+            for attempt in range(ATTEMPTS):
+                failed = self._delete(keys, names[first])
+                if not failed:
+                    break
+                later = all(item.get("Code") in _REMOVED_LATER for item in failed)
+                if attempt == ATTEMPTS - 1 or not later:
+                    kind, one = Transient if later else Terminal, failed[0]
+                    raise kind(f"cannot remove {one.get('Key')}: {one.get('Code')}: {one.get('Message')}")
+                back_off(attempt)
+                keys = [{"Key": item["Key"]} for item in failed]
+
+    def upload(self, files: Mapping[str, LocalFile], *, link: bool) -> None:
+        """Uploads files, large ones in parts; nothing of an unfinished one is left there."""
+        del link
+        for attempt in range(_UPLOADS):
+            try:
+                self._upload(files)
+                break
+            except Transient:  # a broken answer, or one that was lost
+                if attempt == _UPLOADS - 1:
+                    raise
+                back_off(attempt)
+            files = {name: file for name, file in files.items() if self._stated(self.head(name)) != file.sha256}
+
+    def sha256(self, item: Listed) -> str:
+        hashing = _Hashing()
+        self._fetch([(hashing, Wanted(item.name, item.revision))])
+        return hashing.sha256.hexdigest()
+
+    def stated_sha256(self, item: Listed) -> str | None:
+        """What S3 stores of an object that came in one request, if its uploader wrote its own beside it.
+
+        Of one that came in parts S3 stores the SHA-256 of the parts' SHA-256, which tells nothing here: there the one
+        counts that its uploader wrote beside it.
+        """
+        return self._stated(self.head(item.name))
+
+    def unfinished(self) -> Iterator[Leftover]:
+        """Multipart uploads that were neither completed nor aborted."""
+        for page in self._pages("list_multipart_uploads", ""):
+            for item in page.get("Uploads", ()):
+                name = f"{item['Key'].removeprefix(self._prefix)}{_UPLOAD_MARK}{item['UploadId']}"
+                yield Leftover(name=name, bytes=0, changed_at=item["Initiated"], transfer=True)
+
+    def drop(self, leftover: Leftover) -> None:
+        name, _, upload_id = leftover.name.partition(_UPLOAD_MARK)
+        parameters = {**self._at(name), "UploadId": upload_id}
+        try:
+            self._call(lambda: self.client.abort_multipart_upload(**parameters), name)
+        except Absent:
+            return
+
+    def head(self, name: str) -> S3Head | None:
+        """What S3 knows of an object; None if there is none."""
         try:
             answer = self._call(lambda: self.client.head_object(**self._at(name), ChecksumMode="ENABLED"), name)
         except Absent:
             return None
         parts = answer["ETag"].strip('"').rpartition("-")[2] if "-" in answer["ETag"] else "0"
         encoded = str(answer.get("ChecksumSHA256", "")).partition("-")[0]
-        return S3Checksum(
-            item=S3Object(name, answer["ContentLength"], answer["ETag"], answer["LastModified"]),
+        return S3Head(
+            item=Listed(name, answer["ContentLength"], answer["ETag"], answer["LastModified"]),
             sha256=base64.b64decode(encoded).hex() if encoded else None,
             parts=int(parts),
             claimed=answer.get("Metadata", {}).get("sha256"),
             version_id=None if answer.get("VersionId") == "null" else answer.get("VersionId"),
         )
 
-    def list(self, prefix: str) -> Iterator[S3Object]:
-        """All objects whose names begin with the prefix, in the order of their names."""
-        below = {"Prefix": self._prefix + prefix}
-        for page in self._pages("list_objects_v2", below, prefix):
-            for item in page.get("Contents", ()):
-                name = item["Key"].removeprefix(self._prefix)
-                yield S3Object(name, item["Size"], item["ETag"], item["LastModified"])
-
-    def read_range(self, item: S3Object, start: int, stop: int) -> bytes:
+    def read_range(self, item: Listed, start: int, stop: int) -> bytes:
         """The bytes of an object from `start` to before `stop`; fewer at its end.
 
         Raises:
@@ -220,7 +219,7 @@ class Bucket:
             return b""
 
         def get() -> bytes:
-            wanted = {"IfMatch": item.etag, "Range": f"bytes={start}-{stop - 1}"}
+            wanted = {"IfMatch": item.revision, "Range": f"bytes={start}-{stop - 1}"}
             with closing(self.client.get_object(**self._at(item.name), **wanted)["Body"]) as body:
                 data: bytes = body.read()
                 return data
@@ -229,21 +228,6 @@ class Bucket:
             return self._call(get, item.name)
         except Absent as error:
             raise Changed(error.message, where=error.where) from error
-
-    def upload(self, files: Mapping[str, LocalFile]) -> None:
-        """Bring files to objects of these names, whatever is there.
-
-        Raises:
-            Transient: S3 did not take it; nothing of an unfinished file is left there.
-        """
-        with self._transfers() as manager:
-            begun = {}
-            for name, file in files.items():
-                extra = {"ChecksumAlgorithm": "SHA256", "Metadata": {"sha256": file.sha256}, **_content_type(name)}
-                place = self._at(name)
-                begun[name] = manager.upload(str(file.path), *place.values(), extra, [_Progress()])
-            for name, transfer in begun.items():
-                self._await(transfer, name)
 
     def download(self, objects: Mapping[Path, Wanted]) -> None:
         """Bring objects to files.
@@ -257,15 +241,21 @@ class Bucket:
             path.parent.mkdir(parents=True, exist_ok=True)
         self._fetch({str(path): wanted for path, wanted in objects.items()}.items())
 
-    def digest(self, wanted: Wanted) -> str:
-        """SHA-256 of an object's bytes, in hex; they are kept nowhere.
+    def _upload(self, files: Mapping[str, LocalFile]) -> None:
+        with self._transfers() as manager:
+            begun = {}
+            for name, file in files.items():
+                extra = {"ChecksumAlgorithm": "SHA256", "Metadata": {"sha256": file.sha256}, **_content_type(name)}
+                place = self._at(name)
+                begun[name] = manager.upload(str(file.path), *place.values(), extra, [_Progress()])
+            for name, transfer in begun.items():
+                self._await(transfer, name)
 
-        Raises:
-            Changed, Transient: As `download`.
-        """
-        hashing = _Hashing()
-        self._fetch([(hashing, wanted)])
-        return hashing.sha256.hexdigest()
+    @staticmethod
+    def _stated(head: S3Head | None) -> str | None:
+        if head is None or head.claimed is None or head.parts:
+            return head.claimed if head else None
+        return head.sha256 or head.claimed
 
     def _fetch(self, transfers: Iterable[tuple[Any, Wanted]]) -> None:
         with self._transfers() as manager:
@@ -303,47 +293,6 @@ class Bucket:
             known = translated(error, self.address(name))
             raise (Changed(known.message, where=known.where) if isinstance(known, Absent) else known) from error
 
-    def delete(self, name: str, condition: Condition | None = None) -> None:
-        """Remove an object, if there is one.
-
-        Raises:
-            Changed: The condition does not hold.
-        """
-        try:
-            self._call(lambda: self.client.delete_object(**self._at(name), **(condition or {})), name)
-        except Absent:
-            return
-
-    def delete_all(self, names: Sequence[str]) -> None:
-        """Remove objects; those that are not there are fine."""
-        for first in range(0, len(names), _KEYS_PER_DELETE):
-            keys = [{"Key": self._prefix + name} for name in names[first : first + _KEYS_PER_DELETE]]
-            for attempt in range(ATTEMPTS):
-                failed = self._delete(keys, names[first])
-                if not failed:
-                    break
-                later = all(item.get("Code") in _REMOVED_LATER for item in failed)
-                if attempt == ATTEMPTS - 1 or not later:
-                    kind, one = Transient if later else Terminal, failed[0]
-                    raise kind(f"cannot remove {one.get('Key')}: {one.get('Code')}: {one.get('Message')}")
-                back_off(attempt)
-                keys = [{"Key": item["Key"]} for item in failed]
-
-    def unfinished_uploads(self, prefix: str) -> Iterator[S3Upload]:
-        """Multipart uploads below a prefix that were neither completed nor aborted."""
-        below = {"Prefix": self._prefix + prefix}
-        for page in self._pages("list_multipart_uploads", below, prefix):
-            for item in page.get("Uploads", ()):
-                yield S3Upload(item["Key"].removeprefix(self._prefix), item["UploadId"], item["Initiated"])
-
-    def abort_upload(self, upload: S3Upload) -> None:
-        """Drop an unfinished upload and its parts, if there is one."""
-        parameters = {**self._at(upload.name), "UploadId": upload.id}
-        try:
-            self._call(lambda: self.client.abort_multipart_upload(**parameters), upload.name)
-        except Absent:
-            return
-
     def _delete(self, keys: Sequence[dict[str, str]], name: str) -> Sequence[dict[str, str]]:
         """Remove objects in one request; returns those that are still there, and why."""
         listed = {"Objects": keys, "Quiet": True}
@@ -354,9 +303,9 @@ class Bucket:
     def _at(self, name: str) -> dict[str, Any]:
         return {"Bucket": self._bucket, "Key": self._prefix + name}
 
-    def _pages(self, operation: str, parameters: dict[str, str], name: str) -> Iterator[dict[str, Any]]:
-        pages = self.client.get_paginator(operation).paginate(Bucket=self._bucket, **parameters)
-        yield from self._call(lambda: list(pages), name)
+    def _pages(self, operation: str, prefix: str) -> Iterable[dict[str, Any]]:
+        below = {"Bucket": self._bucket, "Prefix": self._prefix + prefix}
+        return self._call(lambda: [*self.client.get_paginator(operation).paginate(**below)], prefix)
 
     def _call(self, request: Callable[[], T], name: str) -> T:
         """Send a request; botocore retries what it knows, this retries broken answers and conflicts (409)."""
@@ -386,6 +335,12 @@ class _Hashing:
     def write(self, data: bytes) -> int:
         self.sha256.update(data)
         return len(data)
+
+
+def _condition(expect: str | None) -> dict[str, str]:
+    if expect == ANY:
+        return {}
+    return {"IfNoneMatch": "*"} if expect is None else {"IfMatch": expect}
 
 
 def _content_type(name: str) -> dict[str, str]:
