@@ -13,7 +13,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from store_history import GO, MODEL, NO_GO, TARGET, History
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, canary_record_name
 from llm_pipeline.cli import main
 from llm_pipeline.config.store import Signing
@@ -229,7 +228,7 @@ class TestShowing:
         journal = CanaryJournal(history.store, SECOND, TARGET)
         journal.load()
         journal.save(record)
-        asked = PauseRequest(attempt=0.0, by="alice", since=0.0, began=HostTime("", 0.0, 0.0), deadline_seconds=3600)
+        asked = PauseRequest(attempt=0.0, by="alice", since=0.0, deadline_seconds=3600)
         paused_now = {"on_trial": SECOND, "pause": asked}
         edit_place(history.store, TARGET, lambda state: state.model_copy(update=paused_now))
         paused = "paused by alice since 1970-01-01 00:00:00 UTC; rolled back at 1970-01-01 01:00:00 UTC"

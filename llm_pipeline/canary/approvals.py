@@ -9,9 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.canary.plan import CanaryPlan
-from llm_pipeline.canary.record import CanaryRecord, Pause, PauseReason
+from llm_pipeline.canary.record import CanaryRecord, Pause
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.place_state import PlaceState, Question, StepApproval, edit_place, read_place
 
@@ -39,7 +38,6 @@ def ask(
     question: Question,
     summary: str,
     deadline_seconds: float,
-    anew: bool = False,
 ) -> StepApproval:
     """Put the question, or return the one that was put or answered before.
 
@@ -55,24 +53,21 @@ def ask(
         question: What is asked.
         summary: The same for people, with its reason.
         deadline_seconds: How long it waits for an answer.
-        anew: Ask again if the question was already answered; one that still waits is kept.
     """
-    here, runs = HostTime.now(), {run, *also}
+    runs = {run, *also}
     asked = StepApproval(
         release_id=release_id,
         run=run,
         percent=percent,
         question=question,
         summary=summary,
-        asked_at=here.wall,
-        asked_here=here,
+        asked_at=time.time(),
         deadline_seconds=deadline_seconds,
     )
 
     def put(state: PlaceState) -> PlaceState:
         known = state.approval(release_id, percent)
-        same = known is not None and known.run in runs and known.question == question
-        stands = same and not (anew and known is not None and known.answer != "waiting")
+        stands = known is not None and known.run in runs and known.question == question
         return state if stands else state.with_approval(asked)
 
     return edit_place(store, target, put).approval(release_id, percent) or asked
@@ -91,38 +86,30 @@ def time_out(store: ArtifactStore, release_id: str, target: str, percent: float)
     return edit_place(store, target, closed).approval(release_id, percent)
 
 
-class Questions:
-    """The questions of one plan, in its store."""
+def standing(state: PlaceState, record: CanaryRecord, percent: float, question: Question) -> StepApproval | None:
+    """A canary's question as it stands, perhaps answered ahead; None if its runs neither put nor answered it."""
+    known = state.approval(record.release_id, percent)
+    mine = known is not None and known.run in runs_of(record) and known.question == question
+    return known if mine else None
 
-    def __init__(self, store: ArtifactStore, plan: CanaryPlan) -> None:
-        self._store = store
-        self._plan = plan
 
-    def ask(self, record: CanaryRecord, percent: float, reason: PauseReason, *, anew: bool = False) -> StepApproval:
-        """Put the question, or return it as it stands; with `anew` an earlier answer does not count."""
-        begin = reason is PauseReason.APPROVAL
-        why = "the step needs an approval" if begin or record.judgement is None else record.judgement.summary
-        return ask(
-            self._store,
-            self._plan.release_id,
-            self._plan.target,
-            percent,
-            run=self._plan.run,
-            also=runs_of(record),
-            question="begin" if begin else "go on",
-            summary=f"{why}. {self.command(percent)}",
-            deadline_seconds=self._plan.policy.pause_deadline_seconds,
-            anew=anew,
-        )
+def put(store: ArtifactStore, plan: CanaryPlan, record: CanaryRecord, pause: Pause) -> None:
+    """Have the question of a paused canary in the place's document."""
+    undecided = record.judgement if pause.question == "go on" else None
+    why = undecided.summary if undecided is not None else "the step needs an approval"
+    ask(
+        store,
+        plan.release_id,
+        plan.target,
+        pause.percent,
+        run=plan.run,
+        also=runs_of(record),
+        question=pause.question,
+        summary=f"{why}. {command(plan, pause.percent)}",
+        deadline_seconds=pause.deadline_seconds,
+    )
 
-    def answer(self, record: CanaryRecord, pause: Pause) -> StepApproval:
-        """The question that a paused canary waits for; it is closed once its deadline has passed."""
-        approval, now = self.ask(record, pause.percent, pause.reason), HostTime.now()
-        if approval.answer != "waiting" or not (pause.over(now) or approval.overdue(now)):
-            return approval
-        closed = time_out(self._store, self._plan.release_id, self._plan.target, pause.percent)
-        return closed or approval
 
-    def command(self, percent: float) -> str:
-        """What a person types to answer."""
-        return f"llm-pipeline approve-step {self._plan.release_id} {self._plan.target} {percent:g} [--deny]"
+def command(plan: CanaryPlan, percent: float) -> str:
+    """What a person types to answer."""
+    return f"llm-pipeline approve-step {plan.release_id} {plan.target} {percent:g} [--deny]"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.analysis import StepState
-from llm_pipeline.canary.events import CanaryEvent, EventKind
 from llm_pipeline.canary.evidence import MOST_MISSED, stable_is_bad
-from llm_pipeline.canary.record import CanaryRecord, Phase, read_canary_record
+from llm_pipeline.canary.record import Phase, read_canary_record
 from llm_pipeline.canary.router import RouteState
 from llm_pipeline.canary.slots import WarmUp
 from llm_pipeline.config.policy import CanaryPolicy
@@ -83,7 +81,7 @@ def not_acknowledged() -> Judgement:
     return _open("the router did not take the new weights", "router", "no acknowledgement of the new weights")
 
 
-def does_not_answer(step: StepState, *, candidate_waits: int, stable_waits: int) -> Judgement | None:
+def does_not_answer(step: StepState, candidate_waits: int, stable_waits: int) -> Judgement | None:
     """The judgement if the split looks wrong only because requests hang at the candidate; None otherwise.
 
     A request is logged when it ends, or some time after it began, so one that hangs looks like one that the router
@@ -206,10 +204,10 @@ def unwatched(why: str, percent: float) -> Judgement:
     return _open(f"rolled back by the guard at {percent:g} %: {why}", "controller", why, percent)
 
 
-def taken_back(phase: str, percent: float) -> Judgement:
-    """The judgement of a canary that was rolled back on request before it ended; never GO."""
-    detail = f"rolled back on request while {phase} at {percent:g} %: the candidate's judgement was not finished"
-    return _open(f"rolled back on request at {percent:g} %", "canary", detail, percent)
+def taken_back(phase: str, percent: float, by: str) -> Judgement:
+    """The judgement of a canary that somebody rolled back before it ended; never GO."""
+    detail = f"rolled back while {phase} at {percent:g} %: the candidate's judgement was not finished"
+    return _open(f"rolled back at {percent:g} % by {by}", "canary", detail, percent)
 
 
 def changed_from_outside(found: RouteState, known: Sequence[RouteState]) -> Judgement | None:
@@ -240,45 +238,22 @@ def _weights(state: RouteState) -> str:
     return ", ".join(f"{slot} {weight / 100:g} %" for slot, weight in sorted(state.weights.items()))
 
 
-RECORDED_WITHIN_SECONDS = 10.0
-"""A rollback fences the controller first and is recorded a moment later."""
-
-
-def taken_back_judgement(
-    store: ArtifactStore, release_id: str, target: str, *, wait_seconds: float = RECORDED_WITHIN_SECONDS
+def judged_by_others(
+    store: ArtifactStore, release_id: str, target: str, *, wait_seconds: float = 10.0
 ) -> Judgement | None:
-    """The judgement of a canary that somebody else ended, with who and when; None if nobody did.
+    """The judgement of a canary that was taken from its controller; None if nobody rolled it back.
 
     Args:
         store: Where the canary's record is.
         release_id: The release that was on trial.
         target: The target's name.
-        wait_seconds: How long their record of it is waited for.
+        wait_seconds: How long their record of it is waited for: they fence the controller first.
     """
 
-    def found() -> CanaryRecord | None:
+    def found() -> Judgement | None:
         record = read_canary_record(store, release_id, target)
-        return record if record is not None and _who(record) is not None else None
+        back = record is not None and record.phase in (Phase.ROLLING_BACK, Phase.ROLLED_BACK)
+        return record.judgement if record is not None and back else None
 
     wait_until(lambda: found() is not None, wait_seconds)
-    record = found()
-    return with_who(record, record.judgement) if record is not None and record.judgement is not None else None
-
-
-def with_who(record: CanaryRecord | None, judgement: Judgement) -> Judgement:
-    """A judgement that says who took the release back, where that was not its own controller."""
-    event = _who(record) if record is not None else None
-    if event is None:
-        return judgement
-    at = datetime.fromtimestamp(event.at, UTC)
-    words = f"rolled back by {event.by} at {at:%Y-%m-%d %H:%M:%S} UTC"
-    return judgement.model_copy(update={"summary": f"{judgement.summary}; {words}"})
-
-
-def _who(record: CanaryRecord) -> CanaryEvent | None:
-    """The event by which somebody else began the last rollback."""
-    if record.phase not in (Phase.ROLLING_BACK, Phase.ROLLED_BACK):
-        return None
-    began = [event for event in record.events if event.kind is EventKind.ROLLING_BACK]
-    mine = f"{record.release_id}@"  # its controllers' names begin with the release
-    return began[-1] if began and not began[-1].by.startswith(mine) else None
+    return found()

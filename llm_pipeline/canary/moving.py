@@ -14,6 +14,7 @@ one was rolled back.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from llm_pipeline.base.errors import Fenced, PipelineError, Transient
@@ -294,6 +295,15 @@ def epoch_above(lease: int, *seen: int) -> int:
     return (max(seen, default=0) // _LEASES + 1) * _LEASES + lease % _LEASES
 
 
+def token_of(lease: Lease, site: Site, record: CanaryRecord | None = None) -> FencingToken:
+    """A token for the holder of a place's lease, above what its router, its slots and a canary's record have seen."""
+    seen = [site.slots.newest().epoch, record.epoch if record is not None else 0]
+    if site.router is not None:
+        with suppress(RouterUnavailable):
+            seen.append(site.router.read()[0].epoch)
+    return FencingToken(epoch_above(lease.epoch, *seen), lease.epoch)
+
+
 def end_canary(
     journal: CanaryJournal,
     site: Site,
@@ -320,21 +330,18 @@ def end_canary(
     record = journal.load()
     if record is None or _is_over(journal.store, record, even_promoted=even_promoted):
         return record
-    epoch = epoch_above(lease.epoch, record.epoch, router_epoch(site.router), site.slots.newest().epoch)
+    token = token_of(lease, site, record)
     lease.confirm()
-    if record.phase not in _JUDGED:
-        taken_back = reason or findings.taken_back(record.phase.value, record.step_percent)
-        record = record.model_copy(update={"judgement": taken_back})
-    elif reason is not None:
-        record = record.model_copy(update={"judgement": reason})
-    record = record.model_copy(update={"pause": None})
-    record = record.with_event(EventKind.ROLLING_BACK, _words(record), by=by)
+    judgement = reason or (record.judgement if record.phase in _JUDGED else None)
+    judgement = judgement or findings.taken_back(record.phase.value, record.step_percent, by)
+    record = record.model_copy(update={"judgement": judgement, "pause": None})
+    record = record.with_event(EventKind.ROLLING_BACK, judgement.summary, by=by)
     if not record.candidate_started:  # it changed neither slots nor traffic: what is there is not ours
         record = record.with_event(EventKind.ROLLED_BACK, "it had moved no traffic", by=by, percent=0.0)
-        return journal.save(record.model_copy(update={"phase": Phase.ROLLED_BACK, "epoch": epoch}))
-    record = journal.save(record.model_copy(update={"phase": Phase.ROLLING_BACK, "epoch": epoch}))
-    want = all_to(record.stable or record.candidate, owner=f"rollback of {record.release_id}", epoch=epoch)
-    record = give_back(record, want, site, token=FencingToken(epoch, lease.epoch), by=by)
+        return journal.save(record.model_copy(update={"phase": Phase.ROLLED_BACK, "epoch": token.epoch}))
+    record = journal.save(record.model_copy(update={"phase": Phase.ROLLING_BACK, "epoch": token.epoch}))
+    want = all_to(record.stable or record.candidate, owner=f"rollback of {record.release_id}", epoch=token.epoch)
+    record = give_back(record, want, site, token=token, by=by)
     return journal.save(record.model_copy(update={"phase": Phase.ROLLED_BACK}))
 
 
@@ -370,11 +377,10 @@ def give_back(record: CanaryRecord, want: RouteState, site: Site, *, token: Fenc
     if record.stable is not None and site.router is not None:
         confirmed = _to_stable(record, want, site, site.router, token)
         record = record.model_copy(update={"intended": want, "applied": want if confirmed else None})
-    record = record.marked("traffic on stable", share=0.0)
     words = (
         "all traffic is on stable" if confirmed else "all traffic was sent to stable, but the router did not confirm it"
     )
-    limit = site.patience.draining(record.rules.drain_seconds)
+    limit = site.patience.draining(record.policy.drain_seconds)
     retired = retire(site, record.candidate, record.repository, token=token, limit=limit)
     words = "; ".join(filter(None, (words, retired.words(limit))))
     record = record.with_event(EventKind.ROLLED_BACK, words, by=by, percent=0.0)
@@ -396,15 +402,3 @@ def _to_stable(record: CanaryRecord, want: RouteState, site: Site, router: Traff
     confirmed = traffic_to(router, want, patience)
     log.info("traffic is on stable", slot=stable, confirmed=confirmed)
     return confirmed
-
-
-def _words(record: CanaryRecord) -> str:
-    return record.judgement.summary if record.judgement else "rolled back on request"
-
-
-def router_epoch(router: TrafficRouter | None) -> int:
-    """The epoch that the router was written with last; 0 where that cannot be read."""
-    try:
-        return router.read()[0].epoch if router is not None else 0
-    except RouterUnavailable:
-        return 0

@@ -5,6 +5,8 @@ Within one run the record stands: a retry, or a controller after a crash, return
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,13 +15,10 @@ from datetime import datetime
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.patience import Patience
-from llm_pipeline.canary.record import CanaryRecord, GuardRules, PastAttempt, Phase
+from llm_pipeline.canary.record import CanaryRecord, Phase
 from llm_pipeline.canary.router import RouteState, other_slot
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.store.place_state import Pointer
-
-HISTORY_LENGTH = 10
-"""Earlier attempts that a record keeps."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,11 @@ class CanaryPlan:
     can_replay: bool = True
 
     @property
+    def driver(self) -> str:
+        """Who drives it: this process, in events and routes."""
+        return f"{self.release_id}@{socket.gethostname()}.{os.getpid()}"
+
+    @property
     def production_since(self) -> datetime | None:
         """When the pointers moved last; it distinguishes one production from the next."""
         return self.production.promoted_at if self.production else None
@@ -60,7 +64,7 @@ def first_attempt(plan: CanaryPlan, cursor: LogCursor) -> CanaryRecord:
         stable_repository=production.repository if production else None,
         candidate=other_slot(production.slot) if production else "blue",
         production_since=plan.production_since,
-        rules=GuardRules.of(plan.policy),
+        policy=plan.policy,
         began_at=time.time(),
         began_cursor=cursor,
         cursor=cursor,
@@ -68,22 +72,9 @@ def first_attempt(plan: CanaryPlan, cursor: LogCursor) -> CanaryRecord:
 
 
 def next_attempt(earlier: CanaryRecord, plan: CanaryPlan, cursor: LogCursor) -> CanaryRecord:
-    """The canary from its beginning; its history says how the earlier one ended."""
-    history = (*earlier.history, outcome_of(earlier))[-HISTORY_LENGTH:]
-    kept = {"epoch": earlier.epoch, "history": history, "events": earlier.events}
+    """The canary from its beginning; the events say how the earlier ones ended."""
+    kept = {"epoch": earlier.epoch, "attempt": earlier.attempt + 1, "events": earlier.events}
     return first_attempt(plan, cursor).model_copy(update=kept)
-
-
-def outcome_of(record: CanaryRecord) -> PastAttempt:
-    """How a settled canary ended, for the history."""
-    return PastAttempt(
-        run=record.run,
-        began_at=record.began_at,
-        phase=record.phase,
-        passed_percent=record.passed_percent,
-        verdict=record.judgement.verdict if record.judgement else None,
-        summary=record.judgement.summary if record.judgement else "",
-    )
 
 
 def is_over(record: CanaryRecord, plan: CanaryPlan, traffic: Callable[[], RouteState]) -> bool:

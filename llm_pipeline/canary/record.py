@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from datetime import UTC, datetime
 from enum import StrEnum
 
@@ -12,7 +11,6 @@ from pydantic import Field
 
 from llm_pipeline.base.errors import Fenced
 from llm_pipeline.base.file_lock import HolderStopped
-from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Judgement, Verdict
@@ -26,7 +24,7 @@ from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood
 from llm_pipeline.store.lease import lease_of
-from llm_pipeline.store.place_state import PauseRequest, PlaceState, read_place
+from llm_pipeline.store.place_state import PauseRequest, PlaceState, Question, read_place
 
 log = get_logger(__name__)
 
@@ -65,14 +63,12 @@ class Pause(Frozen):
     Attributes:
         percent: The step that the question is about.
         since: Seconds since 1970.
-        began: The same on the host that paused it.
         deadline_seconds: How long it may wait before it is rolled back.
     """
 
     reason: PauseReason
     percent: float
     since: float
-    began: HostTime
     deadline_seconds: float
 
     @property
@@ -80,51 +76,14 @@ class Pause(Frozen):
         """Whether only a person's answer ends it; other pauses end when their cause is gone."""
         return self.reason in (PauseReason.UNDECIDED, PauseReason.REGRESSED, PauseReason.APPROVAL)
 
-    def over(self, now: HostTime) -> bool:
-        """Whether it has lasted too long; a clock that is set does not change that."""
-        return now.seconds_since(self.began) > self.deadline_seconds
+    @property
+    def question(self) -> Question:
+        """What a person is asked."""
+        return "begin" if self.reason is PauseReason.APPROVAL else "go on"
 
-
-class Mark(Frozen):
-    """A moment of the canary: what happened, and the candidate's share from then on."""
-
-    at: float
-    label: str
-    share: float
-
-
-class PastAttempt(Frozen):
-    """How an earlier run's canary of the same release ended.
-
-    Attributes:
-        run: The run, as in `CanaryRecord.run`.
-        began_at: Seconds since 1970.
-        passed_percent: The highest step that passed.
-        verdict: The last one; None when it was rolled back before there was one.
-        summary: The sentence that came with it.
-    """
-
-    run: str
-    began_at: float
-    phase: Phase
-    passed_percent: float
-    verdict: Verdict | None
-    summary: str
-
-
-class GuardRules(Frozen):
-    """The part of a canary's policy that the guard needs when the controller is gone; see `CanaryPolicy`."""
-
-    unwatched_seconds: float = 300.0
-    pause_deadline_seconds: float = 14_400.0
-    consecutive_failures: int = 5
-    rollback_window_hours: float = 24.0
-    drain_seconds: float = 300.0
-
-    @classmethod
-    def of(cls, policy: CanaryPolicy) -> GuardRules:
-        """That part of a policy."""
-        return cls(**{name: getattr(policy, name) for name in cls.model_fields})
+    def over(self, now: float) -> bool:
+        """Whether it has lasted too long."""
+        return now - self.since > self.deadline_seconds
 
 
 class CanaryRecord(Frozen):
@@ -146,7 +105,7 @@ class CanaryRecord(Frozen):
             may jump, and unwatched time is no bake. Before the first step: how long traffic was waited for.
         pause: Why it waits, while it is paused.
         pause_request: A person's pause that its controller obeys now: the phase stays, and the controller watches on.
-        rules: The rules for the guard.
+        policy: Of the run that drove it last; the guard goes by it, too.
         heard_at: When its controller wrote last.
         began_cursor: Where in the access log the canary begins.
         cursor: How far the access log is analysed; written together with the analysis, so nothing counts twice.
@@ -159,7 +118,7 @@ class CanaryRecord(Frozen):
         judgement: Of the latest look at the step in force, or the final one.
         epoch: Fencing epoch of the last writer.
         traffic_confirmed: After a rollback: whether the router acknowledged it.
-        history: How earlier runs' canaries of this release ended here, oldest first.
+        attempt: Earlier runs of the release had a canary here, too; this one's number.
         events: What happened, oldest first, over all attempts.
         looks: The e-values over time, oldest first.
     """
@@ -182,7 +141,7 @@ class CanaryRecord(Frozen):
     watched_seconds: float = 0.0
     pause: Pause | None = None
     pause_request: PauseRequest | None = None
-    rules: GuardRules = GuardRules()
+    policy: CanaryPolicy = CanaryPolicy()
     heard_at: float = 0.0
     began_cursor: LogCursor = LogCursor()
     cursor: LogCursor = LogCursor()
@@ -195,8 +154,7 @@ class CanaryRecord(Frozen):
     judgement: Judgement | None = None
     epoch: int = 0
     traffic_confirmed: bool | None = None
-    marks: tuple[Mark, ...] = ()
-    history: tuple[PastAttempt, ...] = ()
+    attempt: int = 1
     events: tuple[CanaryEvent, ...] = ()
     looks: tuple[Look, ...] = ()
 
@@ -217,10 +175,6 @@ class CanaryRecord(Frozen):
         """The candidate's intended share of the traffic, in percent."""
         told = self.intended or self.applied
         return told.weights.get(self.candidate, 0) / 100 if told else 0.0
-
-    def marked(self, label: str, *, share: float) -> CanaryRecord:
-        """The record with one more moment."""
-        return self.model_copy(update={"marks": (*self.marks, Mark(at=time.time(), label=label, share=share))})
 
     def with_event(
         self, kind: EventKind, summary: str, *, by: str, verdict: Verdict | None = None, percent: float | None = None

@@ -70,7 +70,7 @@ class StepSummary(Frozen):
     left_out: tuple[str, ...] = ()
 
 
-def summarise_step(record: CanaryRecord, policy: CanaryPolicy) -> StepSummary | None:
+def summarise_step(record: CanaryRecord) -> StepSummary | None:
     """The step in force of a canary; None before the first."""
     state = record.analysis
     if state is None or state.step is None:
@@ -87,7 +87,7 @@ def summarise_step(record: CanaryRecord, policy: CanaryPolicy) -> StepSummary | 
         split_verdict=split_ratio(state.step).verdict,
         split_e_value=split.largest,
         split_wrong_at=1.0 / SPLIT_ALPHA,
-        metrics=tuple(_summarise_metric(metric, state, policy) for metric in state.metrics),
+        metrics=tuple(_summarise_metric(metric, state, record.policy) for metric in state.metrics),
         left_out=tuple(state.thresholds.left_out),
     )
 

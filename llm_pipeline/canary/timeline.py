@@ -13,12 +13,11 @@ from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.access_log import AccessLog, ObservedRequest
 from llm_pipeline.canary.analysis import Look, regressed_at
-from llm_pipeline.canary.events import CanaryEvent
+from llm_pipeline.canary.events import CanaryEvent, EventKind
 from llm_pipeline.canary.evidence import SPLIT_ALPHA
-from llm_pipeline.canary.record import CanaryRecord, PastAttempt
+from llm_pipeline.canary.record import CanaryRecord
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.step_summary import ArmPoint, StepSummary, arm_point, summarise_step
-from llm_pipeline.config.policy import CanaryPolicy
 
 TIMELINE_FILE = "timeline.jsonl"
 SUMMARY_FILE = "canary.json"
@@ -119,7 +118,6 @@ class CanarySummary(Frozen):
         began_at: Seconds since 1970.
         stable: The slot that served before; None for a first deployment.
         marks: Steps, pauses, promotion, rollback.
-        history: How earlier runs' canaries of this release ended here, oldest first.
         events: What happened in this attempt, oldest first.
         evidence: The e-values over time; None before the first look.
         step: The step in force; None before the first.
@@ -132,21 +130,19 @@ class CanarySummary(Frozen):
     stable: SlotName | None
     candidate: SlotName
     marks: tuple[TimelineMark, ...]
-    history: tuple[PastAttempt, ...] = ()
     events: tuple[CanaryEvent, ...] = ()
     evidence: EvidenceSeries | None = None
     step: StepSummary | None = None
 
 
-def write_timeline(
-    directory: Path, record: CanaryRecord, access_log: AccessLog | None, policy: CanaryPolicy
-) -> list[TimelinePoint]:
+def write_timeline(directory: Path, record: CanaryRecord, access_log: AccessLog | None) -> list[TimelinePoint]:
     """Write the canary so far to `directory`: its record, and the access log since its beginning, if there is one.
 
     Of a long log only the newest part is read (`MOST_BYTES`): each step writes a timeline of its own.
     """
     requests = access_log.recent(record.began_at, MOST_BYTES) if access_log else []
-    shares = [(mark.at, mark.share) for mark in record.marks]
+    events = [event for event in record.events if event.at >= record.began_at]
+    shares = [(event.at, share) for event in events if (share := _share_after(event, record)) is not None]
     points = timeline(
         requests,
         shares,
@@ -161,11 +157,14 @@ def write_timeline(
         began_at=record.began_at,
         stable=record.stable,
         candidate=record.candidate,
-        marks=tuple(TimelineMark(at_seconds=mark.at - record.began_at, label=mark.label) for mark in record.marks),
-        history=record.history,
-        events=tuple(event for event in record.events if event.at >= record.began_at),
-        evidence=_evidence(record, policy),
-        step=summarise_step(record, policy),
+        marks=tuple(
+            TimelineMark(at_seconds=event.at - record.began_at, label=label)
+            for event in events
+            if (label := _label(event))
+        ),
+        events=tuple(events),
+        evidence=_evidence(record),
+        step=summarise_step(record),
     )
     directory.mkdir(parents=True, exist_ok=True)
     (directory / SUMMARY_FILE).write_text(summary.model_dump_json(indent=1) + "\n")
@@ -203,14 +202,41 @@ def _interval_seconds(requests: Sequence[ObservedRequest], began_at: float) -> f
     return float(max(1, math.ceil(lasted / MOST_INTERVALS)))
 
 
-def _evidence(record: CanaryRecord, policy: CanaryPolicy) -> EvidenceSeries | None:
+_LABELS = {
+    EventKind.STARTED: "candidate started",
+    EventKind.APPROVAL_ASKED: "paused",
+    EventKind.PROMOTED: "promoted",
+    EventKind.ROLLED_BACK: "traffic on stable",
+    **{kind: kind.value for kind in (EventKind.PAUSED, EventKind.PAUSED_BY_PERSON, EventKind.RESUMED)},
+}
+
+
+def _label(event: CanaryEvent) -> str:
+    """Of the line that an event has in the plot; empty for none."""
+    if event.kind is EventKind.SHIFTED:
+        return f"{event.percent:g} %"
+    if event.kind is EventKind.ROLLING_BACK:
+        return f"{event.kind.value}: {event.summary}"
+    return _LABELS.get(event.kind, "")
+
+
+def _share_after(event: CanaryEvent, record: CanaryRecord) -> float | None:
+    """The candidate's share of the traffic from an event on; None where it stays as it was."""
+    if event.kind is EventKind.SHIFTED:
+        return record.policy.share_at(event.percent)
+    if event.kind is EventKind.PROMOTED and record.stable is None:
+        return 1.0
+    return 0.0 if event.kind in (EventKind.STARTED, EventKind.ROLLED_BACK) else None
+
+
+def _evidence(record: CanaryRecord) -> EvidenceSeries | None:
     if record.analysis is None or not record.looks:
         return None
     metrics = record.analysis.metrics
     looks = (look.model_copy(update={"at": look.at - record.began_at}) for look in record.looks)
     return EvidenceSeries(
         metrics=tuple(metric.name for metric in metrics),
-        regressed_at=regressed_at(policy),
+        regressed_at=regressed_at(record.policy),
         split_wrong_at=1.0 / SPLIT_ALPHA,
         looks=tuple(looks),
     )

@@ -59,7 +59,7 @@ def is_guarded(store: ArtifactStore, target: str) -> bool:
 
 
 def overdue(
-    record: CanaryRecord, approval: StepApproval | None, *, silent_seconds: float, now: HostTime
+    record: CanaryRecord, approval: StepApproval | None, *, silent_seconds: float, now: float
 ) -> tuple[bool, str]:
     """Whether an unfinished canary without a controller must be rolled back, and why, or why not.
 
@@ -67,7 +67,7 @@ def overdue(
         record: The canary.
         approval: The question about its next step, or about its pause.
         silent_seconds: For how long its controller gave no heartbeat.
-        now: On this host.
+        now: Seconds since 1970.
     """
     if record.phase is Phase.ROLLING_BACK:
         return True, "its rollback was begun and nobody continues it"
@@ -78,11 +78,11 @@ def overdue(
         return over, f"it was paused ({record.pause.reason}) and nobody answered in time" if over else "it is paused"
     if record.phase is Phase.PASSED and approval is not None and _may_wait(approval, now):
         return False, "its next step waits for a person"
-    over = silent_seconds > record.rules.unwatched_seconds
+    over = silent_seconds > record.policy.unwatched_seconds
     return over, f"no controller heartbeat for {silent_seconds:.0f} s while it was {record.phase}"
 
 
-def _may_wait(approval: StepApproval, now: HostTime) -> bool:
+def _may_wait(approval: StepApproval, now: float) -> bool:
     """Whether a canary between two steps may wait for the answer; once there is one, for whoever acts on it."""
     return approval.answer == "waiting" and approval.asked_at is not None and not approval.overdue(now)
 

@@ -5,19 +5,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import contextmanager
+from typing import TypeVar
 
 from llm_pipeline.base.errors import Fenced
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.record import LEASE_SECONDS, lease_name
-from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
-
-if TYPE_CHECKING:
-    from llm_pipeline.canary.slots import SlotControl
-    from llm_pipeline.serving.slot_fence import FencingToken
 
 log = get_logger(__name__)
 
@@ -62,15 +57,3 @@ def despite_others(attempt: Callable[[], T], meanwhile: Callable[[], object] = l
         time.sleep(random.uniform(0.0, _LONGEST_PAUSE_SECONDS))  # noqa: S311 - no secret
         meanwhile()
     return attempt()
-
-
-def token_of(lease: Lease, router: TrafficRouter | None, slots: SlotControl) -> FencingToken:
-    """A token for the holder of a place's lease, above what its router and its slots have seen."""
-    from llm_pipeline.canary.moving import epoch_above
-    from llm_pipeline.serving.slot_fence import FencingToken
-
-    epoch = 0
-    if router is not None:
-        with suppress(RouterUnavailable):
-            epoch = router.read()[0].epoch
-    return FencingToken(epoch_above(lease.epoch, epoch, slots.newest().epoch), lease.epoch)

@@ -153,7 +153,7 @@ class GuardedSite(Site):
     def _must_end(
         self, record: CanaryRecord, approval: StepApproval | None, silent: float, now: HostTime
     ) -> tuple[bool, str]:
-        must, why = overdue(record, approval, silent_seconds=silent, now=now)
+        must, why = overdue(record, approval, silent_seconds=silent, now=now.wall)
         if must or record.share_percent == 0:
             return must, why
         if not self.slots.alive(record.candidate):
@@ -171,8 +171,8 @@ class GuardedSite(Site):
         except Unsupported:
             return False
         mine = sorted((one for one in recent if one.arm == record.candidate), key=lambda one: one.started_at)
-        last = mine[-record.rules.consecutive_failures :]
-        return len(last) == record.rules.consecutive_failures and all(one.fault for one in last)
+        last = mine[-record.policy.consecutive_failures :]
+        return len(last) == record.policy.consecutive_failures and all(one.fault for one in last)
 
     def _approval(self, record: CanaryRecord) -> StepApproval | None:
         """The question that the canary waits for; by its pause, or else the next one that was asked or answered."""

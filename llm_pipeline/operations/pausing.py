@@ -7,8 +7,9 @@ Rollback and stop do not ask whether a canary is paused.
 
 from __future__ import annotations
 
+import time
+
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.record import CanaryRecord, Phase, read_canary_record, utc
 from llm_pipeline.store.artifact_store import ArtifactStore
@@ -46,13 +47,11 @@ def pause(store: ArtifactStore, place: str, *, by: str, why: str = "") -> PauseR
         elif known is not None and known.holds(record.began_at):
             reply = _unchanged(f"{known.by} paused {_named(record)} at {utc(known.since)}")
         else:
-            now, seconds = HostTime.now(), record.rules.pause_deadline_seconds
-            asked = PauseRequest(
-                attempt=record.began_at, by=by, why=why, since=now.wall, began=now, deadline_seconds=seconds
-            )
+            now, seconds = time.time(), record.policy.pause_deadline_seconds
+            asked = PauseRequest(attempt=record.began_at, by=by, why=why, since=now, deadline_seconds=seconds)
             message = (
                 f"paused: {_named(record)} keeps its {record.share_percent:g} % of the traffic from its next look on; "
-                f"it is rolled back at {utc(now.wall + seconds)} unless `llm-pipeline resume {place}` comes before"
+                f"it is rolled back at {utc(now + seconds)} unless `llm-pipeline resume {place}` comes before"
             )
             reply = PauseReply(counted=True, message=message)
             return state.model_copy(update={"pause": asked})
@@ -78,7 +77,7 @@ def resume(store: ArtifactStore, place: str, *, by: str) -> PauseReply:
             reply = late
         elif known is None or not known.holds(record.began_at):
             reply = _unchanged(f"{_named(record)} is not paused")
-        elif known.over(HostTime.now()):
+        elif known.over(time.time()):
             reply = _late(f"nobody resumed {_named(record)} within {known.deadline_seconds:.0f} s")
         else:
             reply = PauseReply(counted=True, message=f"resumed: {_named(record)}")

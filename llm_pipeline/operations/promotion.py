@@ -134,7 +134,7 @@ def _into_production(store: ArtifactStore, promotion: Promotion, lease: Lease) -
             "production": production,
             "previous": serves,
             "previous_model": state.model_id,
-            "keep_until": now + timedelta(hours=record.rules.rollback_window_hours),
+            "keep_until": now + timedelta(hours=record.policy.rollback_window_hours),
             "taken_back": tuple(one for one in state.taken_back if one != release_id),
         }
         if state.model_id != model_id:

@@ -30,14 +30,22 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.events import EventKind
-from llm_pipeline.canary.moving import Site, end_canary, epoch_above, have_answering, retire, traffic_to, wait_usable
+from llm_pipeline.canary.moving import (
+    Site,
+    end_canary,
+    epoch_above,
+    have_answering,
+    retire,
+    token_of,
+    traffic_to,
+    wait_usable,
+)
 from llm_pipeline.canary.open_router import name_release
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import (
     LEASE_SECONDS,
     CanaryJournal,
     CanaryRecord,
-    GuardRules,
     Phase,
     latest_canary,
     lease_name,
@@ -48,6 +56,7 @@ from llm_pipeline.canary.router import RouterUnavailable, SlotName, TrafficRoute
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.watchdog import is_guarded
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.operations.acting import despite_others
 from llm_pipeline.operations.served_place import (
     ServedPlace,
@@ -258,7 +267,7 @@ class _RollBack:
         if previous is None or router is None:
             raise RouterUnavailable("production cannot be rolled back from here", where=self._target)
         require_served(self._store, self._place.model_id, self._target, previous)
-        slot, token = free_slot(previous, production), self._token(router)
+        slot, token = free_slot(previous, production), token_of(self._lease, self._place.site)
         warm = slots.alive(slot)
         slots.replace(slot, previous.repository, token)
         name_release(router, slot, previous.release_id)
@@ -281,14 +290,14 @@ class _RollBack:
         router = self._place.router
         if router is None:
             return
-        token = self._token(router)
+        token = token_of(self._lease, self._place.site)
         self._move(router, production.slot, token, f"rollback to {production.release_id}")
         self._retire(other_slot(production.slot), found.left, found.repository, token)
 
     def _retire(self, slot: SlotName, release_id: str, repository: ArtifactRef, token: FencingToken) -> None:
         """Stop the server of the release that was left, and have its record say so."""
         record = read_canary_record(self._store, release_id, self._target)
-        limit = self._place.patience.draining((record.rules if record else GuardRules()).drain_seconds)
+        limit = self._place.patience.draining((record.policy if record else CanaryPolicy()).drain_seconds)
         retired = retire(self._place.site, slot, repository, token=token, limit=limit)
         self._note_taken_back(release_id, token.epoch, retired.words(limit))
 
@@ -304,7 +313,7 @@ class _RollBack:
         record = journal.load()
         if record is None or record.phase is not Phase.PROMOTED:
             return
-        judgement = findings.taken_back("in production", 100.0)
+        judgement = findings.taken_back("in production", 100.0, self._by)
         summary = "; ".join(filter(None, (judgement.summary, words)))
         record = record.with_event(EventKind.ROLLED_BACK, summary, by=self._by, percent=0.0)
         changes = {"phase": Phase.ROLLED_BACK, "judgement": judgement, "traffic_confirmed": True}
@@ -323,10 +332,6 @@ class _RollBack:
             f"{serves} on {self._target}{about}",
             hint="nothing was moved; check with `llm-pipeline status`, then try again",
         )
-
-    def _token(self, router: TrafficRouter) -> FencingToken:
-        epoch = epoch_above(self._lease.epoch, router.read()[0].epoch, self._place.slots.newest().epoch)
-        return FencingToken(epoch, self._lease.epoch)
 
     def _state(self) -> PlaceState:
         return read_place(self._store, self._target)
@@ -390,7 +395,7 @@ def ensure_rolled_back(
             )
         take_over(store, target)
         with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
-            return end_canary(journal, site, lease=lease, by="rollback")
+            return end_canary(journal, site, lease=lease, by="the end of its run")
 
     def let_others_finish() -> None:
         def over() -> bool:

@@ -19,7 +19,7 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.agreement import is_moving
 from llm_pipeline.canary.judgements import all_ended
-from llm_pipeline.canary.moving import Site, end_canary, have_answering, retire, traffic_to
+from llm_pipeline.canary.moving import Site, end_canary, have_answering, retire, token_of, traffic_to
 from llm_pipeline.canary.open_router import name_release
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, latest_canary
@@ -27,7 +27,7 @@ from llm_pipeline.canary.router import ALL, RouterUnavailable, SlotName, Started
 from llm_pipeline.canary.slots import slot_servers, slot_state
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.server_place import ServerPorts
-from llm_pipeline.operations.acting import acting, despite_others, token_of
+from llm_pipeline.operations.acting import acting, despite_others
 from llm_pipeline.operations.rollback import roll_back_at
 from llm_pipeline.operations.served_place import ServedPlace, place_as_it_is, router_here, start_router
 from llm_pipeline.operations.staging import COMPARISON, STAGING, on_its_way, places_of, stop_staging
@@ -78,7 +78,7 @@ def start(place: ServedPlace, opened: Callable[[Pointer], TrafficRouter]) -> Ser
             raise ConfigError(f"nothing is in production at {target}", hint="`llm-pipeline run` releases a model")
         pointer = serving.pointer
         require_served(store, serving.model_id, target, pointer)
-        token = token_of(lease, place.router, place.slots)
+        token = token_of(lease, place.site)
         have_answering(place.slots, pointer.slot, pointer.repository, token, seconds=place.patience.prove)
         router = opened(pointer)
         name_release(router, pointer.slot, pointer.release_id)
@@ -141,7 +141,7 @@ def stop(
         drain_seconds: Longest wait for requests in flight.
     """
     with acting(place.store, place.target) as lease:
-        token = token_of(lease, place.router, place.slots)
+        token = token_of(lease, place.site)
         stopped = list(_close(place.router, drain_seconds))
         for slot, repository in {**_wanted(place), **running()}.items():
             was_running = place.slots.alive(slot)

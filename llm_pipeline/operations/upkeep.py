@@ -15,11 +15,12 @@ from datetime import datetime
 
 from llm_pipeline.base.errors import PipelineError, Transient
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.canary.moving import have_answering, retire, traffic_to
+from llm_pipeline.canary.moving import have_answering, retire, token_of, traffic_to
 from llm_pipeline.canary.patience import Patience
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, GuardRules, Phase, latest_canary
+from llm_pipeline.canary.record import CanaryRecord, latest_canary
 from llm_pipeline.canary.router import ALL, RouterUnavailable, RouteState, SlotName, TrafficRouter, all_to
-from llm_pipeline.operations.acting import acting, token_of
+from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.operations.acting import acting
 from llm_pipeline.operations.served_place import ServedPlace
 from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.serving.slot_fence import FencingToken
@@ -132,7 +133,7 @@ def keep(place: ServedPlace, now: datetime) -> list[Done]:
         return []
     try:
         with acting(place.store, place.target) as lease:
-            token = token_of(lease, place.router, place.slots)
+            token = token_of(lease, place.site)
             done: list[Done] = []
             for action in _wanted(place, now):
                 moved = all(one.error is None for one in done if isinstance(one.action, Send))
@@ -162,10 +163,6 @@ def send(
     want = all_to(production.slot, owner=owner, epoch=epoch, standby=action.standby)
     if not traffic_to(router, router.nearest(want), patience):
         raise RouterUnavailable("it does not act on the routes of production", where=target)
-    journal = CanaryJournal(store, production.release_id, target)
-    record = journal.load() if action.settles else None
-    if record is not None and record.phase is Phase.PROMOTED:
-        journal.save(record.marked("all traffic", share=1.0))
     log.info("all traffic is on production", release=production.release_id, standby=action.standby)
 
 
@@ -207,7 +204,7 @@ def _attempt(place: ServedPlace, action: Action, token: FencingToken) -> Done:
                 send(place.store, place.target, place.router, place.patience, action, epoch=token.epoch)
             case Stop(pointer):
                 record = latest_canary(place.store, place.target)
-                limit = place.patience.draining((record.rules if record else GuardRules()).drain_seconds)
+                limit = place.patience.draining((record.policy if record else CanaryPolicy()).drain_seconds)
                 retire(place.site, pointer.slot, pointer.repository, token=token, limit=limit)
     except PipelineError as error:
         return Done(action, error)

@@ -13,7 +13,7 @@ from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.canary.arm_metrics import open_source
 from llm_pipeline.canary.controller import CanaryController
-from llm_pipeline.canary.judgements import taken_back_judgement, with_who
+from llm_pipeline.canary.judgements import judged_by_others
 from llm_pipeline.canary.open_router import access_log_of, name_release
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.plan import CanaryPlan
@@ -128,13 +128,12 @@ def _judge(
             controller = CanaryController(
                 plan, journal=journal, lease=lease, router=router, traffic=traffic, slots=slots
             )
-            judgement = controller.run_step(config.step_percent)
+            return controller.run_step(config.step_percent)
     except (Fenced, LeaseLost):
-        found = taken_back_judgement(context.store, plan.release_id, plan.target)
+        found = judged_by_others(context.store, plan.release_id, plan.target)
         if found is None:
             raise
         return found
-    return with_who(read_canary_record(context.store, plan.release_id, plan.target), judgement)
 
 
 def can_replay(router: TrafficRouter, place: RouterModel) -> TypeGuard[CountsAttempts]:
@@ -196,7 +195,7 @@ def _output(
         return StageOutput(judgement=judgement)
     directory = context.workdir / "canary"
     access_log = access_log_of(router) if context.config.place.metrics is None else None
-    write_timeline(directory, record, access_log, context.config.policy)
+    write_timeline(directory, record, access_log)
     return StageOutput(
         artifacts={"canary": Produced("canary", directory)},
         metrics=_metrics(record),
@@ -214,7 +213,7 @@ def _traffic(place: TargetPlace, router: TrafficRouter) -> Traffic:
 
 def _metrics(record: CanaryRecord) -> dict[str, Metric]:
     metrics: dict[str, Metric] = {"phase": record.phase.value, "passed_percent": record.passed_percent}
-    metrics["attempt"] = len(record.history) + 1
+    metrics["attempt"] = record.attempt
     step = record.analysis.step if record.analysis else None
     if step is not None:
         metrics["candidate_requests"] = step.candidate.requests

@@ -20,7 +20,6 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 from llm_pipeline.base.errors import PipelineError
-from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import DamagedDocument, understood
@@ -53,7 +52,6 @@ class PauseRequest(Frozen):
     Attributes:
         attempt: When the attempt began that it belongs to, as in `CanaryRecord.began_at`.
         by: Who paused it.
-        began: Since when it counts on the host of whoever goes by it.
         why: In the person's words; may be empty.
         deadline_seconds: Paused for longer, it is rolled back: a forgotten canary must not keep its users for ever.
         resumed_by: Who ended it; empty while it stands.
@@ -63,7 +61,6 @@ class PauseRequest(Frozen):
     by: str
     why: str = ""
     since: float
-    began: HostTime
     deadline_seconds: float
     resumed_by: str = ""
 
@@ -71,21 +68,9 @@ class PauseRequest(Frozen):
         """Whether an attempt is paused by it."""
         return self.resumed_by == "" and self.attempt == attempt
 
-    def over(self, now: HostTime) -> bool:
-        """Whether it has lasted too long; a clock that is set does not change that."""
-        return now.seconds_since(self.began) > self.deadline_seconds
-
-    def seen_by(self, now: HostTime, known: PauseRequest | None) -> PauseRequest:
-        """The same, timed on the controller's host: the person who asked may sit at one with another clock.
-
-        Args:
-            now: When the controller reads it.
-            known: As the controller knew it until now.
-        """
-        if known is not None and known.model_copy(update={"began": self.began}) == self:
-            return known
-        same_host = self.began.boot == now.boot
-        return self if same_host else self.model_copy(update={"began": now})
+    def over(self, now: float) -> bool:
+        """Whether it has lasted too long."""
+        return now - self.since > self.deadline_seconds
 
     def words(self) -> str:
         """Who paused it and what becomes of it, for logs and people."""
@@ -102,7 +87,6 @@ class StepApproval(Frozen):
         run: The run of the release that it belongs to; answers of other runs do not count.
         summary: What is asked, for people.
         asked_at: None when it was answered before it was asked.
-        asked_here: The same on the host that asked.
         deadline_seconds: How long it waits for an answer.
         by: Who answered.
     """
@@ -113,17 +97,14 @@ class StepApproval(Frozen):
     question: Question
     summary: str = ""
     asked_at: float | None = None
-    asked_here: HostTime | None = None
     deadline_seconds: float = 0.0
     answer: Answer = "waiting"
     answered_at: float | None = None
     by: str = ""
 
-    def overdue(self, now: HostTime) -> bool:
+    def overdue(self, now: float) -> bool:
         """Whether it waits for longer than it may."""
-        if self.answer != "waiting" or self.asked_here is None:
-            return False
-        return now.seconds_since(self.asked_here) > self.deadline_seconds
+        return self.answer == "waiting" and self.asked_at is not None and now - self.asked_at > self.deadline_seconds
 
 
 class WayBack(Frozen):

@@ -35,9 +35,8 @@ def test_a_retry_within_the_run_returns_the_recorded_judgement_and_the_next_run_
     assert site.step(20, run="second run").verdict == "GO"
     record = site.record()
     assert (record.run, record.phase, record.passed_percent) == ("second run", Phase.PASSED, 20.0)
-    (earlier,) = record.history
-    assert (earlier.run, earlier.phase, earlier.verdict) == ("run", Phase.ROLLED_BACK, "NO_GO")
-    assert earlier.summary == refused.summary
+    assert record.attempt == 2
+    assert refused.summary in [event.summary for event in record.events]
 
 
 def test_a_run_that_died_rolling_back_is_rolled_back_before_the_next_run_tries_again(site) -> None:
@@ -47,14 +46,14 @@ def test_a_run_that_died_rolling_back_is_rolled_back_before_the_next_run_tries_a
     site.buried().faulty = False
     assert site.record().phase is Phase.ROLLING_BACK
     assert site.step(20, run="second run").verdict == "GO"
-    assert [(one.run, one.phase) for one in site.record().history] == [("run", Phase.ROLLED_BACK)]
+    assert (site.record().attempt, site.kinds().count("rolled back")) == (2, 1)
     assert site.weights() == {"blue": 8_000, "green": 2_000}
 
 
 def test_an_unfinished_canary_is_continued_by_whichever_run_comes(site) -> None:
     assert site.steps(20) == ["GO"]
     assert site.steps(50, 100, run="second run") == ["GO", "GO"]
-    assert (site.record().run, site.record().began_run, site.record().history) == ("second run", "run", ())
+    assert (site.record().run, site.record().began_run, site.record().attempt) == ("second run", "run", 1)
 
 
 def test_a_promotion_stands_for_the_next_run_until_production_moves_past_it(tmp_path) -> None:
@@ -66,7 +65,7 @@ def test_a_promotion_stands_for_the_next_run_until_production_moves_past_it(tmp_
     site.settle("r1")
     site.roll_back()
     assert site.step(50, run="third run").verdict == "GO"
-    assert [one.phase for one in site.record().history] == [Phase.ROLLED_BACK]
+    assert site.record().attempt == 2
 
 
 def test_a_first_deployment_takes_all_traffic_at_once_and_is_not_rolled_back(tmp_path) -> None:
@@ -113,5 +112,5 @@ def test_a_canary_that_was_rolled_back_on_request_says_go_to_nothing_more(site) 
         rolled_back(site)
     for percent in (20, 50):
         judgement = site.step(percent)
-        assert (judgement.verdict, judgement.summary) == ("INCONCLUSIVE", "rolled back on request at 20 %")
+        assert (judgement.verdict, judgement.summary) == ("INCONCLUSIVE", "rolled back at 20 % by the end of its run")
     assert (site.weights(), site.running) == ({"blue": 10_000}, {"blue"})

@@ -61,5 +61,5 @@ def test_killed_between_the_router_and_its_record_the_next_controller_finishes_t
     after = site.record()
     assert (after.phase, after.passed_percent) == (Phase.PASSED, 20.0)
     assert site.weights() == {"blue": 8_000, "green": 2_000}
-    assert [mark.label for mark in after.marks].count("20 %") == 1
+    assert [event.kind for event in after.events].count("shifted") == 1
     assert site.users_go()["failed"] == 0

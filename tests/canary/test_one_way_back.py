@@ -12,6 +12,7 @@ from simulated import PATIENCE, STABLE, Killed, Site
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.agreement import disagreements
+from llm_pipeline.canary.judgements import judged_by_others
 from llm_pipeline.canary.moving import NoWayBack
 from llm_pipeline.canary.record import Phase, read_canary_record
 from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote
@@ -98,6 +99,9 @@ def test_whenever_it_is_asked_it_leaves_the_newest_release_once(
     site.sent = site.lost = 0
     site.roll_back()
     assert (site.serving(), site.record(left).phase) == (back, Phase.ROLLED_BACK)
+    found = judged_by_others(site.store, left, "cpu", wait_seconds=0.0)
+    assert found is not None
+    assert (found.verdict, found.summary.endswith("by anna: it answers nonsense")) == ("INCONCLUSIVE", True)
     assert len(site.running) == 1
     effects = [effect for effect in site.effects if "leases" not in effect]
     site.roll_back()

@@ -9,12 +9,10 @@ import pytest
 from simulated import MODEL, PATIENCE, Killed, Site
 
 from llm_pipeline.base.errors import ConfigError, Transient
-from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.canary import controller
 from llm_pipeline.canary.access_log import LogCursor, ObservedRequest
 from llm_pipeline.canary.record import Phase, read_events
 from llm_pipeline.notifications.event import Origin, of_canary
-from llm_pipeline.operations.guard import GuardedSite
 from llm_pipeline.operations.pausing import PauseReply, pause, resume
 from llm_pipeline.operations.rollback import ensure_rolled_back, roll_back
 from llm_pipeline.operations.served_place import ServedPlace
@@ -163,56 +161,6 @@ def test_a_pause_that_nobody_ends_rolls_back_at_its_deadline(site) -> None:
     assert (judgement.verdict, site.weights()) == ("INCONCLUSIVE", {"blue": 10_000})
     late = resume_it(site)
     assert (late.counted, late.message) == (False, "too late, nothing was changed: the canary of r1 is rolled back")
-
-
-DAY = 86_400.0
-
-
-def clock_jumps(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    really = time.time
-    monkeypatch.setattr(time, "time", lambda: really() + seconds)
-
-
-def test_a_clock_that_is_put_forward_does_not_end_a_pause(site, monkeypatch) -> None:
-    def look_and_resume() -> None:
-        assert pause_it(site).message.startswith("nothing was changed: alice paused")
-        assert resume_it(site).counted
-
-    acts = {FIRST_LOOK: lambda: pause_it(site), 5: lambda: clock_jumps(monkeypatch, DAY), LATER: look_and_resume}
-    at_looks(site, acts)
-    assert site.step(20).verdict == "GO"
-
-
-@pytest.mark.parametrize("asked_on", ["this host", "a host whose clock is a day ahead"])
-def test_a_clock_that_is_put_back_does_not_keep_a_pause(site, monkeypatch, asked_on: str) -> None:
-    site.policy["pause_deadline_seconds"] = 0.2
-
-    def pause_here_or_there() -> None:
-        if asked_on != "this host":
-            here = HostTime.now()
-            there = HostTime(boot="another", up_seconds=9.0, wall=here.wall + DAY)
-            with monkeypatch.context() as patch:
-                patch.setattr(HostTime, "now", lambda: there)
-                assert pause_it(site).counted
-        else:
-            assert pause_it(site).counted
-
-    at_looks(site, {FIRST_LOOK: pause_here_or_there, 5: lambda: clock_jumps(monkeypatch, -DAY)})
-    assert site.step(20).summary == "alice paused the canary at 20 %, and nobody resumed it within 0 s"
-
-
-@pytest.mark.parametrize("jump", [DAY, -DAY])
-def test_a_canary_that_paused_itself_waits_for_its_deadline_whatever_the_clock_says(site, monkeypatch, jump) -> None:
-    site.policy |= {"approve_before_percent": [50], "pause_deadline_seconds": 3600.0}
-    assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
-    begun = HostTime.now()
-    clock_jumps(monkeypatch, jump)
-    assert site.step(50).verdict == "INCONCLUSIVE"
-    assert site.record().phase is Phase.PAUSED
-    guarded = GuardedSite(site.router, site.slots, PATIENCE, site.store, "cpu", watch_seconds=0.01)
-    assert guarded.guard_canary(HostTime.now()) == []
-    late = HostTime(begun.boot, begun.up_seconds + 3700.0, begun.wall + jump + 3700.0)
-    assert [action.what for action in guarded.guard_canary(late)] == ["rolled back"]
 
 
 @pytest.mark.parametrize("how", ["teardown", "rollback"])

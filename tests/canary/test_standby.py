@@ -55,7 +55,7 @@ def test_no_candidate_is_started_in_a_slot_that_stands_by(site) -> None:
     assert site.steps(50, release="r2") == ["GO"]
     assert stood_by == [None]
     mine = [told.standby for told in site.told if told.owner.startswith("r2@")]
-    assert mine == ["blue", None, "blue", None], "claimed as they were; it stands down, the candidate stands by, shares"
+    assert mine == ["blue", None, None], "claimed as they were, then it stands down, then the candidate shares"
 
 
 def test_a_rolled_back_candidate_stands_by_for_nobody(site) -> None:

@@ -129,6 +129,7 @@ def test_the_command_fails_with_one_line(
     assert main(["verify", "r1", "--place", "cpu"]) == 4
 
 
+@pytest.mark.thorough
 def test_a_server_that_hangs_is_found(site: Site) -> None:
     site.serve(previous=None)
     server = find_server(site.state("blue"))

@@ -11,7 +11,6 @@ from deployment_here import write_deployment
 from place_here import serve
 
 from llm_pipeline.base.errors import ExitCode, Transient
-from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.record import (
     CanaryJournal,
@@ -33,7 +32,6 @@ from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.place_state import PauseRequest, PlaceState, Pointer, edit_place
 
 REPOSITORY = ArtifactRef(kind="model_repository", digest="a" * 64)
-NEVER = HostTime("", 0.0, 0.0)
 SERVES = Pointer(release_id="r1", repository=REPOSITORY, slot="blue", recipe="none", promoted_at=datetime.now(UTC))
 POINTERS = PlaceState(model_id="demo/tiny", production=SERVES)
 
@@ -173,9 +171,7 @@ def test_a_paused_canary_says_since_when_by_whom_and_until_when(deployment, stor
     on_trial(store)
     main(["status"])
     assert "unless somebody acts" not in capsys.readouterr().out
-    asked = PauseRequest(
-        attempt=0.0, by="alice", why="the dashboard looks odd", since=0.0, began=NEVER, deadline_seconds=3600
-    )
+    asked = PauseRequest(attempt=0.0, by="alice", why="the dashboard looks odd", since=0.0, deadline_seconds=3600)
     edit_place(store, "cpu", lambda state: state.model_copy(update={"pause": asked}))
     main(["status"])
     shown = (
@@ -193,7 +189,7 @@ def test_a_paused_canary_says_since_when_by_whom_and_until_when(deployment, stor
 
 def test_a_canary_that_its_controller_paused_says_why(deployment, store, capsys) -> None:
     (Path(deployment.state_root) / "cpu").mkdir(parents=True)
-    own = Pause(reason=PauseReason.UNDECIDED, percent=5.0, since=0.0, began=NEVER, deadline_seconds=3600)
+    own = Pause(reason=PauseReason.UNDECIDED, percent=5.0, since=0.0, deadline_seconds=3600)
     on_trial(store, phase=Phase.PAUSED, pause=own)
     main(["status"])
     assert "paused since 1970-01-01 00:00:00 UTC (undecided); rolled back at" in capsys.readouterr().out

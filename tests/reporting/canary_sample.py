@@ -15,7 +15,7 @@ from llm_pipeline.canary.analysis import with_look
 from llm_pipeline.canary.events import CanaryEvent, EventKind
 from llm_pipeline.canary.evidence import Outcome, decide
 from llm_pipeline.canary.metrics import fix_thresholds, window
-from llm_pipeline.canary.record import CanaryRecord, Mark, Phase
+from llm_pipeline.canary.record import CanaryRecord, Phase
 from llm_pipeline.canary.timeline import write_timeline
 from llm_pipeline.config.policy import CanaryPolicy
 
@@ -45,10 +45,9 @@ class SimulatedCanary:
         self.record = CanaryRecord(
             release_id="r2", target="cpu", repository=ArtifactRef(kind="model_repository", digest="ab" * 32),
             stable="blue", candidate="green", phase=Phase.WARM, began_at=BEGAN_AT,
-            analysis=analysis.begin(thresholds, POLICY),
+            analysis=analysis.begin(thresholds, POLICY), policy=POLICY,
         )  # fmt: skip
         self._tell(EventKind.STARTED, "candidate started in green")
-        self._mark("candidate started", 0.0)
         self._log += self._requests(0.0, 15.0, 0.0)
         self._now += 15.0
 
@@ -57,7 +56,7 @@ class SimulatedCanary:
         for percent in POLICY.steps_percent:
             passed = self._step(percent)
             self.directories.append(self.root / f"{percent:g}")
-            write_timeline(self.directories[-1], self.record, self, POLICY)  # type: ignore[arg-type]
+            write_timeline(self.directories[-1], self.record, self)  # type: ignore[arg-type]
             if not passed:
                 break
         return self.directories
@@ -72,7 +71,6 @@ class SimulatedCanary:
         began, tests = self._now, analysis.begin_step(self.record.analysis, percent / 100)
         self._set(step_percent=percent, analysis=tests)
         self._tell(EventKind.SHIFTED, f"{percent:g} % of the traffic to green")
-        self._mark(f"{percent:g} %", percent / 100)
         while True:
             since = self._now - BEGAN_AT
             requests = list(self._requests(since, since + LOOK_SECONDS, percent))
@@ -87,10 +85,8 @@ class SimulatedCanary:
             if decision.outcome is Outcome.PASS:
                 self._tell(EventKind.PASSED, decision.judgement.summary, decision.judgement.verdict)
                 return True
-            self._mark(f"rolling back: {decision.judgement.summary}", percent / 100)
             self._tell(EventKind.ROLLING_BACK, decision.judgement.summary, decision.judgement.verdict)
             self._now += 0.3
-            self._mark("traffic on stable", 0.0)
             self._tell(EventKind.ROLLED_BACK, "all traffic is on stable")
             since = self._now - BEGAN_AT
             self._log += self._requests(since, since + 12.0, 0.0)
@@ -120,9 +116,6 @@ class SimulatedCanary:
             summary=summary, by=CONTROLLER, verdict=verdict,
         )  # fmt: skip
         self._set(events=(*self.record.events, event))
-
-    def _mark(self, label: str, share: float) -> None:
-        self._set(marks=(*self.record.marks, Mark(at=self._now, label=label, share=share)))
 
     def _set(self, **changes: object) -> None:
         self.record = self.record.model_copy(update=changes)

@@ -154,7 +154,7 @@ def test_a_canary_counted_by_another_source_is_told_without_its_requests(
 ) -> None:
     canary = SimulatedCanary(tmp_path, worse_from=25)
     canary.run()
-    write_timeline(tmp_path / "counted", canary.record, None, POLICY)
+    write_timeline(tmp_path / "counted", canary.record, None)
     study = read_canary([regressed[0], tmp_path / "counted"], "cpu")
     assert study.samples == ()
     assert study.rollback is not None
