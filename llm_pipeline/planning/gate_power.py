@@ -89,38 +89,13 @@ def load_test_warnings(size: SampleSize) -> tuple[str, ...]:
     return (warning,)
 
 
-class CanaryStep(Frozen):
-    """One step of a canary at the workload's rate.
-
-    Attributes:
-        candidate_requests: Expected of the candidate in the minimum bake.
-        enough_seconds: Until `minimum_requests` of the candidate are expected, without which the step cannot pass.
-    """
-
-    percent: float
-    candidate_requests: float
-    enough_seconds: float
-
-
-def canary_steps(policy: CanaryPolicy, rate_per_second: float) -> tuple[CanaryStep, ...]:
-    """What each step will see; none for a last one that leaves nothing to compare with."""
-    shares = [percent for percent in policy.steps_percent if percent < 100.0]  # noqa: PLR2004 - all traffic
-    return tuple(
-        CanaryStep(
-            percent=percent,
-            candidate_requests=policy.minimum_bake_seconds * rate_per_second * percent / 100,
-            enough_seconds=policy.minimum_requests / (rate_per_second * percent / 100),
-        )
-        for percent in shares
-    )
-
-
-def canary_warnings(policy: CanaryPolicy, steps: Sequence[CanaryStep]) -> tuple[str, ...]:
-    """What keeps a step from deciding."""
-    late = [step for step in steps if step.enough_seconds > policy.maximum_bake_seconds]
+def canary_warnings(policy: CanaryPolicy, rate_per_second: float) -> tuple[str, ...]:
+    """What keeps a step from deciding at the workload's rate."""
+    needed = {percent: policy.minimum_requests / (rate_per_second * percent / 100) for percent in policy.steps_percent}
+    late = {percent: seconds for percent, seconds in needed.items() if seconds > policy.maximum_bake_seconds}
     if not late:
         return ()
-    found = ", ".join(f"{duration(step.enough_seconds)} at {step.percent:g} %" for step in late)
+    found = ", ".join(f"{duration(seconds)} at {percent:g} %" for percent, seconds in late.items())
     warning = (
         f"canary: minimum_requests {policy.minimum_requests} take {found}: beyond maximum_bake_seconds "
         f"{policy.maximum_bake_seconds:g} a step ends undecided"

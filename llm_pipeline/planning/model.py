@@ -10,10 +10,9 @@ from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import ExpectedScore
 from llm_pipeline.loadtest.duration import SampleSize
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.gate_power import CanaryStep, GatePower
+from llm_pipeline.planning.gate_power import GatePower
 from llm_pipeline.planning.memory import weight_bytes
 from llm_pipeline.planning.quantization_plan import GpuCost
-from llm_pipeline.planning.reuse import Comparison
 from llm_pipeline.planning.stage_cost import PlannedStage, TotalCost
 from llm_pipeline.planning.target_plan import TargetPlan
 from llm_pipeline.planning.task_pool import TaskItems
@@ -93,7 +92,6 @@ class Plan(Frozen):
         overrides: What else the run has otherwise than the config says, in words; empty for nothing.
         facts: The model; None where nothing of it was to be read, and the release config states no sizes.
         stages: Every step, in order.
-        compared_with: What reuse was judged by; None where there is no earlier release, or the store did not answer.
         total: What all steps take that will be computed.
         disk: None where the model's sizes are not known.
         ladders: Names of the recipes that are legal on each target, cheapest first.
@@ -101,7 +99,6 @@ class Plan(Frozen):
         tasks: The tasks that are scored on the checkpoint.
         gates: What the accuracy gates need, and what they have.
         load_test: Requests that the load gate needs to say GO, and those that it has.
-        canary: What each step of the canary sees at the workload's rate.
         gpus: What quantization and scoring take; None where the deployment names no GPUs for them, or the model's facts
             is not known.
         warnings: Nothing of this stops the release; all of it deserves a look.
@@ -116,7 +113,6 @@ class Plan(Frozen):
     deployment: str
     facts: ModelFacts | None
     stages: tuple[PlannedStage, ...]
-    compared_with: Comparison | None
     total: TotalCost
     targets: tuple[TargetPlan, ...]
     disk: DiskPlan | None
@@ -125,7 +121,6 @@ class Plan(Frozen):
     tasks: tuple[TaskItems, ...]
     gates: tuple[GatePower, ...]
     load_test: SampleSize
-    canary: tuple[CanaryStep, ...]
     gpus: GpuCost | None
     warnings: tuple[str, ...]
 

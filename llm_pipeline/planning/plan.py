@@ -10,7 +10,7 @@ is a warning in the plan. The store is asked for what earlier releases left in i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 from llm_pipeline.base.errors import ConfigError, Unsupported
@@ -24,7 +24,8 @@ from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import stated_facts
 from llm_pipeline.planning import host
 from llm_pipeline.planning.background import BackgroundCall
-from llm_pipeline.planning.gate_power import GatePower, canary_steps, canary_warnings, gate_power, load_test_warnings
+from llm_pipeline.planning.gate_power import GatePower, canary_warnings, gate_power, load_test_warnings
+from llm_pipeline.planning.history import Step, answer_of, ask_store
 from llm_pipeline.planning.host import UNBLOCK, blocked_directories, check_directories
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.model import DiskPlan, Plan, disk_need
@@ -41,7 +42,6 @@ from llm_pipeline.planning.release_checks import (
     recipe_warnings,
     router_warnings,
 )
-from llm_pipeline.planning.reuse import Step, StoreLookup, ask_holders, ask_store, looked_up, place_warnings
 from llm_pipeline.planning.stage_cost import (
     PlannedStage,
     StepCost,
@@ -58,7 +58,6 @@ from llm_pipeline.planning.task_pool import TaskItems, check_tasks, judge_task_p
 from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.time_limits import time_limit
 from llm_pipeline.serving.launch_plan import launch_mode
-from llm_pipeline.store import open_store
 
 _TIGHT = 0.5
 """A prediction above this share of a time limit is worth a warning: predictions are off by a factor."""
@@ -188,8 +187,7 @@ def plan_release(
     release, deployment, revision = loaded.release, loaded.deployment, loaded.overrides.revision
     if store_seconds is None:
         store_seconds = _DIRECTORY_SECONDS if deployment.store.directory else _BUCKET_SECONDS
-    opened = cache(partial(open_store, deployment.store))  # two questions, over the same connections
-    holders = ask_holders(loaded, opened, store_seconds)
+    asked = ask_store(loaded, store_seconds, replace=replace)
     check_directories(loaded)
     check_prices(loaded)
     check_adapters(loaded)
@@ -198,7 +196,6 @@ def plan_release(
     looking = BackgroundCall(partial(look_at_model, loaded, revision, source_seconds, required=read_model))
     check_data_files(loaded)  # this and the next three need nothing of the model: its source answers meanwhile
     require_enough(release.workload, release.policy.load_test)
-    canary = canary_steps(release.policy.canary, release.workload.rate_per_second)
     tasks = task_pool(release.evaluation, loaded.configs_root)
     model = looking.answer()
     facts = model.facts
@@ -221,12 +218,11 @@ def plan_release(
         _refuse_obstacles(loaded, blocked, UNBLOCK)
         _refuse_obstacles(loaded, full, "free disk space, or name other places in the deployment file")
     ladders, steps = _ladders(release, targets, facts), tuple(planned_steps(release, facts))
-    asked = BackgroundCall(partial(ask_store, loaded, opened, steps, ladders), store_seconds) if store_seconds else None
     gates = _gates(release, tasks)
     requests = sample_size(release.workload, release.policy.load_test)
     gpus = _gpu_cost(loaded, targets, facts, tasks)
     predicted = predicted_seconds(loaded, facts, gpus, tasks, ladders)
-    seen = looked_up(asked, deployment)
+    seen = answer_of(asked, loaded)
     costs = step_costs(loaded, steps, seen.history, predicted)
     check_budget(loaded, costs)
     return Plan(
@@ -238,9 +234,8 @@ def plan_release(
         dtype=release.baseline.dtype,
         deployment=deployment.name,
         facts=facts,
-        stages=_stages(steps, seen, costs),
-        compared_with=seen.compared_with,
-        total=total_cost(loaded, costs, seen.reuse),
+        stages=tuple(PlannedStage(stage=stage, subject=of, cost=costs[stage, of]) for stage, of in steps),
+        total=total_cost(loaded, costs),
         targets=targets,
         disk=disk,
         ladders=ladders,
@@ -248,10 +243,8 @@ def plan_release(
         tasks=tasks,
         gates=gates,
         load_test=requests,
-        canary=canary,
         gpus=gpus,
         warnings=(
-            *place_warnings(holders, loaded, replace=replace),
             *seen.warnings,
             *model.warnings,
             *environment_warnings(loaded),
@@ -264,25 +257,13 @@ def plan_release(
             *expected_warnings(release),
             *(line for gate in gates for line in gate.warnings),
             *load_test_warnings(requests),
-            *canary_warnings(release.policy.canary, canary),
+            *canary_warnings(release.policy.canary, release.workload.rate_per_second),
             *adapter_warnings(loaded),
             *router_warnings(loaded),
             *gpu_warnings(loaded, gpus, facts, here=here),
             *time_warnings(release, costs),
             *host_warnings(loaded, (*missing, *without_router, *blocked, *full), here=here),
         ),
-    )
-
-
-def _stages(steps: tuple[Step, ...], seen: StoreLookup, costs: Mapping[Step, StepCost]) -> tuple[PlannedStage, ...]:
-    return tuple(
-        PlannedStage(
-            stage=stage,
-            subject=subject,
-            reuse=seen.reuse[stage, subject] if seen.reuse else None,
-            cost=costs[stage, subject],
-        )
-        for stage, subject in steps
     )
 
 

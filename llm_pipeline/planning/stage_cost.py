@@ -34,9 +34,9 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.loadtest.duration import session_seconds
 from llm_pipeline.model_facts.facts import ModelFacts
+from llm_pipeline.planning.history import History, Step
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.memory import weight_bytes
-from llm_pipeline.planning.reuse import Step, StepReuse
 from llm_pipeline.planning.speed import REACHED, Tokens, engine_of, most_tokens_per_second
 from llm_pipeline.release.flow import step_named, steps_of
 from llm_pipeline.release.measured_cost import busy_gpus
@@ -45,11 +45,8 @@ from llm_pipeline.release.tasks import canary_subject, well_gone_steps
 
 if TYPE_CHECKING:
     from llm_pipeline.planning.quantization_plan import GpuCost
-    from llm_pipeline.planning.reuse import History
     from llm_pipeline.planning.task_pool import TaskItems
     from llm_pipeline.release.loading import LoadedRelease
-
-_COMPUTED = ("computed", "always")
 
 
 class StepCost(Frozen):
@@ -75,7 +72,7 @@ class StepCost(Frozen):
 
 
 class TotalCost(Frozen):
-    """What all steps take that will be computed; every recipe is counted, though a ladder may need fewer.
+    """What all steps take at most: a ladder may need fewer recipes, and what the store holds already takes nothing.
 
     Attributes:
         seconds: One step after another.
@@ -130,45 +127,42 @@ def check_budget(loaded: LoadedRelease, costs: Mapping[Step, StepCost]) -> None:
 
 
 def step_costs(
-    loaded: LoadedRelease, steps: Sequence[Step], history: History | None, predicted: Mapping[Step, float]
+    loaded: LoadedRelease, steps: Sequence[Step], history: History, predicted: Mapping[Step, float]
 ) -> dict[Step, StepCost]:
     """What each step takes when it is computed.
 
     Args:
         loaded: The release config.
         steps: All steps.
-        history: Earlier releases; None where the store could not be read.
+        history: Earlier releases of the config.
         predicted: Seconds by the models.
     """
     return {step: _cost(loaded, step, history, predicted.get(step)) for step in steps}
 
 
-def total_cost(
-    loaded: LoadedRelease, costs: Mapping[Step, StepCost], reuse: Mapping[Step, StepReuse] | None
-) -> TotalCost:
-    """The sum over the steps that will be computed: all of them, where nothing is known of reuse."""
-    due = {step: cost for step, cost in costs.items() if reuse is None or reuse[step].outcome in _COMPUTED}
+def total_cost(loaded: LoadedRelease, costs: Mapping[Step, StepCost]) -> TotalCost:
+    """The sum over all steps."""
     hours: dict[str, float] = {}
-    for cost in due.values():
+    for cost in costs.values():
         if cost.gpu_hours and cost.accelerator:
             hours[cost.accelerator] = hours.get(cost.accelerator, 0.0) + cost.gpu_hours
     prices = loaded.deployment.gpu_hour_prices
     priced = all(name in prices for name in hours)
     return TotalCost(
-        seconds=sum(cost.seconds or 0.0 for cost in due.values()),
+        seconds=sum(cost.seconds or 0.0 for cost in costs.values()),
         gpu_hours=hours,
         price=sum(hours[name] * prices[name] for name in hours) if priced and prices else None,
         currency=loaded.deployment.currency,
         not_known=tuple(
             " ".join(filter(None, step))
-            for step, cost in due.items()
+            for step, cost in costs.items()
             if cost.seconds is None and not _waits_for_person(step[0])
         ),
     )
 
 
-def _cost(loaded: LoadedRelease, step: Step, history: History | None, predicted: float | None) -> StepCost:
-    measured = history.seconds(*step) if history else ()
+def _cost(loaded: LoadedRelease, step: Step, history: History, predicted: float | None) -> StepCost:
+    measured = history.seconds(step)
     seconds = median(measured) if measured else predicted
     accelerator, gpus = busy_gpus(loaded.release, loaded.deployment, *step)
     hours = None if seconds is None else gpus * seconds / HOUR
@@ -195,13 +189,11 @@ class PlannedStage(Frozen):
 
     Attributes:
         subject: The recipe, target or canary step it works on; empty for one-off stages.
-        reuse: What will become of it; None where the store could not be asked.
         cost: What it takes when it is computed.
     """
 
     stage: str
     subject: str = ""
-    reuse: StepReuse | None = None
     cost: StepCost = StepCost()
 
 

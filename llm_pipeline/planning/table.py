@@ -11,7 +11,7 @@ from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.config.release import ExpectedScore, ResolvedRelease
 from llm_pipeline.loadtest.duration import SampleSize
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.gate_power import CanaryStep, GatePower
+from llm_pipeline.planning.gate_power import GatePower
 from llm_pipeline.planning.memory import MemoryFit
 from llm_pipeline.planning.model import Plan
 from llm_pipeline.planning.quantization_plan import GpuCost, RecipeCost
@@ -86,15 +86,6 @@ def _or_unknown(number: int | None) -> str:
     return "?" if number is None else str(number)
 
 
-def canary_lines(steps: Sequence[CanaryStep]) -> list[str]:
-    """A row for each step; nothing for a canary that takes all traffic at once."""
-    if not steps:
-        return []
-    rows = [(f"{step.percent:g} %", f"{step.candidate_requests:,.3g}", duration(step.enough_seconds)) for step in steps]
-    header = ("step", "candidate's requests", "minimum_requests after")
-    return ["canary (expected in the minimum bake at the workload's rate)", *indented_columns([header, *rows], 1)]
-
-
 _HIGHEST_SHARE = 1.0
 
 
@@ -131,21 +122,12 @@ def score_range(expected: ExpectedScore) -> str:
 
 
 def stage_lines(plan: Plan) -> list[str]:
-    """A row for each stage and its outcome; subjects with equal cells share one."""
-    header = ("stage", "of", "time", "GPU hours", plan.total.currency, "state", "why")
+    """A row for each stage and time; subjects with equal cells share one."""
+    header = ("stage", "of", "time", "GPU hours", plan.total.currency)
     rows = [_row(steps) for steps in _alike(plan.stages)]
     used = [column for column in range(len(header)) if any(row[column] for row in rows)]
     table = [[row[column] for column in used] for row in (header, *rows)]
-    title = f"stages ({len(plan.stages)} steps)"
-    return [title, *_compared(plan), *indented_columns(table, len(header)), *_sum(plan.total)]
-
-
-def _compared(plan: Plan) -> list[str]:
-    if plan.compared_with is None:
-        return []
-    seen = plan.compared_with
-    when, commit = f"{seen.resolved_at:%Y-%m-%d %H:%M} UTC", seen.commit[:8]
-    return [f"  compared with {seen.release_id} of {when}, if the model is still at {commit} and no tool changed"]
+    return [f"stages ({len(plan.stages)} steps)", *indented_columns(table, len(header)), *_sum(plan.total)]
 
 
 def _alike(stages: Sequence[PlannedStage]) -> list[list[PlannedStage]]:
@@ -157,20 +139,16 @@ def _alike(stages: Sequence[PlannedStage]) -> list[list[PlannedStage]]:
 
 def _said(step: PlannedStage) -> tuple[object, ...]:
     seconds = None if step.cost.seconds is None else round(step.cost.seconds)
-    return step.stage, step.reuse, seconds, step.cost.basis
+    return step.stage, seconds, step.cost.basis
 
 
 def _row(steps: Sequence[PlannedStage]) -> tuple[str, ...]:
-    first = steps[0]
-    due = first.reuse is None or first.reuse.outcome in ("computed", "always")
     return (
-        first.stage,
+        steps[0].stage,
         _subjects([step.subject for step in steps]),
-        _time(first, several=len(steps) > 1) if due else "",
-        _added([step.cost.gpu_hours if step.cost.gpus else None for step in steps], 3) if due else "",
-        _added([step.cost.price for step in steps], 2) if due else "",
-        first.reuse.outcome if first.reuse else "",
-        first.reuse.why if first.reuse else "",
+        _time(steps[0], several=len(steps) > 1),
+        _added([step.cost.gpu_hours if step.cost.gpus else None for step in steps], 3),
+        _added([step.cost.price for step in steps], 2),
     )
 
 
@@ -202,7 +180,7 @@ def _added(figures: Sequence[float | None], digits: int) -> str:
 
 
 def _sum(total: TotalCost) -> list[str]:
-    due = f"  everything due, with every recipe tried: {duration(total.seconds)} one after another"
+    due = f"  at most, with every recipe tried and nothing reused: {duration(total.seconds)} one after another"
     if total.not_known:
         due += f", and {len(total.not_known)} steps of unknown time"
     if not total.gpu_hours:
@@ -225,7 +203,6 @@ def format_plan(plan: Plan) -> str:
         expected_lines(plan.expected),
         gate_lines(plan.tasks, plan.gates),
         load_lines(plan.load_test),
-        canary_lines(plan.canary),
         gpu_lines(plan.gpus) if plan.gpus else [],
         _disk(plan),
     ]

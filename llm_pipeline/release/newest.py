@@ -1,4 +1,4 @@
-"""The newest releases of each config and of each model, one small document each.
+"""The newest releases of each config, a small document each.
 
     note_release(store, record)            # when a release is resolved
     newest_of_config(store, "llama-fp8")   # the newest first
@@ -22,7 +22,7 @@ from llm_pipeline.store.documents import understood
 from llm_pipeline.store.references import release_ids
 
 NOTED = 20
-"""As many of each config, and of each model, are remembered."""
+"""As many of each config are remembered."""
 
 _FOLDER = "index/newest"
 
@@ -56,12 +56,12 @@ def note_release(store: ArtifactStore, record: ReleaseRecord) -> None:
     Raises:
         Transient: The store cannot be written now.
     """
-    for name in _documents(record):
-        while True:
-            newest, revision = _newest(store, name)
-            with contextlib.suppress(Conflict):
-                store.write_document(name, newest.with_release(record).model_dump(mode="json"), revision)
-                break
+    name = _document(record.release.name)
+    while True:
+        newest, revision = _newest(store, record.release.name)
+        with contextlib.suppress(Conflict):
+            store.write_document(name, newest.with_release(record).model_dump(mode="json"), revision)
+            return
 
 
 def newest_of_config(store: ArtifactStore, config: str) -> Sequence[NotedRelease]:
@@ -70,32 +70,16 @@ def newest_of_config(store: ArtifactStore, config: str) -> Sequence[NotedRelease
     Raises:
         Transient: The store cannot be read now.
     """
-    return _newest(store, _of_config(config))[0].releases
+    return _newest(store, config)[0].releases
 
 
-def newest_of_model(store: ArtifactStore, model_id: str) -> Sequence[NotedRelease]:
-    """The newest releases of a model by any config, the newest first.
-
-    Raises:
-        Transient: The store cannot be read now.
-    """
-    return _newest(store, _of_model(model_id))[0].releases
+def _document(config: str) -> str:
+    return f"{_FOLDER}/{config}.json"
 
 
-def _documents(record: ReleaseRecord) -> tuple[str, str]:
-    return _of_config(record.release.name), _of_model(record.model.id)
-
-
-def _of_config(name: str) -> str:
-    return f"{_FOLDER}/configs/{name}.json"
-
-
-def _of_model(model_id: str) -> str:
-    return f"{_FOLDER}/models/{model_id}.json"
-
-
-def _newest(store: ArtifactStore, name: str) -> tuple[_Newest, str | None]:
+def _newest(store: ArtifactStore, config: str) -> tuple[_Newest, str | None]:
     """A document and its revision; a damaged one is removed and read from the records."""
+    name = _document(config)
     try:
         document = store.read_document(name)
         return (understood(_Newest, document.value, name), document.revision) if document else (_Newest(), None)
@@ -105,6 +89,6 @@ def _newest(store: ArtifactStore, name: str) -> tuple[_Newest, str | None]:
     newest = _Newest()
     for release_id in release_ids(store):
         record = readable_record(store, release_id)
-        if record is not None and name in _documents(record):
+        if record is not None and record.release.name == config:
             newest = newest.with_release(record)
     return newest, None

@@ -7,7 +7,7 @@ from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.policy import AccuracyPolicy, CanaryPolicy
 from llm_pipeline.config.quantization import CALIBRATED, QuantizationRecipe
 from llm_pipeline.config.target import Target
-from llm_pipeline.planning.gate_power import canary_steps, canary_warnings, gate_power
+from llm_pipeline.planning.gate_power import canary_warnings, gate_power
 from llm_pipeline.planning.quantization_plan import forward_seconds, quantization_seconds, scoring_seconds
 from llm_pipeline.planning.task_pool import TaskItems, judge_task_placement, known_tasks
 
@@ -34,11 +34,9 @@ def test_items_needed_fall_with_the_margin():
 
 def test_a_canary_that_never_sees_enough_is_told():
     policy = CanaryPolicy(steps_percent=(1, 50, 100))
-    first, second = canary_steps(policy, 2.0)
-    assert (first.candidate_requests, second.candidate_requests) == (pytest.approx(1.2), pytest.approx(60.0))
-    (warning,) = canary_warnings(policy, (first, second))
+    (warning,) = canary_warnings(policy, 2.0)
     assert warning.startswith("canary: minimum_requests 50 take 41 min 40 s at 1 %: beyond maximum_bake_seconds")
-    assert canary_warnings(policy, canary_steps(policy, 200.0)) == ()
+    assert canary_warnings(policy, 200.0) == ()
 
 
 def test_a_task_too_small_for_its_own_margin_is_told():

@@ -100,4 +100,4 @@ def test_a_store_that_cannot_be_read_is_a_warning(second: Path, store) -> None:
     promote(store, DEMO)
     path = next(Path(store.uri.removeprefix("file://")).rglob("places/cpu.json"))
     path.write_text("{")
-    assert any(line.startswith("which models hold the places is not known") for line in plan_release(second).warnings)
+    assert any(line.startswith("which models hold the places and") for line in plan_release(second).warnings)

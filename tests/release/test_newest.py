@@ -12,9 +12,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import store_history
-from store_history import MODEL, Counting, History
+from store_history import Counting, History
 
-from llm_pipeline.release.newest import NOTED, newest_of_config, newest_of_model, note_release
+from llm_pipeline.release.newest import NOTED, newest_of_config, note_release
 from llm_pipeline.release.record import read_release_record, release_record_name
 from llm_pipeline.stages.resolve import released_before
 
@@ -36,12 +36,11 @@ def ids(noted: Any) -> list[str]:
     return [one.release_id for one in noted]
 
 
-def test_releases_of_a_config_and_of_its_model_come_the_newest_first(history):
+def test_releases_of_a_config_come_the_newest_first(history):
     first, second = resolved(history, range(1, 3))
-    (other,) = resolved(history, range(3, 4), "other")
+    resolved(history, range(3, 4), "other")
     assert ids(newest_of_config(history.store, "tiny")) == [second, first]
-    assert ids(newest_of_model(history.store, MODEL)) == [other, second, first]
-    assert newest_of_model(history.store, "demo/unknown") == ()
+    assert newest_of_config(history.store, "unknown") == ()
     resolved(history, range(1, 2))  # again
     assert ids(newest_of_config(history.store, "tiny")) == [first, second]
 
@@ -54,7 +53,7 @@ def test_no_more_than_the_newest_are_remembered(history):
 @pytest.mark.parametrize("content", [b"", b"[1]", b'{"revision": "1", "value": {"releases": [{}]}}'])
 def test_a_damaged_document_is_made_anew_from_the_records(history, content):
     made = resolved(history, range(3))
-    path = history.root / "store/index/newest/configs/tiny.json"
+    path = history.root / "store/index/newest/tiny.json"
     path.write_bytes(content)
     assert ids(newest_of_config(history.store, "tiny")) == made[::-1]
     path.write_bytes(content)
@@ -64,7 +63,7 @@ def test_a_damaged_document_is_made_anew_from_the_records(history, content):
 
 def test_releases_that_are_noted_at_the_same_moment_are_all_there(history):
     records = [read_release_record(history.store, release_id) for release_id in resolved(history, range(6))]
-    (history.root / "store/index/newest/configs/tiny.json").unlink()
+    (history.root / "store/index/newest/tiny.json").unlink()
     threads = [threading.Thread(target=note_release, args=(history.store, record)) for record in records]
     for thread in threads:
         thread.start()
