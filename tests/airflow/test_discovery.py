@@ -21,6 +21,7 @@ HEAVY = {
     "matplotlib", "model_signing", "modelopt", "nncf", "numpy", "openvino", "optimum", "scipy", "torch", "transformers",
     "tritonclient",
 }  # fmt: skip
+OF_A_DEPLOYMENT = ("guard", "retention", "rollback", "verify")
 PARSE = """
 import json, sys, time
 import airflow.sdk
@@ -32,7 +33,9 @@ cold = time.process_time() - started
 started = time.process_time()
 runpy.run_path(sys.argv[1])
 warm = time.process_time() - started
-print(json.dumps({"cold": cold, "warm": warm, "modules": sorted({m.partition(".")[0] for m in sys.modules})}))
+ids = [name for file in sys.argv[2:] for name in runpy.run_path(file) if "__here" in name]
+modules = sorted({name.partition(".")[0] for name in sys.modules})
+print(json.dumps({"cold": cold, "warm": warm, "ids": ids, "modules": modules}))
 """
 
 ZONE = """
@@ -51,7 +54,7 @@ def broken(project) -> Path:
 
 def parse(releases: Path) -> dict:
     done = subprocess.run(
-        [sys.executable, "-c", PARSE, str(DAGS / "releases.py")],
+        [sys.executable, "-c", PARSE, *(str(DAGS / f"{name}.py") for name in ("releases", *OF_A_DEPLOYMENT))],
         env={**os.environ, "AIRFLOW__LLM_PIPELINE__RELEASES": str(releases)},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
@@ -61,6 +64,7 @@ def parse(releases: Path) -> dict:
 def test_parsing_is_quick_and_imports_nothing_heavy(project):
     parsed = parse(project.config.parent)
     assert not HEAVY.intersection(parsed["modules"])
+    assert parsed["ids"] == [f"{name}__here" for name in OF_A_DEPLOYMENT]
     assert parsed["cold"] < 0.9  # three times the aim, for a loaded machine
     assert parsed["warm"] < 0.15
 

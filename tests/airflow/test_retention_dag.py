@@ -1,11 +1,6 @@
 from __future__ import annotations
 
-import json
 import logging
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from airflow.sdk import DAG
@@ -13,16 +8,6 @@ from llm_pipeline_airflow.deployment_dags import retention_dags
 
 from llm_pipeline.store import open_store
 
-DAGS = Path(__file__).resolve().parents[2] / "dags"
-PARSE = """
-import json, runpy, sys, time
-import airflow.sdk
-started = time.process_time()
-dags = runpy.run_path(sys.argv[1])
-seconds = time.process_time() - started
-ids = sorted(name for name in dags if name.startswith("retention__"))
-print(json.dumps({"seconds": seconds, "ids": ids, "modules": sorted({m.partition(".")[0] for m in sys.modules})}))
-"""
 RULES = "retention: { schedule: '30 3 * * *', delete: true, keep_releases: 3 }\n"
 
 
@@ -69,18 +54,6 @@ def test_a_broken_release_config_leaves_the_deployments_of_the_others_alone(proj
 def test_a_worker_makes_only_the_dag_it_runs(project, monkeypatch):
     monkeypatch.setenv("_AIRFLOW_PARSING_CONTEXT_DAG_ID", "release__tiny")
     assert retention_dags((project.config.parent,)) == {}
-
-
-def test_parsing_is_quick_and_imports_nothing_heavy(project):
-    done = subprocess.run(
-        [sys.executable, "-c", PARSE, str(DAGS / "retention.py")],
-        env={**os.environ, "AIRFLOW__LLM_PIPELINE__RELEASES": str(project.config.parent)},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    parsed = json.loads(done.stdout.splitlines()[-1])
-    assert parsed["ids"] == ["retention__here"]
-    assert not {"boto3", "botocore", "huggingface_hub", "model_signing", "numpy", "torch"} & set(parsed["modules"])
-    assert parsed["seconds"] < 0.9  # three times the aim, for a loaded machine
 
 
 @pytest.mark.parametrize("delete", [False, True])
