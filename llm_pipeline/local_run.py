@@ -178,7 +178,6 @@ class LocalRun:
         if passed(result) or result.judgement is None:
             return Ending.GOOD
         if step.scope is not Scope.RECIPE:  # a recipe that is refused ends itself only, for the next one may do
-            log.info("%s: %s: %s", _name(instance), result.judgement.verdict, result.judgement.summary)
             self._refusals.append(result.judgement.verdict)
         return Ending.FAILED
 
@@ -337,7 +336,7 @@ class LocalRun:
         clears_up = step is not None and not step.decides
         done = str(result.metrics.get("phase", "done")) if clears_up else "done"
         state = "reused" if result.reused else done
-        verdict = f"  {result.judgement.verdict}: {result.judgement.summary}" if result.judgement else ""
+        verdict = f"  {result.judgement.verdict}" if result.judgement else ""
         return f"{elapsed:7.1f} s  {name:<28} {state:<6} {seconds:6.1f} s{verdict}"
 
 

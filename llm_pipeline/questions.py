@@ -12,8 +12,9 @@ from llm_pipeline.accuracy.choice import recipes_in_words
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.untrusted_text import markdown, one_line
 from llm_pipeline.config.budget import HOUR, Budget
-from llm_pipeline.release.evidence_text import markdown_table
+from llm_pipeline.release.evidence_text import facts_table, markdown_table
 from llm_pipeline.release.flow import step_named
+from llm_pipeline.release.measured_cost import release_cost
 from llm_pipeline.release.step import Work
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store.places import serving_at
@@ -173,6 +174,28 @@ def production_question(flow: ReleaseProgress, targets: Sequence[str]) -> Questi
         declined="rejected: production is unchanged",
         open="the gates say GO; production waits for a human: run it again with --approve (or --reject)",
     )
+
+
+def replaced(flow: ReleaseProgress, targets: Sequence[str]) -> dict[str, str]:
+    """The release that serves now, by target; without the targets where none does."""
+    serving = {target: serving_at(flow.store, flow.record.place_of(target)) for target in targets}
+    return {target: one.pointer.release_id for target, one in serving.items() if one is not None}
+
+
+def approval_facts(flow: ReleaseProgress, targets: Sequence[str]) -> str:
+    """What helps to decide about production, as Markdown: what is replaced, the accuracy of each task, the cost.
+
+    It is no part of what is approved, for it may change while the question waits.
+    """
+    old = {target: markdown(release_id) for target, release_id in replaced(flow, targets).items()}
+    lines = [f"On {markdown(target)} it replaces {old.get(target, 'nothing')}." for target in targets]
+    for recipe in dict.fromkeys(map(flow.chosen_recipe, targets)):
+        gate = flow.find("accuracy", recipe)
+        if gate is not None and gate.judgement is not None:
+            lines += ["", f"**Accuracy of {markdown(recipe)}, compared with the baseline:**", ""]
+            lines += [facts_table(gate.judgement)]
+    spent = release_cost(flow.record, flow.results().values()).in_words(flow.record.deployment.currency)
+    return "\n".join([*lines, "", f"The release has taken {markdown(spent)} so far."])
 
 
 def _gates(flow: ReleaseProgress, subjects: set[str]) -> str:

@@ -504,21 +504,23 @@ def _fact(pairs: TaskPairs, part: PairedAccuracy, margin: float, verdict: Verdic
     name = f"accuracy loss, {part.name}"
     if part.loss is None:
         detail = "No item is scored on both sides."
-        return Evidence(name=name, verdict=verdict, limit=margin, unit="fraction", detail=detail)
+        return Evidence(name=name, verdict=verdict, limit=margin, unit="fraction lost", detail=detail)
     clusters = f" in {part.clusters} clusters" if part.clusters else ""
     detail = f"{part.lost} lost, {part.gained} gained{clusters}."
     if verdict is Verdict.ANOMALOUS:
         detail += " Quantization does not make models this much better: look for leaked answers or a broken baseline."
     elif verdict is Verdict.INCONCLUSIVE:
         detail += f" {_undecided(pairs, margin, policy)}"
-    return bounded_fact(name, verdict, part.loss, margin, part.pairs, detail)
+    return bounded_fact(name, verdict, part.loss, margin, part.pairs, detail, unit="fraction lost")
 
 
-def bounded_fact(name: str, verdict: Verdict, bounds: Bounds, limit: float, samples: int, detail: str) -> Evidence:  # noqa: PLR0917
+def bounded_fact(  # noqa: PLR0917
+    name: str, verdict: Verdict, bounds: Bounds, limit: float, samples: int, detail: str, *, unit: str = "fraction"
+) -> Evidence:
     """Evidence of a share between its bounds."""
     measured, lower, upper = bounds.estimate, bounds.lower, bounds.upper
     return Evidence(
-        name=name, verdict=verdict, measured=measured, lower=lower, upper=upper, limit=limit, unit="fraction",
+        name=name, verdict=verdict, measured=measured, lower=lower, upper=upper, limit=limit, unit=unit,
         samples=samples, detail=detail,
     )  # fmt: skip
 

@@ -6,6 +6,8 @@ _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 _TENTHS_BELOW_SECONDS = 10.0
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _ROUNDED_TO_THREE_DIGITS = 999.5
+_THREE_DIGITS = 100.0
+_NO_DATA = "\N{EN DASH}"
 
 
 def duration(seconds: float) -> str:
@@ -18,6 +20,27 @@ def duration(seconds: float) -> str:
     if whole < _HOUR:
         return _two(whole, _MINUTE, "min", 1.0, "s")
     return _two(whole, _HOUR, "h", _MINUTE, "min") if whole < _DAY else _two(whole, _DAY, "d", _HOUR, "h")
+
+
+def points(fraction: float) -> str:
+    """A difference of fractions in percentage points, signed: 0.0058 is `+0.58`."""
+    return f"{100 * fraction:+.2f}"
+
+
+def measure(value: float | None, unit: str) -> str:
+    """A measured value in its unit: percent for a fraction, points for a `fraction lost`; a dash when there is none."""
+    if value is None:
+        return _NO_DATA
+    if unit == "fraction":
+        return f"{100 * value:.2f} %"
+    if unit == "fraction lost":
+        return f"{points(value)} points"
+    if unit == "bytes":
+        return byte_size(value)
+    if unit in ("ms", "milliseconds"):
+        return f"{value:,.0f} ms" if abs(value) >= _THREE_DIGITS else f"{value:.3g} ms"
+    text = f"{value:,.0f}" if value == int(value) else f"{value:,.4g}"
+    return f"{text} {unit}".rstrip()
 
 
 def _two(whole: int, large: float, large_name: str, small: float, small_name: str) -> str:

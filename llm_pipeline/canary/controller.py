@@ -381,7 +381,7 @@ class CanaryController:
         arms, seconds = self._traffic.step_arms(record), record.watched_seconds
         summary = f"{decision.judgement.summary}: {step_in_numbers(tests.step, arms)}"
         judgement = decision.judgement.model_copy(update={"summary": summary})
-        table = format_step(tests, tests.step, arms, judgement=judgement, policy=self._policy, seconds=seconds)
+        table = format_step(tests, tests.step, arms, policy=self._policy, seconds=seconds)
         log.info(Lines(f"both versions:{table}"))
         return decision.model_copy(update={"judgement": judgement})
 

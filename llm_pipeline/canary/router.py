@@ -90,7 +90,7 @@ def rounded(want: RouteState, unit: int, *, where: str) -> RouteState:
     share = want.weights.get("green", 0)
     nearest = round(share / unit) * unit
     if nearest in (0, ALL) and nearest != share:
-        raise Unsupported(f"this router splits by {unit / 100:g} % at least", where=where)
+        raise Unsupported(f"this router splits by at least {unit / 100:g} %", where=where)
     weights = {"blue": ALL - nearest, "green": nearest}
     return want.model_copy(update={"weights": weights, "standby": None})
 

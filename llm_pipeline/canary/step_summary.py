@@ -9,7 +9,7 @@ from typing import Self
 
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.text_table import aligned
-from llm_pipeline.base.verdict import Judgement, Verdict
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.access_log import ObservedRequest
 from llm_pipeline.canary.analysis import AnalysisState, MetricState, StepState, regressed_at
 from llm_pipeline.canary.evidence import SPLIT_ALPHA, beyond_in_words, metric_compared, split_ratio
@@ -193,15 +193,14 @@ def format_step(
     step: StepState,
     arms: StepArms,
     *,
-    judgement: Judgement,
     policy: CanaryPolicy,
     seconds: float,
 ) -> str:
-    """Both arms over the step, the split, the tests over the whole canary, the verdict; starts with a line break."""
+    """Both arms over the step, the split, the tests over the whole canary; starts with a line break."""
     slot = arms.slot
     head = (f"step {step.percent}, {seconds:.0f} s", f"candidate ({slot})", f"stable ({other_slot(slot)})")
     tests = [
-        ("whole canary", "candidate", "stable", "e-value", "regressed at"),
+        ("whole canary", "candidate", "stable", "e-value", "threshold"),
         *(_metric_row(_summarise_metric(metric, state, policy)) for metric in state.metrics),
     ]
     lines = [
@@ -210,7 +209,6 @@ def format_step(
         "",
         *aligned(tests),
         *(f"not compared: {what}" for what in state.thresholds.left_out),
-        f"{judgement.verdict}: {judgement.summary}",
     ]
     return "\n" + "\n".join(lines)
 
@@ -247,7 +245,7 @@ def _split_line(step: StepState) -> str:
     measured = _NOTHING if split.measured is None else f"{split.measured * 100:.1f} %"
     return (
         f"split: {measured} of {split.total} requests measured, {step.percent} intended; "
-        f"e-value {split.largest:.3g}, wrong at {1 / SPLIT_ALPHA:.0f}"
+        f"e-value {split.largest:.3g}, threshold {1 / SPLIT_ALPHA:.0f}"
     )
 
 

@@ -317,7 +317,7 @@ def _add_rolling_back(commands: Commands) -> None:
         "rollback",
         _roll_back,
         "roll back a release on trial or in production; safe to repeat",
-        description="Leave a release and bring back the one that served before it. What was taken back is never gone "
+        description="Leave a release and bring back the one that served before it. What was rolled back is never gone "
         "back to: only another release of it brings it into production again.",
     )
     parser.add_argument("model_id", metavar="model", help="organisation/name")
@@ -332,7 +332,7 @@ def _add_rolling_back(commands: Commands) -> None:
         default="",
         metavar="RELEASE",
         help="the release to leave, or the beginning of its id (default: what is on trial, or else what serves, unless "
-        "it serves because another release was taken back)",
+        "it serves because another release was rolled back)",
     )
     parser.add_argument("--reason", default="", help="recorded with the rollback")
     parser.add_argument(

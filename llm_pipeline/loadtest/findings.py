@@ -13,7 +13,6 @@ from typing import TypeVar
 
 from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.text_table import aligned
-from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
 from llm_pipeline.loadtest.outcome import (
     Latency,
@@ -275,14 +274,12 @@ def quote(text: str) -> str:
 
 
 WIDTH = 120
-_FACTS = ("verdict", "fact", "measured", "bounds", "limit", "n")
 
 
 def format_load_test(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> str:
-    """All tables and facts, with the verdict at the end; starts with a line break."""
+    """All tables; starts with a line break."""
     blocks = ["\n".join(_wrapped(rates_in_words(outcome, policy)))]
-    blocks += ["\n".join(_lines(table)) for table in (*findings(outcome, policy), _facts(outcome.judgement))]
-    blocks.append("\n".join(_wrapped((f"{outcome.judgement.verdict}: {outcome.judgement.summary}",))))
+    blocks += ["\n".join(_lines(table)) for table in findings(outcome, policy)]
     return "\n" + "\n\n".join(blocks)
 
 
@@ -297,20 +294,3 @@ def _lines(table: Table) -> Iterator[str]:
 def _wrapped(sentences: tuple[str, ...]) -> Iterator[str]:
     for sentence in sentences:
         yield from textwrap.wrap(" ".join(sentence.split()), WIDTH, subsequent_indent="  ")
-
-
-def _facts(judgement: Judgement) -> Table:
-    """The facts, with details of those that are not GO."""
-    notes = [f"{f.name}: {f.detail}" for f in judgement.evidence if f.detail and f.verdict is not Verdict.GO]
-    return Table("Facts", _FACTS, tuple(map(_fact_row, judgement.evidence)), tuple(notes))
-
-
-def _fact_row(fact: Evidence) -> tuple[str, ...]:
-    measured = "no data" if fact.measured is None else f"{_number(fact.measured)} {fact.unit}".strip()
-    bounds = "" if fact.lower is None and fact.upper is None else f"{_number(fact.lower)} .. {_number(fact.upper)}"
-    limit = "" if fact.limit is None else _number(fact.limit)
-    return (str(fact.verdict), fact.name, measured, bounds.strip(), limit, f"{fact.samples:,}")
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"

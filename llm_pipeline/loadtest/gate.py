@@ -144,10 +144,14 @@ def judge_windows(
     judgement = judge("", facts)
     if judgement.verdict is Verdict.GO:
         each = sum(map(len, counted)) / len(counted)
-        summary = f"Shown at {100 * policy.confidence:g} % confidence: {claim}; {len(counted)} windows of {each:.0f} "
-        summary += "requests."
+        summary = (
+            f"{claim[:1].upper()}{claim[1:]} ({100 * policy.confidence:g} % confidence, {len(counted)} windows of "
+        )
+        summary += f"{each:.0f} requests)."
         if each < _SHORT_WINDOW:
-            summary += " Such short windows do not exclude what lasts longer than one of them."
+            summary += (
+                " The windows are short: a queue that builds up, or a stall longer than one of them, may be missed."
+            )
     else:
         summary = f"Not shown: {claim}. {judgement.evidence[0].name}: {judgement.evidence[0].detail}"
     return judgement.model_copy(update={"summary": summary})

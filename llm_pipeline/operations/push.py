@@ -84,7 +84,7 @@ def prepare(flow: ReleaseProgress, deployment: Deployment, repository: str, targ
         target: Push what was chosen for this target; empty where all targets chose the same.
 
     Raises:
-        NotPassed: It did not pass all of its gates, or was taken back from production.
+        NotPassed: It did not pass all of its gates, or was rolled back.
         ConfigError: The targets chose different recipes and none is named, there is no such target, or the repository
             has no name that a hub takes.
         IntegrityError: The checkpoint, or what the store says of it, is damaged or not signed as it must be.

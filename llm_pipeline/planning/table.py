@@ -271,7 +271,7 @@ def _header(target: TargetPlan) -> tuple[str, ...]:
     if held is None:
         return (*_HEADER, "batch", "length")
     lengths = "/".join(_tokens(batch.tokens) for batch in held.batches)
-    return (*_HEADER, f"batch at {lengths}", f"length at {held.sequences}")
+    return (*_HEADER, f"max batch, {lengths} tokens", f"max tokens, {held.sequences} requests")
 
 
 def _memory(fit: MemoryFit | None) -> tuple[str, ...]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping
 
-from llm_pipeline.base.quantities import byte_size
+from llm_pipeline.base.quantities import byte_size, measure
 from llm_pipeline.base.text_table import aligned, underlined
 from llm_pipeline.base.untrusted_text import markdown, one_line
-from llm_pipeline.base.verdict import Evidence, Judgement
+from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
 from llm_pipeline.release.contract import StageResult
 
+WIDTH = 120
+"""Columns of a line of the log."""
 _HEADINGS = ("fact", "verdict", "measured", "bounds", "limit", "n")
 _LOAD_FIGURES = {
     "confirmed_rate_per_second": "{:.3g} requests/s confirmed",
@@ -24,10 +27,21 @@ _LOAD_FIGURES = {
 
 
 def log_table(judgement: Judgement) -> str:
-    """The verdict, its summary and its evidence, as one log record: aligned columns below the sentence."""
-    lines = underlined(_HEADINGS, [tuple(map(one_line, _row(fact))) for fact in judgement.evidence])
-    head = f"{judgement.verdict.value}: {one_line(judgement.summary)}{judgement.verdict.see}"
-    return "\n".join([head, *lines])
+    """The verdict and its evidence, as one log record: the first sentence of the summary, and its figures below."""
+    opening = one_line(judgement.summary).partition(". ")[0].rstrip(".")
+    lines = textwrap.wrap(f"{judgement.verdict.value}: {opening}{judgement.verdict.see}", WIDTH)
+    lines += underlined(_HEADINGS, [tuple(map(one_line, _row(fact))) for fact in judgement.evidence])
+    for fact in judgement.evidence:
+        if fact.detail and fact.verdict is not Verdict.GO:
+            lines += textwrap.wrap(one_line(f"{fact.name}: {fact.detail}"), WIDTH, subsequent_indent="  ")
+    return "\n".join(lines)
+
+
+def measured_table(what: str, metrics: Mapping[str, object]) -> str:
+    """What a stage that judges nothing measured, one a line; metrics without a value are left out."""
+    told = {name: value for name, value in metrics.items() if value not in (None, "")}
+    rows = aligned([(name.replace("_", " "), _metric(name, value)) for name, value in told.items()]) if told else []
+    return "\n".join([f"{what} made and measured:", *rows])
 
 
 def facts_table(judgement: Judgement) -> str:
@@ -58,20 +72,14 @@ def _load_figures(result: StageResult) -> str:
 
 
 def _row(fact: Evidence) -> tuple[str, ...]:
-    bounds = "" if fact.lower is None and fact.upper is None else f"[{_number(fact.lower)}, {_number(fact.upper)}]"
-    limit = f"{_number(fact.limit)} {fact.unit}".strip() if fact.limit is not None else ""
-    measured = f"{_number(fact.measured)} {fact.unit}".strip() if fact.measured is not None else "no data"
-    return (fact.name, fact.verdict.value, measured, bounds, limit, str(fact.samples))
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
-
-
-def metric_table(metrics: Mapping[str, object]) -> str:
-    """Metrics as people read them, one a line; those without a value are left out."""
-    told = {name: value for name, value in metrics.items() if value not in (None, "")}
-    return "\n".join(aligned([(name.replace("_", " "), _metric(name, value)) for name, value in told.items()]))
+    measured = "no data" if fact.measured is None else measure(fact.measured, fact.unit)
+    limit = "" if fact.limit is None else measure(fact.limit, fact.unit)
+    bounds = ""
+    if fact.lower is not None or fact.upper is not None:
+        unit = fact.unit if fact.unit in ("fraction", "fraction lost", "bytes") else ""
+        lower, upper = (None if bound is None else measure(bound, unit) for bound in (fact.lower, fact.upper))
+        bounds = f"{lower} to {upper}" if lower and upper else f"from {lower}" if lower else f"up to {upper}"
+    return (fact.name, fact.verdict.value, measured, bounds, limit, f"{fact.samples:,}")
 
 
 def _metric(name: str, value: object) -> str:

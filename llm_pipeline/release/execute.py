@@ -27,8 +27,9 @@ from llm_pipeline.base.errors import (
     as_pipeline_error,
     is_unexpected,
 )
-from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.records import ArtifactRef, Frozen
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.store import StoreModel
 from llm_pipeline.release.changes import changing
 from llm_pipeline.release.contract import (
@@ -40,6 +41,7 @@ from llm_pipeline.release.contract import (
     StageResult,
     Timings,
 )
+from llm_pipeline.release.evidence_text import log_table, measured_table
 from llm_pipeline.release.gpu_slots import held
 from llm_pipeline.release.registry import load_stage, publishes
 from llm_pipeline.store import ArtifactStore, open_store
@@ -235,6 +237,11 @@ def _execute(request: StageRequest) -> StageResult:
     )
     release_id = request.release_id if stage.name != "resolve" else result.release_id
     result = result.model_copy(update={"release_id": release_id, "timings": timings})
+    if result.judgement is None:
+        log.info(Lines(measured_table(f"{stage.name} {request.subject}".strip(), result.metrics)))
+    else:
+        tell = log.info if result.judgement.verdict is Verdict.GO else log.error
+        tell(Lines(log_table(result.judgement)))
     write = write_signed if stage.publishes else replace_document
     with changing(store, release_id) if stage.changes_release else contextlib.nullcontext():
         write(store, results_name(release_id, stage.name, request.subject), result.model_dump(mode="json"))

@@ -74,7 +74,7 @@ PROMOTION = Group(
 FLOW: tuple[Step, ...] = (
     Step(
         name="claim",
-        title="Wait for the turn",
+        title="Acquire lock",
         words="Waits, without a worker, until no other release of the model is running.",
         kind=Kind.CLAIM,
     ),
@@ -341,7 +341,7 @@ FLOW: tuple[Step, ...] = (
     ),
     Step(
         name="give_back",
-        title="End the turn",
+        title="Free lock",
         words="Lets the next release of the model begin. Always runs once the turn was taken.",
         kind=Kind.CLAIM,
         after=("report",),

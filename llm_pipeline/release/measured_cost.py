@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.release import ResolvedRelease
@@ -33,6 +34,12 @@ class MeasuredCost(Frozen):
         return MeasuredCost(
             seconds=self.seconds + other.seconds, gpu_hours=self.gpu_hours + other.gpu_hours, price=price
         )
+
+    def in_words(self, currency: str) -> str:
+        """E.g. `42 min 3 s, 2.80 GPU hours, 11.20 USD`."""
+        gpus = f", {self.gpu_hours:.2f} GPU hours" if self.gpu_hours else ""
+        price = f", {self.price:.2f} {currency}" if self.gpu_hours and self.price is not None else ""
+        return duration(self.seconds) + gpus + price
 
 
 def busy_gpus(release: ResolvedRelease, deployment: Deployment, stage: str, subject: str) -> tuple[str, int]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from llm_pipeline.accuracy.evaluation import PairedAccuracy
+from llm_pipeline.base.quantities import points
 from llm_pipeline.reporting.figure import VERDICT_ROLE, Plot, colour, draw_plot
 from llm_pipeline.reporting.model import AccuracyStudy, Trial
-from llm_pipeline.reporting.quantities import points
 
 _ROW_INCHES = 0.27
 _STUDY_GAP = 0.6

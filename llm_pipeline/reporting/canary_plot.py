@@ -184,10 +184,8 @@ def plot_evidence(study: CanaryStudy, evidence: EvidenceSeries) -> Plot:
             axes.yaxis.get_major_locator().set_params(numticks=6)
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.yaxis.set_minor_formatter(lambda _value, _: "")
-        _title(panels[0], f"worse than tolerated: e-values, {e_value(evidence.regressed_at)} decides")
-        panels[1].set_title(
-            f"traffic split otherwise than intended: e-value, {e_value(evidence.split_wrong_at)} decides"
-        )
+        _title(panels[0], f"regressions: e-values, threshold {e_value(evidence.regressed_at)}")
+        panels[1].set_title(f"wrong traffic split: e-value, threshold {e_value(evidence.split_wrong_at)}")
         _mark_moments(panels, study)
 
     return draw_plot(

@@ -165,7 +165,7 @@ def _progress(results: Results) -> str:
     if not working:
         return "No stage has finished yet."
     last = max(working, key=_started)
-    return f"No gate has stopped it so far; the last finished stage is {stage_label(last)}."
+    return f"In progress: no gate has stopped it; last finished stage: {stage_label(last)}."
 
 
 def released_facts(record: ReleaseRecord, results: Results, pointers: Mapping[str, PlaceState]) -> tuple[Fact, ...]:
@@ -186,7 +186,7 @@ def released_facts(record: ReleaseRecord, results: Results, pointers: Mapping[st
         Fact(label="Resolved", value=record.created_at.strftime("%Y-%m-%d %H:%M:%S UTC")),
     ]
     if record.overrides:
-        facts.append(Fact(label="Otherwise than the config", value=record.overrides_in_words))
+        facts.append(Fact(label="Changed for this run", value=record.overrides_in_words))
     for target in release.targets:
         runtime = f" {target.runtime_version}" if target.runtime_version else ""
         facts.append(Fact(label="Target", value=f"{target.name}: {target.accelerator}, {target.engine}{runtime}"))

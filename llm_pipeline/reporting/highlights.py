@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from llm_pipeline.base.quantities import byte_size, duration
+from llm_pipeline.base.quantities import byte_size, duration, measure, points
+from llm_pipeline.canary.events import EventKind
 from llm_pipeline.inspection.release_index import Figure
 from llm_pipeline.loadtest.outcome import WindowSummary, deciding_windows, quantile_of
 from llm_pipeline.reporting.model import AccuracyStudy, CanaryStudy, LoadStudy, Trial
-from llm_pipeline.reporting.quantities import measure, points
 
 
 def highlights(
@@ -83,8 +83,12 @@ def _slow(load: LoadStudy, windows: Sequence[WindowSummary]) -> Iterator[str]:
 def _canary(study: CanaryStudy) -> Figure:
     requests = sum(sample.candidate.requests for sample in study.samples)
     errors = sum(sample.candidate.errors for sample in study.samples)
-    reached = max(sample.percent for sample in study.samples)
     seconds = study.samples[-1].at_seconds - study.samples[0].at_seconds
     lost = sum(sample.candidate.lost + sample.stable.lost for sample in study.samples)
     note = f"{errors} errors in {requests:,} requests, {lost} lost, {duration(seconds)}"
-    return Figure(label=f"Canary, {study.target}", value=f"reached {reached:g} %", note=note)
+    if study.rollback is not None:
+        value = f"rolled back{f' at {study.rollback.step}' if study.rollback.step else ''}"
+    else:
+        promoted = any(event.kind is EventKind.PROMOTED for event in study.events)
+        value = "promoted" if promoted else f"at {study.samples[-1].percent:g} %"
+    return Figure(label=f"Canary, {study.target}", value=value, note=note)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib import resources
 
-from llm_pipeline.base.quantities import byte_size, duration
+from llm_pipeline.base.quantities import byte_size, duration, measure, points
 from llm_pipeline.base.untrusted_text import several_lines
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.loadtest.findings import findings, rates_in_words
@@ -17,7 +17,6 @@ from llm_pipeline.reporting.failures import advice, failure_in_words
 from llm_pipeline.reporting.figure import Plot
 from llm_pipeline.reporting.load_plots import draw_load
 from llm_pipeline.reporting.model import ReportData, stage_label, verdict_in_words
-from llm_pipeline.reporting.quantities import measure, points
 from llm_pipeline.reporting.timeline_plot import plot_timeline
 
 _TEMPLATE = "template.html.jinja"

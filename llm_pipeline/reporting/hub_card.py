@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from llm_pipeline.accuracy.evaluation import PairedAccuracy
-from llm_pipeline.base.quantities import byte_size
+from llm_pipeline.base.quantities import byte_size, points
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.untrusted_text import markdown, one_line
 from llm_pipeline.base.verdict import Judgement
@@ -28,7 +28,6 @@ from llm_pipeline.release.step import Effect
 from llm_pipeline.reporting.highlights import load_figures
 from llm_pipeline.reporting.model import AccuracyStudy, ReportData, stage_label
 from llm_pipeline.reporting.production import UNQUANTIZED
-from llm_pipeline.reporting.quantities import points
 
 PROVENANCE_DIRECTORY = "llm_pipeline"
 """Where the pushed repository has what is not the model's: loaders, and our own download, leave it out."""

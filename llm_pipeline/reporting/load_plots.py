@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from llm_pipeline.base.quantities import measure
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.loadtest.outcome import (
     Latency,
@@ -20,7 +21,6 @@ from llm_pipeline.loadtest.outcome import (
 )
 from llm_pipeline.reporting.figure import VERDICT_ROLE, Plot, colour, draw_plot, legend_below, milliseconds_axis
 from llm_pipeline.reporting.model import LatencyCurve, LoadStudy
-from llm_pipeline.reporting.quantities import measure
 
 _MOST_INTERVALS = 240
 

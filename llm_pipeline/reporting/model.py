@@ -93,7 +93,7 @@ class Trial(Frozen):
     Attributes:
         weights: Its weight format.
         verdict: Its accuracy gate's; None when there is none.
-        outcome: Why there is no verdict, in words: passed over, an error, not tried yet; else empty.
+        outcome: Why there is no verdict, in words: skipped, an error, not run; else empty.
         chosen_on: Targets that are built with it.
         bytes: Size of its checkpoint.
         size_ratio: That, by the size of the checkpoint as published.

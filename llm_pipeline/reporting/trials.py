@@ -53,7 +53,7 @@ def read_trials(
             outcome = "" if gate else "quantized, not judged yet"
         else:
             why = passed_over(name)
-            outcome = f"passed over: {why}" if why else "not tried"
+            outcome = f"skipped: {why}" if why else "not run"
         engines = tuple(_speed(build) for target in chosen_on if (build := results.get(("build", target))))
         trials.append(
             Trial(

@@ -332,18 +332,16 @@ async def _drawn_twice(served: Served, requests: Sequence[GenerationRequest]) ->
         return _fact(Verdict.INCONCLUSIVE, detail=detail)
     different = sum(left.text != right.text for left, right in zip(one, other, strict=True))
     if different:
-        return _fact(Verdict.GO, different / len(drawn), unit="of the texts drawn twice differ")
+        return _fact(Verdict.GO, different / len(drawn), detail="Share of the texts drawn twice that differ.")
     return _fact(Verdict.ANOMALOUS, detail=f"Texts drawn twice at temperature {_TEMPERATURE:g} are equal: a replay.")
 
 
-def _fact(
-    verdict: Verdict, share: float | None = None, *, unit: str = "of the tokens were counted", detail: str = ""
-) -> Evidence:
+def _fact(verdict: Verdict, share: float | None = None, *, detail: str = "") -> Evidence:
     return Evidence(
         name=_REPEATS,
         verdict=verdict,
         measured=share,
-        unit=unit,
+        unit="fraction",
         samples=_PROMPTS,
         detail=detail,
     )

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 
 from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
@@ -47,8 +46,6 @@ def run(context: StageContext[AccuracyConfig]) -> StageOutput:
         context.inputs, config.evaluation, policy, config.dtype, context.workdir, answers=answers
     )
     log.info(Lines(f"scores:{format_evaluation(evaluated.summary, policy)}"))
-    say = log.info if judgement.verdict is Verdict.GO else log.warning
-    say(f"accuracy verdict: {judgement.verdict}: {judgement.summary}")
     return StageOutput(
         artifacts={"evaluation": Produced("evaluation", evaluated.directory)},
         metrics=evaluated.metrics(),

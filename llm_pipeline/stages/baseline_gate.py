@@ -14,9 +14,7 @@ from pydantic import ValidationError
 
 from llm_pipeline.accuracy.evaluation import EvaluationSummary, read_summary
 from llm_pipeline.artifacts.items import ScoredItem, read_items
-from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import ExpectedScore
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput, StageResult
@@ -24,8 +22,6 @@ from llm_pipeline.store import ArtifactStore
 
 if TYPE_CHECKING:
     from llm_pipeline.release_progress import ReleaseProgress
-
-log = get_logger(__name__)
 
 
 class BaselineGateConfig(ConfigModel):
@@ -61,10 +57,6 @@ def run(context: StageContext[BaselineGateConfig]) -> StageOutput:
         before,
         maximum_cut_share=config.maximum_cut_share,
     )
-    say = log.info if judgement.verdict is Verdict.GO else log.warning
-    facts = [f"{fact.name}: {fact.verdict}: {fact.detail}" for fact in judgement.evidence]
-    log.info(Lines("\n".join(["the baseline:", *facts])))
-    say(f"baseline verdict: {judgement.verdict}: {judgement.summary}")
     return StageOutput(judgement=judgement, tool_seconds=time.monotonic() - started)
 
 

@@ -36,9 +36,8 @@ def run(context: StageContext[ChooseConfig]) -> StageOutput:
     for attempt in context.config.attempts:
         verdict = attempt.verdict.value if attempt.verdict else "failed"
         tell = log.info if attempt.verdict else log.warning
-        tell("recipe tried", recipe=attempt.recipe, verdict=verdict, bytes=attempt.bytes, why=attempt.summary)
+        tell("recipe tried", recipe=attempt.recipe, verdict=verdict, bytes=attempt.bytes)
     recipe, judgement = choose_recipe(context.config.attempts)
-    log.info(judgement.summary, verdict=judgement.verdict.value)
     return StageOutput(metrics={"recipe": recipe}, judgement=judgement)
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import AccuracyPolicy
@@ -60,8 +59,6 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     )
     require_served(config.endpoint, config.repository_digest)
     log.info(Lines(f"the server's scores:{format_evaluation(evaluated.summary, config.policy)}"))
-    say = log.info if judgement.verdict is Verdict.GO else log.warning
-    say(f"served accuracy verdict: {judgement.verdict}: {judgement.summary}")
     return StageOutput(
         artifacts={"evaluation": Produced("evaluation", evaluated.directory)},
         metrics=evaluated.metrics(),

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from llm_pipeline.artifacts.golden import read_golden
 from llm_pipeline.base.errors import Transient
-from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.model import ConfigModel, Name
@@ -29,8 +28,6 @@ from llm_pipeline.stages.request_parts import served_release, server_slot
 
 if TYPE_CHECKING:
     from llm_pipeline.release_progress import ReleaseProgress
-
-log = get_logger(__name__)
 
 
 class ServerSlotConfig(ConfigModel):
@@ -93,7 +90,6 @@ def run(context: StageContext[StagingConfig]) -> StageOutput:
     except BaseException:
         control.stop()
         raise
-    log.info(Lines(f"probes of the running server:{_table(judgement)}"))
     if judgement.verdict is not Verdict.GO:
         control.stop()
     return StageOutput(
@@ -141,15 +137,6 @@ def _probe(context: StageContext[StagingConfig], server: StagedServer) -> tuple[
 
 def _measured(judgement: Judgement, name: str) -> float | None:
     return next((fact.measured for fact in judgement.evidence if fact.name == name), None)
-
-
-def _table(judgement: Judgement) -> str:
-    lines = [
-        f"{fact.verdict!s:<13} {fact.name:<40} "
-        f"{'-' if fact.measured is None else format(fact.measured, '.4g'):>8} {fact.unit:<9} {fact.detail}".rstrip()
-        for fact in judgement.evidence
-    ]
-    return "\n" + "\n".join(lines)
 
 
 def request(flow: ReleaseProgress, subject: str) -> tuple[StagingConfig, Mapping[str, ArtifactRef]]:

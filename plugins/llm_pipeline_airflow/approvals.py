@@ -7,15 +7,17 @@ only a document in the store: `DecisionTrigger` sees it there and closes the for
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 from uuid import UUID
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.providers.standard.triggers.hitl import HITLTriggerEventSuccessPayload
-from airflow.sdk.exceptions import AirflowFailException, AirflowRuntimeError, TaskAwaitingInput
+from airflow.sdk.exceptions import AirflowRuntimeError, TaskAwaitingInput
 from airflow.sdk.execution_time.hitl import update_hitl_detail_response
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 from asgiref.sync import sync_to_async
@@ -28,17 +30,20 @@ from llm_pipeline.base.untrusted_text import markdown
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.store import Store
 from llm_pipeline.notifications.event import answered, asked
-from llm_pipeline.questions import planned_text, question_of, replaces_nothing
+from llm_pipeline.questions import approval_facts, planned_text, question_of, replaced, replaces_nothing
 from llm_pipeline.release.decision import Decision, decision_name
 from llm_pipeline.release.evidence_text import facts_table
+from llm_pipeline.release.flow import APPROVAL
 from llm_pipeline.release.tasks import canary_subject
-from llm_pipeline.release_progress import ReleaseProgress
+from llm_pipeline.release_progress import ReleaseProgress, placement
+from llm_pipeline.runners.runners import Runners
 from llm_pipeline.runners.stage_environment import secret_connections
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.place_state import StepApproval, place_name
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.connections import config_with_secrets, fetch_secrets
-from llm_pipeline_airflow.faults import contained
+from llm_pipeline_airflow.faults import contained, refused
+from llm_pipeline_airflow.links import ReleaseReportLink
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.notifications import ReleaseNotifier, page_of, tell_canary
 from llm_pipeline_airflow.operators import RELEASE_ID_TEMPLATE
@@ -67,33 +72,44 @@ class AwaitedAnswer(Frozen):
         store: The store; the triggerer may have no other file of the release.
         document: Its name there.
         question: Fields that tell this question from others in the same document.
-        among: The field of the document that holds several questions; empty where the document is one.
+        place: Of a question about a canary's step, which stands among others in its place's document; else empty.
         connections: Airflow connections that hold what the store asks for, by variable.
     """
 
     store: Store
     document: str
     question: dict[str, str | float]
-    among: str = ""
+    place: str = ""
     connections: dict[str, str] = Field(default={})
 
     def found(self, value: object) -> bool | None:
         """Whether a document approves; None while it answers nothing, or another question."""
-        if isinstance(value, dict) and self.among:
-            answers = map(self.model_copy(update={"among": ""}).found, value.get(self.among, []))
+        if isinstance(value, dict) and self.place:
+            answers = map(self.model_copy(update={"place": ""}).found, value.get("approvals", []))
             return next((answer for answer in answers if answer is not None), None)
         if not isinstance(value, dict) or any(value.get(name) != wanted for name, wanted in self.question.items()):
             return None
         return None if value.get("answer") in (None, "waiting") else value["answer"] == "approved"
 
+    def withdrawn(self, store: ArtifactStore) -> bool:
+        """Whether the canary that is asked about was rolled back meanwhile."""
+        from llm_pipeline.canary.approvals import runs_of
+        from llm_pipeline.canary.record import Phase, read_canary_record
+
+        if not self.place:
+            return False
+        canary = read_canary_record(store, str(self.question["release_id"]), self.place)
+        ended = canary is not None and canary.phase in (Phase.ROLLING_BACK, Phase.ROLLED_BACK)
+        return ended and self.question["run"] in runs_of(canary)
+
 
 def awaited_answer(
-    deployment: Deployment, document: str, question: Mapping[str, str | float], *, among: str = ""
+    deployment: Deployment, document: str, question: Mapping[str, str | float], *, place: str = ""
 ) -> AwaitedAnswer:
     """What a trigger needs to know of an answer in a deployment's store."""
     connections = secret_connections(deployment)
     return AwaitedAnswer(
-        store=deployment.store, document=document, question=dict(question), among=among, connections=connections
+        store=deployment.store, document=document, question=dict(question), place=place, connections=connections
     )
 
 
@@ -147,7 +163,8 @@ class DecisionTrigger(BaseTrigger):
     def _look(self) -> bool | None:
         self._store = self._store or open_store(self.awaited.store)
         document = self._store.read_document(self.awaited.document)
-        return self.awaited.found(document.value) if document is not None else None
+        found = self.awaited.found(document.value) if document is not None else None
+        return False if found is None and self.awaited.withdrawn(self._store) else found
 
     async def _close_form(self, chosen: list[str]) -> None:
         """Answer the form, so that nobody is asked any more."""
@@ -191,7 +208,7 @@ class DecisionOperator(ApprovalOperator):
             try:
                 claim_of(config_with_secrets(self.config_path), context).park()
             except Terminal as error:
-                raise AirflowFailException(error.told) from error
+                raise refused(context, error.told) from error
         else:
             self.check_claim(context)
         log.info("%s", Lines(f"asking for a decision:\n{self.body}"))
@@ -231,12 +248,12 @@ class DecisionOperator(ApprovalOperator):
         """Make sure that this release may still go on.
 
         Raises:
-            AirflowFailException: It may not.
+            Refused: It may not.
         """
         try:
             claim_of(config_with_secrets(self.config_path), context).check()
         except Terminal as error:
-            raise AirflowFailException(error.told) from error
+            raise refused(context, error.told) from error
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Act on the answer, if this release may still go on."""
@@ -301,9 +318,32 @@ class QuestionOperator(DecisionOperator):
             log.info("it was answered before it was asked")
             return self._act_on(context, decision, {"responded_at": datetime.now(UTC), "responded_by_user": None})
         self.subject, self.body = question.title, question.body
+        if self.step == APPROVAL:
+            self._write_draft(flow)
+            self.body += f"\n\n{approval_facts(flow, targets)}\n\n{self._links(context, flow, targets)}"
         name = decision_name(flow.record.release_id, self.step)
         same = {"run": decision.run, "evidence": decision.evidence}
         return self.ask(context, awaited_answer(flow.deployment, name, same))
+
+    def _write_draft(self, flow: ReleaseProgress) -> None:
+        """Write the release's report as far as it goes, for whoever decides; the question waits for none that fails."""
+        with contained("writing the draft of the report") as faults:
+            runner, request = Runners(flow.deployment), flow.request("report")
+            job = runner.submit(request, placement(request))
+            while runner.is_active(job):
+                time.sleep(1.0)
+            runner.outcome(job)
+        for fault in faults:
+            log.warning("there is no draft of the report: %s", fault)
+
+    def _links(self, context: Context, flow: ReleaseProgress, targets: Sequence[str]) -> str:
+        """The draft of the report, and what this release differs in from those that it replaces."""
+        report = ReleaseReportLink().get_link(self, ti_key=context["ti"])
+        links = [f"[Report, as far as the release is]({report})"]
+        for release_id in dict.fromkeys(replaced(flow, targets).values()):
+            compare = urlencode({"release": [flow.record.release_id, release_id]}, doseq=True)
+            links.append(f"[Comparison with {markdown(release_id)}](llm-pipeline/compare?{compare})")
+        return " · ".join(links)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Write the answer down, and act on the one that counts."""
@@ -327,7 +367,7 @@ class QuestionOperator(DecisionOperator):
     def _act_on(self, context: Context, decision: Decision, event: dict[str, Any]) -> Any:
         self.subject, self._answer = decision.question, (decision.answer, decision.by)
         if decision.refused:
-            raise AirflowFailException(f"{decision.in_words}: {decision.question}")
+            raise refused(context, f"{decision.in_words}: {decision.question}")
         log.info("%s", decision.in_words)
         return super().execute_complete(context, {"params_input": None, **event, "chosen_options": [self.APPROVE]})
 
@@ -373,12 +413,12 @@ class StepApprovalOperator(DecisionOperator):
             return None
         approval = self._question(flow)
         if approval.answer != "waiting":
-            return self._obey(approval)
+            return self._obey(context, approval)
         self.subject = f"Move {self.step:g} % of {self.target} to {flow.record.release_id}?"
         self.body = self._body(flow)
         question = approval.model_dump(mode="json", include={"release_id", "run", "percent", "question"})
-        name = place_name(self._place(flow))
-        return self.ask(context, awaited_answer(flow.deployment, name, question, among="approvals"))
+        place = self._place(flow)
+        return self.ask(context, awaited_answer(flow.deployment, place_name(place), question, place=place))
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Write the answer down, and act on the one that counts."""
@@ -403,7 +443,7 @@ class StepApprovalOperator(DecisionOperator):
             )
             approval = told.approval
         tell_canary(flow.deployment, self._place(flow), flow.record.release_id, link=page_of(context))
-        return self._obey(approval)
+        return self._obey(context, approval)
 
     def _place(self, flow: ReleaseProgress) -> str:
         return flow.record.place_of(self.target)
@@ -428,13 +468,14 @@ class StepApprovalOperator(DecisionOperator):
         place = self.flow().record.place_of(self.target)
         return f"llm-pipeline approve-step {self.release_id} {place} {self.step:g} [--deny]"
 
-    def _obey(self, approval: StepApproval | None) -> None:
+    def _obey(self, context: Context, approval: StepApproval | None) -> None:
         if approval is not None:
             self.subject = f"{self.step:g} % of {self.target}"
             self._answer = (approval.answer, approval.by)
         if approval is None or approval.answer != "approved":
             what = approval.answer if approval else "not asked"
-            raise AirflowFailException(f"step {self.step:g} % of {self.target}: {what}; the canary is rolled back")
+            what = "withdrawn" if what == "waiting" else what  # nobody answered, and the canary was rolled back
+            raise refused(context, f"step {self.step:g} % of {self.target}: {what}; the canary is rolled back")
         log.info("step %g %% was approved by %s", self.step, approval.by)
 
     def _body(self, flow: ReleaseProgress) -> str:

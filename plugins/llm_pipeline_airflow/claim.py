@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from airflow.sdk import BaseOperator, BaseSensorOperator
 from airflow.sdk.configuration import conf
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowSkipException
 
 from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.logging import Lines
@@ -20,6 +20,7 @@ from llm_pipeline.release.loading import ConfiguredRelease, load_release
 from llm_pipeline.store import open_store
 from llm_pipeline_airflow.commit_of_run import revision_of_run
 from llm_pipeline_airflow.connections import config_with_secrets
+from llm_pipeline_airflow.faults import refused
 from llm_pipeline_airflow.form import overrides_of
 from llm_pipeline_airflow.logs import get_logger
 
@@ -61,7 +62,7 @@ class ClaimSensor(BaseSensorOperator):
         """Whether the claim is this run's now.
 
         Raises:
-            AirflowFailException: The release cannot work, so it must not wait for its turn to find that out.
+            Refused: The release cannot work, so it must not wait for its turn to find that out.
             AirflowSkipException: The run has nothing to release, or only plans: it must not take another's turn.
         """
         loaded = config_with_secrets(self.config_path)
@@ -74,7 +75,7 @@ class ClaimSensor(BaseSensorOperator):
                 _only_plan(self.config_path, params, overrides)
                 plan_release(Path(self.config_path), overrides=overrides, store_seconds=0, source_seconds=0)
             except Terminal as error:  # no network, no store: what is impossible must not wait to be found out
-                raise AirflowFailException(str(error)) from error
+                raise refused(context, str(error)) from error
             revision_of_run(load_release(Path(self.config_path)), context)
         claim = claim_of(loaded, context)
         other = claim.ask()

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowFailException
 
 from llm_pipeline.base.errors import ExitCode, StageCrashed
 from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.runners.stage_environment import command_environment
 from llm_pipeline_airflow.connections import deployment_with_secrets
+from llm_pipeline_airflow.faults import Refused, refused
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.notifications import tell_canary
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 
-class FoundWrong(AirflowFailException):
+class FoundWrong(Refused):
     """The command worked, and what it looked at is not as it should be: trying again finds the same."""
 
 
@@ -61,7 +61,7 @@ class CommandOperator(BaseOperator):
         """Run it.
 
         Raises:
-            AirflowFailException: The command refuses what it was asked.
+            Refused: The command refuses what it was asked.
             FoundWrong: It found something wrong, and says what in its last line.
             StageCrashed: It failed, and may work when it is tried again.
         """
@@ -71,7 +71,7 @@ class CommandOperator(BaseOperator):
         code = self._run([_python(deployment), *arguments], command_environment(deployment))
         tell_canary(deployment, self.subject)
         if code == ExitCode.BAD_INPUT:
-            raise AirflowFailException(f"{command[0]} {self.subject} was refused; see its log")
+            raise refused(context, f"{command[0]} {self.subject} was refused; see its log")
         if code == ExitCode.NO_GO:
             raise FoundWrong(self._last_line)
         if code:

@@ -41,7 +41,7 @@ _LADDERS = {
     "every": "All recipes are tried; of those that pass, the one nearest to the top is taken.",
 }
 
-_PREPARATION = "Wait for the turn, pin, plan and fetch; score the unquantized model"
+_PREPARATION = "Lock the model, pin, plan and fetch; score the unquantized model"
 """What comes before the first recipe: a box of the graph."""
 
 TRIGGER_RULES = {

@@ -52,6 +52,11 @@ def _error_family_policy() -> ExceptionRetryPolicy:
                 reason="a transient error: trying again may help",
             ),
             RetryRule(
+                exception="llm_pipeline_airflow.faults.Refused",
+                action=RetryAction.FAIL,
+                reason="trying again cannot help",
+            ),
+            RetryRule(
                 exception="llm_pipeline.base.errors.Terminal",
                 action=RetryAction.FAIL,
                 reason="a terminal error: trying again cannot help",

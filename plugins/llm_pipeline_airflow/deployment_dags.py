@@ -226,9 +226,9 @@ def _form(used: UsedDeployment) -> dict[str, Param]:
             None,
             type=["null", "string"],
             pattern=_RELEASE,
-            title="Release to leave",
+            title="Release to roll back",
             description="Its id, or the beginning of it. Empty: what is on trial, or else what serves, unless it "
-            "serves because another release was taken back.",
+            "serves because another release was rolled back.",
         ),
         "reason": Param(
             type="string", minLength=3, maxLength=200, title="Reason", description="Kept with what was done."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -19,12 +18,11 @@ from airflow.sdk.exceptions import (
     TaskDeferralTimeout,
 )
 
-from llm_pipeline.base.errors import ErrorDocument, Terminal, Transient, from_document
-from llm_pipeline.base.logging import Lines, LogRelay
+from llm_pipeline.base.errors import ErrorDocument, RemoteStageError, Terminal, Transient, from_document
+from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.notifications.event import judged
 from llm_pipeline.operations.promotion import replace_holders
 from llm_pipeline.release.contract import StageRequest, StageResult, TimeLimit
-from llm_pipeline.release.evidence_text import log_table, metric_table
 from llm_pipeline.release.loading import ConfiguredRelease, load_release
 from llm_pipeline.release.time_limit import GRACE_SECONDS, out_of_time
 from llm_pipeline.release_progress import ReleaseProgress, passed, placement, resolve_request
@@ -34,6 +32,7 @@ from llm_pipeline.store import open_store
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.commit_of_run import remember_commit, revision_of_run, run_name
 from llm_pipeline_airflow.connections import config_with_secrets
+from llm_pipeline_airflow.faults import refused
 from llm_pipeline_airflow.form import overrides_of, who_started
 from llm_pipeline_airflow.job_trigger import JobTrigger, may_be_watched, watched_job
 from llm_pipeline_airflow.lineage import lineage_of
@@ -82,7 +81,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         needs: Ids of tasks without whose success it fails, though the trigger rule lets it run.
         wants: Ids of tasks without whose success it is skipped.
         useless_without: Ids of tasks that it does not wait for: it is skipped when one has failed by then.
-        of_recipe: Whether its subject is a recipe, which is passed over when a cheaper one passed everywhere.
+        of_recipe: Whether its subject is a recipe, which is skipped when a cheaper one passed everywhere.
     """
 
     template_fields: Collection[str] = ("subject", "release_id")
@@ -133,7 +132,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
 
     def execute(self, context: Context) -> Any:
         """Run the stage and return its verdict, key, metrics and whether its result was reused."""
-        with self._told_errors():
+        with self._told_errors(context):
             return self.execute_resumable(context)
 
     def resume(self, context: Context, job: JsonValue, event: dict[str, str]) -> Any:
@@ -143,7 +142,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
             log.warning("the triggerer cannot see the stage, so this worker follows it: %s", event["problem"])
         elif self._runner_here().is_active(Job.model_validate(job)):
             log.warning("the triggerer sees another engine than this worker, which follows the stage itself")
-        with self._told_errors():
+        with self._told_errors(context):
             if event["overdue"]:
                 raise from_document(ErrorDocument.model_validate_json(event["overdue"]))
             return self.poll_until_complete(job, context)
@@ -157,7 +156,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except TaskDeferralTimeout as error:
-            with self._told_errors():
+            with self._told_errors(context):
                 self._end_overdue(context, error)
         except TaskDeferralError as error:
             log.warning("the triggerer failed, so this worker follows the stage: %s", error)
@@ -165,12 +164,13 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         return self.execute(context)
 
     @contextmanager
-    def _told_errors(self) -> Iterator[None]:
+    def _told_errors(self, context: Context) -> Iterator[None]:
         try:
             yield
         except Terminal as error:
             self._ending = error.kind
-            raise AirflowFailException(error.told) from error
+            told = isinstance(error, RemoteStageError)  # in the stage's log
+            raise refused(context, error.kind if told else error.told) from error
         except Transient as error:
             log.warning("%s", error.told)  # what Airflow shows of the exception itself names no runbook
             raise
@@ -198,24 +198,24 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         require_any(context, self.any_of)
         if missing := unsuccessful(context, self.needs):
             if set(task_states(context, missing).values()) == {"skipped"}:
-                raise self._skipped("not begun", f"{', '.join(missing)} were skipped")
+                raise self._skipped(f"{', '.join(missing)} were skipped")
             raise AirflowFailException(f"{self.stage} cannot run: {', '.join(missing)} did not succeed in this run")
         if missing := unsuccessful(context, self.wants):
-            raise self._skipped("not begun", f"{', '.join(missing)} did not succeed in this run")
+            raise self._skipped(f"{', '.join(missing)} did not succeed in this run")
         if missing := failed(context, self.useless_without):
-            raise self._skipped("not begun", f"{', '.join(missing)} failed in this run")
+            raise self._skipped(f"{', '.join(missing)} failed in this run")
         if not self.release_id:
-            raise self._skipped("not begun", "there is no release: its first stage failed")
+            raise self._skipped("there is no release: its first stage failed")
         flow = self.flow()
         if why := flow.left_out(self.stage, self.subject):
-            raise self._skipped("left out", why)
+            raise self._skipped(why)
         if self.of_recipe and (why := flow.passed_over(self.subject)):
-            raise self._skipped("passed over", why)
+            raise self._skipped(why)
         return flow.request(self.stage, f"{self.subject}:{self.step}" if self.step else self.subject)
 
-    def _skipped(self, ending: str, why: str) -> AirflowSkipException:
+    def _skipped(self, why: str) -> AirflowSkipException:
         """What to raise; the log says it too, for the UI shows of a skip nothing but the state."""
-        self._ending = ending
+        self._ending = "skipped"
         log.info("%s is skipped: %s", self.subject or self.stage, why)
         return AirflowSkipException(why)
 
@@ -224,17 +224,13 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         """The release config and its deployment, read once a try; what else it names is in the release's record."""
         return config_with_secrets(self.config_path)
 
-    def conclude(self, context: Context, result: StageResult) -> Any:  # noqa: ARG002 - for subclasses
+    def conclude(self, context: Context, result: StageResult) -> Any:
         """Turn a stage's result into the task's: what is returned crosses XCom."""
         self._result = result
-        _log_result(result)
         verdict = result.judgement.verdict.value if result.judgement else None
         self._ending = " · ".join(part for part in (verdict, "reused" if result.reused else None) if part)
         if not passed(result) and result.judgement is not None:
-            raise AirflowFailException(
-                f"{result.stage} {result.subject}".strip()
-                + f": {verdict}: {result.judgement.summary}{result.judgement.verdict.see}"
-            )
+            raise refused(context, f"{result.stage} {result.subject}".strip() + f": {verdict}")
         return {
             "release_id": result.release_id,
             "subject": result.subject,
@@ -409,14 +405,3 @@ class ResolveOperator(StageOperator):
         super().conclude(context, result)
         self._ending = result.release_id
         return result.release_id
-
-
-def _log_result(result: StageResult) -> None:
-    """What a reviewer reads last: what was made and measured, and the verdict if there is one."""
-    made = [f"{name:<12}  {ref}" for name, ref in result.artifacts.items()]
-    what = f"{result.stage} {result.subject}".strip()
-    said = "\n".join(filter(None, (f"{what} made and measured:", *made, metric_table(result.metrics))))
-    log.info("%s", Lines(said))
-    if result.judgement is not None:
-        level = logging.INFO if passed(result) else logging.ERROR
-        log.log(level, "%s", Lines(log_table(result.judgement)))

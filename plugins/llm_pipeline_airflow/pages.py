@@ -15,7 +15,6 @@ from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 
 from llm_pipeline.base.errors import IntegrityError, InternalError, PipelineError
-from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.untrusted_text import html
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.release import ReleaseConfig
@@ -191,7 +190,7 @@ def _row(one: IndexedRelease) -> str:
         f"<td><code>{html(row.commit[:12])}</code></td><td>{time(row.resolved_at)}</td>"
         f'<td class="{html(row.verdict)}">{html(row.verdict or _OPEN)}</td><td>{html(row.reached)}</td>'
         f"<td>{_lines(f'{recipe} on {target}' for target, recipe in one.recipes.items())}</td>{figures}"
-        f"<td>{html(_cost(one))}</td><td>{_lines(one.decided)}</td></tr>"
+        f"<td>{html(one.cost.in_words(one.currency))}</td><td>{_lines(one.decided)}</td></tr>"
     )
 
 
@@ -208,14 +207,6 @@ def _figures(one: IndexedRelease, labels: tuple[str, ...]) -> str:
 
 def _lines(texts: Iterable[str]) -> str:
     return "<br>".join(html(text) for text in texts)
-
-
-def _cost(one: IndexedRelease) -> str:
-    """What was measured: time, GPU-hours and money."""
-    cost = one.cost
-    gpus = f", {cost.gpu_hours:.2f} GPU h" if cost.gpu_hours else ""
-    price = f", {cost.price:.2f} {one.currency}" if cost.gpu_hours and cost.price is not None else ""
-    return duration(cost.seconds) + gpus + price
 
 
 def watches_table(watches: Iterable[tuple[ReleaseConfig, WatchStatus | None]]) -> str:
@@ -255,10 +246,10 @@ def side_by_side(first: IndexedRelease, second: IndexedRelease, comparison: Comp
         "created": lambda one: time(one.row.resolved_at),
         "verdict": lambda one: one.row.verdict or _OPEN,
         "recipe": lambda one: ", ".join(f"{recipe} on {target}" for target, recipe in one.recipes.items()),
-        "cost": _cost,
+        "cost": lambda one: one.cost.in_words(one.currency),
         "decided": lambda one: "; ".join(one.decided),
     }
-    heads = ("of each", html(first.row.release_id), html(second.row.release_id))
+    heads = ("field", html(first.row.release_id), html(second.row.release_id))
     gates = dict.fromkeys(gate for one in both for gate in one.verdicts)
     labels = dict.fromkeys(figure.label for one in both for figure in one.figures)
     body = table("The releases", heads, (_both(name, *map(fact, both)) for name, fact in facts.items()))

@@ -121,7 +121,7 @@ class CanaryStepOperator(NotifyingOperator):
         try:
             self.turn.check(context, self.subject, self.flow)
         except AirflowSkipException:
-            self._ending = "not begun"
+            self._ending = "skipped"
             raise
         return super().request(context)
 

@@ -109,7 +109,7 @@ def releases(user: GetUserDep, text: str = "", state: str = "") -> HTMLResponse:
     body += releases_table(listed) + watches
     body += problem_list(f"Stores of which only the newest {INDEXED:,} releases are listed", shown.full)
     if shown.releases and not listed:
-        body += "<p>No release is like that.</p>"
+        body += "<p>No release matches the filter.</p>"
     if not shown.releases and not shown.unread:
         body += _NONE_YET if shown.paths else _NONE_READABLE
     body += problem_list("Release configs with a mistake", shown.wrong)

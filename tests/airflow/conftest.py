@@ -151,6 +151,7 @@ def in_process() -> Iterator[InProcess]:
         patch.setattr(local_run, "Runners", runner)
         patch.setattr(local_run, "_BACK_OFF_SECONDS", 0.0)
         patch.setattr("llm_pipeline_airflow.operators.Runners", runner)
+        patch.setattr("llm_pipeline_airflow.approvals.Runners", runner)
         patch.setattr(execute, "load_stage", scripted_stages().load_stage)
         yield runner
 

@@ -11,12 +11,27 @@ from markdown_it import MarkdownIt
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.questions import production_question, question_of
 from llm_pipeline.release.contract import StageResult
-from llm_pipeline.release.evidence_text import facts_table, log_table, markdown_table
+from llm_pipeline.release.evidence_text import WIDTH, facts_table, log_table, markdown_table
 from llm_pipeline.store import open_store
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from poisoned_text import LONG_TEXT, poisoned_strings
+
+
+def test_the_log_has_the_verdict_once_and_its_facts_once_in_percent_and_points():
+    loss = {"measured": 0.2153, "lower": 0.1896, "upper": 0.2514, "limit": 0.015, "unit": "fraction lost"}
+    lost = Evidence(name="accuracy loss", verdict=Verdict.NO_GO, samples=1440, detail="342 lost, 32 gained.", **loss)
+    good = Evidence(name="good", verdict=Verdict.GO, measured=1.0, lower=0.9825, limit=0.95, unit="fraction", samples=9)
+    assert log_table(judge("Worse than the margin. accuracy loss: +21.53 points", [lost, good])).splitlines() == [
+        "NO_GO: Worse than the margin (docs/runbooks.md#no_go)",
+        "fact           verdict  measured       bounds                          limit         n",
+        "-------------  -------  -------------  ------------------------------  ------------  -----",
+        "accuracy loss  NO_GO    +21.53 points  +18.96 points to +25.14 points  +1.50 points  1,440",
+        "good           GO       100.00 %       from 98.25 %                    95.00 %       9",
+        "accuracy loss: 342 lost, 32 gained.",
+    ]
+    assert max(map(len, log_table(judge("word " * 99, [lost])).splitlines())) <= WIDTH
 
 
 def test_the_log_table_is_one_record_of_aligned_columns():
@@ -27,7 +42,7 @@ def test_the_log_table_is_one_record_of_aligned_columns():
         "NO_GO: slower than allowed (docs/runbooks.md#no_go)",
         "fact    verdict       measured  bounds    limit   n",
         "------  ------------  --------  --------  ------  -",
-        "p99     NO_GO         120 ms    [110, -]  100 ms  9",
+        "p99     NO_GO         120 ms    from 110  100 ms  9",
         "errors  INCONCLUSIVE  no data                     0",
     ]
 
@@ -60,7 +75,7 @@ def test_no_text_of_a_repository_or_a_server_makes_more_of_an_approval_than_text
         gate = result("load_test", judgement)
         assert rendered(markdown_table([gate])).count("td") == 4
         assert rendered(facts_table(judgement)).count("td") == 6
-        assert len(log_table(judgement).splitlines()) == 4
+        assert log_table(judgement).splitlines()[-3].startswith("fact")
         model = SimpleNamespace(id="demo/tiny", commit="0" * 40)
         flow = SimpleNamespace(
             record=SimpleNamespace(release_id="r1", model=model),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException
 from llm_pipeline_airflow.dag_factory import release_dag
+from llm_pipeline_airflow.faults import Refused
 from test_impossible_release import without_hub  # noqa: F401 - a fixture
 
 from llm_pipeline.base.errors import ConfigError
@@ -30,7 +30,7 @@ def test_a_ladder_that_is_drawn_side_by_side_is_not_offered_to_be_climbed(projec
     project.config.write_text(project.config.read_text() + "ladder: { strategy: every }\n")
     dag = release_dag(project.config)
     assert "strategy" not in dag.params
-    with pytest.raises(AirflowFailException, match="tries all recipes at once"):
+    with pytest.raises(Refused, match="tries all recipes at once"):
         dag.get_task("claim").poke({"params": {"strategy": "climb"}})
 
 
@@ -46,7 +46,7 @@ def test_a_ladder_that_is_drawn_side_by_side_is_not_offered_to_be_climbed(projec
 )
 def test_a_wrong_value_is_refused_before_the_run_waits_for_its_turn(project, asked, told):
     claim = release_dag(project.config).get_task("claim")
-    with pytest.raises(AirflowFailException, match=f"(?s){told}"):
+    with pytest.raises(Refused, match=f"(?s){told}"):
         claim.poke({"params": asked})
     assert read_claim(open_store(f"file://{project.root}/store"), "demo/tiny").everyone == ()
     with pytest.raises(ConfigError, match=f"(?s){told}"):

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, ParamValidationError
+from airflow.sdk.exceptions import AirflowSkipException, ParamValidationError
 from llm_pipeline_airflow.deployment_dags import GuardOperator, RollBackOperator, guard_dags, rollback_dags
+from llm_pipeline_airflow.faults import Refused
 from llm_pipeline_airflow.notifications import password_of
 from place_here import serve
 
@@ -122,7 +123,7 @@ def test_the_log_of_a_rollback_ends_with_what_serves_and_a_refusal_is_not_tried_
     with caplog.at_level(logging.INFO):
         operator.execute({"params": FORM | {"release": ""}, "dag_run": Run()})
         assert caplog.records[-1].message == "| demo/tiny on cpu-a: r2 serves in green"
-        with pytest.raises(AirflowFailException, match="was refused"):
+        with pytest.raises(Refused, match="was refused"):
             operator.execute({"params": FORM | {"release": "r9"}, "dag_run": Run()})
     assert "r2 serves on cpu-a, and r9 is not on trial" in caplog.text
 

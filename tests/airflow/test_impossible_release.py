@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowSkipException
 from llm_pipeline_airflow.claim import ClaimSensor
 from llm_pipeline_airflow.dag_factory import release_dag
+from llm_pipeline_airflow.faults import Refused
 
 from llm_pipeline.release.claim import read_claim
 from llm_pipeline.store import open_store
@@ -18,7 +19,7 @@ def test_the_first_task_fails_with_the_plans_error_before_it_waits_for_a_turn(pr
     assert [task.task_id for task in dag.roots] == ["claim"]
     claim = dag.get_task("claim")
     assert isinstance(claim, ClaimSensor)
-    with pytest.raises(AirflowFailException, match=r"target cpu-a: engine tensorrt_llm_llmapi does not run on a CPU"):
+    with pytest.raises(Refused, match=r"target cpu-a: engine tensorrt_llm_llmapi does not run on a CPU"):
         claim.poke({"task_reschedule_count": 0})
     assert read_claim(open_store(f"file://{project.root}/store"), "demo/tiny").everyone == ()
 
@@ -53,5 +54,5 @@ def test_a_dry_run_shows_the_plan_and_takes_nobodys_turn(without_hub, caplog):
 def test_a_dry_run_of_a_release_that_cannot_work_fails(without_hub):
     target = next((without_hub.config.parents[1] / "targets").glob("cpu-a.yaml"))
     target.write_text(target.read_text().replace("openvino_cpu", "tensorrt_llm_llmapi"))
-    with pytest.raises(AirflowFailException, match="does not run on a CPU"):
+    with pytest.raises(Refused, match="does not run on a CPU"):
         release_dag(without_hub.config).get_task("claim").poke({"params": {"dry_run": True}})

@@ -47,7 +47,7 @@ def test_a_baseline_that_is_refused_ends_the_release_before_anything_is_quantize
     put_into_production(project)
     assert main(["run", str(project.config), "--approve"]) == ExitCode.ANOMALOUS
     done = capsys.readouterr()
-    assert "baseline_gate: ANOMALOUS: the test says ANOMALOUS" in done.err
+    assert done.err.count("ANOMALOUS: the test says ANOMALOUS") == 1
     flow = ReleaseProgress.open(load_release(project.config).deployment, RELEASE)
     ran = {"resolve", "eval_data", "download", "baseline", "baseline_gate", "report"}
     assert {stage for stage, _ in flow.results()} == ran
@@ -75,7 +75,7 @@ def test_a_recipe_that_fails_is_followed_by_the_next_and_one_that_passes_ends_th
     error = {"quantize/small": {"error": "terminal"}}
     said = run(**error, **{"accuracy/large": {"verdict": "INCONCLUSIVE"}})
     assert "quantize small failed, the next recipe is tried: ConfigError: the test asked for a terminal error" in said
-    assert "choose cpu-a: INCONCLUSIVE: No recipe passed its accuracy gate: small failed, large INCONCLUSIVE." in said
+    assert "INCONCLUSIVE: No recipe passed its accuracy gate: small failed, large INCONCLUSIVE" in said
     assert flow().result("choose", "cpu-a").judgement.verdict is Verdict.INCONCLUSIVE
 
     said = run(**ENDS_THERE)

@@ -156,8 +156,8 @@ def test_no_recipe_that_passes_fails_the_run_and_builds_nothing(release, caplog)
     assert seen["promotion_1.rollback", 0] == "skipped"
     assert seen["report", -1] == "success"
     assert "INCONCLUSIVE: the test says INCONCLUSIVE" in caplog.text
-    assert "a fact  INCONCLUSIVE  0.5 fraction          0.1 fraction  7" in caplog.text
-    assert "No recipe passed its accuracy gate: small failed, large INCONCLUSIVE." in caplog.text
+    assert "a fact  INCONCLUSIVE  50.00 %           10.00 %  7" in caplog.text
+    assert "No recipe passed its accuracy gate: small failed, large INCONCLUSIVE" in caplog.text
 
 
 def test_a_terminal_error_is_never_tried_again_and_no_recipe_is_tried_after_it(release, caplog):

@@ -10,11 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+from airflow.sdk.exceptions import TaskDeferred
 from llm_pipeline_airflow import approvals
 from llm_pipeline_airflow.approvals import DecisionOperator, DecisionTrigger, QuestionOperator
 from llm_pipeline_airflow.dag_factory import release_dag
+from llm_pipeline_airflow.faults import Refused
 from llm_pipeline_airflow.notifications import ReleaseNotifier
+from place_here import serve
 
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.records import ArtifactRef
@@ -29,15 +31,17 @@ from llm_pipeline.release.contract import StageContext
 from llm_pipeline.release.decision import Decision, decision_name
 from llm_pipeline.release.execute import results_name
 from llm_pipeline.release.loading import load_release
+from llm_pipeline.release.record import report_name
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.stages import canary
-from llm_pipeline.store.place_state import read_place
+from llm_pipeline.store.place_state import Pointer, read_place
 from llm_pipeline.store.places import PlaceTaken, claim_place
 
 RELEASE = "tiny-01234567-00000000"
 NAME = decision_name(RELEASE, "approve")
 BOTH = ["cpu-a", "cpu-b"]
-CONTEXT = {"ti": SimpleNamespace(xcom_pull=lambda **_: [{"subject": target} for target in BOTH])}
+PULL = {"xcom_pull": lambda **_: [{"subject": target} for target in BOTH]}
+CONTEXT = {"ti": SimpleNamespace(dag_id="tiny", run_id="r", **PULL)}
 ASKED = "asked"
 
 
@@ -201,9 +205,29 @@ def test_an_answer_in_airflow_is_the_same_document(task, flow, option, timed_out
     if option == "Approve":
         assert answered(task, option) == [option]
     else:
-        with pytest.raises(AirflowFailException, match=r"(denied by anna|not answered in time), 20.* UTC: Promote "):
+        with pytest.raises(Refused, match=r"(denied by anna|not answered in time), 20.* UTC: Promote "):
             answered(task, option, timed_out=timed_out)
     assert (standing(flow).answer, standing(flow).by) == stands
+
+
+def test_who_approves_sees_what_is_replaced_the_accuracy_the_cost_and_a_draft_of_the_report(task, flow) -> None:
+    old = ArtifactRef(kind="model_repository", digest="a" * 64)
+    serve(flow.store, "demo/tiny", "cpu-a", Pointer(
+        release_id="old-1", repository=old, slot="blue", recipe="none", promoted_at=datetime.now(UTC)
+    ))  # fmt: skip
+    flow.store.write_file(report_name(RELEASE), b"")
+    assert task.execute(CONTEXT) == ASKED
+    for told in (
+        "On cpu-a it replaces old-1.",
+        "On cpu-b it replaces nothing.",
+        "| a fact | GO | 50.00 % |",
+        "The release has taken ",
+        "(dags/tiny/runs/r/plugin/release-report)",
+        f"(llm-pipeline/compare?release={RELEASE}&release=old-1)",
+    ):
+        assert told in task.body
+    assert b"the report" in flow.store.read_file(report_name(RELEASE))
+    assert answered(task, "Approve") == ["Approve"], "what is replaced is no part of what is approved"
 
 
 def test_what_was_answered_on_the_command_line_counts_for_airflows_form_too(task, flow) -> None:
@@ -212,14 +236,14 @@ def test_what_was_answered_on_the_command_line_counts_for_airflows_form_too(task
     assert answered(task, "Reject", timed_out=True) == ["Approve"]
     forget(flow)
     assert decide(flow, "approve", BOTH, approved=False, by="bob").counted
-    with pytest.raises(AirflowFailException, match="denied by bob"):  # answered before it was asked
+    with pytest.raises(Refused, match="denied by bob"):  # answered before it was asked
         task.execute(CONTEXT)
 
 
 TI_ID = "01900000-0000-7000-8000-000000000000"
 AIRFLOW = "https://airflow.example"
 NAMED = {"dag_id": "tiny", "run_id": "r", "task_id": "approve", "map_index": -1, "try_number": 1}
-TI = SimpleNamespace(id=TI_ID, xcom_pull=CONTEXT["ti"].xcom_pull, **NAMED)
+TI = SimpleNamespace(id=TI_ID, **PULL, **NAMED)
 
 
 @pytest.fixture
@@ -269,7 +293,7 @@ def test_a_question_that_waits_is_told_with_its_page_and_how_to_answer_and_so_is
     ):
         assert part in question["message"]
     assert decide(flow, "approve", BOTH, approved=False, by="bob").counted
-    with pytest.raises(AirflowFailException):
+    with pytest.raises(Refused):
         task.execute_complete(CONTEXT, fired(trigger))
     ReleaseNotifier("failed")({"task": task, "ti": TI})
     assert "What: denied by bob" in told.messages[-1]["message"]
@@ -281,7 +305,7 @@ def test_an_answer_on_the_command_line_ends_a_form_that_already_waits(task, trig
     assert decide(flow, "approve", BOTH, approved=approved, by="bob").counted
     event = fired(trigger)
     assert closed_forms == [(TI_ID, [option])]
-    with nullcontext() if approved else pytest.raises(AirflowFailException, match="denied by bob"):
+    with nullcontext() if approved else pytest.raises(Refused, match="denied by bob"):
         assert task.execute_complete(CONTEXT, event) == [option]
     assert standing(flow).by == "bob"
 
@@ -315,6 +339,6 @@ def test_without_an_answer_in_time_the_form_is_rejected(task, flow, trigger, clo
     trigger.until = datetime.now(UTC).isoformat()
     event = fired(trigger)
     assert (event["timedout"], closed_forms) == (True, [(TI_ID, ["Reject"])])
-    with pytest.raises(AirflowFailException, match="not answered in time"):
+    with pytest.raises(Refused, match="not answered in time"):
         task.execute_complete(CONTEXT, event)
     assert (standing(flow).answer, standing(flow).by) == ("timed out", "")

@@ -154,8 +154,8 @@ def test_a_killed_worker_finds_its_stage_again(denied):
 
 
 def test_a_recipe_that_is_not_tried_says_why(denied):
-    passed_over = denied.details("recipes_2.quantize", 0)
-    assert (passed_over["state"], passed_over["rendered_map_index"]) == ("skipped", "large · passed over")
+    skipped = denied.details("recipes_2.quantize", 0)
+    assert (skipped["state"], skipped["rendered_map_index"]) == ("skipped", "large · skipped")
     log = denied.log("recipes_2.quantize", 1)
     assert any("large is skipped: a cheaper recipe passed (small)" in line for line in log)
 
@@ -172,6 +172,9 @@ def test_a_person_is_asked_between_two_steps_and_a_denial_rolls_the_canary_back(
     assert states == {"canary_5": "success", "approve_100": "failed", "canary_100": "upstream_failed"}
     assert denied.task("promotion_1.rollback", 0).state == "success"
     assert denied.details("promotion_1.approve_100", 0)["rendered_map_index"] == "cpu-a"
+    log = denied.log("promotion_1.approve_100", 1)
+    assert sum("step 100 % of cpu-a: denied; the canary is rolled back" in line for line in log) == 1
+    assert not any("Traceback" in line or "Task failed with exception" in line for line in log)
     store = open_store(f"file://{release.root}/store")
     asked = read_approval(store, client.xcom(DAG_OF_ONE_TARGET, denied.run_id, "resolve"), "cpu-a", 100)
     assert (asked.answer, asked.by) == ("denied", "admin")

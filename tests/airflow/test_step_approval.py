@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException
 from llm_pipeline_airflow.approvals import StepApprovalOperator
 from llm_pipeline_airflow.dag_factory import release_dag
+from llm_pipeline_airflow.faults import Refused
 from place_here import serve
 
 from llm_pipeline.base.records import ArtifactRef
@@ -102,7 +102,7 @@ def test_a_denial_and_no_answer_in_time_end_the_promotion(task, store):
     for timed_out, answer_of in ((False, ("denied", "anna")), (True, ("timed out", "nobody"))):
         edit_place(store, "cpu-a", lambda state: state.model_copy(update={"approvals": ()}))
         task.execute(CONTEXT)
-        with pytest.raises(AirflowFailException, match="the canary is rolled back"):
+        with pytest.raises(Refused, match="the canary is rolled back"):
             answered(task, "Reject", timed_out=timed_out)
         assert standing(store) == answer_of
 
@@ -132,14 +132,21 @@ def test_an_answer_on_the_command_line_wakes_the_form_and_is_written_down_once(t
     assert standing(store) == ("approved", "bob")
 
 
-def test_a_late_approval_changes_nothing(task, store):
+def test_a_question_is_withdrawn_when_its_canary_was_rolled_back_and_a_late_answer_changes_nothing(
+    task, store, monkeypatch
+):
+    awaited = []
+    monkeypatch.setattr(StepApprovalOperator, "ask", lambda _self, _context, found: awaited.append(found))
     task.execute(CONTEXT)
+    (asked,) = awaited
     record = CanaryRecord(
         release_id="r2", run=RUN.isoformat(), target="cpu-a", repository=NEW, stable="blue", candidate="green",
         phase=Phase.ROLLED_BACK, began_at=0.0,
     )  # fmt: skip
+    assert not asked.withdrawn(store)
     CanaryJournal(store, "r2", "cpu-a").save(record)
-    with pytest.raises(AirflowFailException, match="the canary is rolled back"):
+    assert asked.withdrawn(store), "its form closes"
+    with pytest.raises(Refused, match="step 100 % of cpu-a: withdrawn; the canary is rolled back"):
         answered(task)
     assert standing(store)[0] == "waiting"
 

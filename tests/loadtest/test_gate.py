@@ -87,7 +87,7 @@ def test_a_sound_small_server_passes():
         assert judge_windows(missing(*strewn, of=14), policy).verdict is Verdict.GO, strewn
     judgement = judge_windows(missing(4, *11 * [0], of=14), policy)
     assert judgement.verdict is Verdict.GO, "all of them in one window"
-    assert "12 windows of 14 requests. Such short windows do not exclude" in judgement.summary
+    assert "(95 % confidence, 12 windows of 14 requests). The windows are short" in judgement.summary
 
 
 def test_the_bounds_are_students_and_no_closer_than_independent_requests_would_allow():

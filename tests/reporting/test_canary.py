@@ -101,8 +101,8 @@ def test_the_page_shows_intended_and_measured_split_rates_and_evidence(page: str
     for title in (
         "traffic to the candidate: intended, and measured as dots",
         "requests per second",
-        "worse than tolerated: e-values, 80 decides",
-        "traffic split otherwise than intended: e-value, 1,000 decides",
+        "regressions: e-values, threshold 80",
+        "wrong traffic split: e-value, threshold 1,000",
     ):
         assert f">{title}</text>" in page
 

@@ -45,7 +45,7 @@ def test_what_the_run_has_otherwise_than_its_config_is_told(sample, tmp_path: Pa
     asked = {"overrides": {"recipes": ["fp8"], "revision": "v2"}, "overridden_by": "ann"}
     store.write_document(release_record_name(sample.RELEASE), {**document.value, **asked}, document.revision)
     data = collect(store, sample.RELEASE)
-    told = [fact.value for fact in data.facts if fact.label == "Otherwise than the config"]
+    told = [fact.value for fact in data.facts if fact.label == "Changed for this run"]
     assert told == ["revision v2; recipes fp8, by ann"]
     assert "revision v2; recipes fp8, by ann" in render_report(data)
 

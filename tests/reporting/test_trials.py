@@ -70,14 +70,14 @@ def test_losses_are_shown_between_the_bounds_that_decided(climbed) -> None:
 
 
 def test_a_recipe_that_was_not_judged_says_why(climbed) -> None:
-    assert trial(climbed, "int8_smoothquant").outcome == "passed over: a cheaper recipe passed (fp8)"
+    assert trial(climbed, "int8_smoothquant").outcome == "skipped: a cheaper recipe passed (fp8)"
     failed = trial(climbed, "int4_naive")
     assert (
         "failed with Unsupported: 3 bits cannot be reached. What to do: ask for 4.5 (docs/runbooks.md#unsupported)."
         in failed.outcome
     )
     text = render_report(climbed)
-    assert "passed over: a cheaper recipe passed (fp8)" in text
+    assert "skipped: a cheaper recipe passed (fp8)" in text
     assert "3 bits cannot be reached" in text
 
 
